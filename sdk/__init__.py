@@ -1,0 +1,79 @@
+"""The contract between the engine and a proposer. `import specdec.sdk` loads no torch."""
+
+if __name__ != "specdec.sdk":
+    raise ImportError(f"import specdec.sdk, not {__name__}: the same file under two names makes two of every class")
+
+from .config import DraftSampleMethod, ProposerConfig, StrictModel
+from .errors import (
+    ConfigError,
+    IntegrityError,
+    PluginId,
+    PluginLoadError,
+    ProposerError,
+    Refusal,
+    RequestError,
+    SpecdecError,
+    SpecdecWarning,
+    UnsupportedModelError,
+)
+from .hooks import HookSpecs, Registry, StepStats, hookimpl, hookspec
+from .host_proposer import HostProposer
+from .needs import DraftKV, LawForm, Needs, Placement, SamplingField
+from .proposer_protocol import API_VERSION, Lifecycle, Proposer
+from .services import DraftKVStore, Services
+from .types import (
+    PADDING_TOKEN_ID,
+    Draft,
+    DraftLaw,
+    DraftRandom,
+    KeptRows,
+    LawKind,
+    Phase,
+    RequestView,
+    SamplingView,
+    StepView,
+    TargetInfo,
+)
+
+__all__ = [
+    "API_VERSION",
+    "PADDING_TOKEN_ID",
+    "ConfigError",
+    "Draft",
+    "DraftKV",
+    "DraftKVStore",
+    "DraftLaw",
+    "DraftRandom",
+    "DraftSampleMethod",
+    "HookSpecs",
+    "HostProposer",
+    "IntegrityError",
+    "KeptRows",
+    "LawForm",
+    "LawKind",
+    "Lifecycle",
+    "Needs",
+    "Phase",
+    "Placement",
+    "PluginId",
+    "PluginLoadError",
+    "Proposer",
+    "ProposerConfig",
+    "ProposerError",
+    "Refusal",
+    "Registry",
+    "RequestError",
+    "RequestView",
+    "SamplingField",
+    "SamplingView",
+    "Services",
+    "SpecdecError",
+    "SpecdecWarning",
+    "StepStats",
+    "StepView",
+    "StrictModel",
+    "TargetInfo",
+    "UnsupportedModelError",
+    "hookimpl",
+    "hookspec",
+]

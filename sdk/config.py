@@ -1,0 +1,85 @@
+"""User input: strict models that forbid unknown keys, and what a proposer is constructed with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import ConfigError, PluginId, did_you_mean
+
+DraftSampleMethod = Literal["greedy", "probabilistic"]
+
+
+class StrictModel(BaseModel):
+    """Base of everything a user or an author writes down: frozen, unknown keys refused with a suggestion.
+
+    Constructing one raises ConfigError: SD-E131 (a key that nobody declares) or SD-E132 (a wrong value), with every
+    offending key in one message.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __init__(self, **values: Any) -> None:
+        where = type(self).__name__
+        unknown = [key for key in values if key not in self.key_names()]
+        if unknown:
+            raise unknown_keys(where, unknown, self.key_names())
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise wrong_values(where, error) from error
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], where: str) -> Self:
+        """Construct from a mapping; `where` names it in errors ("speculative_config", a plugin's options, ...)."""
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            summary = error.summary.replace(cls.__name__, where, 1)
+            raise ConfigError(error.code, summary, error.facts) from error.__cause__
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some values changed, validated like any other."""
+        return type(self)(**(dict(self) | changes))
+
+    @classmethod
+    def key_names(cls) -> frozenset[str]:
+        """The keys that this model accepts."""
+        return frozenset(cls.model_fields)
+
+
+def unknown_keys(
+    where: str, unknown: list[str], known: frozenset[str], *, plugin: PluginId | None = None
+) -> ConfigError:
+    """The error for keys that nobody declares."""
+    hints = {key: did_you_mean(key, known) for key in unknown}
+    facts = {key: f"did you mean {hint!r}?" if hint else "unknown" for key, hint in hints.items()}
+    accepted = ", ".join(sorted(known)) or "none"
+    noun = "keys" if len(unknown) > 1 else "a key"
+    facts |= {"accepted": accepted}
+    return ConfigError("SD-E131", f"{where} has {noun} that nobody declares", facts, plugin=plugin)
+
+
+def wrong_values(where: str, error: ValidationError, *, plugin: PluginId | None = None) -> ConfigError:
+    """The error for values of the wrong type or out of range: one fact per key, with its path."""
+    facts: dict[str, str] = {}
+    for item in error.errors():
+        path = ".".join(str(part) for part in item["loc"]) or where
+        missing = item["type"] == "missing"
+        found = "" if missing else f"; found {item['input']!r}"
+        facts[path] = f"{item['msg'].removeprefix('Value error, ')}{found}"
+    return ConfigError("SD-E132", f"{where} has unusable values", facts, plugin=plugin)
+
+
+class ProposerConfig(StrictModel):
+    """What a proposer is constructed with: the common settings, and its own validated options."""
+
+    num_draft_tokens: int = Field(ge=1, description="K: the most drafts per request and step")
+    model: str | None = Field(None, description="the checkpoint (directory or hub id), if one was given")
+    draft_sample_method: DraftSampleMethod = "greedy"
+    moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
+    dtype: str | None = Field(None, description="dtype of the draft network; None inherits the target's")
+    quantization: str | None = None
+    options: Any = Field(None, description="an instance of the class's Options model, or None if it has none")

@@ -1,0 +1,127 @@
+"""Every error that a user or a plugin author can meet.
+
+    SpecdecError
+    |- ConfigError          a setting is unknown, of the wrong type or out of range          exit code 2
+    |- RequestError         one request cannot be served; other requests are not affected    exit code 2
+    |- PluginLoadError      a proposer or plugin cannot be found, imported or called         exit code 3
+    |  `- Refusal           a proposer and this engine or target do not fit                  exit code 3
+    |- UnsupportedModelError  the target model cannot be served                              exit code 4
+    |- ProposerError        a proposer raised or returned something unusable while running   exit code 1
+    `- IntegrityError       the engine found its own state inconsistent: a bug of ours       exit code 1
+
+A message is one sentence behind a stable code, then one line per fact: what was expected, what was found, the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class PluginId:
+    """Who a proposer is: the name it was asked for by, and the distribution that it came from."""
+
+    name: str
+    target: str  # "module:Class"
+    distribution: str | None = None  # None: a class path outside any installed distribution
+    version: str | None = None
+
+    @property
+    def label(self) -> str:
+        """`dist:name`, or the class path: the label in metrics, profiles and error lists."""
+        return f"{self.distribution}:{self.name}" if self.distribution else self.target
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.version}" if self.version else self.label
+
+
+class SpecdecError(Exception):
+    """Base of all errors: a stable `code`, a sentence, and labelled facts."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        code: str,
+        summary: str,
+        facts: Mapping[str, object] | None = None,
+        *,
+        plugin: PluginId | None = None,
+    ) -> None:
+        self.code = code
+        self.summary = summary
+        self.facts = dict(facts or {})
+        self.plugin = plugin
+        super().__init__(self._render())
+
+    def _render(self) -> str:
+        blame = f"   [{self.plugin}]" if self.plugin else ""
+        width = max((len(label) for label in self.facts), default=0)
+        lines = [f"{self.code} {self.summary}{blame}"]
+        for label, value in self.facts.items():
+            first, *rest = str(value).splitlines() or [""]
+            lines.append(f"  {label:<{width}}  {first}")
+            lines += [f"  {'':<{width}}  {line}" for line in rest]
+        return "\n".join(lines)
+
+
+class ConfigError(SpecdecError):
+    """A setting is unknown, of the wrong type, or out of range."""
+
+    exit_code = 2
+
+
+class RequestError(SpecdecError, ValueError):
+    """One request cannot be served as asked."""
+
+    exit_code = 2
+
+
+class PluginLoadError(SpecdecError):
+    """A proposer or plugin cannot be found, imported or called the way the engine calls it."""
+
+    exit_code = 3
+
+
+class Refusal(PluginLoadError):
+    """A proposer declines a configuration, or the engine declines a proposer, before any weight is loaded.
+
+    Raised by a proposer's `needs` with the reason and, where there is one, what would work instead.
+    """
+
+    def __init__(self, reason: str, what_would_work: str | None = None, *, plugin: PluginId | None = None) -> None:
+        self.reason = reason
+        self.what_would_work = what_would_work
+        facts = {"reason": reason} | ({"works": what_would_work} if what_would_work else {})
+        super().__init__("SD-E121", "this proposer cannot run here", facts, plugin=plugin)
+
+    def blamed_on(self, plugin: PluginId) -> Refusal:
+        """The same refusal with the plugin's name in it."""
+        return Refusal(self.reason, self.what_would_work, plugin=plugin)
+
+
+class UnsupportedModelError(SpecdecError):
+    """The target model cannot be served; the reason is read from its configuration."""
+
+    exit_code = 4
+
+
+class ProposerError(SpecdecError):
+    """A proposer raised, or returned something that is not a draft for this step."""
+
+
+class IntegrityError(SpecdecError):
+    """The engine's own bookkeeping is inconsistent. Always a bug in specdec."""
+
+
+class SpecdecWarning(UserWarning):
+    """Something that a plugin author should look at, and that stops nothing."""
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word closest to a misspelt one, or None if none is as similar as `cutoff` (0 .. 1)."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return close[0] if close else None

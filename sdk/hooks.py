@@ -1,0 +1,91 @@
+"""pluggy hook specifications: registrations and observers (many listeners, cold path only).
+
+A package offers an object with hooks under the entry-point group `specdec.plugins`. Proposing is not a hook: it
+has exactly one callee and is a typed method call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pluggy
+
+from .errors import ProposerError
+
+if TYPE_CHECKING:
+    from .types import RequestView
+
+PROJECT_NAME = "specdec"
+hookspec = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStats:
+    """Counts of one engine step."""
+
+    step: int
+    num_requests: int
+    num_tokens_computed: int
+    num_drafts: int  # requests that had drafts verified
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_committed_tokens: int
+
+
+class Registry(Protocol):
+    """Where a `register_*` hook puts what it offers."""
+
+    def add(self, name: str, value: Any) -> None:
+        """Offer `value` under `name`. Raises PluginLoadError if the name is taken."""
+        ...
+
+
+class HookSpecs:
+    """Every hook. Arguments may be left out by an implementation; new ones are only ever added."""
+
+    @hookspec
+    def register_proposers(self, registry: Registry) -> None:
+        """Offer proposers beyond entry points: name -> "module:Class"."""
+
+    @hookspec
+    def register_speculator_config(self, registry: Registry) -> None:
+        """Say which checkpoints a proposer is for: proposer name -> callable(checkpoint config dict) -> bool."""
+
+    @hookspec
+    def register_datasets(self, registry: Registry) -> None:
+        """Offer prompt sets for benchmarks: name -> callable(path | None) -> iterable of prompt rows."""
+
+    @hookspec
+    def register_metrics_exporters(self, registry: Registry) -> None:
+        """Offer exporters: name -> callable(sequence of metrics) -> str."""
+
+    @hookspec(firstresult=True)
+    def resolve_proposer(self, spec: str) -> str | None:
+        """A proposer's "module:Class" for a `method` that no registration knows, or None."""
+
+    @hookspec
+    def on_engine_start(self, engine: Any) -> None:
+        """The engine is ready for requests."""
+
+    @hookspec
+    def on_request_start(self, request: RequestView) -> None:
+        """A request was scheduled for the first time."""
+
+    @hookspec
+    def on_step(self, stats: StepStats) -> None:
+        """A step was committed."""
+
+    @hookspec
+    def on_request_finished(self, request: RequestView, metrics: Mapping[str, Any]) -> None:
+        """A request ended; `metrics` are its `spec_decode_metrics`."""
+
+    @hookspec
+    def on_proposer_error(self, error: ProposerError) -> None:
+        """A proposer failed and `on_proposer_error` did not stop the engine."""
+
+    @hookspec
+    def on_engine_stop(self, summary: Mapping[str, Any]) -> None:
+        """The engine is shutting down."""

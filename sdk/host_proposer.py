@@ -1,0 +1,52 @@
+"""A base for proposers in plain Python: one method, one request, lists of ints."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from .config import ProposerConfig
+from .needs import Needs
+from .types import Draft, RequestView, StepView
+
+
+class HostProposer(ABC):
+    """Implement `draft` and nothing else.
+
+    The token list of a request is kept here and grows with what was committed, so a step costs no copy of the
+    history. It is a list that the base owns: read it, do not change it.
+    """
+
+    needs = Needs(history=True, state="per_request")
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.config = config
+        self._tokens: dict[str, list[int]] = {}
+
+    @abstractmethod
+    def draft(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+        """At most `k` token ids that may follow `tokens` (prompt and output so far); empty for no idea."""
+
+    def propose(self, step: StepView) -> Draft:
+        """One call of `draft` per request with a budget."""
+        assert step.history is not None, "declared in needs"
+        drafts: list[Sequence[int]] = []
+        places = zip(
+            step.request_ids,
+            step.rows.tolist(),
+            step.committed_length.tolist(),
+            step.budget.tolist(),
+            strict=True,
+        )
+        for request_id, row, length, budget in places:
+            if budget == 0:
+                drafts.append(())
+                continue
+            tokens = self._tokens.setdefault(request_id, [])
+            tokens.extend(step.history[row, len(tokens) : length].tolist())
+            drafts.append(self.draft(tokens, budget))
+        return Draft.from_lists(drafts, step.num_draft_tokens)
+
+    def on_finish(self, request: RequestView) -> None:
+        """Forget the request's tokens."""
+        self._tokens.pop(request.request_id, None)

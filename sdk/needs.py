@@ -1,0 +1,63 @@
+"""What a proposer asks of the engine, declared once as data, before any weight is loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .config import StrictModel
+
+Placement = Literal["host", "device"]
+LawForm = Literal["one_hot", "dense", "sparse"]
+SamplingField = Literal["temperature", "top_k", "top_p", "min_p"]
+
+
+class DraftKV(StrictModel):
+    """Key-value storage of the proposer's own, on the target's block tables and within its memory budget."""
+
+    num_layers: int = Field(ge=1)
+    num_heads: int = Field(ge=1, description="key-value heads")
+    head_dim: int = Field(ge=1)
+    dtype: str | None = Field(None, description="torch dtype name; None: the target's")
+    rows_per_pass: int = Field(1, ge=1, description="positions past the newest token that one draft pass writes")
+    depends_on_next_token: bool = Field(False, description="a row's KV is computed from the token that follows it")
+
+
+class Needs(StrictModel):
+    """Everything that changes what the engine has to allocate, compute or show for a proposer.
+
+    The default is the cheapest proposer there is: token counts only, on the host, one-hot drafts, no state.
+    """
+
+    placement: Placement = Field("host", description="host: compacted kept rows; device: fixed shapes, no sync")
+    hidden_states: tuple[Annotated[int, Field(ge=0)] | Literal["final"], ...] = Field(
+        (),
+        description="k: the residual stream after k layers, before the final norm; 'final': after the final norm. "
+        "Kept rows carry them concatenated in this order.",
+    )
+    draft_kv: DraftKV | None = None
+    law: LawForm = Field("one_hot", description="the richest form of draft law that a draft may report")
+    sparse_top_m: int = Field(0, ge=0, description="entries per draft position of a sparse law")
+    draft_vocabulary: tuple[int, ...] | None = Field(
+        None, description="target id of each draft id, if dense laws are over a smaller vocabulary; None: the same"
+    )
+    min_draft_tokens: int = Field(0, ge=0, description="the fewest drafts that a useful draft of this proposer has")
+    max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft; None: any K")
+    per_row_length: bool = Field(True, description="False: every row that drafts at all drafts the same number")
+    state: Literal["none", "per_request", "shared"] = "none"
+    history: bool = Field(False, description="reads the token history of its requests")
+    sampling: tuple[SamplingField, ...] = Field((), description="sampling parameters that it reads")
+    deterministic: bool = Field(True, description="the same step, seed and state give the same draft")
+    topology: Literal["chain", "tree"] = Field("chain", description="tree is reserved and refused for now")
+    multimodal: bool = Field(False, description="image or audio inputs: reserved and refused for now")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.law == "sparse") != (self.sparse_top_m > 0):
+            raise ValueError("sparse_top_m must be positive exactly when law is 'sparse'")
+        if self.draft_vocabulary is not None and self.law != "dense":
+            raise ValueError("draft_vocabulary describes dense laws; one-hot and sparse drafts carry target ids")
+        if self.max_draft_tokens is not None and self.min_draft_tokens > self.max_draft_tokens:
+            raise ValueError("min_draft_tokens is above max_draft_tokens")
+        return self

@@ -1,0 +1,174 @@
+"""The data that crosses between engine and proposer, one frozen dataclass each.
+
+Letters: B requests in the step, K most drafts per request, N rows shown, L captured hidden states, H hidden size,
+V target vocabulary, Vd vocabulary of the draft law, M entries of a sparse law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PADDING_TOKEN_ID = -1
+
+
+class Phase(IntEnum):
+    """Where a request stands after the step that is shown."""
+
+    PREFILL = 0  # part of the prompt is still to be computed; no token was sampled
+    PREFILL_DONE = 1  # the prompt ended in this step and its first token was sampled
+    DECODE = 2
+
+
+class LawKind(IntEnum):
+    """The form in which a row's draft law is reported. The values are part of the contract."""
+
+    ONE_HOT = 0
+    DENSE_PROBS = 1
+    DENSE_LOGITS = 2
+    SPARSE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetInfo:
+    """Facts of the target model and the engine's limits; known before any weight is loaded."""
+
+    model: str
+    checkpoint_dir: Path | None  # None: a model object without a checkpoint
+    config: Mapping[str, Any]  # the checkpoint's own configuration, read only
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str  # "float32", "bfloat16", ...
+    device: str  # "cpu", "cuda:0"
+    max_model_len: int
+    max_num_seqs: int  # the number of rows
+    block_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestView:
+    """One request, as the lifecycle methods see it."""
+
+    request_id: str
+    row: int
+    generation: int
+    prompt_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptRows:
+    """Every position whose KV was computed in this step and survived verification, aligned by one already.
+
+    Row b of the step owns the entries `cu_rows[b] : cu_rows[b] + num_kept[b]`. In the host form these are all
+    entries. In the device form the entries of rejected rows lie between them (shapes do not depend on what was
+    accepted, and nothing waits for the device).
+    """
+
+    cu_rows: Tensor  # [B+1] int64
+    num_kept: Tensor  # [B] int64
+    kept_start: Tensor  # [B] int64, position of the first kept row; a cached prefix is not shown again
+    positions: Tensor  # [N] int64
+    token_ids: Tensor  # [N] int64
+    next_token_ids: Tensor  # [N] int64, the token that follows; undefined in rejected rows
+    hidden: Tensor | None  # [N, L*H] in the target's dtype; None unless asked for
+
+
+class DraftRandom(Protocol):
+    """Uniform numbers of the draft stream, reproducible per request; independent of the verifier's coins."""
+
+    def uniform(self, draft_index: int) -> Tensor:
+        """One number in (0, 1) per request for the draft token at `draft_index`. Returns [B] float64."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingView:
+    """The sampling parameters that a proposer declared to read; the others are None."""
+
+    temperature: Tensor | None = None  # [B] float32, 0: greedy
+    top_k: Tensor | None = None  # [B] int64, 0: off
+    top_p: Tensor | None = None  # [B] float32, 1: off
+    min_p: Tensor | None = None  # [B] float32, 0: off
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """What a proposer sees of one step, after its tokens were committed. Borrowed: valid during the call, not to be written.
+
+    Every request that computed anything in the step and goes on is here; drafts are wanted where `budget` is positive.
+    A request is never shown before its `on_start` or after its `on_finish`.
+    """
+
+    request_ids: tuple[str, ...]  # [B]
+    num_draft_tokens: int  # K of this step: the width of the draft
+    rows: Tensor  # [B] int64, stable index below max_num_seqs while a request runs
+    generation: Tensor  # [B] int64, changes when a row changes hands or is replayed
+    phase: Tensor  # [B] int64, Phase
+    committed_length: (
+        Tensor  # [B] int64, prompt (all of it, from the start) and output tokens; the newest has no KV yet
+    )
+    newest_token: Tensor  # [B] int64; in the middle of a prompt, the next prompt token
+    num_drafted: Tensor  # [B] int64, drafts verified in this step
+    num_accepted: Tensor  # [B] int64, 0 .. num_drafted
+    budget: Tensor  # [B] int64, 0 .. K: the most drafts that are useful for the row
+    kept: KeptRows
+    random: DraftRandom
+    sampling: SamplingView | None = None  # None: none declared
+    history: Tensor | None = (
+        None  # [max_num_seqs, max_model_len] int64 by row, valid to committed_length; None: not declared
+    )
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftLaw:
+    """The laws that drafted tokens were drawn from, tagged per row so that one batch can mix them.
+
+    Only the tensors of the kinds that occur are present. A row tagged ONE_HOT ignores them all.
+    """
+
+    kind: Tensor  # [B] uint8, LawKind
+    probs: Tensor | None = None  # [B, K, Vd]
+    logits: Tensor | None = None  # [B, K, Vd]; the law is softmax(logits), temperature and filters already in them
+    sparse_ids: Tensor | None = None  # [B, K, M] target ids, padded with -1
+    sparse_probs: Tensor | None = None  # [B, K, M]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a proposer offers for one step.
+
+    With a reported law, whether a row drafts and how many tokens may depend on the prefix and on the law, never on
+    the token that was drawn: trimming an unlucky token changes the output law. One-hot drafts (`law` None or the
+    row tagged ONE_HOT) may be trimmed at will. See arXiv 2211.17192 for the rule that verification applies.
+    """
+
+    token_ids: Tensor  # [B, K] int64 target ids, padded with -1
+    lengths: Tensor  # [B] int64, 0 .. K
+    law: DraftLaw | None = None  # None: every row is one-hot
+
+    @classmethod
+    def from_lists(cls, drafts: Sequence[Sequence[int]], num_draft_tokens: int) -> Draft:
+        """A one-hot draft on the CPU, one list of token ids per request. Raises ValueError if one is too long."""
+        import torch
+
+        longest = max(map(len, drafts), default=0)
+        if longest > num_draft_tokens:
+            raise ValueError(f"a draft has {longest} tokens, and this step takes at most {num_draft_tokens}")
+        padded = [[*ids, *[PADDING_TOKEN_ID] * (num_draft_tokens - len(ids))] for ids in drafts]
+        lengths = [len(ids) for ids in drafts]
+        return cls(
+            torch.tensor(padded, dtype=torch.int64).reshape(len(drafts), num_draft_tokens),
+            torch.tensor(lengths, dtype=torch.int64),
+        )

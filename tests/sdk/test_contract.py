@@ -1,0 +1,170 @@
+"""The contract's own data: declarations refuse nonsense, errors say enough, fakes stand in for the engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specdec.sdk import (
+    ConfigError,
+    Draft,
+    DraftKV,
+    HostProposer,
+    Needs,
+    PluginId,
+    ProposerConfig,
+    Refusal,
+    RequestView,
+    Services,
+    SpecdecError,
+    StrictModel,
+)
+from specdec.sdk.testing import FakeServices, fake_target_info, step_view
+
+
+class Options(StrictModel):
+    window: int = 4
+
+
+@pytest.mark.parametrize(
+    ("model", "values", "suggestion"),
+    [
+        (Needs, {"hiden_states": (1,)}, "hidden_states"),
+        (DraftKV, {"num_layer": 1}, "num_layers"),
+        (Options, {"windw": 1}, "window"),
+    ],
+    ids=["needs", "draft_kv", "options"],
+)
+def test_unknown_key_is_refused_with_a_suggestion(model, values, suggestion):
+    with pytest.raises(ConfigError, match=f"did you mean '{suggestion}'") as caught:
+        model(**values)
+    assert caught.value.code == "SD-E131"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"law": "sparse"},
+        {"sparse_top_m": 4},
+        {"law": "one_hot", "draft_vocabulary": (1, 2)},
+        {"min_draft_tokens": 5, "max_draft_tokens": 4},
+        {"hidden_states": (-1,)},
+        {"hidden_states": ("last",)},
+        {"placement": "gpu"},
+        {"sampling": ("temprature",)},
+    ],
+    ids=str,
+)
+def test_needs_that_contradict_themselves_are_refused(values):
+    with pytest.raises(ConfigError) as caught:
+        Needs(**values)
+    assert caught.value.code == "SD-E132"
+
+
+def test_declarations_are_frozen_and_changed_copies_are_validated():
+    needs = Needs(hidden_states=(2, "final"))
+    with pytest.raises(ValueError, match="frozen"):
+        needs.history = True
+    assert needs.replace(history=True).history
+    with pytest.raises(ConfigError):
+        needs.replace(placement="nowhere")
+
+
+def test_parse_names_the_place_in_the_users_own_words():
+    with pytest.raises(ConfigError, match="^SD-E132 proposer_config has unusable values"):
+        Options.parse({"window": "wide"}, "proposer_config")
+
+
+def test_error_text_has_code_plugin_and_aligned_facts():
+    plugin = PluginId("x", "pkg:X", "specdec-plugin-x", "0.3.1")
+    error = SpecdecError("SD-E999", "it broke", {"expected": 1, "found": "two\nlines"}, plugin=plugin)
+    assert str(error).splitlines() == [
+        "SD-E999 it broke   [specdec-plugin-x:x 0.3.1]",
+        "  expected  1",
+        "  found     two",
+        "            lines",
+    ]
+
+
+def test_class_path_outside_a_distribution_is_its_own_label():
+    assert PluginId("mypkg.Mine", "mypkg:Mine").label == "mypkg:Mine"
+
+
+def test_refusal_keeps_reason_and_remedy_when_blamed():
+    blamed = Refusal("K is 9", "K = 4").blamed_on(PluginId("x", "pkg:X", "dist", "1"))
+    assert (blamed.reason, blamed.what_would_work) == ("K is 9", "K = 4")
+    assert "dist:x 1" in str(blamed)
+    assert blamed.exit_code == 3
+
+
+def test_lists_become_a_padded_draft():
+    draft = Draft.from_lists([[5, 6], [], [7, 8, 9]], 3)
+    assert draft.token_ids.tolist() == [[5, 6, -1], [-1, -1, -1], [7, 8, 9]]
+    assert draft.lengths.tolist() == [2, 0, 3]
+    assert draft.law is None
+    assert Draft.from_lists([], 3).token_ids.shape == (0, 3)
+    with pytest.raises(ValueError, match="4 tokens, and this step takes at most 3"):
+        Draft.from_lists([[1, 2, 3, 4]], 3)
+
+
+class Echo(HostProposer):
+    def __init__(self, config):
+        super().__init__(config)
+        self.seen = []
+
+    def draft(self, tokens, k):
+        self.seen.append(list(tokens))
+        return list(tokens)[:k]
+
+
+def echo() -> Echo:
+    return Echo(ProposerConfig(num_draft_tokens=3))
+
+
+def test_host_proposer_sees_the_whole_history_and_its_budget():
+    proposer = echo()
+    first = proposer.propose(step_view([[1, 2, 3, 4], [5, 6]], 3, budget=[3, 1]))
+    assert first.token_ids.tolist() == [[1, 2, 3], [5, -1, -1]]
+    proposer.propose(step_view([[1, 2, 3, 4, 9, 8], [5, 6, 7]], 3, shown_from=[3, 1], budget=[2, 0]))
+    assert proposer.seen == [[1, 2, 3, 4], [5, 6], [1, 2, 3, 4, 9, 8]]
+
+
+def test_host_proposer_keeps_a_request_that_changes_rows_and_forgets_a_finished_one():
+    proposer = echo()
+    proposer.propose(step_view([[1, 2, 3]], 3, request_ids=["a"], rows=[0]))
+    proposer.propose(step_view([[1, 2, 3, 4]], 3, request_ids=["a"], rows=[5], generation=[9]))
+    assert proposer.seen[-1] == [1, 2, 3, 4]
+    proposer.on_finish(RequestView(request_id="a", row=5, generation=9, prompt_token_ids=[1, 2, 3]))
+    proposer.propose(step_view([[7, 8]], 3, request_ids=["a"]))
+    assert proposer.seen[-1] == [7, 8]
+
+
+def test_fake_services_satisfy_the_protocol_and_tie_embedding_and_head():
+    services: Services = FakeServices(fake_target_info(vocab_size=10, hidden_size=4))
+    hidden = services.embed(torch.tensor([[1, 2]]))
+    assert services.lm_head(hidden).shape == (1, 2, 10)
+
+
+def test_fake_draft_kv_shows_holes_as_nan_and_overwrites():
+    services = FakeServices(draft_kv=DraftKV(num_layers=1, num_heads=2, head_dim=4))
+    store = services.draft_kv()
+    rows, positions = torch.tensor([3, 3]), torch.tensor([0, 2])
+    store.write(0, rows, positions, torch.ones(2, 2, 4), torch.zeros(2, 2, 4))
+    store.write(0, rows[:1], positions[:1], torch.full((1, 2, 4), 5.0), torch.zeros(1, 2, 4))
+    keys, _ = store.read(0, 3, 3)
+    assert keys[0].eq(5).all()
+    assert keys[1].isnan().all()
+    assert keys[2].eq(1).all()
+
+
+def test_asking_for_undeclared_draft_kv_is_refused():
+    with pytest.raises(Refusal, match="not declared"):
+        FakeServices().draft_kv()
+
+
+def test_fake_random_depends_on_request_position_and_index_only():
+    one = step_view([[1, 2], [3, 4, 5]], 2).random
+    alone = step_view([[3, 4, 5]], 2, request_ids=["request-1"]).random
+    assert torch.equal(one.uniform(1)[1:], alone.uniform(1))
+    assert one.uniform(0)[0] != one.uniform(1)[0]
+    assert 0 < float(one.uniform(0).min()) < 1
