@@ -1,0 +1,158 @@
+"""Every proposer that somebody offers, and which of them a `speculative_config` means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from specdec.sdk import PluginId, PluginLoadError
+from specdec.sdk.errors import did_you_mean
+
+from ..speculative_config import SpeculativeConfig
+from .checkpoint import Recogniser, read_checkpoint_config, recognise
+from .class_path import WITH_COLON, class_path, unregistered
+from .discovery import PluginEntry, PluginSettings, judge, read_entry_points
+from .importing import import_target
+
+CLASS_PATH_METHOD = "custom_class"
+"""vLLM's own word for "the class path stands in `model`"."""
+
+ReadConfig = Callable[[str], Mapping[str, Any]]
+
+
+def _nobody(spec: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Registrations:
+    """What hook plugins add to the entry points."""
+
+    proposers: tuple[PluginEntry, ...] = ()
+    recognisers: tuple[Recogniser, ...] = ()
+    resolve_proposer: Callable[[str], str | None] = _nobody  # an unknown method -> "module:Class"
+
+
+@dataclass(frozen=True)
+class ResolvedProposer:
+    """The imported object that a config means, not checked yet, and its checkpoint."""
+
+    plugin: PluginId
+    cls: Any
+    model: str | None  # the checkpoint; None if the config has none or its `model` was a class path
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All rows. Reading them imports no plugin; resolving imports the one that was named."""
+
+    entries: tuple[PluginEntry, ...]
+    registrations: Registrations = Registrations()
+
+    @classmethod
+    def discover(cls, settings: PluginSettings, registrations: Registrations | None = None) -> Self:
+        """Entry points of installed distributions, and what hook plugins registered."""
+        registrations = registrations or Registrations()
+        offered = (*read_entry_points("proposers"), *registrations.proposers)
+        return cls(judge(offered, settings), registrations)
+
+    def resolve(self, config: SpeculativeConfig, read_config: ReadConfig = read_checkpoint_config) -> ResolvedProposer:
+        """The proposer that `method`, or `model` alone, means; `read_config` gives a checkpoint's configuration.
+
+        Raises PluginLoadError (SD-E101 .. SD-E104, SD-E107, SD-E108, SD-E112, SD-E120) or ConfigError (SD-E105,
+        SD-E106, SD-E109).
+        """
+        model, method = config.model, config.method
+        if model is not None and method in (None, CLASS_PATH_METHOD):
+            target = class_path(model)
+            if target is not None:
+                return _imported(self._by_class_path(target), None)
+        if method is None:
+            assert model is not None, "SpeculativeConfig requires method or model"
+            method = recognise(model, read_config(model), self.registrations.recognisers)
+        return _imported(self.plugin(method), model)
+
+    def plugin(self, method: str) -> PluginId:
+        """Who a `method` means: a registered name, `dist:name`, "package.module:Class", or a hook's answer.
+
+        Raises as `find` does, and PluginLoadError SD-E101 if nobody knows it. Imports nothing.
+        """
+        entry = self.find(method)
+        if entry is not None:
+            return entry.plugin
+        if WITH_COLON.fullmatch(method):
+            return self._by_class_path(method)
+        target = self.registrations.resolve_proposer(method)
+        if target is None:
+            raise self._unknown(method)
+        return unregistered(method, target)
+
+    def find(self, name: str) -> PluginEntry | None:
+        """The usable entry of a name or `dist:name`; None if nobody offers it.
+
+        Raises PluginLoadError: SD-E112 offered more than once, SD-E104 blocked, SD-E103 broken, SD-E120
+        written for another SDK.
+        """
+        rows = [entry for entry in self.entries if entry.answers_to(name)]
+        usable = [entry for entry in rows if entry.status in ("ok", "duplicate")]
+        chosen = [entry for entry in usable if entry.status == "ok"] or usable
+        if len(chosen) == 1:
+            return chosen[0]
+        if chosen:
+            raise _offered_twice(name, chosen)
+        if rows:
+            raise _not_usable(rows[0])
+        return None
+
+    def _by_class_path(self, target: str) -> PluginId:
+        registered = [row.plugin for row in self.entries if row.target == target and row.status != "blocked"]
+        return registered[0] if len(registered) == 1 else unregistered(target, target)
+
+    def _unknown(self, name: str) -> PluginLoadError:
+        labels = {entry.name: entry for entry in self.entries} | {entry.label: entry for entry in self.entries}
+        suggestion = did_you_mean(name, labels)
+        facts = {"did you mean": f'"{suggestion}"'} if suggestion else {}
+        facts["installed"] = "\n".join(_described(entry) for entry in self.entries) or "no proposer at all"
+        facts["fix"] = f"install the distribution that offers it; {_class_path_hint(name)}"
+        return PluginLoadError("SD-E101", f'there is no proposer "{name}"', facts)
+
+
+def _imported(plugin: PluginId, model: str | None) -> ResolvedProposer:
+    return ResolvedProposer(plugin, import_target(plugin), model)
+
+
+def _described(entry: PluginEntry) -> str:
+    note = "" if entry.status == "ok" else f"   {entry.status}"
+    return f"{entry.name}   [{entry.plugin}]{note}"
+
+
+def _class_path_hint(name: str) -> str:
+    module, dot, attribute = name.rpartition(".")
+    path = f"{module}:{attribute}" if dot else "package.module:Class"
+    return f'a class of your own is "method": "{path}"'
+
+
+def _offered_twice(name: str, rows: list[PluginEntry]) -> PluginLoadError:
+    facts = {f"{row.distribution} {row.version}": row.target for row in rows}
+    labels = dict.fromkeys(row.label for row in rows)
+    if len(labels) > 1:
+        facts["use"] = " or ".join(f'"{label}"' for label in labels)
+        facts["or set"] = f'SPECDEC_PREFER="{rows[0].name}={rows[0].distribution}"'
+    else:
+        facts = {
+            "targets": ", ".join(row.target for row in rows),
+            "fix": "report it to the distribution's author",
+        }
+    return PluginLoadError("SD-E112", f'the name "{name}" is offered {len(rows)} times', facts)
+
+
+def _not_usable(entry: PluginEntry) -> PluginLoadError:
+    fixes = {
+        "SD-E104": "take it out of the list, or choose another proposer",
+        "SD-E103": "reinstall or upgrade the distribution, or report it to its author",
+        "SD-E120": f"upgrade specdec-sdk, or install another version of {entry.distribution}",
+    }
+    facts = {"found": entry.target, "reason": entry.reason, "fix": fixes[entry.code or "SD-E103"]}
+    summary = f'the proposer "{entry.name}" is {entry.status}'
+    return PluginLoadError(entry.code or "SD-E103", summary, facts, plugin=entry.plugin)

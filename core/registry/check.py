@@ -1,0 +1,188 @@
+"""Whether a class can be called the way the engine calls it: looked at once, at load, by its signatures."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import importlib_metadata
+
+from specdec.sdk import API_VERSION, Lifecycle, PluginId, PluginLoadError, Proposer
+from specdec.sdk.errors import SpecdecWarning, did_you_mean
+from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS
+
+from .discovery import SDK_DISTRIBUTION
+
+
+def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
+    """The lifecycle methods that a proposer class implements.
+
+    Warns (SpecdecWarning) about methods that look like a misspelt lifecycle method. Raises PluginLoadError:
+    SD-E113 not a class, SD-E119 and SD-E120 API version, SD-E110 no `propose`, SD-E111 a signature.
+    """
+    if not isinstance(candidate, type):
+        facts = {"expected": "a class", "found": f"{type(candidate).__name__}: {candidate!r:.80}"}
+        raise PluginLoadError("SD-E113", f'"{plugin.target}" is not a class', facts, plugin=plugin)
+    _check_api_version(candidate, plugin)
+    _check_complete(candidate, plugin)
+    _check_constructor(candidate, plugin)
+    check_callable(candidate, "propose", _arguments(Proposer.propose), plugin)
+    implemented = frozenset(name for name in LIFECYCLE_METHODS if _own(candidate, name) is not None)
+    for name in sorted(implemented):
+        check_callable(candidate, name, _arguments(getattr(Lifecycle, name)), plugin)
+    _warn_about_near_misses(candidate, plugin)
+    return implemented
+
+
+def check_callable(cls: type, name: str, arguments: tuple[str, ...], plugin: PluginId) -> None:
+    """Raise SD-E111 unless the attribute can be called by position with `arguments` (self or cls first)."""
+    raw = _own(cls, name)
+    expected = f"{name}({', '.join(arguments)})"
+    if not callable(raw) and not isinstance(raw, classmethod):
+        raise _wrong_signature(cls, expected, f"{name} is a {type(raw).__name__}, not a method", plugin)
+    bound = _bound(raw, cls)
+    found = f"{_as_text(name, getattr(cls, name))}   {_place(raw)}"
+    if _is_deferred(bound):
+        fix = "a plain method that returns its result; this is a coroutine or a generator"
+        raise _wrong_signature(cls, expected, found, plugin, fix)
+    if not _accepts(bound, len(arguments) - 1):
+        raise _wrong_signature(cls, expected, found, plugin)
+
+
+def _check_api_version(cls: type, plugin: PluginId) -> None:
+    stated = getattr(cls, "api_version", None)
+    if stated is None:
+        return
+    match = re.fullmatch(r"(\d+)\.(\d+)", stated) if isinstance(stated, str) else None
+    if match is None:
+        facts = {
+            "expected": f'"major.minor", such as "{API_VERSION[0]}.{API_VERSION[1]}"',
+            "found": repr(stated),
+        }
+        raise PluginLoadError("SD-E119", f"{cls.__name__}.api_version is not a version", facts, plugin=plugin)
+    major, minor = API_VERSION
+    if int(match[1]) == major and int(match[2]) <= minor:
+        return
+    facts = {
+        "accepted here": f"{major}.0 - {major}.{minor}",
+        "fix": f"upgrade {SDK_DISTRIBUTION}, or install a version of "
+        f"{plugin.distribution or plugin.name} that was written for API {major}.{minor}",
+    }
+    installed = importlib_metadata.version(SDK_DISTRIBUTION)
+    summary = f"{plugin} targets proposer API {stated}, {SDK_DISTRIBUTION} {installed} provides {major}.{minor}"
+    raise PluginLoadError("SD-E120", summary, facts, plugin=plugin)
+
+
+def _check_complete(cls: type, plugin: PluginId) -> None:
+    missing = ["propose"] if _own(cls, "propose") is None else []
+    missing += sorted(getattr(cls, "__abstractmethods__", ()))
+    if not missing:
+        return
+    methods = _public_methods(cls)
+    close = ((name, did_you_mean(name, methods.keys() - {name})) for name in missing)
+    found = [f'"{have}" ({_place(methods[have])}) - did you mean "{want}"?' for want, have in close if have]
+    facts = {"found": "\n".join(found)} if found else {}
+    needed = ", ".join(_as_text(name, getattr(cls, name, Proposer.propose)) for name in missing)
+    facts["needed"] = f"{needed}; everything else is optional"
+    absent = ", ".join(f'"{name}"' for name in missing)
+    raise PluginLoadError("SD-E110", f"{cls.__name__} is not a proposer: no method {absent}", facts, plugin=plugin)
+
+
+def _check_constructor(cls: type, plugin: PluginId) -> None:
+    if _accepts(cls, 1):
+        return
+    own = inspect.getattr_static(cls, "__init__")
+    text = _as_text("__init__", own) if inspect.isfunction(own) else "no __init__"
+    raise _wrong_signature(cls, "__init__(self, config)", f"{text}   {_place(own)}".rstrip(), plugin)
+
+
+def _wrong_signature(
+    cls: type,
+    expected: str,
+    found: str,
+    plugin: PluginId,
+    fix: str = "take exactly these arguments, by position",
+) -> PluginLoadError:
+    name = expected.partition("(")[0]
+    facts = {"expected": expected, "found": found, "fix": fix}
+    summary = f"{cls.__name__}.{name} cannot be called the way the engine calls it"
+    return PluginLoadError("SD-E111", summary, facts, plugin=plugin)
+
+
+def _warn_about_near_misses(cls: type, plugin: PluginId) -> None:
+    for name, method in _public_methods(cls).items():
+        if name in LIFECYCLE_METHODS:
+            continue
+        event = name.startswith("on_")
+        close = did_you_mean(name, LIFECYCLE_METHODS, cutoff=0.5 if event else 0.85)
+        if close or event:
+            hint = f"did you mean {close}?" if close else f"a proposer may have {', '.join(LIFECYCLE_METHODS)}"
+            text = f"{cls.__name__}.{name} ({_place(method)}) is never called by the engine: {hint}   [{plugin}]"
+            warnings.warn(text, SpecdecWarning, stacklevel=2)
+
+
+def _public_methods(cls: type) -> dict[str, Any]:
+    """Public methods of a class by name, those of the SDK's own bases apart."""
+    bases = [base for base in reversed(cls.__mro__) if not base.__module__.startswith(("specdec.sdk", "builtins"))]
+    stored = {name: value for base in bases for name, value in vars(base).items()}
+    return {
+        name: value
+        for name, value in stored.items()
+        if not name.startswith("_") and (callable(value) or isinstance(value, classmethod))
+    }
+
+
+def _bound(raw: Any, cls: type) -> Callable[..., Any]:
+    """The attribute as an instance would see it, without an instance."""
+    try:
+        bound: Callable[..., Any] = type(raw).__get__(raw, object(), cls)
+    except (AttributeError, TypeError):  # a callable that does not bind
+        return raw  # type: ignore[no-any-return]
+    return bound
+
+
+def _own(cls: type, name: str) -> Any:
+    """The attribute as it is stored, or None; the empty body inherited from a protocol counts as none."""
+    raw = inspect.getattr_static(cls, name, None)
+    stubs = (inspect.getattr_static(protocol, name, None) for protocol in (Proposer, Lifecycle))
+    return None if any(raw is stub for stub in stubs) else raw
+
+
+def _accepts(function: Callable[..., Any], num_arguments: int) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # compiled code without a signature: the call itself will tell
+        return True
+    try:
+        signature.bind(*range(num_arguments))
+    except TypeError:
+        return False
+    return True
+
+
+def _is_deferred(function: Any) -> bool:
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    return any(is_kind(inspect.unwrap(function)) for is_kind in kinds)
+
+
+def _arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _as_text(name: str, function: Any) -> str:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return name
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return f"{name}{signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)}"
+
+
+def _place(function: Any) -> str:
+    """The "file:line" of a function, or an empty text."""
+    inner = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(inner, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""

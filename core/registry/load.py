@@ -1,0 +1,189 @@
+"""From a class to a checked proposer: options validated, needs asked for, then constructed."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from specdec.sdk import (
+    API_VERSION,
+    ConfigError,
+    Needs,
+    PluginId,
+    PluginLoadError,
+    Proposer,
+    ProposerConfig,
+    Refusal,
+    TargetInfo,
+)
+from specdec.sdk.config import unknown_keys, wrong_values
+
+from ..speculative_config import SpeculativeConfig
+from .blame import plugin_raised
+from .catalog import ResolvedProposer
+from .check import check_callable, check_class
+
+logger = logging.getLogger("specdec")
+
+
+@dataclass(frozen=True)
+class LoadedProposer:
+    """A proposer that can be constructed and called; looked up once, so that nothing is probed in a step."""
+
+    plugin: PluginId
+    cls: type[Proposer]
+    config: ProposerConfig
+    needs: Needs
+    methods: frozenset[str]  # the lifecycle methods that the class implements
+
+
+def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target: TargetInfo) -> LoadedProposer:
+    """Check the class, validate its options and ask what it needs from `target`. Nothing is constructed.
+
+    Raises PluginLoadError (SD-E110 .. SD-E120), ConfigError (SD-E131, SD-E132, SD-E135: options), or Refusal.
+    """
+    plugin, cls = resolved.plugin, resolved.cls
+    methods = check_class(cls, plugin)
+    proposer_config = ProposerConfig(
+        num_draft_tokens=config.num_speculative_tokens,
+        model=resolved.model,
+        draft_sample_method=config.draft_sample_method,
+        moe_backend=config.moe_backend,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        options=_options(cls, config, plugin),
+    )
+    needs = _needs(cls, proposer_config, target, plugin)
+    _check_length(needs, config.num_speculative_tokens, plugin)
+    logger.warning(
+        "proposer %s: class %s, K=%d; API %d.%d is experimental and may change",
+        plugin,
+        plugin.target,
+        config.num_speculative_tokens,
+        *API_VERSION,
+    )
+    return LoadedProposer(plugin, cls, proposer_config, needs, methods)
+
+
+def construct(loaded: LoadedProposer) -> Proposer:
+    """An instance. Raises Refusal, or PluginLoadError SD-E116 with the author's line for anything else."""
+    try:
+        return loaded.cls(loaded.config)
+    except Refusal as refusal:
+        raise refusal.blamed_on(loaded.plugin) from refusal
+    except Exception as error:
+        raise plugin_raised("SD-E116", "constructing the proposer", error, loaded.plugin) from error
+
+
+def options_model(cls: type, plugin: PluginId) -> type[BaseModel] | None:
+    """The class's own options model, or None. Raises PluginLoadError SD-E115 if it is something else."""
+    options = getattr(cls, "Options", None)
+    if options is None or (isinstance(options, type) and issubclass(options, BaseModel)):
+        return options
+    facts = {
+        "expected": "a nested class Options(StrictModel), from specdec.sdk import StrictModel",
+        "found": repr(options),
+    }
+    raise PluginLoadError("SD-E115", f"{cls.__name__}.Options is not a pydantic model", facts, plugin=plugin)
+
+
+def static_needs(cls: type, plugin: PluginId) -> Needs | None:
+    """The needs that a class states as a value, by default the cheapest; None: a classmethod computes them.
+
+    Raises PluginLoadError: SD-E114 if it is neither, SD-E111 if it cannot be called with (config, target).
+    """
+    raw = inspect.getattr_static(cls, "needs", Needs())
+    if isinstance(raw, Needs):
+        return raw
+    if isinstance(raw, classmethod | staticmethod):
+        receiver = ("cls",) if isinstance(raw, classmethod) else ("self",)
+        check_callable(cls, "needs", (*receiver, "config", "target"), plugin)
+        return None
+    facts = {
+        "expected": "needs = Needs(...), or a classmethod needs(cls, config, target) -> Needs",
+        "found": f"a {type(raw).__name__}",
+        "fix": "put @classmethod above it" if inspect.isfunction(raw) else "from specdec.sdk import Needs",
+    }
+    raise PluginLoadError("SD-E114", f"{cls.__name__}.needs is not a statement of needs", facts, plugin=plugin)
+
+
+def _needs(cls: Any, config: ProposerConfig, target: TargetInfo, plugin: PluginId) -> Needs:
+    stated = static_needs(cls, plugin)
+    if stated is not None:
+        return stated
+    try:
+        needs = cls.needs(config, target)
+    except Refusal as refusal:
+        raise refusal.blamed_on(plugin) from refusal
+    except Exception as error:
+        raise plugin_raised("SD-E114", "asking for the needs of", error, plugin) from error
+    if isinstance(needs, Needs):
+        return needs
+    facts = {
+        "expected": "an instance of specdec.sdk.Needs",
+        "found": f"{type(needs).__name__}: {needs!r:.80}",
+    }
+    raise PluginLoadError("SD-E114", f"{cls.__name__}.needs returned something else", facts, plugin=plugin)
+
+
+def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:
+    if needs.max_draft_tokens is not None and k > needs.max_draft_tokens:
+        reason = f"num_speculative_tokens is {k}, and this proposer drafts at most {needs.max_draft_tokens} tokens"
+        raise Refusal(reason, f'"num_speculative_tokens": {needs.max_draft_tokens}', plugin=plugin)
+    if k < needs.min_draft_tokens:
+        fewest = needs.min_draft_tokens
+        reason = f"num_speculative_tokens is {k}, and this proposer drafts at least {fewest} tokens"
+        raise Refusal(reason, f'"num_speculative_tokens": {fewest}', plugin=plugin)
+
+
+def _options(cls: type, config: SpeculativeConfig, plugin: PluginId) -> BaseModel | None:
+    model = options_model(cls, plugin)
+    declared = _declared_keys(model)
+    values = _merged(config, declared, open_ended=_is_open_ended(model), plugin=plugin)
+    if model is None:
+        return None
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise wrong_values("proposer_config", error, plugin=plugin) from error
+    except ConfigError as error:
+        summary = error.summary.replace(model.__name__, "proposer_config", 1)
+        raise ConfigError(error.code, summary, error.facts, plugin=plugin) from error.__cause__
+    except Exception as error:
+        raise plugin_raised("SD-E115", "validating the options of", error, plugin) from error
+
+
+def _merged(
+    config: SpeculativeConfig, declared: frozenset[str], *, open_ended: bool, plugin: PluginId
+) -> Mapping[str, Any]:
+    """`proposer_config` and the top-level keys that the options declare, as one mapping."""
+    nested, top_level = config.proposer_config, config.unclaimed
+    twice = sorted(nested.keys() & top_level.keys())
+    if twice:
+        facts = {"key": ", ".join(twice), "fix": "leave it in proposer_config only"}
+        raise ConfigError(
+            "SD-E135", "a key stands in speculative_config and in its proposer_config", facts, plugin=plugin
+        )
+    unknown = [key for key in top_level if key not in declared]
+    if unknown:
+        common = frozenset(type(config).model_fields)
+        raise unknown_keys("speculative_config", unknown, common | declared, plugin=plugin)
+    unknown = [key for key in nested if key not in declared and not open_ended]
+    if unknown:
+        raise unknown_keys("proposer_config", unknown, declared, plugin=plugin)
+    return {**nested, **top_level}
+
+
+def _declared_keys(model: type[BaseModel] | None) -> frozenset[str]:
+    fields = model.model_fields if model else {}
+    aliases = (field.alias for field in fields.values() if field.alias)
+    return frozenset(fields) | frozenset(aliases)
+
+
+def _is_open_ended(model: type[BaseModel] | None) -> bool:
+    return model is not None and model.model_config.get("extra") == "allow"

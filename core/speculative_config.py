@@ -1,0 +1,151 @@
+"""`speculative_config`: which proposer, and the settings that all proposers share, under vLLM's names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from specdec.sdk import ConfigError, DraftSampleMethod
+from specdec.sdk.config import wrong_values
+from specdec.sdk.errors import did_you_mean
+
+WHERE = "speculative_config"
+EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'
+
+REFUSED_REJECTION_METHODS = {
+    "block": "block verification is lossless, but this version does not have it",
+    "typical": "typical acceptance is lossy: it changes what is generated",
+    "synthetic": "synthetic acceptance is lossy: it accepts tokens that the target did not choose",
+    "fly": "entropy-gated acceptance is lossy: it changes what is generated",
+}
+
+
+def _offered_rejection_method(value: Any) -> Any:
+    if isinstance(value, str) and value in REFUSED_REJECTION_METHODS:
+        raise ValueError(f"{REFUSED_REJECTION_METHODS[value]}. Use 'standard'")
+    return value
+
+
+def _single_rank(value: Any) -> Any:
+    if value is not None and (isinstance(value, bool) or value != 1):
+        raise ValueError("a draft model split over several devices is not offered. Use 1 or leave it out")
+    return value
+
+
+def _path_as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _nothing_as_empty(value: Any) -> Any:
+    return {} if value is None else value
+
+
+class SpeculativeConfig(BaseModel):
+    """Common keys are checked here; any other key is kept for the chosen proposer's options to declare.
+
+    Constructing one, by whatever way, raises ConfigError: SD-E130 (not JSON), SD-E132 (a wrong value) or
+    SD-E133 (something required is missing).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    method: str | None = Field(None, min_length=1, description="a name, 'distribution:name' or 'package.module:Class'")
+    model: Annotated[str | None, BeforeValidator(_path_as_text)] = Field(
+        None,
+        min_length=1,
+        description="the proposer's checkpoint; without a method also 'package.module.Class'",
+    )
+    num_speculative_tokens: int = Field(ge=1, strict=True, description="K: the most drafts per request and step")
+    draft_sample_method: DraftSampleMethod = "greedy"
+    rejection_sample_method: Annotated[Literal["standard"], BeforeValidator(_offered_rejection_method)] = "standard"
+    proposer_config: Annotated[dict[str, Any], BeforeValidator(_nothing_as_empty)] = Field(
+        default_factory=dict, description="the proposer's own options"
+    )
+    on_proposer_error: Literal["raise", "skip_step", "disable"] = "raise"
+    moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
+    quantization: str | None = None
+    dtype: str | None = Field(None, description="dtype of the draft network; None inherits the target's")
+    draft_tensor_parallel_size: Annotated[int | None, BeforeValidator(_single_rank)] = None
+
+    def __init__(self, /, **values: Any) -> None:
+        _require_proposer_and_length(values)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise wrong_values(WHERE, error) from error
+
+    @classmethod
+    def parse(cls, value: object) -> SpeculativeConfig:
+        """From a JSON text, a mapping, or an instance (returned as it is)."""
+        if isinstance(value, SpeculativeConfig):
+            return value
+        values = _from_json(value) if isinstance(value, str) else value
+        if not isinstance(values, Mapping):
+            facts = {
+                "expected": f"an object such as {EXAMPLE}",
+                "found": f"{type(values).__name__}: {values!r}",
+            }
+            raise ConfigError("SD-E132", f"{WHERE} is not an object", facts)
+        return cls(**{str(key): item for key, item in values.items()})
+
+    @property
+    def unclaimed(self) -> Mapping[str, Any]:
+        """The keys that are not common: they stand only if the chosen proposer's options declare them."""
+        return self.model_extra or {}
+
+    def replace(self, **changes: Any) -> SpeculativeConfig:
+        """A copy with some keys changed, validated as a whole again."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return self.parse({**given, **self.unclaimed, **changes})
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """pydantic's copy; an update is validated like everything else."""
+        source = self.replace(**update) if update else self
+        return super(SpeculativeConfig, source).model_copy(deep=deep)  # type: ignore[return-value]
+
+
+def _require_proposer_and_length(values: Mapping[str, Any]) -> None:
+    if values.get("method") is None and values.get("model") is None:
+        facts = {
+            "found": ", ".join(values) or "no key",
+            "fix": f"name one: {EXAMPLE}; `specdec list` shows all",
+        }
+        raise ConfigError("SD-E133", f"{WHERE} names no proposer", facts)
+    if values.get("num_speculative_tokens") is None:
+        misspelt = did_you_mean("num_speculative_tokens", values)
+        found = (
+            f'"{misspelt}", which is not a common key'
+            if misspelt not in (None, "num_speculative_tokens")
+            else "nothing"
+        )
+        facts = {
+            "expected": "an integer of at least 1: the most drafts per request and step",
+            "found": found,
+            "fix": 'add "num_speculative_tokens": 4',
+        }
+        raise ConfigError("SD-E133", f"{WHERE} has no num_speculative_tokens", facts)
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
+        line = error.doc.splitlines()[error.lineno - 1] if error.doc.strip() else ""
+        facts = {
+            "position": f"line {error.lineno}, column {error.colno}: {error.msg}",
+            "found": f"{line}\n{'^':>{error.colno}}" if line else "an empty text",
+            "fix": f"an object such as {EXAMPLE}; in a shell, put single quotes around it",
+        }
+        raise ConfigError("SD-E130", f"{WHERE} is not JSON", facts) from error
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError("SD-E130", f"{WHERE} has a key twice", {"key": ", ".join(repeated)})
+    return dict(pairs)

@@ -1,0 +1,116 @@
+import dataclasses
+
+import pytest
+
+from specdec.core.admission import admit
+from specdec.core.registry import LoadedProposer
+from specdec.sdk import DraftKV, Needs, PluginId, ProposerConfig, Refusal
+
+PLUGIN = PluginId("mine", "x_mod:Mine", "dist-x", "0.3.1")
+
+
+def loaded(needs, k=4, method="probabilistic"):
+    config = ProposerConfig(num_draft_tokens=k, draft_sample_method=method)
+    return LoadedProposer(PLUGIN, object, config, needs, frozenset())
+
+
+def refused(needs, target, **arguments):
+    with pytest.raises(Refusal) as info:
+        admit(loaded(needs, method="greedy"), target, **arguments)
+    assert info.value.plugin == PLUGIN
+    return str(info.value)
+
+
+def test_cheapest_needs_cost_nothing(target):
+    admission = admit(loaded(Needs(), method="greedy"), target)
+    assert dataclasses.astuple(admission) == (0, 0, 0)
+    assert not admission.keeps_law
+
+
+@pytest.mark.parametrize("placement", ["host", "device"])
+def test_any_placement_runs_on_any_device(target, placement):
+    assert admit(loaded(Needs(placement=placement), method="greedy"), target)
+
+
+def test_tree_and_multimodal_are_refused_by_name(target):
+    assert "tree" in refused(Needs(topology="tree"), target)
+    assert "multimodal" in refused(Needs(multimodal=True), target)
+
+
+def test_hidden_states_within_the_target_are_counted(target):
+    admission = admit(loaded(Needs(hidden_states=(0, 6, "final")), method="greedy"), target)
+    assert admission.hidden_bytes_per_token == 3 * 64 * 4
+
+
+def test_hidden_states_beyond_the_last_layer_are_refused_with_the_range(target):
+    text = refused(Needs(hidden_states=(2, 7)), target)
+    assert "after layer 7" in text
+    assert "0 .. 6" in text
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ((1, 1000), ("draft id 1 to target id 1000", "0 .. 999")),
+        ((-1, 4), ("target id -1", "0 .. 999")),
+        ((4, 5, 4), ("3 entries for 2 different",)),
+        ((), ("0 entries",)),
+    ],
+    ids=["too large", "negative", "not injective", "empty"],
+)
+def test_draft_vocabulary_must_map_into_the_targets(target, ids, told):
+    text = refused(Needs(law="dense", draft_vocabulary=ids), target)
+    assert all(fact in text for fact in told)
+
+
+def test_probabilistic_drafts_need_a_law(target):
+    with pytest.raises(Refusal) as info:
+        admit(loaded(Needs()), target)
+    assert "one_hot" in str(info.value)
+    assert '"draft_sample_method": "greedy"' in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("needs", "expected"),
+    [
+        (Needs(law="dense"), 8 * 4 * 1000 * 4),
+        (Needs(law="dense", draft_vocabulary=tuple(range(100))), 8 * 4 * 100 * 4),
+        (Needs(law="sparse", sparse_top_m=16), 8 * 4 * 16 * 12),
+    ],
+    ids=["dense", "mapped", "sparse"],
+)
+def test_law_bytes_are_rows_times_length_times_width(target, needs, expected):
+    assert admit(loaded(needs), target).law_bytes == expected
+
+
+def test_greedy_drafts_keep_no_law(target):
+    assert admit(loaded(Needs(law="dense"), method="greedy"), target, law_budget_bytes=0).law_bytes == 0
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(None, 4), ("bfloat16", 2), ("float8_e4m3fn", 1)])
+def test_draft_kv_is_counted_per_block(target, dtype, size):
+    kv = DraftKV(num_layers=3, num_heads=2, head_dim=8, dtype=dtype)
+    admission = admit(loaded(Needs(draft_kv=kv), method="greedy"), target)
+    assert admission.draft_kv_bytes_per_block == 2 * 3 * 2 * 8 * 16 * size
+
+
+def test_unknown_draft_kv_dtype_is_refused_with_the_known_ones(target):
+    text = refused(Needs(draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8, dtype="int3")), target)
+    assert '"int3"' in text
+    assert "bfloat16" in text
+
+
+def test_law_over_the_budget_is_refused_with_what_fits(target):
+    budget = 8 * 2 * 1000 * 4
+    with pytest.raises(Refusal) as info:
+        admit(loaded(Needs(law="dense")), target, law_budget_bytes=budget)
+    for fact in ("8 rows x 4 drafts x 1000 ids", '"num_speculative_tokens": 2', "max_num_seqs=4", "sparse"):
+        assert fact in str(info.value)
+    assert admit(loaded(Needs(law="dense"), k=2), target, law_budget_bytes=budget).law_bytes == budget
+
+
+def test_cost_is_logged(target, caplog):
+    with caplog.at_level("INFO", logger="specdec"):
+        admit(loaded(Needs(law="dense")), target)
+    assert "draft laws 0.1 MiB" in caplog.text
+    assert "dist-x:mine" in caplog.text

@@ -1,0 +1,453 @@
+import functools
+import inspect
+import warnings
+
+import pytest
+from pydantic import BaseModel, Field, field_validator
+
+from specdec.core.registry import ResolvedProposer, construct, load_proposer
+from specdec.core.speculative_config import SpeculativeConfig
+from specdec.sdk import (
+    ConfigError,
+    HostProposer,
+    Lifecycle,
+    Needs,
+    PluginId,
+    PluginLoadError,
+    Proposer,
+    Refusal,
+    StrictModel,
+)
+from specdec.sdk.errors import SpecdecWarning
+
+PLUGIN = PluginId("mine", "test_load:Mine", "dist-x", "0.3.1")
+
+
+class Fine:
+    def __init__(self, config):
+        self.config = config
+
+    def propose(self, step):
+        return None
+
+
+class WithOptions(Fine):
+    class Options(StrictModel):
+        window: int = Field(4, ge=1)
+        name: str = "x"
+
+
+@pytest.fixture
+def load(target):
+    def load(cls, model=None, **values):
+        config = SpeculativeConfig.parse({"method": "mine", "num_speculative_tokens": 4} | values)
+        return load_proposer(ResolvedProposer(PLUGIN, cls, model), config, target)
+
+    return load
+
+
+@pytest.fixture
+def refused(load):
+    def refused(cls, expect=PluginLoadError, **values):
+        with pytest.raises(expect) as info:
+            load(cls, **values)
+        assert "dist-x:mine 0.3.1" in str(info.value)
+        return info.value
+
+    return refused
+
+
+def line_of(function):
+    return f"{inspect.getsourcefile(function)}:{inspect.unwrap(function).__code__.co_firstlineno}"
+
+
+def test_smallest_proposer_is_loaded_with_the_cheapest_needs(load):
+    loaded = load(Fine)
+    assert (loaded.cls, loaded.needs, loaded.methods, loaded.plugin) == (Fine, Needs(), frozenset(), PLUGIN)
+
+
+def test_common_settings_reach_the_proposer(load):
+    loaded = load(Fine, "some/checkpoint", draft_sample_method="probabilistic", dtype="float32", moe_backend="eager")
+    config = loaded.config
+    assert (config.num_draft_tokens, config.model, config.options) == (4, "some/checkpoint", None)
+    assert (config.draft_sample_method, config.dtype, config.moe_backend) == ("probabilistic", "float32", "eager")
+
+
+def test_lifecycle_methods_are_looked_up_once(load):
+    class Mine(Fine):
+        def observe(self, step): ...
+
+        def on_finish(self, request): ...
+
+    assert load(Mine).methods == {"observe", "on_finish"}
+
+
+def test_empty_bodies_inherited_from_the_protocols_do_not_count(load, refused):
+    class Mine(Fine, Lifecycle):
+        def close(self): ...
+
+    class Empty(Proposer): ...
+
+    assert load(Mine).methods == {"close"}
+    assert refused(Empty).code == "SD-E110"
+
+
+@pytest.mark.parametrize("candidate", [Fine.propose, lambda config: Fine(config), "text", None])
+def test_something_that_is_no_class_is_refused(refused, candidate):
+    assert refused(candidate).code == "SD-E113"
+
+
+def test_class_without_propose_is_told_what_it_has(refused):
+    class Mine:
+        def __init__(self, config): ...
+
+        def proposes(self, step): ...
+
+    error = refused(Mine)
+    assert error.code == "SD-E110"
+    for fact in ('"proposes"', line_of(Mine.proposes), 'did you mean "propose"?', "propose(self, step)"):
+        assert fact in str(error)
+
+
+def test_abstract_class_is_told_what_is_missing(refused):
+    class Mine(HostProposer):
+        def drafts(self, tokens, k): ...
+
+    error = refused(Mine)
+    assert error.code == "SD-E110"
+    assert 'no method "draft"' in str(error)
+    assert '"drafts"' in str(error)
+
+
+class TwoArguments(Fine):
+    def propose(self, input_ids, k): ...
+
+
+class KeywordOnly(Fine):
+    def propose(self, *, step): ...
+
+
+class NoArgument(Fine):
+    def propose(self): ...
+
+
+class Static(Fine):
+    @staticmethod
+    def propose(this, step): ...
+
+
+class Property(Fine):
+    propose = property(lambda self: None)
+
+
+class Value(Fine):
+    propose = 3
+
+
+class Asynchronous(Fine):
+    async def propose(self, step): ...
+
+
+class Generator(Fine):
+    def propose(self, step):
+        yield step
+
+
+@pytest.mark.parametrize(
+    "cls", [TwoArguments, KeywordOnly, NoArgument, Static, Property, Value, Asynchronous, Generator]
+)
+def test_propose_that_cannot_be_called_is_refused(refused, cls):
+    error = refused(cls)
+    assert error.code == "SD-E111"
+    assert "expected  propose(self, step)" in str(error)
+
+
+def test_wrong_signature_shows_what_was_found_and_where(refused):
+    text = str(refused(TwoArguments))
+    assert "propose(self, input_ids, k)" in text
+    assert line_of(TwoArguments.propose) in text
+
+
+def passed_through(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return inner
+
+
+class AnyArguments(Fine):
+    def propose(self, *args, **kwargs): ...
+
+
+class OtherName(Fine):
+    def propose(self, batch, /, verbose=False): ...
+
+
+class GoodStatic(Fine):
+    @staticmethod
+    def propose(step): ...
+
+
+class OnTheClass(Fine):
+    @classmethod
+    def propose(cls, step): ...
+
+
+class Decorated(Fine):
+    @passed_through
+    def propose(self, step): ...
+
+
+@pytest.mark.parametrize("cls", [AnyArguments, OtherName, GoodStatic, OnTheClass, Decorated])
+def test_any_shape_that_takes_the_step_by_position_is_accepted(load, cls):
+    assert load(cls).cls is cls
+
+
+class NoConstructor:
+    def propose(self, step): ...
+
+
+class TwoConfigs(Fine):
+    def __init__(self, config, target): ...
+
+
+@pytest.mark.parametrize("cls", [NoConstructor, TwoConfigs])
+def test_constructor_must_take_the_config(refused, cls):
+    error = refused(cls)
+    assert error.code == "SD-E111"
+    assert "expected  __init__(self, config)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "expected"),
+    [
+        ("bind", lambda self, target: None, "bind(self, target, services)"),
+        ("warmup", lambda self, steps: None, "warmup(self)"),
+        ("observe", lambda self: None, "observe(self, step)"),
+        ("on_finish", lambda self, request, metrics: None, "on_finish(self, request)"),
+        ("save", lambda self: None, "save(self, path)"),
+    ],
+)
+def test_lifecycle_signatures_are_checked(refused, name, wrong, expected):
+    error = refused(type("Mine", (Fine,), {name: wrong}))
+    assert error.code == "SD-E111"
+    assert expected in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("on_finished", "on_finish"), ("on_accept", "on_preempt"), ("warm_up", "warmup"), ("observed", "observe")],
+)
+def test_near_miss_of_a_lifecycle_name_is_a_warning(load, name, meant):
+    mine = type("Mine", (Fine,), {name: lambda self, request: None})
+    with pytest.warns(SpecdecWarning, match=f"{name} .*did you mean {meant}") as caught:
+        load(mine)
+    assert "dist-x:mine 0.3.1" in str(caught[0].message)
+
+
+def test_event_of_another_name_is_a_warning_too(load):
+    with pytest.warns(SpecdecWarning, match="on_zzz .*never called"):
+        load(type("Mine", (Fine,), {"on_zzz": lambda self: None}))
+
+
+def test_helpers_with_other_names_do_not_warn(load):
+    names = ("preload", "reload", "draft", "reset", "_on_finished", "best_match")
+    mine = type("Mine", (Fine,), {name: lambda self: None for name in names})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(mine)
+
+
+@pytest.mark.parametrize("version", ["0.0", "0.1"])
+def test_api_version_up_to_ours_is_accepted(load, version):
+    assert load(type("Mine", (Fine,), {"api_version": version}))
+
+
+@pytest.mark.parametrize("version", ["0.2", "1.0", "2.1"])
+def test_newer_api_version_is_refused_with_what_is_accepted(refused, version):
+    error = refused(type("Mine", (Fine,), {"api_version": version}))
+    assert error.code == "SD-E120"
+    assert f"targets proposer API {version}" in str(error)
+    assert "0.0 - 0.1" in str(error)
+
+
+@pytest.mark.parametrize("version", [0.1, (0, 1), "1", "0.1.0", "new"])
+def test_api_version_that_is_no_version_is_refused(refused, version):
+    assert refused(type("Mine", (Fine,), {"api_version": version})).code == "SD-E119"
+
+
+def test_options_are_validated_before_construction(load):
+    options = load(WithOptions, proposer_config={"window": 7}).config.options
+    assert (options.window, options.name) == (7, "x")
+
+
+def test_top_level_key_that_the_options_declare_is_accepted(load):
+    options = load(WithOptions, window=7, proposer_config={"name": "y"}).config.options
+    assert (options.window, options.name) == (7, "y")
+
+
+def test_key_in_both_places_is_refused(refused):
+    error = refused(WithOptions, ConfigError, window=7, proposer_config={"window": 7})
+    assert error.code == "SD-E135"
+    assert "window" in str(error)
+
+
+def test_unknown_option_is_refused_with_a_suggestion(refused):
+    error = refused(WithOptions, ConfigError, proposer_config={"windw": 7})
+    assert error.code == "SD-E131"
+    assert "did you mean 'window'?" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"), [("windw", "window"), ("draft_sample_metod", "draft_sample_method"), ("zzz", None)]
+)
+def test_unknown_top_level_key_is_refused_with_a_suggestion(refused, key, hint):
+    error = refused(WithOptions, ConfigError, **{key: 7})
+    assert error.code == "SD-E131"
+    assert (f"did you mean {hint!r}?" if hint else "unknown") in str(error)
+
+
+def test_options_of_a_proposer_without_any_are_refused(refused):
+    assert refused(Fine, ConfigError, proposer_config={"window": 7}).code == "SD-E131"
+    assert refused(Fine, ConfigError, window=7).code == "SD-E131"
+
+
+def test_wrong_option_value_names_key_and_plugin(refused):
+    error = refused(WithOptions, ConfigError, proposer_config={"window": 0, "name": 3})
+    assert error.code == "SD-E132"
+    assert "proposer_config has unusable values" in str(error)
+    assert "window" in str(error)
+    assert "name" in str(error)
+
+
+def test_plain_pydantic_options_forbid_unknown_keys_all_the_same(load, refused):
+    class Mine(Fine):
+        class Options(BaseModel):
+            window: int = 4
+            width: int = Field(1, alias="w")
+
+    assert load(Mine, proposer_config={"window": 5, "w": 2}).config.options.width == 2
+    assert refused(Mine, ConfigError, proposer_config={"other": 5}).code == "SD-E131"
+    assert refused(Mine, ConfigError, proposer_config={"window": "x"}).code == "SD-E132"
+
+
+def test_options_that_are_no_pydantic_model_are_refused(refused):
+    assert refused(type("Mine", (Fine,), {"Options": dict})).code == "SD-E115"
+
+
+def test_validator_that_raises_something_odd_is_blamed(refused):
+    class Mine(Fine):
+        class Options(StrictModel):
+            window: int = 4
+
+            @field_validator("window")
+            @classmethod
+            def _look_up(cls, value):
+                return {}[value]
+
+    error = refused(Mine, proposer_config={"window": 5})
+    assert error.code == "SD-E115"
+    assert "in _look_up" in str(error)
+
+
+def test_needs_may_be_a_value_or_a_classmethod(load, target):
+    class Computed(Fine):
+        @classmethod
+        def needs(cls, config, target):
+            return Needs(hidden_states=(target.num_layers,), max_draft_tokens=config.num_draft_tokens)
+
+    assert load(type("Mine", (Fine,), {"needs": Needs(history=True)})).needs.history
+    assert load(Computed).needs == Needs(hidden_states=(6,), max_draft_tokens=4)
+
+
+def test_refusal_gets_the_plugins_name(refused):
+    class Mine(Fine):
+        @classmethod
+        def needs(cls, config, target):
+            raise Refusal("a vocabulary of 1000 is too small", "a larger target")
+
+    error = refused(Mine, Refusal)
+    assert error.plugin == PLUGIN
+    assert "a larger target" in str(error)
+
+
+def failing_needs(cls, config, target):
+    return {}["absent"]
+
+
+def misspelt_needs(cls, config, target):
+    return Needs(hidden_state=(1,))
+
+
+@pytest.mark.parametrize(
+    ("needs", "told"),
+    [
+        (classmethod(failing_needs), "in failing_needs"),
+        (classmethod(misspelt_needs), "did you mean 'hidden_states'?"),
+        (classmethod(lambda cls, config, target: {"history": True}), "found     dict"),
+        (failing_needs, "put @classmethod above it"),
+        ({"history": True}, "found     a dict"),
+    ],
+    ids=["raises", "unknown need", "returns a dict", "plain function", "dict"],
+)
+def test_unusable_needs_are_refused(refused, needs, told):
+    error = refused(type("Mine", (Fine,), {"needs": needs}))
+    assert error.code == "SD-E114"
+    assert told in str(error)
+
+
+def test_signature_of_needs_is_checked(refused):
+    error = refused(type("Mine", (Fine,), {"needs": classmethod(lambda cls, config: Needs())}))
+    assert error.code == "SD-E111"
+    assert "needs(cls, config, target)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("needs", "told"),
+    [
+        (Needs(max_draft_tokens=3), ("is 4", "at most 3", '"num_speculative_tokens": 3')),
+        (Needs(min_draft_tokens=5), ("is 4", "at least 5", '"num_speculative_tokens": 5')),
+    ],
+)
+def test_draft_length_outside_what_is_offered_is_refused_with_numbers(refused, needs, told):
+    error = refused(type("Mine", (Fine,), {"needs": needs}), Refusal)
+    assert all(fact in str(error) for fact in told)
+
+
+def test_experimental_notice_names_class_distribution_version_and_length(load, caplog):
+    load(Fine)
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert record.name == "specdec"
+    for fact in ("test_load:Mine", "dist-x", "0.3.1", "K=4", "API 0.1 is experimental"):
+        assert fact in text
+    assert "\n" not in text
+
+
+def test_construct_gives_an_instance(load):
+    loaded = load(Fine)
+    assert construct(loaded).config is loaded.config
+
+
+def test_failing_constructor_is_blamed_with_the_authors_line(load):
+    class Mine(Fine):
+        def __init__(self, config):
+            self.table = {}["absent"]
+
+    with pytest.raises(PluginLoadError) as info:
+        construct(load(Mine))
+    assert info.value.code == "SD-E116"
+    assert f"{__file__}" in str(info.value)
+    assert "dist-x:mine 0.3.1" in str(info.value)
+    assert isinstance(info.value.__cause__, KeyError)
+
+
+def test_refusing_constructor_stays_a_refusal(load):
+    class Mine(Fine):
+        def __init__(self, config):
+            raise Refusal("no corpus")
+
+    with pytest.raises(Refusal, match="dist-x:mine") as info:
+        construct(load(Mine))
+    assert info.value.reason == "no corpus"
