@@ -1,0 +1,1 @@
+"""Operations on tensors, chosen by device type; they import torch only."""

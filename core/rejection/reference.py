@@ -1,0 +1,198 @@
+"""The specification: verification one request at a time, in float64, written to be read.
+
+Letters as in arXiv 2211.17192: p is the target's law, q the law a draft x was drawn from. The batched backends
+must return what this file returns for the same coins, except where a coin lies within 1e-6 of a boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.pick import LARGEST_UNIFORM
+from .coins import draw_coins
+from .types import (
+    NO_PROPOSAL,
+    PADDING_TOKEN_ID,
+    STATUS_BAD_ROW,
+    STATUS_EMPTY_RESIDUAL,
+    Coins,
+    DraftLaws,
+    DraftRows,
+    LawKind,
+    SamplingRows,
+    Verdict,
+)
+
+
+@dataclass(frozen=True)
+class Params:
+    """Sampling parameters of one request."""
+
+    temperature: float = 1.0  # <= 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+
+
+def target_law(logits: Tensor, params: Params) -> Tensor:
+    """p of one row of logits [V], float64 [V].
+
+    Temperature, then min-p, top-k and top-p in this order, each a threshold that keeps ties. A greedy row and a
+    bad row always give their argmax, the lowest index winning; a NaN is never given.
+    """
+    if params.temperature <= 0 or is_bad(logits):
+        best = torch.where(logits.isnan(), -math.inf, logits).argmax()
+        return torch.nn.functional.one_hot(best, len(logits)).double()
+    z = logits.double() * (math.log2(math.e) / params.temperature)
+    z = z - z.max()
+    if params.min_p > 0:
+        z = z.masked_fill(z < math.log2(params.min_p), -math.inf)
+    if 0 < params.top_k < len(z):
+        kth = z.sort(descending=True).values[params.top_k - 1]
+        z = z.masked_fill(z < kth, -math.inf)
+    if params.top_p < 1:
+        descending = z.sort(descending=True).values
+        mass = descending.exp2().cumsum(0)
+        too_little = int((mass < params.top_p * mass[-1]).sum())
+        z = z.masked_fill(z < descending[too_little], -math.inf)
+    return z.exp2() / z.exp2().sum()
+
+
+def is_bad(logits: Tensor) -> bool:
+    """A row with a NaN, or without a finite maximum."""
+    return not math.isfinite(float(logits.max()))
+
+
+def draft_law(laws: DraftLaws, request: int, position: int, vocab_size: int) -> Tensor | None:
+    """q of one draft over the target's vocabulary, float64 [V]; None: one-hot, or no tensor given for its kind."""
+    kind = LawKind(int(laws.kind[request]))
+    if kind == LawKind.SPARSE and laws.sparse_ids is not None and laws.sparse_probs is not None:
+        ids, probs = laws.sparse_ids[request, position], laws.sparse_probs[request, position].double()
+        return torch.zeros(vocab_size, dtype=torch.float64).index_add(0, ids[ids >= 0], probs[ids >= 0])
+    if kind == LawKind.DENSE_PROBS and laws.probs is not None:
+        q = laws.probs[request, position].double()
+    elif kind == LawKind.DENSE_LOGITS and laws.logits is not None:
+        q = target_law(laws.logits[request, position], Params())
+    else:
+        return None
+    if laws.t2d is not None:
+        return torch.where(laws.t2d >= 0, q[laws.t2d.clamp(min=0)], 0.0)
+    return torch.nn.functional.pad(q, (0, max(0, vocab_size - len(q))))[:vocab_size]
+
+
+def draw(weights: Tensor, coin: float) -> int:
+    """Inverse CDF in index order: the smallest id whose cumulative weight exceeds coin * mass."""
+    cumulative = weights.cumsum(0)
+    return int((cumulative <= min(coin, LARGEST_UNIFORM) * cumulative[-1]).sum())
+
+
+@dataclass(frozen=True)
+class Step:
+    """One logits row, and what is needed to judge the draft after it or to emit a token there."""
+
+    p: Tensor  # [V]
+    bad: bool  # the row's logits are bad: nothing is accepted on it
+    q: Tensor | None  # [V]; None: the draft is one-hot, or the request greedy
+    accept_coin: float
+    output_coin: float  # 0 for a greedy request
+
+    def target_token(self) -> int:
+        return draw(self.p, self.output_coin)
+
+    def accept_prob(self, x: int) -> float:
+        """min(1, p/q), or p(x) of a one-hot draft; 0 for a draft outside the vocabulary."""
+        if self.bad or not 0 <= x < len(self.p) or self.p[x] == 0:
+            return 0.0
+        return float(self.p[x] if self.q is None else (self.p[x] / self.q[x]).clamp(max=1))
+
+    def accepts(self, x: int) -> bool:
+        if self.accept_prob(x) == 0:
+            return False
+        if self.q is None:
+            return self.target_token() == x
+        return bool(self.p[x] >= self.q[x] or self.accept_coin * self.q[x] < self.p[x])
+
+    def recovered(self) -> tuple[int, int]:
+        """The token emitted in place of a rejected draft, and status bits."""
+        if self.bad:
+            return self.target_token(), STATUS_BAD_ROW
+        if self.q is None:
+            return self.target_token(), 0
+        residual = (self.p - self.q).clamp(min=0)
+        if not residual.sum() > 0:
+            return self.target_token(), STATUS_EMPTY_RESIDUAL
+        return draw(residual, self.output_coin), 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict on one request."""
+
+    output_ids: list[int]
+    accept_probs: list[float]  # of the examined drafts
+    status: int
+
+
+def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
+    """One step for each draft, and one more for the bonus token. No step at all emits nothing."""
+    accepted: list[int] = []
+    probs: list[float] = []
+    for step, x in zip(steps, [*drafts, NO_PROPOSAL], strict=True):
+        if x == NO_PROPOSAL:
+            status = STATUS_BAD_ROW if step.bad else 0
+            return Outcome([*accepted, step.target_token()], probs, status)
+        probs.append(step.accept_prob(x))
+        if not step.accepts(x):
+            token, status = step.recovered()
+            return Outcome([*accepted, token], probs, status)
+        accepted.append(x)
+    raise AssertionError("the bonus step always emits")
+
+
+def verify(
+    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None = None
+) -> Verdict:
+    """See `verify` in `sampler.py`: the same signature and the same result, on the CPU."""
+    coins = coins or draw_coins(drafts, sampling)
+    bounds = cu_rows.tolist()
+    outcomes = []
+    for b, length in enumerate(drafts.lengths.tolist()):
+        rows = logits[bounds[b] : bounds[b + 1]]
+        if len(rows):
+            steps = [_step(row, b, i, drafts, sampling, coins) for i, row in enumerate(rows)]
+            outcomes.append(verify_request(steps, drafts.token_ids[b, :length].tolist()))
+        else:
+            outcomes.append(Outcome([], [], 0))
+    width = drafts.token_ids.shape[1]
+    output_ids = [outcome.output_ids + [PADDING_TOKEN_ID] * (width + 1) for outcome in outcomes]
+    accept_probs = [outcome.accept_probs + [math.nan] * width for outcome in outcomes]
+    return Verdict(
+        output_ids=torch.tensor([ids[: width + 1] for ids in output_ids]),
+        num_accepted=torch.tensor([max(0, len(outcome.output_ids) - 1) for outcome in outcomes]),
+        accept_prob=torch.tensor([probs[:width] for probs in accept_probs], dtype=torch.float32),
+        status=torch.tensor([outcome.status for outcome in outcomes]),
+    )
+
+
+def _step(row: Tensor, b: int, i: int, drafts: DraftRows, sampling: SamplingRows, coins: Coins) -> Step:
+    params = Params(
+        temperature=float(sampling.temperature[b]),
+        top_k=int(sampling.top_k[b]),
+        top_p=float(sampling.top_p[b]),
+        min_p=float(sampling.min_p[b]),
+    )
+    greedy = params.temperature <= 0
+    q = None
+    if drafts.laws is not None and i < int(drafts.lengths[b]) and not greedy:
+        q = draft_law(drafts.laws, b, i, len(row))
+    return Step(
+        p=target_law(row, params),
+        bad=is_bad(row),
+        q=q,
+        accept_coin=float(coins.accept[b, i]) if coins.accept is not None and q is not None else 0.5,
+        output_coin=0.0 if greedy else float(coins.output[b, i]),
+    )

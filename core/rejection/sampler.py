@@ -1,0 +1,85 @@
+"""The two calls of the engine, and the table that chooses their backend by device type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from . import torch_backend
+from .types import Coins, DraftRows, SamplingRows, Verdict
+
+
+class VerifyBackend(Protocol):
+    """One implementation of `verify`."""
+
+    def __call__(
+        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None
+    ) -> Verdict: ...
+
+
+VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
+    {"cpu": torch_backend.verify, "cuda": torch_backend.verify}
+)
+
+
+def verify(
+    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None = None
+) -> Verdict:
+    """Keep some drafts and emit one more token per request, so that the output follows the target's law.
+
+    logits [R, V] bfloat16, float16, float32 or float64, last dimension contiguous; cu_rows [B + 1] int64: request b
+    owns rows cu_rows[b] to cu_rows[b + 1], which are lengths[b] + 1 rows, or none (it then emits nothing). Row i
+    follows the request's first i drafts, the last row all of them. Without coins the random numbers are those of
+    the request seeds. Inputs are never modified.
+
+    Raises ValueError where shapes contradict each other or no backend serves the device.
+    """
+    _check(logits, cu_rows, drafts, sampling, coins)
+    backend = VERIFY_BACKENDS.get(logits.device.type)
+    if backend is None:
+        known = ", ".join(VERIFY_BACKENDS)
+        raise ValueError(f"no rejection sampler for device type {logits.device.type!r}; there is one for: {known}")
+    return backend(logits, cu_rows, drafts, sampling, coins)
+
+
+def sample(logits: Tensor, sampling: SamplingRows, coins: Coins | None = None) -> Verdict:
+    """Plain sampling: `verify` without drafts, one row per request.
+
+    logits [B, V]; the token of request b is output_ids[b, 0].
+    """
+    num_requests = len(logits)
+    device = logits.device
+    drafts = DraftRows(
+        token_ids=torch.empty((num_requests, 0), dtype=torch.int64, device=device),
+        lengths=torch.zeros(num_requests, dtype=torch.int64, device=device),
+    )
+    return verify(logits, torch.arange(num_requests + 1, device=device), drafts, sampling, coins)
+
+
+def _check(logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None) -> None:
+    """Metadata only: no value is read, so nothing waits for the device."""
+    if logits.dim() != 2 or drafts.token_ids.dim() != 2:
+        found = f"{list(logits.shape)} and {list(drafts.token_ids.shape)}"
+        raise ValueError(f"expected logits [R, V] and token_ids [B, K], got {found}")
+    num_rows, vocab_size = logits.shape
+    num_requests, num_positions = drafts.token_ids.shape
+    if (vocab_size > 1 and logits.stride(1) != 1) or (num_rows > 1 and logits.stride(0) == 0):
+        found = f"strides {logits.stride()}"
+        raise ValueError(f"expected contiguous logits rows that share no memory, got {found}; call .contiguous()")
+    expected = {"cu_rows": (cu_rows, num_requests + 1), "lengths": (drafts.lengths, num_requests)}
+    expected |= {"temperature": (sampling.temperature, num_requests), "position": (sampling.position, num_requests)}
+    for name, (tensor, length) in expected.items():
+        if tensor.shape != (length,):
+            shape = list(tensor.shape)
+            raise ValueError(f"expected {name} [{length}] for {num_requests} requests, got {shape}")
+    if coins is None:
+        return
+    if coins.output.shape != (num_requests, num_positions + 1):
+        shape = list(coins.output.shape)
+        raise ValueError(f"expected output coins [{num_requests}, {num_positions + 1}], got {shape}")
+    if drafts.laws is not None and (coins.accept is None or coins.accept.shape != (num_requests, num_positions)):
+        raise ValueError(f"expected accept coins [{num_requests}, {num_positions}] because draft laws are given")

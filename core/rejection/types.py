@@ -1,0 +1,91 @@
+"""What verification takes and gives: drafts and their laws, sampling parameters, coins, the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from torch import Tensor
+
+PADDING_TOKEN_ID = -1
+NO_PROPOSAL = -1
+IMPOSSIBLE = -2
+
+STATUS_BAD_ROW = 1
+STATUS_EMPTY_RESIDUAL = 4
+
+
+class LawKind(IntEnum):
+    """How a request row's drafts were drawn; the tag of `DraftLaws.kind`."""
+
+    ONE_HOT = 0
+    DENSE_PROBS = 1
+    DENSE_LOGITS = 2
+    SPARSE = 3
+
+
+@dataclass(frozen=True)
+class DraftLaws:
+    """The laws that drafts were drawn from. Only the tensors whose kind occurs are present.
+
+    A reported law must be the law of the draw: after the drafter's own temperature, filters, rounding and
+    vocabulary map. Entries of rows with another kind, and of positions beyond a row's length, are never used.
+    """
+
+    kind: Tensor  # [B] uint8, LawKind
+    probs: Tensor | None = None  # [B, K, Vq]
+    logits: Tensor | None = None  # [B, K, Vq]; law = softmax(logits), temperature and filters already applied
+    sparse_ids: Tensor | None = None  # [B, K, M] int64 target ids, -1 padded
+    sparse_probs: Tensor | None = None  # [B, K, M]
+    t2d: Tensor | None = None  # [V] int64, target id -> draft id or -1; None: draft id d is target id d
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Drafts of a batch, as target ids.
+
+    Two sentinels may stand at a position within `lengths`, and they mean different laws for the token emitted
+    there: NO_PROPOSAL, nothing was drawn (the token follows p), and IMPOSSIBLE, something was drawn that can
+    never be accepted (the token follows the residual of p and q).
+    """
+
+    token_ids: Tensor  # [B, K] int64, padded with -1
+    lengths: Tensor  # [B] int64, 0..K
+    laws: DraftLaws | None = None  # None: every row is one-hot
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """Sampling parameters per request."""
+
+    temperature: Tensor  # [B] float32; <= 0: greedy
+    top_k: Tensor  # [B] int64; 0: off
+    top_p: Tensor  # [B] float32; 1: off
+    min_p: Tensor  # [B] float32; 0: off
+    seed: Tensor  # [B] int64
+    position: Tensor  # [B] int64, absolute index of the token that the request's first logits row emits
+    all_greedy: bool  # host facts: they skip work and never change a result
+    any_filter: bool
+
+
+@dataclass(frozen=True)
+class Coins:
+    """Explicit uniforms in (0, 1) instead of those of the request seeds, for proofs and for streams of one's own."""
+
+    output: Tensor  # [B, K + 1] float64: draws the token of row i where the request stops there
+    accept: Tensor | None = None  # [B, K] float64: judges draft i against its law; None: no row needs it
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one step.
+
+    `accept_prob` holds min(1, p/q) of each examined draft (p(x) for a one-hot draft, 1 or 0 for a greedy row) and
+    NaN elsewhere: after the stop, in padding, at NO_PROPOSAL. It is None when the batch is all greedy, where
+    `num_accepted` says it all.
+    """
+
+    output_ids: Tensor  # [B, K + 1] int64, -1 padded: accepted drafts, then one recovered or bonus token
+    num_accepted: Tensor  # [B] int64, 0..lengths
+    accept_prob: Tensor | None  # [B, K] float32
+    status: Tensor  # [B] int64, bits STATUS_BAD_ROW and STATUS_EMPTY_RESIDUAL

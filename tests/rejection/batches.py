@@ -1,0 +1,158 @@
+"""Random batches of every kind of request, and the pieces to cut, shuffle and compare them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specdec.core.rejection import (
+    IMPOSSIBLE,
+    NO_PROPOSAL,
+    Coins,
+    DraftLaws,
+    DraftRows,
+    LawKind,
+    SamplingRows,
+    Verdict,
+    verify,
+)
+
+ALL_KINDS = tuple(LawKind)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of one call of `verify`."""
+
+    logits: Tensor
+    cu_rows: Tensor
+    drafts: DraftRows
+    sampling: SamplingRows
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.drafts.lengths)
+
+    def verify(self, coins: Coins | None = None) -> Verdict:
+        return verify(self.logits, self.cu_rows, self.drafts, self.sampling, coins)
+
+    def rows(self, request: int) -> Tensor:
+        return self.logits[int(self.cu_rows[request]) : int(self.cu_rows[request + 1])]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What kind of batch to make."""
+
+    num_requests: int = 6
+    num_drafts: int = 3
+    vocab_size: int = 11
+    kinds: tuple[LawKind, ...] = ALL_KINDS
+    filters: bool = True
+    greedy: float = 0.2  # share of greedy requests
+    idle: float = 0.1  # share of requests without rows
+    holes: bool = True  # sentinels within the drafts
+    mapped: bool = False
+    dtype: torch.dtype = torch.float32
+
+
+def random_batch(seed: int, shape: Shape) -> Batch:
+    """Half of the drafts are the target's likeliest token, so that prefixes of every length are accepted."""
+    g = torch.Generator().manual_seed(seed)
+    num, width, vocab = shape.num_requests, shape.num_drafts, shape.vocab_size
+    idle = torch.rand(num, generator=g) < shape.idle
+    lengths = torch.randint(0, width + 1, (num,), generator=g).masked_fill(idle, 0)
+    num_rows = torch.where(idle, 0, lengths + 1)
+    cu_rows = torch.nn.functional.pad(num_rows.cumsum(0), (1, 0))
+    logits = (2.5 * torch.randn(int(cu_rows[-1]), vocab, generator=g)).to(shape.dtype)
+    logits[:, 1:] = logits[:, 1:].masked_fill(torch.rand(len(logits), vocab - 1, generator=g) < 0.1, -math.inf)
+    token_ids = torch.randint(0, vocab, (num, width), generator=g)
+    places = (cu_rows[:-1].unsqueeze(1) + torch.arange(width)).clamp(max=max(0, len(logits) - 1))
+    if len(logits):
+        likely = torch.rand(num, width, generator=g) < 0.5
+        token_ids = torch.where(likely, logits.argmax(-1)[places], token_ids)
+    if shape.holes:
+        token_ids[torch.rand(num, width, generator=g) < 0.05] = NO_PROPOSAL
+        token_ids[torch.rand(num, width, generator=g) < 0.05] = IMPOSSIBLE
+    token_ids = token_ids.masked_fill(torch.arange(width) >= lengths.unsqueeze(1), -1)
+    laws = _random_laws(g, shape) if shape.kinds != (LawKind.ONE_HOT,) else None
+    return Batch(logits, cu_rows, DraftRows(token_ids, lengths, laws), _random_sampling(g, shape))
+
+
+def _random_laws(g: torch.Generator, shape: Shape) -> DraftLaws:
+    num, width, vocab = shape.num_requests, shape.num_drafts, shape.vocab_size
+    kinds = torch.tensor(shape.kinds)[torch.randint(0, len(shape.kinds), (num,), generator=g)]
+    t2d, draft_vocab = None, vocab
+    if shape.mapped:
+        draft_vocab = max(1, vocab // 2)
+        d2t = torch.randperm(vocab, generator=g)[:draft_vocab]
+        t2d = torch.full((vocab,), -1).scatter(0, d2t, torch.arange(draft_vocab))
+    top_m = min(3, vocab)
+    ids = torch.rand(num, width, vocab, generator=g).topk(top_m).indices
+    probs = torch.rand(num, width, top_m, generator=g)
+    return DraftLaws(
+        kind=kinds.to(torch.uint8),
+        probs=torch.randn(num, width, draft_vocab, generator=g).softmax(-1),
+        logits=2 * torch.randn(num, width, draft_vocab, generator=g),
+        sparse_ids=torch.nn.functional.pad(ids, (0, 1), value=-1),
+        sparse_probs=torch.nn.functional.pad(probs / probs.sum(-1, keepdim=True), (0, 1), value=0.7),
+        t2d=t2d,
+    )
+
+
+def _random_sampling(g: torch.Generator, shape: Shape) -> SamplingRows:
+    num = shape.num_requests
+
+    def some(values: Tensor, off: float) -> Tensor:
+        use = (torch.rand(num, generator=g) < 0.5) & torch.tensor(shape.filters)
+        return torch.where(use, values, off)
+
+    greedy = torch.rand(num, generator=g) < shape.greedy
+    temperature = (0.4 + 1.2 * torch.rand(num, generator=g)).masked_fill(greedy, 0.0)
+    return SamplingRows(
+        temperature=temperature,
+        top_k=some(torch.randint(1, shape.vocab_size + 2, (num,), generator=g), 0).long(),
+        top_p=some(torch.rand(num, generator=g), 1.0),
+        min_p=some(0.3 * torch.rand(num, generator=g), 0.0),
+        seed=torch.randint(-(2**62), 2**62, (num,), generator=g),
+        position=torch.randint(0, 2**40, (num,), generator=g),
+        all_greedy=bool(greedy.all()),
+        any_filter=shape.filters,
+    )
+
+
+def select(batch: Batch, requests: Tensor) -> Batch:
+    """The batch of these requests only, in this order."""
+    rows = [batch.rows(int(b)) for b in requests]
+    cu_rows = torch.tensor([0, *(len(r) for r in rows)]).cumsum(0)
+    drafts, laws = batch.drafts, batch.drafts.laws
+    if laws is not None:
+        tensors = ("kind", "probs", "logits", "sparse_ids", "sparse_probs")
+        laws = replace(laws, **{name: getattr(laws, name)[requests] for name in tensors})
+    sampling = batch.sampling
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
+    return Batch(
+        torch.cat(rows),
+        cu_rows,
+        DraftRows(drafts.token_ids[requests], drafts.lengths[requests], laws),
+        replace(sampling, **{name: getattr(sampling, name)[requests] for name in names}),
+    )
+
+
+def equal(left: Verdict, right: Verdict) -> bool:
+    """Bitwise equality of two verdicts, NaN equal to NaN."""
+    pairs = [(left.output_ids, right.output_ids), (left.num_accepted, right.num_accepted), (left.status, right.status)]
+    if left.accept_prob is None or right.accept_prob is None:
+        return left.accept_prob is right.accept_prob and all(torch.equal(a, b) for a, b in pairs)
+    same = torch.allclose(left.accept_prob, right.accept_prob, rtol=0, atol=0, equal_nan=True)
+    return same and all(torch.equal(a, b) for a, b in pairs)
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """Every tensor that a call is given."""
+    laws = batch.drafts.laws
+    values = [batch.logits, batch.cu_rows, *vars(batch.drafts).values(), *vars(batch.sampling).values()]
+    return [v for v in [*values, *(vars(laws).values() if laws else [])] if isinstance(v, Tensor)]

@@ -1,0 +1,95 @@
+"""The batched backend gives the tokens of the specification for the same coins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.core.rejection import Coins, LawKind, reference
+from specdec.core.rejection.coins import draw_coins
+
+from .batches import ALL_KINDS, Batch, Shape, equal, random_batch
+from .mutation import copied
+
+BOUNDARY = 1e-6
+SHAPES = {
+    "mixed": Shape(),
+    "one_hot": Shape(kinds=(LawKind.ONE_HOT,)),
+    "mapped": Shape(mapped=True, kinds=(LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS)),
+    "greedy": Shape(greedy=1.0),
+    "tiles": Shape(vocab_size=300, num_requests=4),
+    "one_token": Shape(vocab_size=1, num_requests=4),
+    "wide_drafts": Shape(num_drafts=9, num_requests=3),
+}
+NUM_BATCHES = 25
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Requests compared, and those that differ with and without a coin on a boundary."""
+
+    compared: int
+    excused: int
+    different: list[int]
+
+
+def compare(batch: Batch) -> Comparison:
+    got = batch.verify()
+    exact = replace(batch, logits=batch.logits.double())
+    coins = draw_coins(batch.drafts, batch.sampling)
+    want = reference.verify(exact.logits, exact.cu_rows, exact.drafts, exact.sampling, coins)
+    differs = (got.output_ids != want.output_ids).any(1) | (got.status != want.status)
+    excused = differs & (_on_a_boundary(exact, coins, want.output_ids) if differs.any() else differs)
+    return Comparison(batch.num_requests, int(excused.sum()), (differs & ~excused).nonzero().flatten().tolist())
+
+
+def _on_a_boundary(batch: Batch, coins: Coins, output_ids: Tensor) -> Tensor:
+    moved = torch.zeros(batch.num_requests, dtype=torch.bool)
+    for shift in (-BOUNDARY, BOUNDARY):
+        accept = None if coins.accept is None else coins.accept + shift
+        for shifted in (Coins(coins.output + shift, coins.accept), Coins(coins.output, accept)):
+            near = reference.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling, shifted)
+            moved |= (near.output_ids != output_ids).any(1)
+    return moved
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_same_tokens_for_same_coins(shape: Shape, dtype: torch.dtype) -> None:
+    results = [compare(random_batch(seed, replace(shape, dtype=dtype))) for seed in range(NUM_BATCHES)]
+    assert [r.different for r in results] == [[]] * NUM_BATCHES
+    assert sum(r.excused for r in results) <= 1e-4 * sum(r.compared for r in results)
+
+
+@pytest.mark.parametrize("kinds", [ALL_KINDS, (LawKind.ONE_HOT,)], ids=["reported", "one_hot"])
+def test_same_acceptance_probabilities(kinds: tuple[LawKind, ...]) -> None:
+    for seed in range(20):
+        batch = random_batch(seed, Shape(kinds=kinds))
+        got = batch.verify().accept_prob
+        want = reference.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling).accept_prob
+        assert got is not None
+        assert want is not None
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def as_on_a_device(path: str, text: str) -> str:
+    """The source with every branch taken that avoids reading values on the host."""
+    return text.replace('device.type == "cpu"', 'device.type == "none"').replace(
+        'device.type != "cpu"', 'device.type != "none"'
+    )
+
+
+def test_path_without_host_reads_gives_the_same_verdicts(tmp_path: Path) -> None:
+    """What runs on a device that must not wait for the host, here on the CPU; bad rows among the others."""
+    with copied("as_on_a_device", as_on_a_device, tmp_path) as package:
+        for name, shape in SHAPES.items():
+            for seed in range(15):
+                batch = random_batch(seed, shape)
+                if seed % 3 == 0 and len(batch.logits):
+                    batch.logits[:: 1 + seed % 4, 0] = torch.nan
+                verdict = package.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
+                assert equal(verdict, batch.verify()), (name, seed)

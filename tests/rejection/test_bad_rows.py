@@ -1,0 +1,138 @@
+"""Rows with NaN, infinities or no survivor: a valid token, a status bit, and no harm to the neighbours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec.core.rejection import (
+    STATUS_BAD_ROW,
+    STATUS_EMPTY_RESIDUAL,
+    Coins,
+    DraftLaws,
+    DraftRows,
+    LawKind,
+    reference,
+    sample,
+    verify,
+)
+from specdec.core.rejection.reference import Params
+
+from .batches import Shape, equal, random_batch, select
+from .problems import sampling_rows
+
+NAN, INF = math.nan, math.inf
+BAD_ROWS = {
+    "one_nan": ([1.0, NAN, 5.0, 2.0], 2),
+    "nan_at_the_maximum": ([1.0, 3.0, NAN, 2.0], 1),
+    "all_nan": ([NAN] * 4, 0),
+    "all_minus_inf": ([-INF] * 4, 0),
+    "plus_inf": ([1.0, INF, 5.0, 2.0], 1),
+    "two_plus_inf": ([1.0, INF, 5.0, INF], 1),
+    "nan_and_inf": ([NAN, -INF, INF, 0.0], 2),
+    "nan_else_minus_inf": ([NAN, -INF, -INF, -INF], 0),
+}
+MODES = {
+    "greedy": [Params(temperature=0.0)] * 3,
+    "sampled": [Params()] * 3,
+    "filtered": [Params(top_k=2, top_p=0.9, min_p=0.1)] * 3,
+    "mixed": [Params(), Params(temperature=0.0), Params(top_p=0.5)],
+}
+HEALTHY = [4.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("function", [verify, reference.verify], ids=["backend", "reference"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_bad_row_emits_its_argmax_and_rejects_its_draft(name: str, mode: str, function: object) -> None:
+    row, best = BAD_ROWS[name]
+    logits = torch.tensor([HEALTHY, HEALTHY, row, HEALTHY, HEALTHY, HEALTHY])
+    drafts = DraftRows(torch.tensor([[0], [best], [0]]), torch.tensor([1, 1, 1]))
+    coins = Coins(torch.full((3, 2), 0.3, dtype=torch.float64))
+    verdict = function(logits, torch.tensor([0, 2, 4, 6]), drafts, sampling_rows(MODES[mode]), coins)
+    assert verdict.output_ids.tolist() == [[0, 0], [best, -1], [0, 0]]
+    assert verdict.num_accepted.tolist() == [1, 0, 1]
+    assert verdict.status.tolist() == [0, STATUS_BAD_ROW, 0]
+    if verdict.accept_prob is not None:
+        assert verdict.accept_prob[1, 0] == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bad_row_after_the_stop_is_not_reported(mode: str) -> None:
+    logits = torch.tensor([HEALTHY, [NAN] * 4, HEALTHY, [NAN] * 4, HEALTHY, HEALTHY])
+    drafts = DraftRows(torch.tensor([[3], [0], [3]]), torch.tensor([1, 1, 1]))
+    coins = Coins(torch.full((3, 2), 0.3, dtype=torch.float64))
+    verdict = verify(logits, torch.tensor([0, 2, 4, 6]), drafts, sampling_rows(MODES[mode]), coins)
+    assert verdict.status.tolist() == [0, STATUS_BAD_ROW, 0]
+    assert verdict.output_ids.tolist() == [[0, -1], [0, 0], [0, -1]]
+
+
+def test_bad_rows_change_nothing_for_their_neighbours() -> None:
+    """Including the bits: the repair must not take another path for healthy rows."""
+    for seed in range(20):
+        batch = random_batch(seed, Shape(idle=0.0, vocab_size=140))
+        poisoned = batch.logits.clone()
+        poisoned[: int(batch.cu_rows[1])] = NAN
+        rest = torch.arange(1, batch.num_requests)
+        alone = select(batch, rest).verify()
+        beside = replace(batch, logits=poisoned).verify()
+        assert torch.equal(beside.output_ids[1:], alone.output_ids)
+        assert torch.equal(beside.status[1:], alone.status)
+
+
+@pytest.mark.parametrize("kind", [LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS, LawKind.SPARSE])
+def test_nan_in_a_reported_law_emits_a_likely_token(kind: LawKind) -> None:
+    laws = DraftLaws(
+        kind=torch.tensor([kind], dtype=torch.uint8),
+        probs=torch.full((1, 1, 4), NAN),
+        logits=torch.full((1, 1, 4), NAN),
+        sparse_ids=torch.arange(4).view(1, 1, 4),
+        sparse_probs=torch.full((1, 1, 4), NAN),
+    )
+    drafts = DraftRows(torch.tensor([[3]]), torch.tensor([1]), laws)
+    logits = torch.tensor([[5.0, -INF, 4.0, -INF]] * 2)
+    verdict = verify(logits, torch.tensor([0, 2]), drafts, sampling_rows([Params()]))
+    assert int(verdict.num_accepted) == 0
+    assert int(verdict.output_ids[0, 0]) in (0, 2)
+
+
+@pytest.mark.parametrize("function", [verify, reference.verify], ids=["backend", "reference"])
+def test_residual_emptied_by_a_wrong_law_falls_back_to_the_target(function: object) -> None:
+    """q above p everywhere is no probability, yet it must not lead to a token of probability 0."""
+    laws = DraftLaws(torch.tensor([LawKind.DENSE_PROBS], dtype=torch.uint8), probs=torch.full((1, 1, 4), 2.0))
+    drafts = DraftRows(torch.tensor([[0]]), torch.tensor([1]), laws)
+    logits = torch.tensor([[0.0, -INF, 0.0, -INF]] * 2)
+    coins = Coins(torch.full((1, 2), 0.75).double(), torch.full((1, 1), 0.9).double())
+    verdict = function(logits, torch.tensor([0, 2]), drafts, sampling_rows([Params()]), coins)
+    assert verdict.output_ids.tolist() == [[2, -1]]
+    assert verdict.status.tolist() == [STATUS_EMPTY_RESIDUAL]
+
+
+def test_nan_is_never_sampled() -> None:
+    logits = torch.zeros(1, 300)
+    logits[0, ::2] = NAN
+    coins = [Coins(torch.tensor([[u]], dtype=torch.float64)) for u in torch.linspace(0.01, 0.99, 50).tolist()]
+    tokens = {int(sample(logits, sampling_rows([Params()]), coin).output_ids) for coin in coins}
+    assert tokens == {1}
+
+
+@pytest.mark.parametrize("vocab_size", [4, 129, 4224])
+def test_tail_tile_never_gives_an_id_beyond_the_vocabulary(vocab_size: int) -> None:
+    """The last tile is all zeros, and padding must not win the tie."""
+    logits = torch.full((1, vocab_size), -INF)
+    logits[0, 0] = 0.0
+    for params in (Params(), Params(temperature=0.0), Params(top_p=0.5)):
+        for coin in (2.0**-53, 0.5, 1 - 2.0**-53, 1.0):
+            verdict = sample(logits, sampling_rows([params]), Coins(torch.tensor([[coin]], dtype=torch.float64)))
+            assert verdict.output_ids.tolist() == [[0]]
+
+
+def test_bad_rows_are_the_same_bits_with_and_without_all_greedy() -> None:
+    for seed in range(10):
+        batch = random_batch(seed, Shape(greedy=1.0, filters=False))
+        batch.logits[::3, 1] = NAN
+        slow = replace(batch, sampling=replace(batch.sampling, all_greedy=False)).verify()
+        assert equal(replace(slow, accept_prob=None), batch.verify())
