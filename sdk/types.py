@@ -102,10 +102,11 @@ class SamplingView:
 
 @dataclass(frozen=True, kw_only=True)
 class StepView:
-    """What a proposer sees of one step, after its tokens were committed. Borrowed: valid during the call, not to be written.
+    """What a proposer sees of one step, after its tokens were committed.
 
-    Every request that computed anything in the step and goes on is here; drafts are wanted where `budget` is positive.
-    A request is never shown before its `on_start` or after its `on_finish`.
+    Borrowed: valid during the call, not to be written. Every request that computed anything in the step and goes on is
+    here; drafts are wanted where `budget` is positive. A request is never shown before its `on_start` or after its
+    `on_finish`.
     """
 
     request_ids: tuple[str, ...]  # [B]

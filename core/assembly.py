@@ -1,0 +1,150 @@
+"""Builds an engine's parts from its configuration, in the order in which each can be refused cheaply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from specdec.sdk import ConfigError, TargetInfo
+
+from .engine_config import EngineConfig
+from .guest import Guest
+from .hooks import Observers, load_hooks
+from .memory import num_kv_blocks
+from .metrics import EngineMetrics
+from .registry import PluginSettings
+from .runner.block_pool import BlockPool
+from .runner.draft_store import DraftStore, LawBuffers
+from .runner.kv_cache import KVCache
+from .runner.model_support import locate_model
+from .runner.scheduler import Scheduler
+from .runner.step import Runner
+from .runner.target import TargetModel, load_config
+from .speculation import Speculation, SpeculativeSettings
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything an engine is made of."""
+
+    info: TargetInfo
+    target: TargetModel
+    tokenizer: Any
+    eos_token_ids: frozenset[int]
+    scheduler: Scheduler
+    drafts: DraftStore
+    runner: Runner
+    metrics: EngineMetrics
+    observers: Observers
+    guest: Guest | None
+    kv_capacity: int  # tokens of one request that the cache can hold
+
+
+def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
+    """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
+    path = locate_model(config.model)
+    device = _device(config.device)
+    hf_config = load_config(path)
+    dtype = _dtype(config.dtype, hf_config, device)
+    info = _target_info(config, path, hf_config, dtype, device)
+    hooks = load_hooks(settings)
+    speculation = Speculation.prepare(speculative_config, info, settings, hooks)
+    tokenizer = _tokenizer(config, path)
+    target = TargetModel.load(path, hf_config, dtype, device, config.moe_backend)
+    num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None)
+    lookahead = speculation.lookahead if speculation else 0
+    pool = BlockPool(num_blocks, config.block_size)
+    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, lookahead)
+    cache = KVCache(target.layer_shapes, num_blocks, config.block_size, dtype, device)
+    metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")
+    drafts = DraftStore(speculation.law_buffers(info, device) if speculation else LawBuffers.none())
+    guest = None
+    if speculation:
+        services = speculation.services(info, target, tokenizer, scheduler, num_blocks)
+        guest = speculation.guest(info, services, metrics, hooks.observers, device)
+        target.capture(guest.needs.hidden_states)
+    runner = Runner(target, cache, scheduler, drafts, metrics, guest, config.enable_profiling)
+    return Parts(
+        info=info,
+        target=target,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(target),
+        scheduler=scheduler,
+        drafts=drafts,
+        runner=runner,
+        metrics=metrics,
+        observers=hooks.observers,
+        guest=guest,
+        kv_capacity=num_blocks * config.block_size - lookahead,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("SD-E147", f"device {name!r} was asked for, and torch finds no CUDA device")
+    return device
+
+
+def _dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    return torch.float32 if device.type == "cpu" else hf_config.dtype or torch.bfloat16
+
+
+def _target_info(
+    config: EngineConfig, path: str, hf_config: Any, dtype: torch.dtype, device: torch.device
+) -> TargetInfo:
+    facts: dict[str, Any] = hf_config.to_dict()
+    longest = hf_config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ConfigError(
+            "SD-E148",
+            "max_model_len is above what the model was made for",
+            {"asked": config.max_model_len, "max_position_embeddings": longest},
+        )
+    num_heads = hf_config.num_attention_heads
+    return TargetInfo(
+        model=str(config.model),
+        checkpoint_dir=Path(path) if Path(path).is_dir() else None,
+        config=facts,
+        vocab_size=hf_config.vocab_size,
+        hidden_size=hf_config.hidden_size,
+        num_layers=hf_config.num_hidden_layers,
+        num_kv_heads=facts.get("num_key_value_heads") or num_heads,
+        head_dim=facts.get("head_dim") or hf_config.hidden_size // num_heads,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        max_model_len=config.max_model_len or longest,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+    )
+
+
+def _tokenizer(config: EngineConfig, path: str) -> Any:
+    """The model's tokenizer, or None if its directory has none and none was asked for."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(config.tokenizer or path))
+    except (OSError, ValueError, KeyError) as error:
+        if config.tokenizer is None:
+            return None
+        facts = {"because": str(error).splitlines()[0]}
+        raise ConfigError("SD-E149", f"cannot load the tokenizer {str(config.tokenizer)!r}", facts) from error
+    if not tokenizer.is_fast:
+        facts = {"found": type(tokenizer).__name__, "fix": "pass token ids, or a tokenizer.json"}
+        raise ConfigError("SD-E149", "the tokenizer has no tokenizer.json, which streaming needs", facts)
+    return tokenizer
+
+
+def _eos_token_ids(target: TargetModel) -> frozenset[int]:
+    eos = target.model.generation_config.eos_token_id
+    eos = target.config.eos_token_id if eos is None else eos
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)

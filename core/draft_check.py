@@ -1,0 +1,155 @@
+"""Whether what a proposer returned is a draft for the step: form first, then values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import Draft, DraftLaw, LawForm, LawKind, Needs, PluginId, ProposerError, StepView
+
+_KINDS: dict[LawForm, frozenset[LawKind]] = {
+    "one_hot": frozenset({LawKind.ONE_HOT}),
+    "dense": frozenset({LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS}),
+    "sparse": frozenset({LawKind.ONE_HOT, LawKind.SPARSE}),
+}
+_SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True)
+class CheckedDraft:
+    """A draft that can be stored: ids on the host, one list per request of the step."""
+
+    token_ids: list[list[int]]
+    law: DraftLaw | None
+
+
+class DraftChecker:
+    """Checks the drafts of one proposer. Raises ProposerError SD-E201 .. SD-E206, naming it."""
+
+    def __init__(self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device) -> None:
+        self._plugin = plugin
+        self._needs = needs
+        self._vocab_size = vocab_size
+        self._device = device if needs.placement == "device" else torch.device("cpu")
+        self._num_checked_laws = 0
+
+    def check(self, draft: object, step: StepView) -> CheckedDraft:
+        """The draft as lists of ids within the vocabulary, and its law if it reports one."""
+        if not isinstance(draft, Draft):
+            found = f"{type(draft).__module__}.{type(draft).__qualname__}"
+            raise self._error("SD-E200", "propose returned no Draft", {"expected": "specdec.sdk.Draft", "found": found})
+        width = step.num_draft_tokens
+        self._check_form("token_ids", draft.token_ids, (len(step), width), {torch.int64, torch.int32})
+        self._check_form("lengths", draft.lengths, (len(step),), {torch.int64, torch.int32})
+        lengths: list[int] = draft.lengths.tolist()
+        self._check_lengths(lengths, step)
+        rows: list[list[int]] = draft.token_ids.tolist()
+        token_ids = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        self._check_ids(token_ids, step)
+        if draft.law is not None:
+            self._check_law(draft.law, draft, step)
+        return CheckedDraft(token_ids, draft.law)
+
+    def _check_form(self, field: str, found: object, shape: tuple[int, ...], dtypes: set[torch.dtype]) -> None:
+        if not isinstance(found, Tensor):
+            raise self._error(
+                "SD-E201", f"Draft.{field} is no tensor", {"expected": f"tensor {shape}", "found": type(found).__name__}
+            )
+        if found.shape == shape and found.dtype in dtypes and found.device.type == self._device.type:
+            return
+        transposed = len(shape) == 2 and tuple(found.shape) == shape[::-1] and shape[0] != shape[1]
+        facts = {
+            "shape": f"expected {shape}, found {tuple(found.shape)}" + ("   looks transposed" if transposed else ""),
+            "dtype": f"expected {' or '.join(sorted(map(str, dtypes)))}, found {found.dtype}",
+            "device": f"expected {self._device}, found {found.device}",
+        }
+        raise self._error("SD-E201", f"Draft.{field} has the wrong form", facts)
+
+    def _check_lengths(self, lengths: Sequence[int], step: StepView) -> None:
+        for b, (length, budget) in enumerate(zip(lengths, step.budget.tolist(), strict=True)):
+            if not 0 <= length <= budget:
+                raise self._error(
+                    "SD-E202",
+                    "a draft is longer than its budget" if length > 0 else "a draft has a negative length",
+                    {
+                        "request": f"{step.request_ids[b]!r}, row {b} of the step",
+                        "expected": f"0 .. {budget}",
+                        "found": length,
+                        "fix": "draft at most step.budget[b] tokens; a budget of 0 asks for none",
+                    },
+                )
+
+    def _check_ids(self, token_ids: Sequence[Sequence[int]], step: StepView) -> None:
+        for b, ids in enumerate(token_ids):
+            if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+                position, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < self._vocab_size)
+                raise self._error(
+                    "SD-E203",
+                    "a draft token id lies outside the target's vocabulary",
+                    {
+                        "request": f"{step.request_ids[b]!r}, row {b} of the step, draft position {position}",
+                        "expected": f"0 .. {self._vocab_size - 1}",
+                        "found": bad,
+                        "fix": "put padding behind lengths[b]; map ids of a smaller draft vocabulary to the target's",
+                    },
+                )
+
+    def _check_law(self, law: DraftLaw, draft: Draft, step: StepView) -> None:
+        shape = (len(step), step.num_draft_tokens)
+        self._check_form("law.kind", law.kind, shape[:1], {torch.uint8})
+        kinds: set[int] = set(law.kind.tolist())
+        undeclared = kinds - _KINDS[self._needs.law]
+        if undeclared:
+            names = {int(kind): kind.name for kind in LawKind}
+            found = ", ".join(names.get(kind, str(kind)) for kind in sorted(undeclared))
+            raise self._error(
+                "SD-E204",
+                "a draft law has a form that was not declared",
+                {"declared": f"Needs.law = {self._needs.law!r}", "found": found},
+            )
+        vocabulary = self._needs.draft_vocabulary
+        dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
+        sparse = (*shape, self._needs.sparse_top_m)
+        floats = set(_SUM_TOLERANCE)
+        wanted = {
+            LawKind.DENSE_PROBS: [("probs", law.probs, dense, floats)],
+            LawKind.DENSE_LOGITS: [("logits", law.logits, dense, floats)],
+            LawKind.SPARSE: [
+                ("sparse_ids", law.sparse_ids, sparse, {torch.int64}),
+                ("sparse_probs", law.sparse_probs, sparse, floats),
+            ],
+        }
+        for kind in kinds - {LawKind.ONE_HOT}:
+            for name, tensor, form, dtypes in wanted[LawKind(kind)]:
+                self._check_form(f"law.{name}", tensor, form, dtypes)
+        self._num_checked_laws += 1
+        if self._num_checked_laws <= 16 or self._num_checked_laws % 256 == 0:
+            for kind, probs in ((LawKind.DENSE_PROBS, law.probs), (LawKind.SPARSE, law.sparse_probs)):
+                if probs is not None:
+                    self._check_probabilities(probs, law.kind == kind, draft, step)
+
+    def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, step: StepView) -> None:
+        drafted = torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]
+        used = probs[drafted & rows[:, None]].double()
+        if not len(used):
+            return
+        tolerance = _SUM_TOLERANCE[probs.dtype]
+        sums, lowest = used.sum(dim=-1), used.min()
+        if bool(((sums - 1).abs() <= tolerance).all()) and bool(lowest >= 0):
+            return
+        worst = int((sums - 1).abs().nan_to_num(nan=torch.inf).argmax())
+        raise self._error(
+            "SD-E205",
+            "a reported draft law is not a probability distribution",
+            {
+                "worst": f"sum {float(sums[worst]):.4f}, least entry {float(lowest):.4g} (tolerance {tolerance:g})",
+                "likely": "a filter was applied without renormalising, or these are logits",
+                "why": "verification with a wrong law silently changes what is generated",
+            },
+        )
+
+    def _error(self, code: str, summary: str, facts: Mapping[str, object]) -> ProposerError:
+        return ProposerError(code, summary, facts, plugin=self._plugin)

@@ -1,0 +1,39 @@
+"""How much memory there is, and how much of it the KV cache gets."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from specdec.sdk import ConfigError, TargetInfo
+
+from .admission import Admission
+from .engine_config import EngineConfig
+from .runner.target import TargetModel
+
+
+def num_kv_blocks(config: EngineConfig, info: TargetInfo, target: TargetModel, admission: Admission | None) -> int:
+    """As asked; else what all rows can use, within the given or a quarter of the free memory, draft KV included."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    usable = config.max_num_seqs * -(-info.max_model_len // config.block_size)
+    per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
+    per_block += admission.draft_kv_bytes_per_block if admission else 0
+    if config.kv_cache_memory_gib is not None:
+        budget = int(config.kv_cache_memory_gib * 2**30)
+    else:
+        budget = free_memory(target.device) // 4
+    affordable = budget // per_block
+    if affordable < 1:
+        facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
+        raise ConfigError("SD-E150", "the KV cache budget does not hold one block", facts)
+    return min(usable, affordable)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that nobody uses now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,162 @@
+"""What is counted: per request and for the engine, under vLLM's names; formulas in one place."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RequestMetrics:
+    """Acceptance of one request. A drafted step is a target step that verified at least one draft token."""
+
+    num_steps: int = 0  # target steps that sampled
+    num_drafts: int = 0  # drafted steps
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_committed_tokens: int = 0
+    drafted_per_pos: Tally[int] = field(default_factory=Tally)
+    reached_per_pos: Tally[int] = field(default_factory=Tally)  # drafted, and everything before it accepted
+    accepted_per_pos: Tally[int] = field(default_factory=Tally)
+
+    def record(self, num_drafted: int, num_accepted: int, num_committed: int) -> None:
+        """Count one target step."""
+        self.num_steps += 1
+        self.num_committed_tokens += num_committed
+        if num_drafted == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        self.drafted_per_pos.update(range(num_drafted))
+        self.reached_per_pos.update(range(min(num_accepted + 1, num_drafted)))
+        self.accepted_per_pos.update(range(num_accepted))
+
+    def merge(self, other: RequestMetrics) -> None:
+        """Add another's counts to these."""
+        self.num_steps += other.num_steps
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        self.num_committed_tokens += other.num_committed_tokens
+        self.drafted_per_pos.update(other.drafted_per_pos)
+        self.reached_per_pos.update(other.reached_per_pos)
+        self.accepted_per_pos.update(other.accepted_per_pos)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / drafted steps, the recovered or bonus token included; 1 if nothing was drafted."""
+        return 1 + _ratio(self.num_accepted_tokens, self.num_drafts)
+
+    @property
+    def tokens_per_target_step(self) -> float:
+        """Committed tokens per target step, drafted or not; exactly 1 for plain decoding."""
+        return _ratio(self.num_committed_tokens, self.num_steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted tokens; the bonus token is in neither."""
+        return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Accepted at position i / drafted steps."""
+        return [_ratio(count, self.num_drafts) for count in self.accepted_per_position]
+
+    @property
+    def conditional_acceptance_per_position(self) -> list[float]:
+        """Accepted at position i / drafted at i with everything before it accepted."""
+        reached, accepted = self._per_position(self.reached_per_pos), self._per_position(self.accepted_per_pos)
+        return [_ratio(a, r) for a, r in zip(accepted, reached, strict=True)]
+
+    @property
+    def drafted_per_position(self) -> list[int]:
+        """Draft tokens that were verified at position i."""
+        return self._per_position(self.drafted_per_pos)
+
+    @property
+    def accepted_per_position(self) -> list[int]:
+        """Draft tokens that were accepted at position i."""
+        return self._per_position(self.accepted_per_pos)
+
+    def _per_position(self, tally: Tally[int]) -> list[int]:
+        width = max(self.drafted_per_pos, default=-1) + 1
+        return [tally[position] for position in range(width)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The per-request object under vLLM's field names."""
+        return {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "tokens_per_target_step": self.tokens_per_target_step,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            "acceptance_per_position": self.acceptance_per_position,
+            "num_target_steps": self.num_steps,
+            "num_spec_steps": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_draft_tokens": self.num_accepted_tokens,
+        }
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A number that only grows."""
+
+    name: str
+    value: float
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One counter per draft position, from position 0."""
+
+    name: str
+    values: Sequence[int]
+    labels: dict[str, str]
+
+
+Metric = Counter | Vector
+
+
+@dataclass
+class EngineMetrics:
+    """Everything the engine counts from its start."""
+
+    model_name: str
+    proposer: str
+    acceptance: RequestMetrics = field(default_factory=RequestMetrics)
+    counts: Tally[str] = field(default_factory=Tally)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by stage, if profiled
+    proposer_errors: Tally[str] = field(default_factory=Tally)  # by error code
+
+    def collect(self, prefix: str = "specdec") -> list[Metric]:
+        """All metrics as flat objects; names as on a Prometheus wire, without the `_total`."""
+        labels = {"model_name": self.model_name, "engine": "0", "proposer": self.proposer}
+        spec = f"{prefix}:spec_decode"
+        acceptance = self.acceptance
+        metrics: list[Metric] = [
+            Counter(f"{spec}_num_drafts", acceptance.num_drafts, labels),
+            Counter(f"{spec}_num_draft_tokens", acceptance.num_draft_tokens, labels),
+            Counter(f"{spec}_num_accepted_tokens", acceptance.num_accepted_tokens, labels),
+            Vector(f"{spec}_num_accepted_tokens_per_pos", acceptance.accepted_per_position, labels),
+            Vector(f"{spec}_num_draft_tokens_per_pos", acceptance.drafted_per_position, labels),
+            Counter(f"{spec}_steps", acceptance.num_steps, labels),
+            Counter(f"{spec}_steps_without_draft", acceptance.num_steps - acceptance.num_drafts, labels),
+        ]
+        metrics += [Counter(f"{prefix}:{name}", value, labels) for name, value in sorted(self.counts.items())]
+        metrics += [
+            Counter(f"{spec}_proposer_errors", value, labels | {"code": code})
+            for code, value in sorted(self.proposer_errors.items())
+        ]
+        metrics += [
+            Counter(f"{prefix}:step_seconds", value, labels | {"stage": stage})
+            for stage, value in sorted(self.seconds.items())
+        ]
+        return metrics
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,43 @@
+"""What the user gets back; names as in vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """One output of a prompt."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str  # "stop", "length" or "abort"
+    stop_reason: int | str | None  # the token id or text that stopped it; None for end of sequence and length
+    logprobs: tuple[dict[int, float], ...] | None
+    spec_decode_metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """Everything that came of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamUpdate:
+    """What one step did to one request: the text that is new, and how it came about."""
+
+    request_id: str
+    index: int  # which output of its prompt
+    text: str  # new since the last update
+    token_ids: tuple[int, ...]  # committed in this step: accepted drafts, then one recovered or bonus token
+    draft_token_ids: tuple[int, ...]  # what was offered
+    num_accepted: int
+    finish_reason: str | None

@@ -1,0 +1,74 @@
+"""The attention function that transformers calls in every layer of a target model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from specdec.sdk import UnsupportedModelError
+
+from ..kernels.attention import AttentionSpec
+from .kv_cache import LayerShape
+
+ATTENTION_NAME = "specdec"
+_INERT_TENSORS = {"position_ids", "cache_position"}
+
+
+class AttentionContext(Protocol):
+    """What serves attention during one forward pass; travels through the model as a keyword argument."""
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor: ...
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, Hq, N, D]
+    key: Tensor,  # [1, Hkv, N, D]
+    value: Tensor,  # [1, Hkv, N, Dv]
+    attention_mask: None,
+    *,
+    scaling: float | None = None,
+    specdec_context: AttentionContext,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:  # [1, N, Hq, Dv]
+    """transformers' attention interface over an `AttentionContext`."""
+    unknown = [name for name, value in others.items() if isinstance(value, Tensor) and name not in _INERT_TENSORS]
+    if unknown:
+        raise UnsupportedModelError(
+            "SD-E141",
+            "this model's attention takes arguments that the engine does not implement",
+            {"layer": type(module).__name__, "arguments": ", ".join(unknown)},
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output = specdec_context.attend(
+        module.layer_idx,  # type: ignore[arg-type]  # set by every attention layer of the library
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        AttentionSpec(scale, sliding_window, softcap),
+    )
+    return output[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+@dataclass
+class ShapeProbe:
+    """Serves one forward pass without a cache and records what each layer would store."""
+
+    layers: dict[int, LayerShape] = field(default_factory=dict)
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """Plain causal attention over the tokens of this pass."""
+        self.layers[layer] = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
+        query, keys, values = (tensor.transpose(0, 1)[None] for tensor in (query, keys, values))
+        output = scaled_dot_product_attention(query, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True)
+        return output[0].transpose(0, 1)

@@ -1,0 +1,66 @@
+"""Which target models can be served, decided from their configuration alone, and facts read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec.sdk import ConfigError, UnsupportedModelError
+
+_SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_MULTIMODAL_KEYS = ("vision_config", "audio_config", "image_token_id", "image_token_index", "audio_token_id")
+_RECURRENT_KEYS = (
+    "state_size",
+    "ssm_cfg",
+    "mamba_d_state",
+    "linear_conv_kernel_dim",
+    "conv_L_cache",
+    "lru_width",
+    "rescale_every",
+)
+_PACKAGED_MODELS = {"tiny": "tiny/target"}
+
+
+def locate_model(model: str | Path) -> str:
+    """The directory of a packaged model for its short name, an existing directory, or the hub id as it is."""
+    name = str(model)
+    if name in _PACKAGED_MODELS:
+        return str(Path(__file__).parents[2] / "assets" / _PACKAGED_MODELS[name])
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError("SD-E140", f"{name!r} is not a model directory", {"missing": str(path / "config.json")})
+        return str(path)
+    if path.is_absolute() or name.startswith(("./", "../", "~")) or name.count("/") > 1:
+        raise ConfigError("SD-E140", f"there is no model at {name!r}", {"looked for": str(path)})
+    return name
+
+
+def refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError SD-E142 with the configuration key that says why the model cannot be served."""
+    reason = _why_unsupported(config)
+    if reason:
+        facts = {"model_type": config.get("model_type"), "reason": reason}
+        facts["served"] = "decoder-only causal language models on text with (sliding) softmax attention"
+        raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts)
+
+
+def _why_unsupported(config: Mapping[str, Any]) -> str | None:
+    for key in _MULTIMODAL_KEYS:
+        if config.get(key) is not None:
+            return f"multimodal input is not served yet (configuration key {key!r})"
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if "mrope_section" in rope or "mrope_section" in config:
+        return "multimodal rotary positions (M-RoPE) are not served yet (configuration key 'mrope_section')"
+    if config.get("is_encoder_decoder"):
+        return "encoder-decoder models are not served (configuration key 'is_encoder_decoder')"
+    others = sorted(set(config.get("layer_types") or ()) - _SERVED_LAYER_TYPES)
+    if others:
+        return f"layers of type {', '.join(others)} keep a state other than keys and values ('layer_types')"
+    for key in _RECURRENT_KEYS:
+        if config.get(key) is not None:
+            return f"recurrent layers keep a state that cannot be rolled back (configuration key {key!r})"
+    if config.get("use_bidirectional_attention"):
+        return "bidirectional attention (configuration key 'use_bidirectional_attention')"
+    return None

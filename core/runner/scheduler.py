@@ -1,0 +1,133 @@
+"""Who computes how many tokens in the next step. The only owner of the queues, the rows and the blocks."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..request import Request, Status
+from .batch import Scheduled
+from .block_pool import BlockPool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The plan of one step."""
+
+    shares: list[Scheduled]
+    preempted: list[Request]
+
+
+class Scheduler:
+    """First come, first served, within a budget of tokens, rows and blocks.
+
+    A prompt is computed in chunks that fit the token budget. When blocks run out, the youngest running request gives
+    its blocks back and is recomputed later. The oldest one always advances, so nothing starves.
+    """
+
+    def __init__(
+        self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int, draft_lookahead: int = 0
+    ) -> None:
+        self.pool = pool
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._draft_lookahead = draft_lookahead
+        self._free_rows = list(range(max_num_seqs))
+        self._generations = [0] * max_num_seqs
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        self.waiting.append(request)
+
+    def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
+        """Plan a step; `num_drafts` says how many drafts wait for a request."""
+        shares: list[Scheduled] = []
+        preempted: list[Request] = []
+        budget = self._max_num_batched_tokens
+        position = 0
+        while position < len(self.running) and budget > 0:
+            request = self.running[position]
+            share = self._share(request, budget, num_drafts(request))
+            while not self._fits(share):
+                if share.num_draft_tokens:
+                    share = replace(share, num_draft_tokens=0)
+                    continue
+                preempted.append(self._preempt(self.running[-1]))
+                if preempted[-1] is request:
+                    break
+            else:
+                budget -= self._reserve(share)
+                shares.append(share)
+                position += 1
+        if not preempted:
+            self._admit(shares, budget)
+        return Schedule(shares, preempted)
+
+    def _share(self, request: Request, budget: int, num_drafts: int) -> Scheduled:
+        num_tokens = min(request.num_uncomputed_tokens, budget)
+        samples = num_tokens == request.num_uncomputed_tokens
+        num_drafts = min(num_drafts, budget - num_tokens) if samples else 0
+        return Scheduled(request, request.num_computed_tokens, num_tokens, num_drafts, samples)
+
+    def _num_positions(self, share: Scheduled) -> int:
+        computed = share.start + share.num_tokens + share.num_draft_tokens
+        return min(computed + self._draft_lookahead, max(share.request.max_total_tokens, computed))
+
+    def _fits(self, share: Scheduled) -> bool:
+        return self.pool.can_extend(share.request.blocks, self._num_positions(share))
+
+    def _reserve(self, share: Scheduled) -> int:
+        self.pool.extend(share.request.blocks, self._num_positions(share))
+        return share.num_tokens + share.num_draft_tokens
+
+    def _admit(self, shares: list[Scheduled], budget: int) -> None:
+        while self.waiting and self._free_rows and budget > 0:
+            request = self.waiting[0]
+            if not self.pool.can_extend(request.blocks, len(request.token_ids) + self._draft_lookahead):
+                return  # the whole prompt has room or it waits: half a prompt in the cache helps nobody
+            self.waiting.popleft()
+            request.row = heapq.heappop(self._free_rows)
+            self._generations[request.row] += 1
+            request.generation = self._generations[request.row]
+            request.status = Status.RUNNING
+            self.running.append(request)
+            share = self._share(request, budget, 0)
+            budget -= self._reserve(share)
+            shares.append(share)
+
+    def _preempt(self, request: Request) -> Request:
+        self._leave(request)
+        request.num_computed_tokens = 0
+        request.status = Status.WAITING
+        self.waiting.appendleft(request)
+        return request
+
+    def finish(self, request: Request) -> None:
+        """Take a request out of its queue and its row and blocks back."""
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        elif request.status is Status.RUNNING:
+            self._leave(request)
+        request.status = Status.FINISHED
+
+    def _leave(self, request: Request) -> None:
+        self.running.remove(request)
+        self.pool.release(request.blocks)
+        heapq.heappush(self._free_rows, request.row)
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless blocks and rows are each owned once and the step's invariant holds."""
+        self.pool.check_integrity(request.blocks for request in self.running)
+        rows = [request.row for request in self.running] + self._free_rows
+        assert sorted(rows) == list(range(len(self._generations))), f"rows are owned twice or lost: {sorted(rows)}"
+        for request in self.running:
+            has_kv, committed = request.num_computed_tokens, len(request.token_ids)
+            assert has_kv < committed, f"{request.request_id}: {has_kv} tokens with KV of {committed}"
+            assert len(request.blocks) * self.pool.block_size >= has_kv, f"{request.request_id}: KV without a block"

@@ -1,0 +1,192 @@
+"""One step: schedule, forward, verify, commit, propose. The same for prefill, decoding and speculation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import StepStats
+
+from ..guest import Guest
+from ..metrics import EngineMetrics
+from ..rejection.sampler import verify
+from ..rejection.types import STATUS_BAD_ROW, Verdict
+from ..request import Request, Status
+from ..sampling import adjust_logits, sampling_rows
+from .batch import Batch, BatchItem, build_batch
+from .draft_store import DraftStore
+from .kv_cache import KVCache
+from .scheduler import Scheduler
+from .target import TargetModel, TargetOutput
+from .views import Committed
+
+
+class Runner:
+    """Owns the order of a step, and nothing that outlives it except through the objects it is given."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        cache: KVCache,
+        scheduler: Scheduler,
+        drafts: DraftStore,
+        metrics: EngineMetrics,
+        guest: Guest | None,
+        profile: bool,
+    ) -> None:
+        self._target = target
+        self._cache = cache
+        self._scheduler = scheduler
+        self._drafts = drafts
+        self._metrics = metrics
+        self._guest = guest
+        self._profile = profile
+        self._num_steps = 0
+
+    def step(self) -> tuple[list[Committed], StepStats]:
+        """Advance every scheduled request. Returns what was committed to each, finished ones included."""
+        with self._timed("schedule"):
+            plan = self._scheduler.schedule(self._num_useful_drafts)
+            self._announce(plan.preempted, [share.request for share in plan.shares])
+            batch = build_batch(plan.shares, self._drafts, self._cache)
+        with self._timed("forward"):
+            output = self._target.forward(batch)
+        with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
+            verdict, logprobs = self._verify(batch, output)
+        with self._timed("commit"):
+            committed = self._commit(batch, verdict, logprobs)
+        with self._timed("propose"):
+            self._propose(committed, batch, output.hidden)
+        return committed, self._stats(batch, committed)
+
+    def _num_useful_drafts(self, request: Request) -> int:
+        room = request.max_total_tokens - len(request.token_ids) - 1
+        return min(self._drafts.length(request.row, request.generation), room)
+
+    def _announce(self, preempted: Sequence[Request], scheduled: Sequence[Request]) -> None:
+        self._metrics.counts["num_preemptions"] += len(preempted)
+        for request in preempted:
+            self._drafts.drop(request.row)
+            if self._guest:
+                self._guest.preempt(request.view)
+        for request in scheduled:
+            if not request.started:
+                request.started = True
+                if self._guest:
+                    self._guest.start(request.view)
+
+    def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
+        requests = [item.scheduled.request for item in batch.items]
+        logprobs: dict[str, Tensor] = {}
+        if any(request.adjusts_logits or request.params.logprobs is not None for request in requests):
+            first_rows = batch.cu_rows.tolist()
+            for request, first, stop in zip(requests, first_rows, first_rows[1:], strict=False):
+                if request.params.logprobs is not None:
+                    logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
+            adjust_logits(output.logits, batch.items, first_rows[:-1])
+        sampling = sampling_rows(requests, self._cache.device)
+        return verify(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
+
+    def _commit(self, batch: Batch, verdict: Verdict, logprobs: dict[str, Tensor]) -> list[Committed]:
+        output_ids = verdict.output_ids.tolist()
+        num_accepted = verdict.num_accepted.tolist()
+        self._metrics.counts["bad_logits_rows"] += sum(1 for bits in verdict.status.tolist() if bits & STATUS_BAD_ROW)
+        committed = [
+            self._commit_one(item, ids[: accepted + 1], accepted, logprobs)
+            for item, ids, accepted in zip(batch.items, output_ids, num_accepted, strict=True)
+        ]
+        for each in committed:  # after all commits: a proposer that raises here finds every request in order
+            if each.request.finish_reason is not None:
+                self.finish(each.request)
+        return committed
+
+    def _commit_one(
+        self, item: BatchItem, output_ids: list[int], num_accepted: int, logprobs: dict[str, Tensor]
+    ) -> Committed:
+        """Append the tokens and move the cache length back over rejected rows."""
+        share, request = item.scheduled, item.scheduled.request
+        if not share.samples:
+            request.num_computed_tokens = share.start + share.num_tokens
+            return Committed(item, [], 0)
+        count = request.commit(output_ids)
+        request.num_computed_tokens = len(request.token_ids) - 1
+        request.metrics.record(len(item.draft_token_ids), num_accepted, count)
+        self._metrics.acceptance.record(len(item.draft_token_ids), num_accepted, count)
+        if request.request_id in logprobs:
+            _keep_logprobs(request, output_ids[:count], logprobs[request.request_id])
+        return Committed(item, output_ids[:count], num_accepted)
+
+    def finish(self, request: Request) -> None:
+        """Release everything a request holds, here and in the proposer."""
+        if request.status is Status.RUNNING:
+            self._drafts.drop(request.row)
+        self._scheduler.finish(request)
+        if self._guest:
+            self._guest.finish(request.view)
+
+    def _propose(self, committed: Sequence[Committed], batch: Batch, hidden: Tensor | None) -> None:
+        guest = self._guest
+        if guest is None or not guest.enabled:
+            return
+        going_on = [each for each in committed if each.request.finish_reason is None]
+        if not going_on:
+            return
+        budgets = [_budget(each, guest) for each in going_on]
+        with torch.inference_mode():
+            draft = guest.draft(guest.views.build(going_on, budgets, batch, hidden))
+        if draft is not None:
+            requests = [each.request for each in going_on]
+            all_greedy = all(request.params.greedy for request in requests)  # their verification reads no law
+            self._drafts.put(
+                [request.row for request in requests],
+                [request.generation for request in requests],
+                draft.token_ids,
+                None if all_greedy else draft.law,
+            )
+
+    def _stats(self, batch: Batch, committed: Sequence[Committed]) -> StepStats:
+        self._num_steps += 1
+        self._metrics.counts["num_steps"] += 1
+        drafted = [each for each in committed if each.item.draft_token_ids]
+        return StepStats(
+            step=self._num_steps,
+            num_requests=len(committed),
+            num_tokens_computed=len(batch.token_ids),
+            num_drafts=len(drafted),
+            num_draft_tokens=sum(len(each.item.draft_token_ids) for each in drafted),
+            num_accepted_tokens=sum(each.num_accepted for each in drafted),
+            num_committed_tokens=sum(len(each.token_ids) for each in committed),
+        )
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        if not self._profile:
+            yield
+            return
+        start = time.perf_counter()
+        yield
+        self._metrics.seconds[stage] += time.perf_counter() - start
+
+
+def _budget(each: Committed, guest: Guest) -> int:
+    """The most drafts that can be of use to a request in its next step."""
+    request = each.request
+    if not each.token_ids or not request.params.speculative or not guest.wants_drafts_for(request.request_id):
+        return 0
+    limits = [guest.views.num_draft_tokens, request.max_total_tokens - len(request.token_ids) - 1]
+    if request.params.num_speculative_tokens is not None:
+        limits.append(request.params.num_speculative_tokens)
+    budget = min(limits)
+    return budget if budget >= max(guest.needs.min_draft_tokens, 1) else 0
+
+
+def _keep_logprobs(request: Request, token_ids: Sequence[int], logprobs: Tensor) -> None:
+    """Of each emitted token and of the most likely ones, before bias and penalties."""
+    for token_id, row in zip(token_ids, logprobs, strict=False):
+        top = row.topk(request.params.logprobs or 0)
+        kept = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        request.logprobs.append(kept | {token_id: float(row[token_id])})

@@ -1,0 +1,144 @@
+"""The target: a transformers causal LM that runs ragged batches over our paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specdec.sdk import ConfigError, UnsupportedModelError
+
+from .attention import ATTENTION_NAME, AttentionContext, ShapeProbe
+from .batch import Batch
+from .kv_cache import LayerShape
+from .model_support import refuse_unsupported
+
+HiddenState = int | Literal["final"]
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """Results of one forward pass."""
+
+    logits: Tensor  # [R, V], the rows the batch asked for
+    hidden: Tensor | None  # [N, L*H]; None if nobody asked
+
+
+class TargetModel:
+    """Weights and modelling code come from transformers; batching, attention and cache are ours."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model = model  # a transformers causal LM
+        self.config = model.config
+        self.device = device
+        self.dtype: torch.dtype = model.dtype
+        self._captured: dict[HiddenState, Tensor] = {}
+        self._wanted: tuple[HiddenState, ...] = ()
+        self.layer_shapes = self._probe()
+
+    @classmethod
+    def load(
+        cls, path: str, config: Any, dtype: torch.dtype, device: torch.device, moe_backend: str | None
+    ) -> TargetModel:
+        """Load a checkpoint. Raises ConfigError SD-E143 if transformers cannot."""
+        experts = {} if moe_backend is None else {"experts_implementation": moe_backend}
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, **experts
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError("SD-E143", f"cannot load the model {path!r}", {"because": error}) from error
+        return cls(model.to(device).eval(), device)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_shapes)
+
+    def _probe(self) -> list[LayerShape]:
+        """What each layer stores, seen in one pass over two tokens rather than guessed from the configuration."""
+        probe = ShapeProbe()
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        positions = torch.arange(2, device=self.device)[None]
+        self._forward(tokens, positions, probe, torch.zeros(1, dtype=torch.int64, device=self.device))
+        num_layers = self.config.num_hidden_layers
+        if sorted(probe.layers) != list(range(num_layers)):
+            raise UnsupportedModelError(
+                "SD-E144",
+                "not every layer of this model attends through transformers' attention interface",
+                {"model_type": self.config.model_type, "expected": f"{num_layers} layers", "found": len(probe.layers)},
+            )  # fmt: skip
+        return [probe.layers[layer] for layer in range(num_layers)]
+
+    def _forward(self, tokens: Tensor, positions: Tensor, context: AttentionContext, logits_rows: Tensor) -> Tensor:
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                use_cache=False,
+                logits_to_keep=logits_rows,
+                specdec_context=context,
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def forward(self, batch: Batch) -> TargetOutput:
+        """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
+        logits = self._forward(batch.token_ids[None], batch.positions[None], batch.cache, batch.logits_rows)
+        hidden = None
+        if self._wanted:
+            hidden = torch.cat([self._captured[wanted][0] for wanted in self._wanted], dim=-1)
+            self._captured.clear()
+        return TargetOutput(logits, hidden)
+
+    def capture(self, hidden_states: Sequence[HiddenState]) -> None:
+        """Make every forward pass return these hidden states: boundaries 0 .. num_layers, or 'final'. Called once."""
+        self._wanted = tuple(hidden_states)
+        decoder = self.model.get_decoder()
+        layers = self._decoder_layers(decoder) if self._wanted else nn.ModuleList()
+        for wanted in dict.fromkeys(self._wanted):
+            if wanted == "final":
+                decoder.register_forward_hook(self._keep_output(wanted))
+            elif wanted == len(layers):
+                layers[-1].register_forward_hook(self._keep_output(wanted))
+            else:
+                layers[wanted].register_forward_pre_hook(partial(self._keep_input, wanted), with_kwargs=True)
+
+    def _decoder_layers(self, decoder: nn.Module) -> nn.ModuleList:
+        for child in decoder.children():
+            if isinstance(child, nn.ModuleList) and len(child) == self.num_layers:
+                return child
+        raise UnsupportedModelError(
+            "SD-E145",
+            "the layers of this model cannot be found, so hidden states between them cannot be shown",
+            {"model_type": self.config.model_type},
+        )
+
+    def _keep_input(
+        self, wanted: HiddenState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._captured[wanted] = args[0] if args else kwargs["hidden_states"]
+
+    def _keep_output(self, wanted: HiddenState) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._captured[wanted] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+
+def load_config(path: str) -> Any:
+    """A checkpoint's transformers configuration. Raises ConfigError or UnsupportedModelError."""
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            "SD-E140",
+            f"there is no model {path!r}",
+            {"because": str(error).splitlines()[0], "models": "a directory, a hub id, or 'tiny' (packaged)"},
+        ) from error
+    refuse_unsupported(config.to_dict())
+    return config

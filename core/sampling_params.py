@@ -1,0 +1,68 @@
+"""How one request is to be sampled and when it ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from specdec.sdk import StrictModel
+
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+
+
+class SamplingParams(StrictModel):
+    """Names, meanings and defaults are vLLM's where it has them.
+
+    Filters apply in the order temperature, min_p, top_k, top_p; ties at a threshold are kept. Speculation never
+    changes what is sampled, so its two fields are about speed only.
+    """
+
+    temperature: Temperature = Field(1.0, description="0: greedy, the lowest id wins a tie")
+    top_k: int = Field(0, ge=-1, description="0 or -1: off")
+    top_p: float = Field(1.0, gt=0, le=1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="None: derived from the engine's seed and the request's number"
+    )
+    max_tokens: int = Field(16, ge=1)
+    min_tokens: int = Field(0, ge=0, description="no end of sequence and no stop token before this many")
+    stop: tuple[str, ...] = Field((), description="texts that end the request; not part of its output")
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    ignore_eos: bool = False
+    repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False, description="of prompt and output tokens")
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = Field(None, ge=0, le=20, description="also return this many top log-probabilities")
+    n: int = Field(1, ge=1, description="independent outputs per prompt")
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    speculative: bool = Field(True, description="False: no drafts for this request")
+    num_speculative_tokens: int | None = Field(None, ge=0, description="at most this many drafts a step")
+
+    @field_validator("stop", "stop_token_ids", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str | int) else tuple(value)
+
+    @field_validator("top_k")
+    @classmethod
+    def _zero_is_off(cls, value: int) -> int:
+        return max(value, 0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})")
+        if any(text == "" for text in self.stop):
+            raise ValueError("stop contains an empty text, which every output contains")
+        return self
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the argmax is taken, so that no random number is used."""
+        return self.temperature == 0

@@ -1,0 +1,102 @@
+"""A proposer that was found, checked and admitted, and what the engine builds around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specdec.sdk import Services, TargetInfo
+
+from .admission import Admission, admit
+from .draft_check import DraftChecker
+from .guest import Guest
+from .hooks import HookPlugins, Observers
+from .memory import free_memory
+from .metrics import EngineMetrics
+from .registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
+from .runner.draft_store import LawBuffers
+from .runner.scheduler import Scheduler
+from .runner.target import TargetModel
+from .runner.views import ViewBuilder
+from .services import BlockDraftKV, EngineServices
+from .speculative_config import SpeculativeConfig
+
+SpeculativeSettings = str | Mapping[str, Any] | SpeculativeConfig | None
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Known before any weight is loaded."""
+
+    config: SpeculativeConfig
+    loaded: LoadedProposer
+    admission: Admission
+
+    @classmethod
+    def prepare(
+        cls, asked: SpeculativeSettings, info: TargetInfo, settings: PluginSettings, hooks: HookPlugins
+    ) -> Speculation | None:
+        """Resolve, check and admit what the user asked for; None if nothing. Raises ConfigError, PluginLoadError."""
+        if asked is None:
+            return None
+        config = SpeculativeConfig.parse(asked)
+        registry = Registry.discover(settings, hooks.registrations)
+        loaded = load_proposer(registry.resolve(config), config, info)
+        law_budget = free_memory(torch.device(info.device)) // 4
+        return cls(config, loaded, admit(loaded, info, law_budget_bytes=law_budget))
+
+    @property
+    def lookahead(self) -> int:
+        """Positions past the newest token that a draft pass writes KV for."""
+        spec = self.loaded.needs.draft_kv
+        return spec.rows_per_pass if spec else 0
+
+    def law_buffers(self, info: TargetInfo, device: torch.device) -> LawBuffers:
+        """Storage for the declared form of law; none where verification will not read any."""
+        needs, k = self.loaded.needs, self.loaded.config.num_draft_tokens
+        if not self.admission.keeps_law:
+            return LawBuffers.none()
+        width = needs.sparse_top_m if needs.law == "sparse" else info.vocab_size
+        t2d = None
+        if needs.draft_vocabulary is not None:
+            width = len(needs.draft_vocabulary)
+            t2d = torch.full((info.vocab_size,), -1, dtype=torch.int64, device=device)
+            t2d[torch.tensor(needs.draft_vocabulary, device=device)] = torch.arange(width, device=device)
+        return LawBuffers.allocate(needs.law, (info.max_num_seqs, k, width), t2d, device)
+
+    def services(
+        self, info: TargetInfo, target: TargetModel, tokenizer: Any, scheduler: Scheduler, num_blocks: int
+    ) -> EngineServices:
+        """What the proposer is lent, its draft KV included if it declared any."""
+        spec = self.loaded.needs.draft_kv
+        draft_kv = None
+        if spec is not None:
+            dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
+            draft_kv = BlockDraftKV(spec, num_blocks, scheduler, dtype, target.device)
+        return EngineServices(info, target, tokenizer, draft_kv)
+
+    def guest(
+        self,
+        info: TargetInfo,
+        services: Services,
+        metrics: EngineMetrics,
+        observers: Observers,
+        device: torch.device,
+    ) -> Guest:
+        """The proposer, constructed and bound."""
+        loaded = self.loaded
+        k = loaded.config.num_draft_tokens
+        guest = Guest(
+            construct(loaded),
+            loaded,
+            DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device),
+            ViewBuilder(loaded.needs, k, info.max_num_seqs, info.max_model_len, device),
+            self.config.on_proposer_error,
+            metrics,
+            observers.on_proposer_error,
+        )
+        guest.bind(info, services)
+        return guest
