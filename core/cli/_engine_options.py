@@ -1,0 +1,68 @@
+"""Flags that every verb with an engine has, and silence from the libraries beneath it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from ._output import Format
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or tiny: the packaged model.")
+]
+SpeculativeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        "-sc",
+        metavar="JSON",
+        help='The proposer, for example \'{"method": "NAME", "num_speculative_tokens": 5}\'. None: plain decoding.',
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+MaxModelLenOption = Annotated[
+    int | None, typer.Option("--max-model-len", min=1, help="Prompt and output; default: the model's own limit.")
+]
+NumThreadsOption = Annotated[
+    int | None,
+    typer.Option("--num-threads", min=1, help="CPU threads; default: 1 for a small model, else torch's own."),
+]
+ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors and the result.")]
+
+
+class Dtype(StrEnum):
+    """Of the target's weights."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="auto: float32 on a CPU, else the checkpoint's own.")]
+
+
+def is_quiet(ctx: typer.Context, how: Format, quiet: bool) -> bool:
+    """Whether only the result and errors may be printed. --quiet may stand before the verb or after it."""
+    if quiet:
+        logging.getLogger("specdec").setLevel(logging.ERROR)
+    return quiet or how in (Format.JSON, Format.QUIET) or bool(ctx.find_root().params.get("quiet"))
+
+
+def silence_libraries() -> None:
+    """Keep progress bars and remarks of transformers and the hub client off the terminal. Imports both."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # the hub client's too
+    logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|huggingface_hub)(\.|$)")
+
+
+def engine_settings(model: str, device: str, dtype: Dtype, max_model_len: int | None) -> dict[str, Any]:
+    """The common flags as fields of EngineConfig."""
+    return {"model": model, "device": device, "dtype": dtype.value, "max_model_len": max_model_len}

@@ -1,0 +1,275 @@
+"""`specdec generate` on the packaged model, mostly in this process through typer's runner."""
+
+import io
+import json
+import re
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from specdec.core.cli._app import build_app
+from specdec.core.cli._token_view import HeldPieces, Mark, Painter, Piece, StepPieces
+from specdec.core.llm import LLM
+from specdec.core.outputs import StreamUpdate
+from specdec.core.sampling_params import SamplingParams
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 5}'
+PROMPT = textwrap.dedent("""\
+    class Stack:
+        def __init__(self):
+            self.items = []
+
+        def push(self, item):
+            self.items.append(item)
+
+        def pop(self):
+""")
+LOOSE = '''
+import torch
+from specdec.sdk import Draft, DraftLaw, LawKind, Needs
+
+class Uniform:
+    """Draws from all tokens alike and says so: the law of the output stays, the coins do not."""
+    needs = Needs(law="dense")
+
+    def __init__(self, config):
+        pass
+
+    def bind(self, target, services):
+        self.vocab_size = target.vocab_size
+
+    def propose(self, step):
+        shape = (len(step), step.num_draft_tokens)
+        columns = [(step.random.uniform(i) * self.vocab_size).long() for i in range(shape[1])]
+        probs = torch.full((*shape, self.vocab_size), 1 / self.vocab_size)
+        law = DraftLaw(kind=torch.full(shape[:1], LawKind.DENSE_PROBS, dtype=torch.uint8), probs=probs)
+        return Draft(token_ids=torch.stack(columns, dim=1), lengths=step.budget, law=law)
+'''
+SIGNED = re.compile(r"\[(?P<sign>[-+*]) (?P<marked>(?:\\.|[^\\\]])*)\]|(?P<plain>\\.|[^\\\[])", re.DOTALL)
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(build_app(), ["generate", "tiny", *map(str, arguments)], **options)
+
+
+def unescaped(text):
+    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+
+
+def signed_pieces(output):
+    """(sign, text) of each piece of `--show tokens` without colour; fails on anything that is neither."""
+    pieces, position = [], 0
+    while position < len(output):
+        match = SIGNED.match(output, position)
+        assert match, f"not a piece at {position}: {output[position : position + 20]!r}"
+        pieces.append((match["sign"] or "", unescaped(match["marked"] if match["sign"] else match["plain"])))
+        position = match.end()
+    return pieces
+
+
+def joined(pieces):
+    """Pieces without empty ones, neighbours without a sign put together."""
+    result = []
+    for sign, text in pieces:
+        if sign == "" and result and result[-1][0] == "":
+            result[-1] = ("", result[-1][1] + text)
+        elif sign or text:
+            result.append((sign, text))
+    return result
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("tiny") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def tokenizer(llm):
+    return llm.get_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def expected(llm):
+    """What the library gives for the prompt, without a proposer."""
+    (output,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40))
+    return output.outputs[0]
+
+
+def test_text_goes_to_stdout_and_one_line_of_figures_to_stderr(expected):
+    result = invoke("-p", PROMPT, "-sc", NGRAM, "--max-tokens", 40)
+    assert result.exit_code == 0
+    assert result.stdout == expected.text + "\n"
+    assert re.fullmatch(
+        r"40 tokens, [\d.]+ tokens/s, acceptance length [1-6]\.\d\d, tokens per target step [\d.]+, "
+        r"proposer specdec-sdk:ngram\n",
+        result.stderr,
+    )
+
+
+def test_signs_of_the_token_view_reconstruct_the_text(expected):
+    shown = invoke("-p", PROMPT, "-sc", NGRAM, "--max-tokens", 40, "--show", "tokens").stdout
+    pieces = signed_pieces(shown)
+    assert "".join(text for sign, text in pieces if sign != "-") == expected.text + "\n"
+    assert {sign for sign, _ in pieces} >= {"", "+", "*"}
+
+
+def test_a_stop_text_ends_the_output_and_is_in_neither_view(expected):
+    stop = expected.text[40:47]
+    flags = ("-p", PROMPT, "-sc", NGRAM, "--max-tokens", 40, "--stop", stop, "--stop", "a text that never comes")
+    before = expected.text[: expected.text.index(stop)]
+    assert invoke(*flags).stdout == before + "\n"
+    pieces = signed_pieces(invoke(*flags, "--show", "tokens").stdout)
+    assert "".join(text for sign, text in pieces if sign != "-") == before + "\n"
+
+
+@given(st.lists(st.builds(Piece, st.sampled_from(Mark), st.text("ab[]\\+-* \n"))))
+def test_signs_can_be_read_back_whatever_the_text_is(pieces):
+    output = io.StringIO()
+    Painter(Console(file=output)).print(pieces)
+    plain = [(str(piece.mark), piece.text) for piece in pieces]
+    assert joined(signed_pieces(output.getvalue())) == joined(plain)
+
+
+def test_a_step_shows_accepted_then_rejected_then_recovered(tokenizer):
+    accepted, rejected, recovered = (tokenizer(text)["input_ids"] for text in ("import os", " path", " sys"))
+    update = StreamUpdate(
+        request_id="0",
+        index=0,
+        text="import os sys",
+        token_ids=(*accepted, *recovered[:1]),
+        draft_token_ids=(*accepted, *rejected),
+        num_accepted=len(accepted),
+        finish_reason=None,
+    )
+    pieces = StepPieces(tokenizer).of(update)
+    assert [piece.mark for piece in pieces] == [Mark.ACCEPTED, Mark.REJECTED, Mark.SAMPLED]
+    assert [piece.text for piece in pieces[:2]] == ["import os", " path"]
+
+
+def test_text_that_may_begin_a_stop_text_is_held_back_with_what_follows_it():
+    held = HeldPieces()
+    first = held.release([Piece(Mark.ACCEPTED, "abc"), Piece(Mark.REJECTED, "x"), Piece(Mark.SAMPLED, "d")], 2)
+    assert first == [Piece(Mark.ACCEPTED, "ab")]
+    second = held.release([Piece(Mark.PLAIN, "ef")], 3)
+    assert second == [
+        Piece(Mark.ACCEPTED, "c"),
+        Piece(Mark.REJECTED, "x"),
+        Piece(Mark.SAMPLED, "d"),
+        Piece(Mark.PLAIN, "e"),
+    ]
+
+
+def test_steps_are_one_line_each_and_add_up_to_the_text(expected):
+    result = invoke("-p", PROMPT, "-sc", NGRAM, "--max-tokens", 40, "--show", "steps")
+    lines = result.stdout.splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(1, len(lines) + 1))
+    kept = re.sub(r'\[- "(\\.|[^"\\])*"\]', "", result.stdout)
+    assert "".join(json.loads(text) for text in re.findall(r'"(?:\\.|[^"\\])*"', kept)) == expected.text
+    accepted = [tuple(map(int, line.split()[1].split("/"))) for line in lines]
+    assert all(0 <= a <= d <= 5 for a, d in accepted)
+    assert sum(a for a, _ in accepted) + len(lines) == 40
+
+
+def test_colour_is_used_where_a_terminal_is_and_no_color_is_not_set():
+    flags = ("-p", PROMPT, "-sc", NGRAM, "--max-tokens", 12, "--show", "tokens")
+    coloured = invoke(*flags, env={"FORCE_COLOR": "1", "NO_COLOR": None, "TERM": "xterm"}).stdout
+    assert "\x1b[4;32m" in coloured
+    assert "[+ " not in coloured
+    plain = invoke(*flags, env={"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}).stdout
+    assert "\x1b" not in plain
+    assert "[+ " in plain
+    assert "\x1b" not in invoke(*flags, env={"FORCE_COLOR": None, "NO_COLOR": None}).stdout
+
+
+def test_json_is_one_object_per_prompt(expected):
+    result = invoke("-p", PROMPT, "-p", "import os", "-sc", NGRAM, "--max-tokens", 40, "--json", "--show", "steps")
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert first["prompt"] == PROMPT
+    assert second["prompt"] == "import os"
+    assert (first["text"], tuple(first["token_ids"])) == (expected.text, expected.token_ids)
+    assert first["finish_reason"] == "length"
+    assert first["mean_acceptance_length"] > 1
+    assert first["num_accepted_draft_tokens"] == sum(step["num_accepted"] for step in first["steps"])
+    assert [token_id for step in first["steps"] for token_id in step["token_ids"]] == first["token_ids"]
+    assert "outputs_equal" not in first
+
+
+def test_prompts_of_files_and_standard_input_get_headings_in_order(tmp_path):
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("import os\nimport sys\n", encoding="utf-8")
+    objects = tmp_path / "prompts.jsonl"
+    objects.write_text('{"prompt": "import os"}\n{"prompt": "import sys"}\n', encoding="utf-8")
+    flags = ("--max-tokens", 4, "-p", "-")
+    from_lines = invoke(*flags, "--prompts-file", lines, input="import re")
+    from_objects = invoke(*flags, "--prompts-file", objects, input="import re")
+    headings = [line for line in from_lines.stdout.splitlines() if line.startswith("===")]
+    assert headings == ["=== 1/3: import re ===", "=== 2/3: import os ===", "=== 3/3: import sys ==="]
+    assert from_lines.stdout == from_objects.stdout
+
+
+def test_a_file_that_is_not_utf8_is_refused_with_its_name_and_position(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("café".encode("latin1"))
+    result = invoke("--prompts-file", path)
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+    assert "byte 3 (0xe9)" in result.stderr
+
+
+def test_chat_wraps_the_prompt_in_the_models_template(tokenizer):
+    plain = json.loads(invoke("-p", "hello", "--max-tokens", 1, "--json").stdout)
+    chat = json.loads(invoke("-p", "hello", "--max-tokens", 1, "--json", "--chat").stdout)
+    messages = [{"role": "user", "content": "hello"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert chat["num_prompt_tokens"] == len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert chat["num_prompt_tokens"] > plain["num_prompt_tokens"]
+
+
+def test_verify_equal_says_how_many_are_equal():
+    result = invoke("-p", PROMPT, "-p", "import os", "-sc", NGRAM, "--max-tokens", 16, "--verify-equal")
+    assert result.exit_code == 0
+    assert "Outputs equal to plain decoding: 2/2" in result.stderr
+
+
+def test_verify_equal_fails_where_sampled_drafts_change_the_coins(tmp_path, monkeypatch):
+    (tmp_path / "loose.py").write_text(LOOSE)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"model": "loose:Uniform", "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}
+    flags = ("-p", "import os", "-sc", json.dumps(config), "--temperature", 1, "--seed", 5, "--max-tokens", 12)
+    result = invoke(*flags, "--verify-equal")
+    assert result.exit_code == 1
+    assert re.search(r"request '0' differs at output position \d+: plain \d+ .*margin", result.stderr)
+    assert "equal in law, not token by token" in result.stderr
+    row = json.loads(invoke(*flags, "--verify-equal", "--json").stdout)
+    assert row["outputs_equal"] is False
+    assert row["difference"]["plain_token_id"] != row["difference"]["found_token_id"]
+
+
+def test_a_seed_gives_the_same_text_with_and_without_speculation():
+    flags = ("-p", PROMPT, "--temperature", 0.9, "--seed", 3, "--max-tokens", 24, "--format", "quiet")
+    plain = invoke(*flags)
+    assert invoke(*flags, "-sc", NGRAM).stdout == plain.stdout
+    assert plain.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "exit_code", "named"),
+    [
+        (("-p", "x", "-sc", "{bad"), 2, "SD-E130"),
+        (("-p", "x", "-sc", '{"method": "nosuch", "num_speculative_tokens": 2}'), 3, 'no proposer "nosuch"'),
+        (("-p", "x", "--temperature", "-1"), 2, "temperature"),
+        (("-p", "x", "--max-model-len", "999999"), 2, "max_model_len"),
+        ((), 2, "--prompts-file"),
+    ],
+    ids=["bad JSON", "unknown method", "bad value", "too long", "no prompt"],
+)
+def test_errors_have_their_exit_code_and_name_what_is_wrong(flags, exit_code, named):
+    result = invoke(*flags)
+    assert result.exit_code == exit_code
+    assert named in result.stderr
+    assert result.stdout == ""
