@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specdec import LLM, SamplingParams
+from specdec.core.bench.environment import environment
 from specdec.core.runner.model_support import locate_model
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -149,21 +149,6 @@ def ratios(speeds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return found
 
 
-def environment() -> dict[str, object]:
-    cpu = next(
-        (line.split(":")[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if "model name" in line),
-        platform.processor(),
-    )
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", choices=["tiny", "random-0.1b"])
@@ -188,16 +173,15 @@ def main() -> None:
             for name, values in speeds.items():
                 print(f"  {name:<28} {statistics.median(values):8.1f} tokens/s")
             for name, ratio in kinds[kind]["ratios"].items():
-                print(
-                    f"  {name:<38} {ratio['median']:5.2f}  ({ratio['min']:.2f} .. {ratio['max']:.2f})  goal {ratio['goal']}"
-                )
+                spread = f"({ratio['min']:.2f} .. {ratio['max']:.2f})"
+                print(f"  {name:<38} {ratio['median']:5.2f}  {spread}  goal {ratio['goal']}")
     result = {
         "model": args.model,
         "output_len": args.output_len,
         "rounds": args.rounds,
         "speculative_config": NGRAM,
         "dtype": "float32",
-        "environment": environment(),
+        "environment": environment(torch.device("cpu")),
         "kinds": kinds,
     }
     if args.output:
