@@ -102,12 +102,15 @@ def _target_info(
     config: EngineConfig, path: str, hf_config: Any, dtype: torch.dtype, device: torch.device
 ) -> TargetInfo:
     facts: dict[str, Any] = hf_config.to_dict()
-    longest = hf_config.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > longest:
+    longest = facts.get("max_position_embeddings")
+    max_model_len = config.max_model_len or longest
+    if max_model_len is None:
+        raise ConfigError("SD-E148", "the model states no longest length", {"fix": "pass max_model_len"})
+    if longest is not None and max_model_len > longest:
         raise ConfigError(
             "SD-E148",
             "max_model_len is above what the model was made for",
-            {"asked": config.max_model_len, "max_position_embeddings": longest},
+            {"asked": max_model_len, "max_position_embeddings": longest},
         )
     num_heads = hf_config.num_attention_heads
     return TargetInfo(
@@ -121,7 +124,7 @@ def _target_info(
         head_dim=facts.get("head_dim") or hf_config.hidden_size // num_heads,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        max_model_len=config.max_model_len or longest,
+        max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
     )

@@ -73,6 +73,7 @@ class Runner:
             self._drafts.drop(request.row)
             if self._guest:
                 self._guest.preempt(request.view)
+            request.row = -1  # its old row may be somebody else's before it is scheduled again
         for request in scheduled:
             if not request.started:
                 request.started = True
