@@ -78,6 +78,22 @@ class Engine:
         self.parts.scheduler.add(request)
         return request_id
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt. Raises RequestError SD-E153 if there is no tokenizer."""
+        if self.tokenizer is None:
+            facts = {"fix": "pass prompt_token_ids, or LLM(tokenizer=...)"}
+            raise RequestError("SD-E153", "the prompt is text, and the model has no tokenizer", facts)
+        return list(self.tokenizer(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation in the tokenizer's template. Raises RequestError SD-E159 if it has none."""
+        if self.tokenizer is None or self.tokenizer.chat_template is None:
+            raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
+        text = self.tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def step(self) -> list[Committed]:
         """Advance all requests by one step. Returns what was committed to each; finished requests are gone then."""
         if not self._requests:
@@ -151,10 +167,7 @@ class Engine:
                 )
             (prompt,) = prompt.values()
         if isinstance(prompt, str):
-            if self.tokenizer is None:
-                facts = {"fix": "pass prompt_token_ids, or LLM(tokenizer=...)"}
-                raise RequestError("SD-E153", f"request {request_id!r} is text, and the model has no tokenizer", facts)
-            return prompt, list(self.tokenizer(prompt)["input_ids"])
+            return prompt, self.encode(prompt)
         if isinstance(prompt, Sequence) and all(type(token_id) is int for token_id in prompt):
             return None, [int(token_id) for token_id in prompt]
         raise RequestError(

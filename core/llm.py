@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specdec.sdk import ConfigError, RequestError
+from specdec.sdk import ConfigError
 
 from .engine import Engine, Prompt, finish_reason_of
 from .engine_config import EngineConfig
@@ -100,16 +100,12 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """One conversation or several, through the tokenizer's chat template."""
-        tokenizer = self.get_tokenizer()
-        if tokenizer is None or tokenizer.chat_template is None:
-            raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         prompts = [
-            tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=add_generation_prompt)
+            self.engine.encode_chat(conversation, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]
             for conversation in conversations
         ]
-        token_ids = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
-        return self.generate([{"prompt_token_ids": ids} for ids in token_ids], sampling_params)
+        return self.generate([{"prompt_token_ids": ids} for ids in prompts], sampling_params)
 
     def abort(self, request_id: str) -> None:
         """End a running request; its output so far is kept by whoever streams it."""

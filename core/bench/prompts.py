@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.sdk import ConfigError, RequestError
+from specdec.sdk import ConfigError
 
 from ..engine import Engine
 from ..sampling_params import SamplingParams
@@ -33,17 +33,8 @@ class Chosen:
 
 
 def encode(engine: Engine, prompt: str, chat: bool) -> list[int]:
-    """A prompt's token ids. Raises RequestError SD-E153 (no tokenizer) or SD-E159 (no chat template)."""
-    tokenizer = engine.tokenizer
-    if tokenizer is None:
-        raise RequestError("SD-E153", "the prompt is text, and the model has no tokenizer")
-    if not chat:
-        return list(tokenizer(prompt)["input_ids"])
-    if tokenizer.chat_template is None:
-        raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
-    messages = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    """A prompt's token ids, as they are or as the first message of a conversation. Raises RequestError."""
+    return engine.encode_chat([{"role": "user", "content": prompt}]) if chat else engine.encode(prompt)
 
 
 def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine: Engine, *, chat: bool) -> Chosen:
