@@ -14,7 +14,8 @@ from specdec.sdk import ConfigError, TargetInfo
 from .engine_config import EngineConfig
 from .guest import Guest
 from .hooks import Observers, load_hooks
-from .memory import num_kv_blocks
+from .kernels.linear import pack_linears, packable_bytes
+from .memory import free_memory, num_kv_blocks
 from .metrics import EngineMetrics
 from .registry import PluginSettings
 from .runner.block_pool import BlockPool
@@ -55,6 +56,8 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     speculation = Speculation.prepare(speculative_config, info, settings, hooks)
     tokenizer = _tokenizer(config, path)
     target = TargetModel.load(path, hf_config, dtype, device, config.moe_backend)
+    if packable_bytes(target.model) <= free_memory(device) // 4:
+        pack_linears(target.model)
     num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None)
     lookahead = speculation.lookahead if speculation else 0
     pool = BlockPool(num_blocks, config.block_size)
@@ -139,6 +142,8 @@ def _tokenizer(config: EngineConfig, path: str) -> Any:
             return None
         facts = {"because": str(error).splitlines()[0]}
         raise ConfigError("SD-E149", f"cannot load the tokenizer {str(config.tokenizer)!r}", facts) from error
+    if config.tokenizer is None and len(tokenizer) <= len(tokenizer.all_special_ids):
+        return None  # what transformers makes up where there are no tokenizer files: special tokens and no others
     if not tokenizer.is_fast:
         facts = {"found": type(tokenizer).__name__, "fix": "pass token ids, or a tokenizer.json"}
         raise ConfigError("SD-E149", "the tokenizer has no tokenizer.json, which streaming needs", facts)

@@ -36,8 +36,11 @@ class DraftChecker:
         self._device = device if needs.placement == "device" else torch.device("cpu")
         self._num_checked_laws = 0
 
-    def check(self, draft: object, step: StepView) -> CheckedDraft:
-        """The draft as lists of ids within the vocabulary, and its law if it reports one."""
+    def check(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
+        """The draft as lists of ids within the vocabulary, and its law if it reports one.
+
+        `budgets` are the step's, one per request, from the engine rather than from a view that may have been changed.
+        """
         if not isinstance(draft, Draft):
             found = f"{type(draft).__module__}.{type(draft).__qualname__}"
             raise self._error("SD-E200", "propose returned no Draft", {"expected": "specdec.sdk.Draft", "found": found})
@@ -45,7 +48,7 @@ class DraftChecker:
         self._check_form("token_ids", draft.token_ids, (len(step), width), {torch.int64, torch.int32})
         self._check_form("lengths", draft.lengths, (len(step),), {torch.int64, torch.int32})
         lengths: list[int] = draft.lengths.tolist()
-        self._check_lengths(lengths, step)
+        self._check_lengths(lengths, step, budgets)
         rows: list[list[int]] = draft.token_ids.tolist()
         token_ids = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         self._check_ids(token_ids, step)
@@ -68,8 +71,8 @@ class DraftChecker:
         }
         raise self._error("SD-E201", f"Draft.{field} has the wrong form", facts)
 
-    def _check_lengths(self, lengths: Sequence[int], step: StepView) -> None:
-        for b, (length, budget) in enumerate(zip(lengths, step.budget.tolist(), strict=True)):
+    def _check_lengths(self, lengths: Sequence[int], step: StepView, budgets: Sequence[int]) -> None:
+        for b, (length, budget) in enumerate(zip(lengths, budgets, strict=True)):
             if not 0 <= length <= budget:
                 raise self._error(
                     "SD-E202",

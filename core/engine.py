@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,11 @@ class Engine:
 
         Raises RequestError, naming the request, if it can never be served; nothing is queued then.
         """
+        if self._closed:
+            raise RequestError("SD-E169", "the engine is closed and takes no requests", {"fix": "make a new one"})
         params = params or SamplingParams()
-        request_id = str(self._num_added) if request_id is None else request_id
+        if request_id is None:
+            request_id = next(name for name in map(str, count(self._num_added)) if name not in self._requests)
         if request_id in self._requests:
             raise RequestError("SD-E151", f"request id {request_id!r} is in use")
         text, token_ids = self._read_prompt(prompt, request_id)
@@ -94,16 +99,22 @@ class Engine:
         )
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def get_request(self, request_id: str) -> Request:
+        """A queued or running request. Raises KeyError if there is none of this id."""
+        return self._requests[request_id]
+
     def step(self) -> list[Committed]:
         """Advance all requests by one step. Returns what was committed to each; finished requests are gone then."""
         if not self._requests:
             return []
         starting = [request for request in self._requests.values() if not request.started]
-        committed, stats = self.parts.runner.step()
+        try:
+            committed, stats = self.parts.runner.step()
+        finally:  # also where a proposer stops the step: it may have ended requests before
+            ended = [request for request in self._requests.values() if request.finish_reason is not None]
+            for request in ended:
+                del self._requests[request.request_id]
         self._tell_observers(starting, committed, stats)
-        for each in committed:
-            if each.request.finish_reason is not None:
-                del self._requests[each.request.request_id]
         return committed
 
     def _tell_observers(self, starting: Sequence[Request], committed: Sequence[Committed], stats: StepStats) -> None:
@@ -125,6 +136,8 @@ class Engine:
         if request is not None:
             request.abort()
             self.parts.runner.finish(request)
+            if request.started:
+                self.parts.observers.on_request_finished(request.view, request.metrics.as_dict())
         return request
 
     def get_metrics(self) -> list[Metric]:
@@ -151,11 +164,12 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        for request_id in list(self._requests):
-            self.abort(request_id)
-        if self.parts.guest:
-            self.parts.guest.close()
-        self.parts.observers.on_engine_stop(self.metrics.acceptance.as_dict())
+        with ExitStack() as every:  # each one, also where the proposer raises; the last one first
+            every.callback(lambda: self.parts.observers.on_engine_stop(self.metrics.acceptance.as_dict()))
+            if self.parts.guest:
+                every.callback(self.parts.guest.close)
+            for request_id in self._requests:
+                every.callback(self.abort, request_id)
 
     def _read_prompt(self, prompt: Prompt, request_id: str) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -65,14 +65,8 @@ class Guest:
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Lend it the target's services and let it warm up. Failing here stops the start, whatever the policy."""
-        for method, args in (("bind", (target, services)), ("warmup", ())):
-            if method in self._methods:
-                try:
-                    self._methods[method](*args)
-                except SpecdecError:
-                    raise
-                except Exception as error:
-                    raise self._blame(method, error) from error
+        self._must("bind", target, services)
+        self._must("warmup")
 
     def start(self, request: RequestView) -> None:
         """Tell it of a request's first row."""
@@ -93,31 +87,53 @@ class Guest:
             self._started.remove(request.request_id)
             self._notify("on_finish", request)
 
-    def draft(self, step: StepView) -> CheckedDraft | None:
-        """Show it the step, then ask for drafts if any are wanted. None: no drafts from this step."""
-        if not self.enabled:
-            return None
-        if not self._notify("observe", step):
-            self._stale.update(step.request_ids)
-            return None
-        if not bool(step.budget.any()):
+    def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
+        """Show it the step, then ask for drafts if any are wanted. None: no drafts from this step.
+
+        `budgets` are those that the view shows: the view itself may have been written to.
+        """
+        if not self.enabled or not self._observes(step) or not any(budgets):
             return None
         self._metrics.counts["proposer_propose_calls"] += 1
         checked: list[CheckedDraft] = []
-        self._contained("propose", lambda: checked.append(self._checker.check(self.proposer.propose(step), step)))
+        self._contained(
+            "propose", lambda: checked.append(self._checker.check(self.proposer.propose(step), step, budgets))
+        )
         return checked[0] if checked else None
 
+    def _observes(self, step: StepView) -> bool:
+        """Show it the step; where that fails the step's requests are stale, also if the failure stops the engine."""
+        seen = False
+        try:
+            seen = self._notify("observe", step)
+        finally:
+            if not seen:
+                self._stale.update(step.request_ids)
+        return seen
+
     def close(self) -> None:
-        """Tell it that the engine shuts down."""
-        self._notify("close")
+        """Tell it that the engine shuts down, also if it was disabled before."""
+        if "close" in self._methods:
+            self._contained("close", self._methods["close"])
 
     def save(self, path: Path) -> None:
-        """Ask it to write its shared state."""
-        self._notify("save", path)
+        """Ask it to write its shared state. Raises ProposerError whatever the policy."""
+        self._must("save", path)
 
     def load(self, path: Path) -> None:
-        """Ask it to read its shared state."""
-        self._notify("load", path)
+        """Ask it to read its shared state. Raises ProposerError whatever the policy."""
+        self._must("load", path)
+
+    def _must(self, method: str, *args: object) -> None:
+        """Call an optional method if it is there, and fail if it fails."""
+        if method not in self._methods:
+            return
+        try:
+            self._methods[method](*args)
+        except SpecdecError:
+            raise
+        except Exception as error:
+            raise self._blame(method, error) from error
 
     def _notify(self, method: str, *args: object) -> bool:
         """Call an optional method if it is there. Returns whether the proposer is still in step."""
@@ -128,21 +144,19 @@ class Guest:
     def _contained(self, method: str, call: Callable[[], object]) -> bool:
         try:
             call()
+        except ProposerError as error:
+            self._handle(error)
         except Exception as error:
-            self._handle(error if isinstance(error, ProposerError) else self._blame(method, error))
-            return False
-        return True
+            effect = f"on_proposer_error={self._policy!r}; what is generated does not change"
+            self._handle(self._blame(method, error, {"effect": effect}))
+        else:
+            return True
+        return False
 
-    def _blame(self, method: str, error: Exception) -> ProposerError:
-        raised = ProposerError(
-            "SD-E210",
-            f"{method} raised {type(error).__name__}: {error}",
-            {
-                "where": author_frame(error, self.plugin.target),
-                "effect": f"on_proposer_error={self._policy!r}; what is generated does not change",
-            },
-            plugin=self.plugin,
-        )
+    def _blame(self, method: str, error: Exception, facts: Mapping[str, str] | None = None) -> ProposerError:
+        where = {"where": author_frame(error, self.plugin.target)}
+        summary = f"{method} raised {type(error).__name__}: {error}"
+        raised = ProposerError("SD-E210", summary, {**where, **(facts or {})}, plugin=self.plugin)
         raised.__cause__ = error
         return raised
 

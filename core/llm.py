@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +18,7 @@ from .metrics import Metric
 from .outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .registry import PluginSettings
 from .request import Request
+from .runner.views import Committed
 from .sampling_params import SamplingParams
 from .speculation import SpeculativeSettings
 
@@ -42,55 +46,46 @@ class LLM:
         **settings: Any,
     ) -> None:
         self.engine = Engine(EngineConfig(model=model, **settings), speculative_config, plugin_settings)
+        self._readers: dict[str, _Reader] = {}  # of the open streams, by request id
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
         """One output per prompt, in order. A list of ints is one prompt; a list of anything else is several.
 
         Raises RequestError before anything runs if one of the prompts can never be served.
         """
-        collected: dict[str, _Prompt] = {}
-        for prompt in self._submit(prompts, sampling_params):
-            collected |= dict.fromkeys(prompt.request_ids, prompt)
+        submitted = self._submit(prompts, sampling_params)
         try:
-            while self.engine.has_unfinished_requests:
-                for each in self.engine.step():
-                    if each.request.finish_reason is not None:
-                        collected[each.request.request_id].finished[each.request.request_id] = each.request
+            while any(prompt.runs for prompt in submitted):
+                self._step()
         except BaseException:
-            self._abort(collected)
+            self._abort(submitted)
             raise
-        return [prompt.output() for prompt in dict.fromkeys(collected.values())]
+        return [prompt.output() for prompt in submitted]
 
     def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> Iterator[StreamUpdate]:
         """What each step commits to each prompt, as it happens. Closing the iterator aborts what still runs.
 
         Updates of prompt i carry request id of the i-th prompt in `prompts`; with n > 1, `index` tells outputs apart.
+        Requests of other callers advance with these; what they commit waits for whoever asked for it.
         """
-        collected: dict[str, _Prompt] = {}
-        for prompt in self._submit(prompts, sampling_params):
-            collected |= dict.fromkeys(prompt.request_ids, prompt)
-        shown = dict.fromkeys(collected, 0)
+        submitted = self._submit(prompts, sampling_params)
+        updates: deque[StreamUpdate] = deque()
+        readers = {
+            request.request_id: _Reader(prompt.request_id, index, updates)
+            for prompt in submitted
+            for index, request in enumerate(prompt.requests)
+        }
+        self._readers |= readers
         try:
-            while self.engine.has_unfinished_requests:
-                for each in self.engine.step():
-                    request = each.request
-                    if request.request_id not in collected or not each.token_ids:
-                        continue
-                    text = _text(request)
-                    new_text = text[shown[request.request_id] :]
-                    shown[request.request_id] = len(text)
-                    prompt = collected[request.request_id]
-                    yield StreamUpdate(
-                        request_id=prompt.request_ids[0],
-                        index=prompt.request_ids.index(request.request_id),
-                        text=new_text,
-                        token_ids=tuple(each.token_ids),
-                        draft_token_ids=tuple(each.item.draft_token_ids),
-                        num_accepted=each.num_accepted,
-                        finish_reason=finish_reason_of(request),
-                    )
+            while updates or any(prompt.runs for prompt in submitted):
+                if updates:
+                    yield updates.popleft()
+                else:
+                    self._step()
         finally:
-            self._abort(collected)
+            for request_id in readers:
+                del self._readers[request_id]
+            self._abort(submitted)
 
     def chat(
         self,
@@ -139,36 +134,79 @@ class LLM:
             for prompt, each in zip(several, params, strict=True):
                 submitted.append(self._submit_one(prompt, each))
         except BaseException:
-            self._abort([request_id for earlier in submitted for request_id in earlier.request_ids])
+            self._abort(submitted)
             raise
         return submitted
 
     def _submit_one(self, prompt: Prompt, params: SamplingParams) -> _Prompt:
-        if params.n == 1:
-            return _Prompt([self.engine.add_request(prompt, params)])
-        seeds = [None if params.seed is None else params.seed + index for index in range(params.n)]
-        return _Prompt([self.engine.add_request(prompt, params.replace(n=1, seed=seed)) for seed in seeds])
+        each = [params]
+        if params.n > 1:
+            seeds = [None if params.seed is None else params.seed + index for index in range(params.n)]
+            each = [params.replace(n=1, seed=seed) for seed in seeds]
+        request_ids = [self.engine.add_request(prompt, one) for one in each]
+        return _Prompt([self.engine.get_request(request_id) for request_id in request_ids])
 
-    def _abort(self, request_ids: Sequence[str] | Mapping[str, Any]) -> None:
-        for request_id in request_ids:
-            self.engine.abort(request_id)
+    def _step(self) -> None:
+        """Advance everybody's requests; what those of a stream commit waits for its reader."""
+        for each in self.engine.step():
+            reader = self._readers.get(each.request.request_id)
+            if reader is not None and each.token_ids:
+                reader.show(each)
+
+    def _abort(self, submitted: Sequence[_Prompt]) -> None:
+        with ExitStack() as every:  # each one, also where the proposer raises
+            for request in (request for prompt in submitted for request in prompt.requests):
+                if request.finish_reason is None:
+                    every.callback(self.engine.abort, request.request_id)
 
 
+@dataclass
 class _Prompt:
-    """One prompt on its way: the requests it became (several when n > 1), and those that ended."""
+    """One prompt on its way: the requests it became, several when n > 1."""
 
-    def __init__(self, request_ids: list[str]) -> None:
-        self.request_ids = request_ids
-        self.finished: dict[str, Request] = {}
+    requests: list[Request]
+
+    @property
+    def request_id(self) -> str:
+        return self.requests[0].request_id
+
+    @property
+    def runs(self) -> bool:
+        return any(request.finish_reason is None for request in self.requests)
 
     def output(self) -> RequestOutput:
-        requests = [self.finished[request_id] for request_id in self.request_ids]
+        first = self.requests[0]
         return RequestOutput(
-            request_id=self.request_ids[0],
-            prompt=requests[0].prompt,
-            prompt_token_ids=tuple(requests[0].prompt_token_ids),
-            outputs=tuple(_completion(index, request) for index, request in enumerate(requests)),
+            request_id=first.request_id,
+            prompt=first.prompt,
+            prompt_token_ids=tuple(first.prompt_token_ids),
+            outputs=tuple(_completion(index, request) for index, request in enumerate(self.requests)),
         )
+
+
+@dataclass
+class _Reader:
+    """Where the updates of one streamed request go, and how much of its text was shown."""
+
+    request_id: str  # of its prompt
+    index: int
+    updates: deque[StreamUpdate]
+    num_shown: int = 0
+
+    def show(self, each: Committed) -> None:
+        """What a step committed, with the text that is new."""
+        text = _text(each.request)
+        update = StreamUpdate(
+            request_id=self.request_id,
+            index=self.index,
+            text=text[self.num_shown :],
+            token_ids=tuple(each.token_ids),
+            draft_token_ids=tuple(each.item.draft_token_ids),
+            num_accepted=each.num_accepted,
+            finish_reason=finish_reason_of(each.request),
+        )
+        self.num_shown = len(text)
+        self.updates.append(update)
 
 
 def _completion(index: int, request: Request) -> CompletionOutput:
@@ -198,6 +236,9 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _as_params(params: Params, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):
+        facts = {"expected": "a SamplingParams, or one per prompt in a list", "found": f"{params!r:.80}"}
+        raise ConfigError("SD-E132", "sampling_params are no SamplingParams", facts)
     if len(params) != count:
         raise ConfigError(
             "SD-E133", "one SamplingParams per prompt", {"prompts": count, "sampling_params": len(params)}

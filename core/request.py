@@ -126,7 +126,8 @@ class Request:
         if self.detokenizer is not None and not ended_by_token:
             stop_text = self.detokenizer.append(token_id, self.num_output_tokens > self.params.min_tokens)
         if ended_by_token or stop_text is not None:
-            self._finish(FinishReason.STOP, token_id if ended_by_token else stop_text)
+            asked_for = token_id in self.params.stop_token_ids
+            self._finish(FinishReason.STOP, token_id if ended_by_token and asked_for else stop_text)
         elif len(self.token_ids) >= self.max_total_tokens:
             self._finish(FinishReason.LENGTH, None)
         return self.finish_reason is not None

@@ -10,6 +10,7 @@ from specdec.sdk import StrictModel
 
 Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Bias = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class SamplingParams(StrictModel):
@@ -34,7 +35,7 @@ class SamplingParams(StrictModel):
     repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False, description="of prompt and output tokens")
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[int, Bias] | None = None
     logprobs: int | None = Field(None, ge=0, le=20, description="also return this many top log-probabilities")
     n: int = Field(1, ge=1, description="independent outputs per prompt")
     detokenize: bool = True

@@ -100,9 +100,11 @@ class Runner:
             self._commit_one(item, ids[: accepted + 1], accepted, logprobs)
             for item, ids, accepted in zip(batch.items, output_ids, num_accepted, strict=True)
         ]
-        for each in committed:  # after all commits: a proposer that raises here finds every request in order
-            if each.request.finish_reason is not None:
-                self.finish(each.request)
+        ended = [each.request for each in committed if each.request.finish_reason is not None]
+        for request in ended:
+            self._release(request)
+        for request in ended:  # after everything else: a proposer that raises here finds every request in order
+            self._tell_finished(request)
         return committed
 
     def _commit_one(
@@ -123,9 +125,15 @@ class Runner:
 
     def finish(self, request: Request) -> None:
         """Release everything a request holds, here and in the proposer."""
+        self._release(request)
+        self._tell_finished(request)
+
+    def _release(self, request: Request) -> None:
         if request.status is Status.RUNNING:
             self._drafts.drop(request.row)
         self._scheduler.finish(request)
+
+    def _tell_finished(self, request: Request) -> None:
         if self._guest:
             self._guest.finish(request.view)
 
@@ -138,7 +146,7 @@ class Runner:
             return
         budgets = [_budget(each, guest) for each in going_on]
         with torch.inference_mode():
-            draft = guest.draft(guest.views.build(going_on, budgets, batch, hidden))
+            draft = guest.draft(guest.views.build(going_on, budgets, batch, hidden), budgets)
         if draft is not None:
             requests = [each.request for each in going_on]
             all_greedy = all(request.params.greedy for request in requests)  # their verification reads no law

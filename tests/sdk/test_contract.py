@@ -71,7 +71,7 @@ def test_declarations_are_frozen_and_changed_copies_are_validated():
 
 
 def test_parse_names_the_place_in_the_users_own_words():
-    with pytest.raises(ConfigError, match="^SD-E132 proposer_config has unusable values"):
+    with pytest.raises(ConfigError, match=r"^SD-E132 proposer_config has unusable values"):
         Options.parse({"window": "wide"}, "proposer_config")
 
 

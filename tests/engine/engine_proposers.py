@@ -1,0 +1,424 @@
+"""Proposers for tests, named by class path: they know the truth, lie on purpose, record, or fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec.sdk import (
+    Draft,
+    DraftLaw,
+    LawKind,
+    Needs,
+    ProposerConfig,
+    RequestView,
+    StepView,
+    StrictModel,
+    TargetInfo,
+)
+
+VOCAB_SIZE = 4096
+
+
+def ragged_length(position: int, budget: int) -> int:
+    """A draft length in 0 .. budget that looks random but depends on the position alone."""
+    return (position * 7919 >> 3) % (budget + 1)
+
+
+def is_wrong(position: int, wrong_every: int) -> bool:
+    """Whether a scripted draft token for this position differs from the truth."""
+    return wrong_every > 0 and position % wrong_every == 0
+
+
+class Scripted:
+    """Drafts the known continuation of each prompt, wrong at every `wrong_every`-th position, 1: always wrong."""
+
+    needs = Needs()
+
+    class Options(StrictModel):
+        sequences: tuple[tuple[int, ...], ...] = ()  # prompts with their continuations
+        wrong_every: int = 0
+        ragged: bool = False  # lengths from `ragged_length` instead of the whole budget
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.config = config
+        self.options: Scripted.Options = config.options or self.Options()
+        self.known: dict[str, tuple[int, ...]] = {}
+
+    def on_start(self, request: RequestView) -> None:
+        prompt = tuple(request.prompt_token_ids)
+        known = [seq for seq in self.options.sequences if seq[: len(prompt)] == prompt]
+        self.known[request.request_id] = known[0] if known else ()
+
+    def on_finish(self, request: RequestView) -> None:
+        self.known.pop(request.request_id, None)
+
+    def propose(self, step: StepView) -> Draft:
+        columns = (step.request_ids, step.committed_length.tolist(), step.budget.tolist())
+        return Draft.from_lists([self.draft(*facts) for facts in zip(*columns, strict=True)], step.num_draft_tokens)
+
+    def draft(self, request_id: str, length: int, budget: int) -> list[int]:
+        count = ragged_length(length, budget) if self.options.ragged else budget
+        known = self.known.get(request_id, ())
+        return [self.token(known, position) for position in range(length, length + count)]
+
+    def token(self, known: tuple[int, ...], position: int) -> int:
+        right = known[position] if position < len(known) else position % VOCAB_SIZE
+        return (right + 1) % VOCAB_SIZE if is_wrong(position, self.options.wrong_every) else right
+
+
+class Noise(Scripted):
+    """Ids without any plan, as many as the budget allows."""
+
+    def token(self, known: tuple[int, ...], position: int) -> int:
+        return position * 2654435761 % VOCAB_SIZE
+
+
+TOP_M = 8
+
+
+@cache
+def noise_law(number: int) -> Tensor:
+    """One of a few pseudo-random laws [V]."""
+    return (2 * torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(number))).softmax(0)
+
+
+class DenseLaws(Scripted):
+    """Draws its drafts from laws that depend on the position alone, with `step.random`, and reports those laws.
+
+    `reported` keeps, by (request id, committed length), kind, drafted tokens and laws [n, V].
+    """
+
+    class Options(Scripted.Options):
+        kind: str = "probs"  # or "logits", or "mixed": by the committed length one-hot, probs or logits
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        return Needs(law="dense")
+
+    def __init__(self, config: ProposerConfig) -> None:
+        super().__init__(config)
+        self.reported: dict[tuple[str, int], tuple[LawKind, list[int], Tensor]] = {}
+
+    def kind_of(self, length: int) -> LawKind:
+        kinds = {"probs": LawKind.DENSE_PROBS, "logits": LawKind.DENSE_LOGITS, "sparse": LawKind.SPARSE}
+        if self.options.kind != "mixed":
+            return kinds[self.options.kind]
+        return (LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS)[length % 3]
+
+    def law(self, known: tuple[int, ...], position: int) -> Tensor:
+        """Probabilities [V]: half of the mass on what is known to follow, the rest pseudo-random."""
+        law = 0.5 * noise_law(position % 16)
+        law[self.token(known, position)] += 0.5
+        return law
+
+    def laws_of(self, step: StepView, b: int, length: int, budget: int) -> list[Tensor]:
+        known = self.known[step.request_ids[b]]
+        return [self.law(known, length + i) for i in range(budget)]
+
+    def propose(self, step: StepView) -> Draft:
+        shape = (len(step), step.num_draft_tokens)
+        token_ids = torch.full(shape, -1)
+        probs, kinds = torch.zeros(*shape, VOCAB_SIZE), []
+        for b, (length, budget) in enumerate(zip(step.committed_length.tolist(), step.budget.tolist(), strict=True)):
+            kinds.append(self.kind_of(length))
+            for i, law in enumerate(self.laws_of(step, b, length, budget)):
+                coin = step.random.uniform(i)[b]
+                cdf = law.cumsum(0, dtype=torch.float64)
+                token_ids[b, i] = int(torch.searchsorted(cdf, coin * cdf[-1]))
+                probs[b, i] = law
+            self.reported[step.request_ids[b], length] = (
+                kinds[-1],
+                token_ids[b, :budget].tolist(),
+                probs[b, :budget].clone(),
+            )
+        return Draft(token_ids, step.budget.clone(), self.draft_law(kinds, probs))
+
+    def draft_law(self, kinds: list[LawKind], probs: Tensor) -> DraftLaw:
+        present, kind = set(kinds), torch.tensor(kinds, dtype=torch.uint8)
+        dense = probs if LawKind.DENSE_PROBS in present else None
+        logits = probs.log() if LawKind.DENSE_LOGITS in present else None
+        return DraftLaw(kind=kind, probs=dense, logits=logits)
+
+
+class SparseLaws(DenseLaws):
+    """The same with laws of a few entries."""
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        return Needs(law="sparse", sparse_top_m=TOP_M)
+
+    def law(self, known: tuple[int, ...], position: int) -> Tensor:
+        top = super().law(known, position).topk(TOP_M)
+        return torch.zeros(VOCAB_SIZE).index_copy_(0, top.indices, top.values / top.values.sum())
+
+    def draft_law(self, kinds: list[LawKind], probs: Tensor) -> DraftLaw:
+        top = probs.topk(TOP_M)
+        ids = torch.where(top.values > 0, top.indices, -1)
+        return DraftLaw(kind=torch.tensor(kinds, dtype=torch.uint8), sparse_ids=ids, sparse_probs=top.values)
+
+
+@dataclass
+class Shown:
+    """What one step showed of one request, copied."""
+
+    request_id: str
+    row: int
+    generation: int
+    phase: int
+    committed_length: int
+    newest_token: int
+    num_drafted: int
+    num_accepted: int
+    budget: int
+    kept_start: int
+    num_kept: int
+    positions: list[int]
+    token_ids: list[int]
+    next_token_ids: list[int]
+    hidden: Tensor | None
+    history: list[int] | None
+    uniforms: list[float]
+    sampling: dict[str, float]
+
+
+class Recorder(Scripted):
+    """Keeps a copy of everything that it is shown: `steps`, one list of `Shown` each, and lifecycle `events`."""
+
+    class Options(Scripted.Options):
+        placement: str = "host"
+        hidden_states: tuple[int | str, ...] = ()
+        history: bool = False
+        sampling: tuple[str, ...] = ()
+        min_draft_tokens: int = 0
+        law: str = "one_hot"
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        return Needs(**config.options.model_dump(include=set(Needs.model_fields)))
+
+    def __init__(self, config: ProposerConfig) -> None:
+        super().__init__(config)
+        self.steps: list[list[Shown]] = []
+        self.events: list[tuple[str, str]] = []
+        self.budgets_asked: list[list[int]] = []
+        self.rows_at_finish: dict[str, int] = {}
+        self.max_k = config.num_draft_tokens
+
+    def bind(self, target: TargetInfo, services: object) -> None:
+        self.events.append(("bind", target.model))
+
+    def warmup(self) -> None:
+        self.events.append(("warmup", ""))
+
+    def on_start(self, request: RequestView) -> None:
+        super().on_start(request)
+        self.events.append(("on_start", request.request_id))
+
+    def on_preempt(self, request: RequestView) -> None:
+        self.events.append(("on_preempt", request.request_id))
+
+    def on_finish(self, request: RequestView) -> None:
+        super().on_finish(request)
+        self.events.append(("on_finish", request.request_id))
+        self.rows_at_finish[request.request_id] = request.row
+
+    def close(self) -> None:
+        self.events.append(("close", ""))
+
+    def observe(self, step: StepView) -> None:
+        self.steps.append([self.shown(step, b) for b in range(len(step))])
+
+    def propose(self, step: StepView) -> Draft:
+        self.budgets_asked.append(step.budget.tolist())
+        return super().propose(step)
+
+    def shown(self, step: StepView, b: int) -> Shown:
+        kept, names = step.kept, ("rows", "generation", "phase", "committed_length", "newest_token")
+        row, generation, phase, length, newest = (int(getattr(step, name)[b]) for name in names)
+        count = int(kept.num_kept[b])
+        mine = slice(int(kept.cu_rows[b]), int(kept.cu_rows[b]) + count)
+        return Shown(
+            request_id=step.request_ids[b],
+            row=row,
+            generation=generation,
+            phase=phase,
+            committed_length=length,
+            newest_token=newest,
+            num_drafted=int(step.num_drafted[b]),
+            num_accepted=int(step.num_accepted[b]),
+            budget=int(step.budget[b]),
+            kept_start=int(kept.kept_start[b]),
+            num_kept=count,
+            positions=kept.positions[mine].tolist(),
+            token_ids=kept.token_ids[mine].tolist(),
+            next_token_ids=kept.next_token_ids[mine].tolist(),
+            hidden=None if kept.hidden is None else kept.hidden[mine].clone(),
+            history=None if step.history is None else step.history[row, :length].tolist(),
+            uniforms=[float(step.random.uniform(i)[b]) for i in range(self.max_k)],
+            sampling={name: float(getattr(step.sampling, name)[b]) for name in self.options.sampling},
+        )
+
+
+class Peeker(Scripted):
+    """Declares nothing, and notes which optional fields are there all the same."""
+
+    def __init__(self, config: ProposerConfig) -> None:
+        super().__init__(config)
+        self.seen: list[tuple[object, object, object]] = []
+
+    def observe(self, step: StepView) -> None:
+        self.seen.append((step.history, step.sampling, step.kept.hidden))
+
+
+class Forgetful(DenseLaws):
+    """Reports laws and keeps no record of them."""
+
+    def propose(self, step: StepView) -> Draft:
+        draft = super().propose(step)
+        self.reported.clear()
+        return draft
+
+
+class Faulty(Recorder):
+    """Does something wrong in one method: raises, or has `propose` return what is no draft for the step."""
+
+    class Options(Recorder.Options):
+        where: str
+        fault: str = "raise"
+        after: int = 0  # calls of the method that go well before
+        times: int = 1_000_000
+
+    def __init__(self, config: ProposerConfig) -> None:
+        super().__init__(config)
+        self.num_calls: Counter[str] = Counter()
+        self.trip("__init__")
+
+    def trip(self, method: str) -> bool:
+        """Raise if it is this method's turn to; otherwise whether it is its turn to do something else wrong."""
+        options = self.options
+        turn = self.num_calls[method]
+        self.num_calls[method] += 1
+        due = method == options.where and options.after <= turn < options.after + options.times
+        if due and options.fault == "raise":
+            raise RuntimeError(f"{method} fails on purpose")
+        return due
+
+    def bind(self, target: TargetInfo, services: object) -> None:
+        super().bind(target, services)
+        self.trip("bind")
+
+    def warmup(self) -> None:
+        super().warmup()
+        self.trip("warmup")
+
+    def on_start(self, request: RequestView) -> None:
+        super().on_start(request)
+        self.trip("on_start")
+
+    def observe(self, step: StepView) -> None:
+        self.trip("observe")
+        super().observe(step)
+
+    def on_preempt(self, request: RequestView) -> None:
+        super().on_preempt(request)
+        self.trip("on_preempt")
+
+    def on_finish(self, request: RequestView) -> None:
+        super().on_finish(request)
+        self.trip("on_finish")
+
+    def save(self, path: Path) -> None:
+        self.trip("save")
+
+    def load(self, path: Path) -> None:
+        self.trip("load")
+
+    def close(self) -> None:
+        super().close()
+        self.trip("close")
+
+    def propose(self, step: StepView) -> Draft:
+        draft = super().propose(step)
+        return WRONG[self.options.fault](draft, step) if self.trip("propose") else draft
+
+
+def _yielding(draft: Draft, step: StepView) -> Iterator[Draft]:
+    yield draft
+
+
+def _with_ids(draft: Draft, step: StepView, token_id: int) -> Draft:
+    return Draft(torch.full_like(draft.token_ids, token_id), step.budget.clone())
+
+
+def _with_law(draft: Draft, kind: int, **tensors: object) -> Draft:
+    kinds = torch.full(draft.lengths.shape, kind, dtype=torch.uint8)
+    return Draft(draft.token_ids, draft.lengths, DraftLaw(kind=kinds, **tensors))
+
+
+def _uniform_law(draft: Draft) -> Tensor:
+    return torch.full((*draft.token_ids.shape, VOCAB_SIZE), 1 / VOCAB_SIZE)
+
+
+def _with_probs(draft: Draft, change: Callable[[Tensor], Tensor]) -> Draft:
+    return _with_law(draft, LawKind.DENSE_PROBS, probs=change(_uniform_law(draft)))
+
+
+def signs(probs: Tensor) -> Tensor:
+    """Alternately -0.1 and 0.1 along the vocabulary."""
+    return 0.1 * (2 * (torch.arange(probs.shape[-1]) % 2) - 1)
+
+
+WRONG: dict[str, Callable[[Draft, StepView], object]] = {
+    "nothing": lambda draft, step: None,
+    "a list": lambda draft, step: [[1, 2]] * len(step),
+    "a generator": _yielding,
+    "a class": lambda draft, step: Draft,
+    "lists in a draft": lambda draft, step: Draft(draft.token_ids.tolist(), draft.lengths.tolist()),
+    "a transposed draft": lambda draft, step: Draft(draft.token_ids.T, draft.lengths),
+    "a flat draft": lambda draft, step: Draft(draft.token_ids.flatten(), draft.lengths),
+    "a row too few": lambda draft, step: Draft(draft.token_ids[1:], draft.lengths[1:]),
+    "a column too many": lambda draft, step: Draft(pad(draft.token_ids, (0, 1)), draft.lengths),
+    "ids as floats": lambda draft, step: Draft(draft.token_ids.float(), draft.lengths),
+    "lengths as floats": lambda draft, step: Draft(draft.token_ids, draft.lengths.float()),
+    "lengths as bools": lambda draft, step: Draft(draft.token_ids, draft.lengths.bool()),
+    "a negative length": lambda draft, step: Draft(draft.token_ids, draft.lengths - 100),
+    "a length over the budget": lambda draft, step: Draft(draft.token_ids, step.budget + 1),
+    "an id over the vocabulary": lambda draft, step: _with_ids(draft, step, VOCAB_SIZE),
+    "padding within the length": lambda draft, step: _with_ids(draft, step, -1),
+    "a sentinel within the length": lambda draft, step: _with_ids(draft, step, -2),
+    "an undeclared kind": lambda draft, step: _with_law(draft, LawKind.SPARSE),
+    "an unknown kind": lambda draft, step: _with_law(draft, 9),
+    "a kind without its tensor": lambda draft, step: _with_law(draft, LawKind.DENSE_PROBS),
+    "a law of another shape": lambda draft, step: _with_probs(draft, lambda probs: probs[..., 1:]),
+    "a law of integers": lambda draft, step: _with_probs(draft, lambda probs: probs.long()),
+    "probabilities of half the mass": lambda draft, step: _with_probs(draft, lambda probs: probs / 2),
+    "negative probabilities": lambda draft, step: _with_probs(draft, lambda probs: probs + signs(probs)),
+    "probabilities that are no numbers": lambda draft, step: _with_probs(draft, lambda probs: probs * torch.nan),
+}
+
+
+class Vandal(Recorder):
+    """Overwrites every tensor that it is shown, and drafts as if every budget were K."""
+
+    def observe(self, step: StepView) -> None:
+        self.vandalise(step)
+
+    def propose(self, step: StepView) -> Draft:
+        draft = super().propose(step)
+        self.vandalise(step)
+        return Draft(draft.token_ids.fill_(7), torch.full_like(draft.lengths, step.num_draft_tokens))
+
+    @staticmethod
+    def vandalise(step: StepView) -> None:
+        for holder in (step, step.kept, step.sampling):
+            for value in vars(holder).values():
+                if isinstance(value, Tensor):
+                    value.fill_(step.num_draft_tokens)

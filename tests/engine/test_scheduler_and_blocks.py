@@ -1,0 +1,274 @@
+"""Nothing is lost, leaked or starved: random arrivals, aborts and preemptions, with the books checked at each step."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import pytest
+from engine_helpers import GREEDY, assert_same_tokens, checked_step, counter, make_llm, run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from specdec import SamplingParams
+from specdec.core.request import Request, Status
+from specdec.core.runner.block_pool import BlockPool
+from specdec.core.runner.scheduler import Scheduler
+from specdec.sdk import IntegrityError
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 12
+MAX_NUM_SEQS = 4
+TOKEN_BUDGET = 9
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Plays the runner: whatever is scheduled is computed, a random part of the drafts is accepted."""
+
+    @initialize(lookahead=st.sampled_from([0, 3]))
+    def start(self, lookahead):
+        self.lookahead = lookahead
+        self.scheduler = Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), MAX_NUM_SEQS, TOKEN_BUDGET, lookahead)
+        self.alive: list[Request] = []  # in order of arrival
+        self.started: list[Request] = []
+        self.num_added = 0
+
+    @rule(num_prompt_tokens=st.integers(1, 20), num_output_tokens=st.integers(1, 20))
+    def add(self, num_prompt_tokens, num_output_tokens):
+        capacity = NUM_BLOCKS * BLOCK_SIZE - self.lookahead
+        request = Request(
+            request_id=str(self.num_added),
+            prompt_token_ids=[0] * num_prompt_tokens,
+            params=SamplingParams(max_tokens=num_output_tokens),
+            seed=0,
+            max_total_tokens=min(num_prompt_tokens + num_output_tokens, capacity),
+            end_token_ids=frozenset(),
+            detokenizer=None,
+        )
+        self.num_added += 1
+        self.alive.append(request)
+        self.scheduler.add(request)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def abort(self, data):
+        request = data.draw(st.sampled_from(self.alive))
+        request.abort()
+        self.scheduler.finish(request)
+        self.alive.remove(request)
+        assert not request.blocks
+
+    @precondition(lambda self: self.alive)
+    @rule(choice=st.randoms(use_true_random=False))
+    def step(self, choice):
+        self.advance(choice)
+
+    def advance(self, choice):
+        drafts = {
+            id(request): choice.randint(0, min(5, request.max_total_tokens - len(request.token_ids) - 1))
+            for request in self.scheduler.running
+        }
+        plan = self.scheduler.schedule(lambda request: drafts[id(request)])
+        self.check_plan(plan, drafts)
+        for share in plan.shares:
+            self.compute(share, choice)
+
+    def check_plan(self, plan, drafts):
+        assert plan.shares, "something always advances"
+        assert plan.shares[0].request is self.alive[0], "the oldest request always advances"
+        assert sum(share.num_tokens + share.num_draft_tokens for share in plan.shares) <= TOKEN_BUDGET
+        for request in plan.preempted:
+            assert request.status is Status.WAITING
+            assert not request.blocks
+            assert request.num_computed_tokens == 0
+        for share in plan.shares:
+            request = share.request
+            assert request not in plan.preempted
+            assert share.start == request.num_computed_tokens
+            assert 1 <= share.num_tokens <= request.num_uncomputed_tokens
+            assert share.samples == (share.num_tokens == request.num_uncomputed_tokens)
+            assert share.num_draft_tokens <= drafts.get(id(request), 0) * share.samples
+            needed = share.start + share.num_tokens + share.num_draft_tokens
+            needed = max(needed, min(needed + self.lookahead, request.max_total_tokens))
+            assert len(request.blocks) * BLOCK_SIZE >= needed
+
+    def compute(self, share, choice):
+        request = share.request
+        if request not in self.started:
+            self.started.append(request)
+        if not share.samples:
+            request.num_computed_tokens += share.num_tokens
+            return
+        request.commit([0] * (choice.randint(0, share.num_draft_tokens) + 1))
+        request.num_computed_tokens = len(request.token_ids) - 1
+        if request.finish_reason is not None:
+            self.scheduler.finish(request)
+            self.alive.remove(request)
+
+    @invariant()
+    def books_balance(self):
+        self.scheduler.check_integrity()
+
+    @invariant()
+    def queues_are_in_order_of_arrival(self):
+        assert [*self.scheduler.running, *self.scheduler.waiting] == self.alive
+
+    @invariant()
+    def requests_start_in_order_of_arrival(self):
+        numbers = [int(request.request_id) for request in self.started]
+        assert numbers == sorted(numbers)
+
+    def teardown(self):
+        choice = random.Random(0)
+        for _ in range(10_000):
+            if not self.alive:
+                break
+            self.advance(choice)
+        assert not self.alive
+        assert not self.scheduler.has_requests
+        assert self.scheduler.pool.num_free == NUM_BLOCKS
+        self.scheduler.check_integrity()
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestScheduler = SchedulerMachine.TestCase
+
+
+@given(
+    num_blocks=st.integers(1, 24),
+    moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.booleans()), max_size=40),
+)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_blocks_are_owned_once_whatever_happens(num_blocks, moves):
+    pool, owned = BlockPool(num_blocks, BLOCK_SIZE), [[], [], [], []]
+    for who, num_tokens, release in moves:
+        if release:
+            pool.release(owned[who])
+        elif pool.can_extend(owned[who], num_tokens):
+            before = list(owned[who])
+            pool.extend(owned[who], num_tokens)
+            assert owned[who][: len(before)] == before, "blocks that hold KV stay where they are"
+            assert len(owned[who]) == max(len(before), pool.num_blocks_for(num_tokens))
+        pool.check_integrity(owned)
+    for blocks in owned:
+        pool.release(blocks)
+    assert pool.num_free == num_blocks
+
+
+def is_adjacent(blocks):
+    return blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 4, 8])
+def test_requests_that_grow_together_keep_adjacent_blocks(num_requests):
+    pool = BlockPool(64, BLOCK_SIZE)
+    owned = [[] for _ in range(num_requests)]
+    for num_tokens in range(1, 64 // num_requests * BLOCK_SIZE // 2 + 1):
+        for blocks in owned:
+            pool.extend(blocks, num_tokens)
+    assert all(is_adjacent(blocks) for blocks in owned)
+
+
+def test_a_lone_request_can_fill_the_pool_adjacently():
+    pool, blocks = BlockPool(8, BLOCK_SIZE), []
+    for num_tokens in range(1, 8 * BLOCK_SIZE + 1):
+        pool.extend(blocks, num_tokens)
+    assert blocks == list(range(8))
+
+
+def test_every_block_is_found_however_scattered():
+    pool, owned = BlockPool(9, BLOCK_SIZE), [[] for _ in range(9)]
+    for blocks in owned:
+        pool.extend(blocks, 1)
+    for blocks in owned[::2]:
+        pool.release(blocks)
+    scattered = []
+    pool.extend(scattered, 5 * BLOCK_SIZE)
+    assert pool.num_free == 0
+    pool.check_integrity([scattered, *owned[1::2]])
+
+
+@pytest.mark.parametrize("owned", [[[0]], [[0, 1], [1]], [[0, 1, 2]], []], ids=["lost", "twice", "free", "all lost"])
+def test_inconsistent_books_are_noticed(owned):
+    pool = BlockPool(4, BLOCK_SIZE)
+    pool.extend([], 2 * BLOCK_SIZE)
+    with pytest.raises(IntegrityError):
+        pool.check_integrity(owned)
+
+
+def random_day(seed, llm, prompts, num_requests):
+    """Random arrivals and aborts through the engine. Returns finished requests and the aborted ones' ids."""
+    choice, engine, finished, aborted, added = random.Random(seed), llm.engine, {}, set(), 0
+    while added < num_requests or engine.has_unfinished_requests:
+        if added < num_requests and choice.random() < 0.3:
+            engine.add_request(prompts[added % len(prompts)], GREEDY, f"{added}")
+            added += 1
+        if choice.random() < 0.03 and added:
+            victim = str(choice.randrange(added))
+            if engine.abort(victim) is not None:
+                aborted.add(victim)
+        if engine.has_unfinished_requests:
+            committed = checked_step(engine)
+            finished |= {each.request.request_id: each.request for each in committed if each.request.finish_reason}
+    return finished, aborted
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))])
+@pytest.mark.parametrize("proposer", ["ngram", "Scripted"])
+def test_a_random_day_gives_everybody_their_tokens(seed, proposer, prompts, truth, sequences, reference_model):
+    options = {"sequences": sequences, "wrong_every": 4, "ragged": True} if proposer == "Scripted" else {}
+    llm = make_llm(proposer, options=options, max_num_seqs=4, num_kv_blocks=18, max_num_batched_tokens=50)
+    finished, aborted = random_day(seed, llm, prompts, num_requests=10)
+    assert finished.keys() | aborted == {str(index) for index in range(10)}
+    assert finished.keys().isdisjoint(aborted)
+    names = sorted(finished, key=int)
+    found = [finished[name].output_token_ids for name in names]
+    places = [int(name) % len(prompts) for name in names]
+    assert_same_tokens(found, [truth[i] for i in places], [prompts[i] for i in places], reference_model)
+    assert counter(llm, "num_preemptions") > 0
+    assert llm.engine.parts.scheduler.pool.num_free == 18
+
+
+def test_requests_are_served_first_come_first_served(prompts):
+    llm = make_llm(max_num_seqs=1)
+    for index in range(4):
+        llm.engine.add_request(prompts[index], GREEDY.replace(max_tokens=4), str(index))
+    assert list(run(llm.engine)) == ["0", "1", "2", "3"]
+
+
+def test_an_old_request_finishes_though_new_ones_never_stop_coming(prompts):
+    llm = make_llm(max_num_seqs=4, num_kv_blocks=16)
+    llm.engine.add_request(prompts[0], GREEDY.replace(max_tokens=30), "old")
+    for index in range(30):
+        llm.engine.add_request(prompts[1], GREEDY, f"new{index}")
+        finished = [each.request.request_id for each in llm.engine.step() if each.request.finish_reason]
+        if "old" in finished:
+            assert index == 29, "one token a step, from the first step on"
+            return
+    raise AssertionError("the oldest request was held up")
+
+
+@pytest.mark.parametrize(
+    ("proposer", "law", "num_requests"),
+    [("ngram", "greedy", 1000), ("Forgetful", "probabilistic", 300), (None, None, 300)],
+    ids=["ngram", "laws", "plain"],
+)
+def test_served_requests_leave_nothing_behind(proposer, law, num_requests):
+    llm = make_llm(proposer, k=2, speculative={"draft_sample_method": law})
+    serve(llm, 100)
+    before = num_objects()
+    serve(llm, num_requests)
+    assert num_objects() - before < 50
+    assert llm.engine.parts.scheduler.pool.num_free == llm.engine.parts.scheduler.pool.num_blocks
+    llm.engine.check_integrity()
+
+
+def serve(llm, count):
+    params = SamplingParams(temperature=0.9, max_tokens=4, ignore_eos=True)
+    llm.generate([{"prompt_token_ids": [5, 6, 7, number % 1000, 5, 6]} for number in range(count)], params)
+
+
+def num_objects():
+    gc.collect()
+    return len(gc.get_objects())
