@@ -6,6 +6,12 @@ import textwrap
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch):
+    """Tables as on a wide terminal, whatever the terminal that runs the tests is like."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture
 def site(tmp_path):
     folder = tmp_path / "site"
