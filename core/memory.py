@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -32,8 +33,13 @@ def num_kv_blocks(config: EngineConfig, info: TargetInfo, target: TargetModel, a
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that nobody uses now."""
+    """Bytes that could be allocated now; on a CPU, memory that only caches files counts as free."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
