@@ -153,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", choices=["tiny", "random-0.1b"])
     parser.add_argument("--num-prompts", type=int, default=8, help="of each kind")
-    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path)

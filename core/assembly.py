@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from specdec.sdk import ConfigError, TargetInfo
+from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 
 from .engine_config import EngineConfig
 from .guest import Guest
@@ -21,7 +21,7 @@ from .registry import PluginSettings
 from .runner.block_pool import BlockPool
 from .runner.draft_store import DraftStore, LawBuffers
 from .runner.kv_cache import KVCache
-from .runner.model_support import locate_model
+from .runner.model_support import locate_model, longest_length
 from .runner.scheduler import Scheduler
 from .runner.step import Runner
 from .runner.target import TargetModel, load_config
@@ -105,17 +105,21 @@ def _target_info(
     config: EngineConfig, path: str, hf_config: Any, dtype: torch.dtype, device: torch.device
 ) -> TargetInfo:
     facts: dict[str, Any] = hf_config.to_dict()
-    longest = facts.get("max_position_embeddings")
+    longest = longest_length(facts, hf_config.attribute_map)
     max_model_len = config.max_model_len or longest
     if max_model_len is None:
         raise ConfigError("SD-E148", "the model states no longest length", {"fix": "pass max_model_len"})
     if longest is not None and max_model_len > longest:
         raise ConfigError(
             "SD-E148",
-            "max_model_len is above what the model was made for",
-            {"asked": max_model_len, "max_position_embeddings": longest},
+            "max_model_len is above what the model serves",
+            {"asked": max_model_len, "longest": longest},
         )
-    num_heads = hf_config.num_attention_heads
+    try:
+        num_heads = hf_config.num_attention_heads
+    except AttributeError as error:
+        facts = {"model_type": hf_config.model_type, "reason": "its configuration states no number of attention heads"}
+        raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts) from error
     return TargetInfo(
         model=str(config.model),
         checkpoint_dir=Path(path) if Path(path).is_dir() else None,
@@ -137,11 +141,11 @@ def _tokenizer(config: EngineConfig, path: str) -> Any:
     """The model's tokenizer, or None if its directory has none and none was asked for."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(config.tokenizer or path))
-    except (OSError, ValueError, KeyError) as error:
-        if config.tokenizer is None:
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if config.tokenizer is None and not isinstance(error, ImportError):
             return None
         facts = {"because": str(error).splitlines()[0]}
-        raise ConfigError("SD-E149", f"cannot load the tokenizer {str(config.tokenizer)!r}", facts) from error
+        raise ConfigError("SD-E149", f"cannot load the tokenizer {str(config.tokenizer or path)!r}", facts) from error
     if config.tokenizer is None and len(tokenizer) <= len(tokenizer.all_special_ids):
         return None  # what transformers makes up where there are no tokenizer files: special tokens and no others
     if not tokenizer.is_fast:

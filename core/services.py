@@ -15,7 +15,7 @@ from specdec.sdk import ConfigError, DraftKV, DraftKVStore, Refusal, TargetInfo
 
 from .runner.kv_cache import KVCache, LayerShape
 from .runner.scheduler import Scheduler
-from .runner.target import TargetModel
+from .runner.target import TargetModel, experts_settings
 
 
 class BlockDraftKV:
@@ -73,7 +73,7 @@ class EngineServices:
 
     def load_causal_lm(self, checkpoint: str | Path, *, dtype: str | None, moe_backend: str | None) -> Any:
         """A transformers causal LM in eval mode on the engine's device. Raises ConfigError SD-E143."""
-        experts = {} if moe_backend is None else {"experts_implementation": moe_backend}
+        experts = experts_settings(moe_backend)
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 checkpoint, dtype=dtype or str(self.dtype).removeprefix("torch."), **experts

@@ -39,13 +39,11 @@ def paged_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:  # [1, N, Hq, Dv]
     """transformers' attention interface over an `AttentionContext`."""
+    if not getattr(module, "is_causal", True):  # the library's own attention functions read it like this
+        raise _unserved(module, "attends to later tokens as well")
     unknown = [name for name, value in others.items() if isinstance(value, Tensor) and name not in _INERT_TENSORS]
     if unknown:
-        raise UnsupportedModelError(
-            "SD-E141",
-            "this model's attention takes arguments that the engine does not implement",
-            {"layer": type(module).__name__, "arguments": ", ".join(unknown)},
-        )
+        raise _unserved(module, f"takes arguments that the engine does not implement: {', '.join(unknown)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = specdec_context.attend(
         module.layer_idx,  # type: ignore[arg-type]  # set by every attention layer of the library
@@ -55,6 +53,11 @@ def paged_attention(
         AttentionSpec(scale, sliding_window, softcap),
     )
     return output[None], None
+
+
+def _unserved(module: torch.nn.Module, what: str) -> UnsupportedModelError:
+    facts = {"layer": type(module).__name__, "reason": f"its attention {what}"}
+    return UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
@@ -68,6 +71,9 @@ class ShapeProbe:
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """Plain causal attention over the tokens of this pass."""
+        if layer in self.layers:
+            facts = {"layer": layer, "reason": "it attends more than once in a pass"}
+            raise UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
         self.layers[layer] = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         query, keys, values = (tensor.transpose(0, 1)[None] for tensor in (query, keys, values))
         output = scaled_dot_product_attention(query, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True)

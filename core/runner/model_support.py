@@ -46,6 +46,22 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts)
 
 
+def longest_length(config: Mapping[str, Any], attribute_map: Mapping[str, str]) -> int | None:
+    """The most positions that the model serves alike for every text; None: it states no limit.
+
+    `attribute_map` is the configuration's own, from common names to its names. A model with "longrope" changes its
+    rotary tables where the longest text of a batch exceeds `original_max_position_embeddings`: beyond that, what one
+    request is given would depend on the others.
+    """
+    name = "max_position_embeddings"
+    longest: int | None = config.get(attribute_map.get(name, name))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type") == "longrope":
+        original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+        return original or longest
+    return longest
+
+
 def _why_unsupported(config: Mapping[str, Any]) -> str | None:
     for key in _MULTIMODAL_KEYS:
         if config.get(key) is not None:

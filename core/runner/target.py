@@ -46,12 +46,14 @@ class TargetModel:
         cls, path: str, config: Any, dtype: torch.dtype, device: torch.device, moe_backend: str | None
     ) -> TargetModel:
         """Load a checkpoint. Raises ConfigError SD-E143 if transformers cannot."""
-        experts = {} if moe_backend is None else {"experts_implementation": moe_backend}
+        experts = experts_settings(moe_backend)
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 path, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, **experts
             )
         except (OSError, ValueError, KeyError) as error:
+            if error.args == (ATTENTION_NAME,):
+                raise _no_interface(config, "its attention classes are its own") from error
             raise ConfigError("SD-E143", f"cannot load the model {path!r}", {"because": error}) from error
         return cls(model.to(device).eval(), device)
 
@@ -64,14 +66,15 @@ class TargetModel:
         probe = ShapeProbe()
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         positions = torch.arange(2, device=self.device)[None]
-        self._forward(tokens, positions, probe, torch.zeros(1, dtype=torch.int64, device=self.device))
+        try:
+            self._forward(tokens, positions, probe, torch.zeros(1, dtype=torch.int64, device=self.device))
+        except UnsupportedModelError:
+            raise
+        except Exception as error:  # modelling code that expects masks, caches or attention of its own
+            raise _no_interface(self.config, f"{type(error).__name__}: {error}") from error
         num_layers = self.config.num_hidden_layers
         if sorted(probe.layers) != list(range(num_layers)):
-            raise UnsupportedModelError(
-                "SD-E144",
-                "not every layer of this model attends through transformers' attention interface",
-                {"model_type": self.config.model_type, "expected": f"{num_layers} layers", "found": len(probe.layers)},
-            )  # fmt: skip
+            raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
         return [probe.layers[layer] for layer in range(num_layers)]
 
     def _forward(self, tokens: Tensor, positions: Tensor, context: AttentionContext, logits_rows: Tensor) -> Tensor:
@@ -128,6 +131,19 @@ class TargetModel:
             self._captured[wanted] = output if isinstance(output, Tensor) else output[0]
 
         return hook
+
+
+def experts_settings(moe_backend: str | None) -> dict[str, str]:
+    """What `from_pretrained` is told: nothing for None and "auto", so that transformers chooses."""
+    return {} if moe_backend in (None, "auto") else {"experts_implementation": str(moe_backend)}
+
+
+def _no_interface(config: Any, because: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "SD-E144",
+        "not every layer of this model attends through transformers' attention interface",
+        {"model_type": config.model_type, "because": because},
+    )
 
 
 def load_config(path: str) -> Any:

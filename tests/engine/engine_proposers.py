@@ -46,6 +46,7 @@ class Scripted:
         sequences: tuple[tuple[int, ...], ...] = ()  # prompts with their continuations
         wrong_every: int = 0
         ragged: bool = False  # lengths from `ragged_length` instead of the whole budget
+        vocab_size: int = VOCAB_SIZE
 
     def __init__(self, config: ProposerConfig) -> None:
         self.config = config
@@ -70,8 +71,9 @@ class Scripted:
         return [self.token(known, position) for position in range(length, length + count)]
 
     def token(self, known: tuple[int, ...], position: int) -> int:
-        right = known[position] if position < len(known) else position % VOCAB_SIZE
-        return (right + 1) % VOCAB_SIZE if is_wrong(position, self.options.wrong_every) else right
+        vocab_size = self.options.vocab_size
+        right = known[position] if position < len(known) else position % vocab_size
+        return (right + 1) % vocab_size if is_wrong(position, self.options.wrong_every) else right
 
 
 class Noise(Scripted):
@@ -299,7 +301,13 @@ class Faulty(Recorder):
     def __init__(self, config: ProposerConfig) -> None:
         super().__init__(config)
         self.num_calls: Counter[str] = Counter()
+        self.fault = self.options.fault
         self.trip("__init__")
+
+    def arm(self, fault: str) -> None:
+        """Start over with another fault."""
+        self.num_calls.clear()
+        self.fault = fault
 
     def trip(self, method: str) -> bool:
         """Raise if it is this method's turn to; otherwise whether it is its turn to do something else wrong."""
@@ -307,7 +315,7 @@ class Faulty(Recorder):
         turn = self.num_calls[method]
         self.num_calls[method] += 1
         due = method == options.where and options.after <= turn < options.after + options.times
-        if due and options.fault == "raise":
+        if due and self.fault == "raise":
             raise RuntimeError(f"{method} fails on purpose")
         return due
 
@@ -347,7 +355,7 @@ class Faulty(Recorder):
 
     def propose(self, step: StepView) -> Draft:
         draft = super().propose(step)
-        return WRONG[self.options.fault](draft, step) if self.trip("propose") else draft
+        return WRONG[self.fault](draft, step) if self.trip("propose") else draft
 
 
 def _yielding(draft: Draft, step: StepView) -> Iterator[Draft]:

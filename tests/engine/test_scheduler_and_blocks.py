@@ -265,7 +265,7 @@ def test_served_requests_leave_nothing_behind(proposer, law, num_requests):
 
 
 def serve(llm, count):
-    params = SamplingParams(temperature=0.9, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0.9, max_tokens=3, ignore_eos=True)
     llm.generate([{"prompt_token_ids": [5, 6, 7, number % 1000, 5, 6]} for number in range(count)], params)
 
 

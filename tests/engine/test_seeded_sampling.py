@@ -26,7 +26,7 @@ VARIANTS = (
     {"temperature": 1.3, "top_p": 0.7},
     {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
 )
-NUM_TOKENS = 32
+NUM_TOKENS = 24
 
 
 def params_for(index, **changes):
