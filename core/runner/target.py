@@ -67,11 +67,13 @@ class TargetModel:
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         positions = torch.arange(2, device=self.device)[None]
         try:
-            self._forward(tokens, positions, probe, torch.zeros(1, dtype=torch.int64, device=self.device))
+            logits = self._forward(tokens, positions, probe, torch.ones(1, dtype=torch.int64, device=self.device))
         except UnsupportedModelError:
             raise
         except Exception as error:  # modelling code that expects masks, caches or attention of its own
             raise _no_interface(self.config, f"{type(error).__name__}: {error}") from error
+        if len(logits) != 1:
+            raise _no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
         num_layers = self.config.num_hidden_layers
         if sorted(probe.layers) != list(range(num_layers)):
             raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
@@ -102,7 +104,8 @@ class TargetModel:
         """Make every forward pass return these hidden states: boundaries 0 .. num_layers, or 'final'. Called once."""
         self._wanted = tuple(hidden_states)
         decoder = self.model.get_decoder()
-        layers = self._decoder_layers(decoder) if self._wanted else nn.ModuleList()
+        boundaries = any(wanted != "final" for wanted in self._wanted)
+        layers = self._decoder_layers(decoder) if boundaries else nn.ModuleList()
         for wanted in dict.fromkeys(self._wanted):
             if wanted == "final":
                 decoder.register_forward_hook(self._keep_output(wanted))
@@ -141,7 +144,7 @@ def experts_settings(moe_backend: str | None) -> dict[str, str]:
 def _no_interface(config: Any, because: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         "SD-E144",
-        "not every layer of this model attends through transformers' attention interface",
+        "this model does not run through transformers' common interface (attention and logits_to_keep)",
         {"model_type": config.model_type, "because": because},
     )
 
