@@ -107,22 +107,28 @@ class Engine:
         """Advance all requests by one step. Returns what was committed to each; finished requests are gone then."""
         if not self._requests:
             return []
-        starting = [request for request in self._requests.values() if not request.started]
+        starting: list[Request] = []
+        if self.parts.observers.wants("on_request_start"):
+            starting = [request for request in self._requests.values() if not request.started]
         try:
             committed, stats = self.parts.runner.step()
-        finally:  # also where a proposer stops the step: it may have ended requests before
-            ended = [request for request in self._requests.values() if request.finish_reason is not None]
-            for request in ended:
-                del self._requests[request.request_id]
+        except BaseException:  # a proposer may stop a step that has ended requests
+            self._forget_ended(list(self._requests.values()))
+            raise
+        self._forget_ended([each.request for each in committed])
         self._tell_observers(starting, committed, stats)
         return committed
 
+    def _forget_ended(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.finish_reason is not None:
+                self._requests.pop(request.request_id, None)  # an observer may have aborted it
+
     def _tell_observers(self, starting: Sequence[Request], committed: Sequence[Committed], stats: StepStats) -> None:
         observers = self.parts.observers
-        if observers.wants("on_request_start"):
-            for request in starting:
-                if request.started:
-                    observers.on_request_start(request.view)
+        for request in starting:
+            if request.started:
+                observers.on_request_start(request.view)
         if observers.wants("on_step"):
             observers.on_step(stats)
         if observers.wants("on_request_finished"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from specdec.sdk import (
     Draft,
     DraftLaw,
+    HostProposer,
     LawKind,
     Needs,
     ProposerConfig,
@@ -267,6 +268,18 @@ class Recorder(Scripted):
             uniforms=[float(step.random.uniform(i)[b]) for i in range(self.max_k)],
             sampling={name: float(getattr(step.sampling, name)[b]) for name in self.options.sampling},
         )
+
+
+class Echo(HostProposer):
+    """Drafts the text's own ending once more; keeps the tokens that `draft` was given, in order."""
+
+    def __init__(self, config: ProposerConfig) -> None:
+        super().__init__(config)
+        self.given: list[tuple[int, ...]] = []
+
+    def draft(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+        self.given.append(tuple(tokens))
+        return tokens[-k:]
 
 
 class Peeker(Scripted):

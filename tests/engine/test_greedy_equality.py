@@ -18,6 +18,7 @@ PROPOSERS = {
     "sometimes": ("Scripted", {"wrong_every": 3}),
     "ragged": ("Scripted", {"wrong_every": 5, "ragged": True}),
     "noise": ("Noise", {}),
+    "host": ("Echo", {}),
 }
 SCARCE = {"num_kv_blocks": 20, "block_size": 16}
 SCARCE_SMALL_BLOCKS = {"num_kv_blocks": 36, "block_size": 8}

@@ -194,6 +194,17 @@ def test_undeclared_fields_are_not_materialised(prompts, sequences):
     assert proposer_of(llm).seen
 
 
+@pytest.mark.parametrize("settings", ["plain", "preempting"])
+def test_a_host_proposer_is_given_the_tokens_so_far(settings, prompts, sequences):
+    llm = make_llm("Echo", **SETTINGS[settings])
+    llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:NUM_PROMPTS]], GREEDY)
+    given = proposer_of(llm).given
+    assert len(given) > 20
+    for tokens in given:
+        assert any(tuple(sequence[: len(tokens)]) == tokens for sequence in sequences)
+    assert (counter(llm, "num_preemptions") > 0) == (settings == "preempting")
+
+
 def test_sampling_parameters_are_shown_as_given(prompts, sequences):
     params = [
         SamplingParams(temperature=0.5, top_k=7, top_p=0.75, min_p=0.125, max_tokens=6, ignore_eos=True),
