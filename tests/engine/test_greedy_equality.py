@@ -8,6 +8,9 @@ import pytest
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, tokens
 from engine_proposers import is_wrong, ragged_length
 
+from specdec.core.rejection import sampler
+from specdec.core.runner import step as step_module
+
 K = 4
 NUM_TOKENS = GREEDY.max_tokens
 PROPOSERS = {
@@ -133,6 +136,21 @@ def test_counts_of_a_lone_request_are_those_of_the_rules(name, prompts, sequence
     )
     assert found == expected
     assert output.outputs[0].spec_decode_metrics["num_target_steps"] == expected.num_steps
+
+
+def test_logits_are_computed_only_where_a_token_is_sampled_or_a_draft_verified(monkeypatch, prompts, sequences):
+    num_rows = []
+
+    def spy(logits, cu_rows, drafts, sampling):
+        num_rows.append((len(logits), int(drafts.lengths.sum())))
+        return sampler.verify(logits, cu_rows, drafts, sampling)
+
+    monkeypatch.setattr(step_module, "verify", spy)
+    llm = llm_with("truth", sequences, max_num_batched_tokens=32)
+    generate(llm, prompts[:1])
+    num_chunks = -(-len(prompts[0]) // 32)
+    assert num_rows[:num_chunks] == [(0, 0)] * (num_chunks - 1) + [(1, 0)]
+    assert all(rows == drafts + 1 for rows, drafts in num_rows[num_chunks:])
 
 
 def test_truth_is_accepted_whole(prompts, sequences):

@@ -251,10 +251,11 @@ def test_max_model_len_is_exact(room, prompts, truth, sequences):
 
 
 @pytest.mark.parametrize("at", range(0, 14, 3))
-def test_a_stop_token_ends_inside_accepted_drafts(at, drafting, prompts, truth):
+def test_a_stop_token_ends_inside_accepted_drafts(at, drafting, prompts, truth, tokenizer):
     stop = truth[0][at]
     output = one(drafting, prompts[0], stop_token_ids=[stop])
     assert list(output.token_ids) == truth[0][: truth[0].index(stop) + 1]
+    assert output.text == text_of(tokenizer, output.token_ids[:-1]), "the stop token is no part of the text"
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
 
 

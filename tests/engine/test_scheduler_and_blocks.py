@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import deque
 
 import pytest
 from engine_helpers import GREEDY, assert_same_tokens, checked_step, counter, make_llm, run
@@ -135,6 +136,27 @@ SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_cou
 TestScheduler = SchedulerMachine.TestCase
 
 
+def advance(scheduler, drafts):
+    """One step in which every draft is rejected; `drafts` by request id."""
+    plan = scheduler.schedule(lambda request: drafts.get(request.request_id, 0))
+    for share in plan.shares:
+        share.request.commit([0])
+        share.request.num_computed_tokens = len(share.request.token_ids) - 1
+    return plan
+
+
+def test_a_preempted_request_waits_a_step_though_its_own_blocks_would_do():
+    scheduler = Scheduler(BlockPool(5, BLOCK_SIZE), 2, 100)
+    for name, num_prompt_tokens in {"a": 7, "b": 2}.items():
+        scheduler.add(Request(name, [0] * num_prompt_tokens, SamplingParams(), 0, 20, frozenset(), None))
+    advance(scheduler, {})
+    advance(scheduler, {"b": 7})  # two of its three blocks are to spare once its drafts are rejected
+    plan = advance(scheduler, {})
+    assert [request.request_id for request in plan.preempted] == ["b"]
+    assert [share.request.request_id for share in plan.shares] == ["a"]
+    assert scheduler.pool.num_free >= scheduler.pool.num_blocks_for(len(scheduler.waiting[0].token_ids))
+
+
 @given(
     num_blocks=st.integers(1, 24),
     moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.booleans()), max_size=40),
@@ -257,9 +279,10 @@ def test_an_old_request_finishes_though_new_ones_never_stop_coming(prompts):
 def test_served_requests_leave_nothing_behind(proposer, law, num_requests):
     llm = make_llm(proposer, k=2, speculative={"draft_sample_method": law})
     serve(llm, 100)
-    before = num_objects()
+    before = num_objects_and_entries()
     serve(llm, num_requests)
-    assert num_objects() - before < 50
+    grown = [after - earlier for after, earlier in zip(num_objects_and_entries(), before, strict=True)]
+    assert max(grown) < 100, grown
     assert llm.engine.parts.scheduler.pool.num_free == llm.engine.parts.scheduler.pool.num_blocks
     llm.engine.check_integrity()
 
@@ -269,6 +292,8 @@ def serve(llm, count):
     llm.generate([{"prompt_token_ids": [5, 6, 7, number % 1000, 5, 6]} for number in range(count)], params)
 
 
-def num_objects():
+def num_objects_and_entries():
+    """How many containers there are, and how much is in the growing kinds: a set of names counts by its names."""
     gc.collect()
-    return len(gc.get_objects())
+    objects = gc.get_objects()
+    return len(objects), sum(len(each) for each in objects if type(each) in (dict, list, set, deque))
