@@ -107,7 +107,7 @@ def _check_draft_vocabulary(needs: Needs, target: TargetInfo) -> None:
 
 
 def _draft_kv_bytes_per_block(kv: DraftKV, target: TargetInfo) -> int:
-    values_per_token = 2 * kv.num_layers * kv.num_heads * kv.head_dim  # keys and values
+    values_per_token = kv.num_layers * kv.num_heads * (kv.head_dim + (kv.value_head_dim or kv.head_dim))
     return values_per_token * target.block_size * _value_bytes(kv.dtype or target.dtype)
 
 

@@ -26,6 +26,7 @@ from .runner.scheduler import Scheduler
 from .runner.step import Runner
 from .runner.target import TargetModel, load_config
 from .speculation import Speculation, SpeculativeSettings
+from .speculators import with_verifier
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Parts:
 
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
+    model, speculative_config = with_verifier(config.model, speculative_config)
+    config = config.replace(model=model)
     path = locate_model(config.model)
     device = _device(config.device)
     hf_config = load_config(path)
@@ -58,8 +61,8 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     target = TargetModel.load(path, hf_config, dtype, device, config.moe_backend)
     if packable_bytes(target.model) <= free_memory(device) // 4:
         pack_linears(target.model)
-    num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None)
     lookahead = speculation.lookahead if speculation else 0
+    num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None, lookahead)
     pool = BlockPool(num_blocks, config.block_size)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, lookahead)
     cache = KVCache(target.layer_shapes, num_blocks, config.block_size, dtype, device)
@@ -67,7 +70,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     drafts = DraftStore(speculation.law_buffers(info, device) if speculation else LawBuffers.none())
     guest = None
     if speculation:
-        services = speculation.services(info, target, tokenizer, scheduler, num_blocks)
+        services = speculation.services(info, target, tokenizer, scheduler, num_blocks, config.moe_backend)
         guest = speculation.guest(info, services, metrics, hooks.observers, device)
         target.capture(guest.needs.hidden_states)
     runner = Runner(target, cache, scheduler, drafts, metrics, guest, config.enable_profiling)

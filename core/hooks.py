@@ -233,7 +233,7 @@ def _offered_proposer(offer: Offer) -> PluginEntry:
 
 def _offered_recogniser(offer: Offer) -> Recogniser:
     if not callable(offer.value):
-        facts = {"expected": "callable(checkpoint config dict) -> bool", "found": repr(offer.value)}
+        facts = {"expected": "callable(Checkpoint) -> bool", "found": repr(offer.value)}
         summary = f'what recognises checkpoints of "{offer.name}" cannot be called'
         raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
     return Recogniser(offer.name, offer.value, offer.plugin)

@@ -14,11 +14,16 @@ from .engine_config import EngineConfig
 from .runner.target import TargetModel
 
 
-def num_kv_blocks(config: EngineConfig, info: TargetInfo, target: TargetModel, admission: Admission | None) -> int:
-    """As asked; else what all rows can use, within the given or a quarter of the free memory, draft KV included."""
+def num_kv_blocks(
+    config: EngineConfig, info: TargetInfo, target: TargetModel, admission: Admission | None, lookahead: int = 0
+) -> int:
+    """As asked; else what all rows can use, within the given or a quarter of the free memory, draft KV included.
+
+    `lookahead`: positions past a request's newest token that its draft pass writes.
+    """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
-    usable = config.max_num_seqs * -(-info.max_model_len // config.block_size)
+    usable = config.max_num_seqs * -(-(info.max_model_len + lookahead) // config.block_size)
     per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
     per_block += admission.draft_kv_bytes_per_block if admission else 0
     if config.kv_cache_memory_gib is not None:

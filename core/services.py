@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch import Tensor, nn
 
-from specdec.sdk import ConfigError, DraftKV, DraftKVStore, Refusal, TargetInfo
+from specdec.sdk import AttentionMode, DraftKV, DraftKVStore, NetworkSettings, Refusal, TargetInfo
 
-from .runner.kv_cache import KVCache, LayerShape
+from .kernels.attention import Span
+from .runner import draft_networks
+from .runner.attention import attention_arguments
+from .runner.kv_cache import CacheView, KVCache, LayerShape
 from .runner.scheduler import Scheduler
-from .runner.target import TargetModel, experts_settings
+from .runner.target import TargetModel
 
 
 class BlockDraftKV:
@@ -24,7 +26,7 @@ class BlockDraftKV:
     def __init__(
         self, spec: DraftKV, num_blocks: int, scheduler: Scheduler, dtype: torch.dtype, device: torch.device
     ) -> None:
-        layer = LayerShape(spec.num_heads, spec.head_dim, spec.head_dim)
+        layer = LayerShape(spec.num_heads, spec.head_dim, spec.value_head_dim or spec.head_dim)
         self._cache = KVCache([layer] * spec.num_layers, num_blocks, scheduler.pool.block_size, dtype, device)
         self._scheduler = scheduler
 
@@ -44,11 +46,33 @@ class BlockDraftKV:
         slots = self._cache.span(blocks, 0, length, length).slots
         return self._cache.keys[layer][slots], self._cache.values[layer][slots]
 
+    def attention(
+        self, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: AttentionMode = "causal"
+    ) -> Mapping[str, Any]:
+        """What our attention function takes: where the pass's keys and values go, and what its queries see."""
+        cache = self._cache
+        blocks = {request.row: request.blocks for request in self._scheduler.running}
+        bounds = cu_queries.tolist()
+        slots: list[int] = []
+        spans: list[Span] = []
+        for row, start, first, stop in zip(rows.tolist(), starts.tolist(), bounds, bounds[1:], strict=False):
+            end = start + stop - first
+            slots += cache.slots(blocks[row], start, end)
+            spans.append(cache.span(blocks[row], first, stop - first, end, mode))
+        return attention_arguments(CacheView(cache, torch.tensor(slots, device=cache.device), tuple(spans)))
+
 
 class EngineServices:
     """`specdec.sdk.Services` over this engine."""
 
-    def __init__(self, info: TargetInfo, target: TargetModel, tokenizer: Any, draft_kv: DraftKVStore | None) -> None:
+    def __init__(
+        self,
+        info: TargetInfo,
+        target: TargetModel,
+        tokenizer: Any,
+        draft_kv: DraftKVStore | None,
+        moe_backend: str | None = None,
+    ) -> None:
         self.target = info
         self.tokenizer = tokenizer
         self.device = target.device
@@ -56,6 +80,7 @@ class EngineServices:
         self._embedding: Callable[[Tensor], Tensor] = target.model.get_input_embeddings()
         self._head: Callable[[Tensor], Tensor] = target.model.get_output_embeddings()
         self._draft_kv = draft_kv
+        self._moe_backend = moe_backend
 
     @property
     def logit_scale(self) -> float:
@@ -71,27 +96,29 @@ class EngineServices:
         """The target's logits [..., V] of final hidden states [..., H], without `logit_scale`."""
         return self._head(hidden)
 
-    def load_causal_lm(self, checkpoint: str | Path, *, dtype: str | None, moe_backend: str | None) -> Any:
-        """A transformers causal LM in eval mode on the engine's device. Raises ConfigError SD-E143."""
-        experts = experts_settings(moe_backend)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                checkpoint, dtype=dtype or str(self.dtype).removeprefix("torch."), **experts
-            )
-        except (OSError, ValueError, KeyError) as error:
-            facts = {"because": str(error).splitlines()[0]}
-            raise ConfigError("SD-E143", f"cannot load the draft model {str(checkpoint)!r}", facts) from error
-        return model.to(self.device).eval()
+    def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
+        """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
+        return draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device)
 
-    def load_tensors(self, checkpoint: str | Path) -> dict[str, Tensor]:
-        """All tensors of the safetensors files in a directory. Raises ConfigError SD-E146 if there are none."""
-        files = sorted(Path(checkpoint).glob("*.safetensors"))
-        if not files:
-            raise ConfigError("SD-E146", f"no *.safetensors file in {str(checkpoint)!r}")
-        tensors: dict[str, Tensor] = {}
-        for file in files:
-            tensors |= load_file(file, device=str(self.device))
-        return tensors
+    def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
+        """A transformers decoder with random weights. Raises Refusal for a configuration that cannot be served."""
+        return draft_networks.build_decoder(config, self._inherited(settings), self.device)
+
+    def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
+        """Device, dtype, quantization and the layout of weights, in place."""
+        draft_networks.finish(network, self._inherited(settings), self.device)
+
+    def _inherited(self, settings: NetworkSettings) -> NetworkSettings:
+        """The settings with the target's in the place of what was left open."""
+        return replace(
+            settings,
+            dtype=settings.dtype or str(self.dtype).removeprefix("torch."),
+            moe_backend=settings.moe_backend or self._moe_backend,
+        )
+
+    def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
+        """The tensors whose names start with one of `prefixes`. Raises ConfigError SD-E146."""
+        return draft_networks.load_tensors(Path(checkpoint), tuple(prefixes), self.device)
 
     def draft_kv(self) -> DraftKVStore:
         """The store that `Needs.draft_kv` declared."""

@@ -68,7 +68,13 @@ class Speculation:
         return LawBuffers.allocate(needs.law, (info.max_num_seqs, k, width), t2d, device)
 
     def services(
-        self, info: TargetInfo, target: TargetModel, tokenizer: Any, scheduler: Scheduler, num_blocks: int
+        self,
+        info: TargetInfo,
+        target: TargetModel,
+        tokenizer: Any,
+        scheduler: Scheduler,
+        num_blocks: int,
+        moe_backend: str | None,
     ) -> EngineServices:
         """What the proposer is lent, its draft KV included if it declared any."""
         spec = self.loaded.needs.draft_kv
@@ -76,7 +82,7 @@ class Speculation:
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             draft_kv = BlockDraftKV(spec, num_blocks, scheduler, dtype, target.device)
-        return EngineServices(info, target, tokenizer, draft_kv)
+        return EngineServices(info, target, tokenizer, draft_kv, moe_backend)
 
     def guest(
         self,

@@ -69,6 +69,7 @@ class SpeculativeConfig(BaseModel):
     moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
     quantization: str | None = None
     dtype: str | None = Field(None, description="dtype of the draft network; None inherits the target's")
+    trust_remote_code: bool = Field(False, strict=True, description="run modelling code of the draft checkpoint")
     draft_tensor_parallel_size: Annotated[int | None, BeforeValidator(_single_rank)] = None
 
     def __init__(self, /, **values: Any) -> None:
@@ -81,8 +82,13 @@ class SpeculativeConfig(BaseModel):
     @classmethod
     def parse(cls, value: object) -> SpeculativeConfig:
         """From a JSON text, a mapping, or an instance (returned as it is)."""
+        return value if isinstance(value, SpeculativeConfig) else cls(**cls.as_mapping(value))
+
+    @classmethod
+    def as_mapping(cls, value: object) -> dict[str, Any]:
+        """The keys that were written down, not validated yet. Raises ConfigError: SD-E130, SD-E132."""
         if isinstance(value, SpeculativeConfig):
-            return value
+            return {name: getattr(value, name) for name in value.model_fields_set} | dict(value.unclaimed)
         values = _from_json(value) if isinstance(value, str) else value
         if not isinstance(values, Mapping):
             facts = {
@@ -90,7 +96,7 @@ class SpeculativeConfig(BaseModel):
                 "found": f"{type(values).__name__}: {values!r}",
             }
             raise ConfigError("SD-E132", f"{WHERE} is not an object", facts)
-        return cls(**{str(key): item for key, item in values.items()})
+        return {str(key): item for key, item in values.items()}
 
     @property
     def unclaimed(self) -> Mapping[str, Any]:
@@ -99,8 +105,7 @@ class SpeculativeConfig(BaseModel):
 
     def replace(self, **changes: Any) -> SpeculativeConfig:
         """A copy with some keys changed, validated as a whole again."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return self.parse({**given, **self.unclaimed, **changes})
+        return self.parse(self.as_mapping(self) | changes)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """pydantic's copy; an update is validated like everything else."""

@@ -3,6 +3,7 @@
 if __name__ != "specdec.sdk":
     raise ImportError(f"import specdec.sdk, not {__name__}: the same file under two names makes two of every class")
 
+from .checkpoint import Checkpoint
 from .config import DraftSampleMethod, ProposerConfig, StrictModel
 from .errors import (
     ConfigError,
@@ -20,7 +21,7 @@ from .hooks import HookSpecs, Registry, StepStats, hookimpl, hookspec
 from .host_proposer import HostProposer
 from .needs import DraftKV, LawForm, Needs, Placement, SamplingField
 from .proposer_protocol import API_VERSION, Lifecycle, Proposer
-from .services import DraftKVStore, Services
+from .services import AttentionMode, DraftKVStore, NetworkSettings, Services
 from .types import (
     PADDING_TOKEN_ID,
     Draft,
@@ -38,6 +39,8 @@ from .types import (
 __all__ = [
     "API_VERSION",
     "PADDING_TOKEN_ID",
+    "AttentionMode",
+    "Checkpoint",
     "ConfigError",
     "Draft",
     "DraftKV",
@@ -53,6 +56,7 @@ __all__ = [
     "LawKind",
     "Lifecycle",
     "Needs",
+    "NetworkSettings",
     "Phase",
     "Placement",
     "PluginId",

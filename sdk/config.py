@@ -81,5 +81,6 @@ class ProposerConfig(StrictModel):
     draft_sample_method: DraftSampleMethod = "greedy"
     moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
     dtype: str | None = Field(None, description="dtype of the draft network; None inherits the target's")
-    quantization: str | None = None
+    quantization: str | None = Field(None, description="how the draft network's weights are stored; None: as they are")
+    trust_remote_code: bool = Field(False, description="run modelling code that the draft checkpoint brings along")
     options: Any = Field(None, description="an instance of the class's Options model, or None if it has none")

@@ -52,7 +52,7 @@ class HookSpecs:
 
     @hookspec
     def register_speculator_config(self, registry: Registry) -> None:
-        """Say which checkpoints a proposer is for: proposer name -> callable(checkpoint config dict) -> bool."""
+        """Say which checkpoints a proposer is for: proposer name -> callable(Checkpoint) -> bool."""
 
     @hookspec
     def register_datasets(self, registry: Registry) -> None:

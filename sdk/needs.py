@@ -19,6 +19,7 @@ class DraftKV(StrictModel):
     num_layers: int = Field(ge=1)
     num_heads: int = Field(ge=1, description="key-value heads")
     head_dim: int = Field(ge=1)
+    value_head_dim: int | None = Field(None, ge=1, description="of values, where it differs from head_dim")
     dtype: str | None = Field(None, description="torch dtype name; None: the target's")
     rows_per_pass: int = Field(1, ge=1, description="positions past the newest token that one draft pass writes")
     depends_on_next_token: bool = Field(False, description="a row's KV is computed from the token that follows it")

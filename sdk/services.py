@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from .types import TargetInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """How a draft network is to run. None inherits the target's."""
+
+    dtype: str | None = None  # torch dtype name
+    moe_backend: str | None = None  # experts implementation; "auto": transformers' default
+    quantization: str | None = None
+    trust_remote_code: bool = False
+
+
+AttentionMode = Literal["causal", "causal_block", "full_block"]
+"""Which keys a query sees.
+
+causal: its own position and those before; a sliding window counts back from the query.
+causal_block: the same inside the pass; a sliding window counts back from the pass's first position.
+full_block: every query of the request's pass sees all of them; a sliding window counts back from the first position.
+"""
 
 
 class DraftKVStore(Protocol):
@@ -24,6 +44,17 @@ class DraftKVStore(Protocol):
         """Keys and values [length, heads, head_dim] of positions 0 .. length-1 of one row."""
         ...
 
+    def attention(
+        self, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: AttentionMode = "causal"
+    ) -> Mapping[str, Any]:
+        """Keyword arguments for the attention of a network built by these services, for one pass over it.
+
+        The pass has one input per query: request b's lie at `cu_queries[b] : cu_queries[b+1]` [B+1] and at the
+        positions from `starts[b]` [B] on, of row `rows[b]` [B]. Their keys and values are stored, and each attends to
+        what its row holds from position 0 on, as `mode` says. One pass, any number of layers.
+        """
+        ...
+
 
 class Services(Protocol):
     """Lent at `bind`; valid until `close`."""
@@ -35,7 +66,9 @@ class Services(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """The target's."""
+        ...
 
     @property
     def tokenizer(self) -> Any:
@@ -55,12 +88,28 @@ class Services(Protocol):
         """The target's logits [..., V] of final hidden states [..., H], without `logit_scale`."""
         ...
 
-    def load_causal_lm(self, checkpoint: str | Path, *, dtype: str | None, moe_backend: str | None) -> Any:
-        """A transformers causal LM from a checkpoint, in eval mode on the engine's device."""
+    def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
+        """A transformers causal LM from a checkpoint, ready to run, its attention on the draft KV."""
         ...
 
-    def load_tensors(self, checkpoint: str | Path) -> dict[str, Tensor]:
-        """All tensors of the safetensors files in a checkpoint directory, on the engine's device."""
+    def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
+        """A transformers decoder of a configuration: layers, rotary embedding, final norm; attention on the draft KV.
+
+        Its weights are random and its embedding is a stub of one row: put the checkpoint's tensors in, then `finish`.
+        Raises Refusal for a configuration that transformers does not know or the engine does not serve.
+        """
+        ...
+
+    def finish(self, network: torch.nn.Module, settings: NetworkSettings) -> None:
+        """Make a network that was put together ready to run, in place: device, dtype, quantization, weight layout."""
+        ...
+
+    def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
+        """The tensors of a checkpoint directory whose names start with one of `prefixes`, on the engine's device.
+
+        Reads *.safetensors, else pytorch_model.bin and other *.bin, *.pt (weights only). Raises ConfigError SD-E146 if
+        there is no such file or one of them is truncated.
+        """
         ...
 
     def draft_kv(self) -> DraftKVStore:

@@ -98,6 +98,7 @@ class SamplingView:
     top_k: Tensor | None = None  # [B] int64, 0: off
     top_p: Tensor | None = None  # [B] float32, 1: off
     min_p: Tensor | None = None  # [B] float32, 0: off
+    all_greedy: bool = False  # known on the host: every temperature is 0, and nobody will read a law
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,11 @@ class AttentionSpec:
     softcap: float | None = None  # scores are softcap * tanh(scores / softcap)
 
 
+Mode = Literal["causal", "causal_block", "full_block"]
+"""Which keys a query sees: all before it and itself; the same, with windows counted from the span's first query (a
+block of drafts); or every key, with windows counted so."""
+
+
 @dataclass(frozen=True)
 class Span:
     """One request's share of a batch: its queries are the last `num_queries` of its `num_keys` positions."""
@@ -32,6 +38,7 @@ class Span:
     num_keys: int
     slots: slice | Tensor  # where its keys lie in the cache: a view if its blocks are adjacent, else [T] indices
     device: torch.device
+    mode: Mode = "causal"
     _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -43,7 +50,7 @@ class Span:
 
         The queries of the `group` heads that share a key follow each other head by head. Made once, shared by layers.
         """
-        if self.num_queries == 1 and window is None:
+        if window is None and (self.num_queries == 1 or self.mode == "full_block"):
             return None
         if (window, group) not in self._masks:
             self._masks[window, group] = self._visible(window).repeat(group, 1)
@@ -51,14 +58,17 @@ class Span:
 
     def _visible(self, window: int | None) -> Tensor:
         keys = torch.arange(self.num_keys, device=self.device)
-        distance = keys[self.num_keys - self.num_queries :, None] - keys
-        visible = distance >= 0
-        return visible if window is None else visible & (distance < window)
+        first = self.num_keys - self.num_queries
+        queries = keys[first:, None]
+        visible = (keys >= 0).expand(self.num_queries, -1) if self.mode == "full_block" else keys <= queries
+        if window is None:
+            return visible
+        return visible & (keys > queries - window if self.mode == "causal" else keys >= first - window)
 
     @property
     def is_plain_causal(self) -> bool:
         """Every key belongs to a query of this batch: a prompt's first chunk."""
-        return self.num_queries == self.num_keys > 1
+        return self.num_queries == self.num_keys > 1 and self.mode != "full_block"
 
 
 def attend_by_span(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from specdec.sdk import PluginId, PluginLoadError
+from specdec.sdk import Checkpoint, PluginId, PluginLoadError
 from specdec.sdk.errors import did_you_mean
 
+from ..packaged import packaged
 from ..speculative_config import SpeculativeConfig
-from .checkpoint import Recogniser, read_checkpoint_config, recognise
+from .checkpoint import Recogniser, recognise
 from .class_path import WITH_COLON, class_path, unregistered
 from .discovery import PluginEntry, PluginSettings, judge, read_entry_points
 from .importing import import_target
 
 CLASS_PATH_METHOD = "custom_class"
 """vLLM's own word for "the class path stands in `model`"."""
-
-ReadConfig = Callable[[str], Mapping[str, Any]]
 
 
 def _nobody(spec: str) -> str | None:
@@ -57,20 +56,21 @@ class Registry:
         offered = (*read_entry_points("proposers"), *registrations.proposers)
         return cls(judge(offered, settings), registrations)
 
-    def resolve(self, config: SpeculativeConfig, read_config: ReadConfig = read_checkpoint_config) -> ResolvedProposer:
-        """The proposer that `method`, or `model` alone, means; `read_config` gives a checkpoint's configuration.
+    def resolve(self, config: SpeculativeConfig) -> ResolvedProposer:
+        """The proposer that `method`, or `model` alone, means. A checkpoint that is alone is opened and asked.
 
         Raises PluginLoadError (SD-E101 .. SD-E104, SD-E107, SD-E108, SD-E112, SD-E120) or ConfigError (SD-E105,
         SD-E106, SD-E109).
         """
         model, method = config.model, config.method
-        if model is not None and method in (None, CLASS_PATH_METHOD):
-            target = class_path(model)
+        if model is not None:
+            target = class_path(model) if method in (None, CLASS_PATH_METHOD) else None
             if target is not None:
                 return _imported(self._by_class_path(target), None)
+            model = str(packaged(model) or model)
         if method is None:
             assert model is not None, "SpeculativeConfig requires method or model"
-            method = recognise(model, read_config(model), self.registrations.recognisers)
+            method = recognise(Checkpoint.open(model), self.registrations.recognisers)
         return _imported(self.plugin(method), model)
 
     def plugin(self, method: str) -> PluginId:

@@ -56,6 +56,7 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         moe_backend=config.moe_backend,
         dtype=config.dtype,
         quantization=config.quantization,
+        trust_remote_code=config.trust_remote_code,
         options=_options(cls, config, plugin),
     )
     needs = _needs(cls, proposer_config, target, plugin)

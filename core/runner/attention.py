@@ -63,6 +63,11 @@ def _unserved(module: torch.nn.Module, what: str) -> UnsupportedModelError:
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
+def attention_arguments(context: AttentionContext) -> dict[str, Any]:
+    """The keyword arguments that carry a context through modelling code down to `paged_attention`."""
+    return {"specdec_context": context}
+
+
 @dataclass
 class ShapeProbe:
     """Serves one forward pass without a cache and records what each layer would store."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.attention import ATTEND, AttentionSpec, Span
+from ..kernels.attention import ATTEND, AttentionSpec, Mode, Span
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class KVCache:
             blocks[position // size] * size + position % size for position in range(start, stop)
         ]  # fmt: skip
 
-    def span(self, blocks: Sequence[int], start: int, num_queries: int, num_keys: int) -> Span:
+    def span(self, blocks: Sequence[int], start: int, num_queries: int, num_keys: int, mode: Mode = "causal") -> Span:
         """A request's share of a batch whose first query is the batch's `start`-th."""
         size = self.block_size
         used = -(-num_keys // size)
         if blocks[:used] == list(range(blocks[0], blocks[0] + used)):
             first = blocks[0] * size
-            return Span(start, num_queries, num_keys, slice(first, first + num_keys), self.device)
+            return Span(start, num_queries, num_keys, slice(first, first + num_keys), self.device, mode)
         slots = torch.tensor(self.slots(blocks, 0, num_keys), device=self.device)
-        return Span(start, num_queries, num_keys, slots, self.device)
+        return Span(start, num_queries, num_keys, slots, self.device, mode)
 
 
 @dataclass(frozen=True)

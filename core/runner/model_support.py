@@ -8,6 +8,8 @@ from typing import Any
 
 from specdec.sdk import ConfigError, UnsupportedModelError
 
+from ..packaged import packaged
+
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _MULTIMODAL_KEYS = ("vision_config", "audio_config", "image_token_id", "image_token_index", "audio_token_id")
 _RECURRENT_KEYS = (
@@ -19,14 +21,14 @@ _RECURRENT_KEYS = (
     "lru_width",
     "rescale_every",
 )
-_PACKAGED_MODELS = {"tiny": "tiny/target"}
 
 
 def locate_model(model: str | Path) -> str:
     """The directory of a packaged model for its short name, an existing directory, or the hub id as it is."""
     name = str(model)
-    if name in _PACKAGED_MODELS:
-        return str(Path(__file__).parents[2] / "assets" / _PACKAGED_MODELS[name])
+    shipped = packaged(name)
+    if shipped is not None:
+        return str(shipped)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

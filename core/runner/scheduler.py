@@ -77,8 +77,7 @@ class Scheduler:
         return Scheduled(request, request.num_computed_tokens, num_tokens, num_drafts, samples)
 
     def _num_positions(self, share: Scheduled) -> int:
-        computed = share.start + share.num_tokens + share.num_draft_tokens
-        return min(computed + self._draft_lookahead, max(share.request.max_total_tokens, computed))
+        return share.start + share.num_tokens + share.num_draft_tokens + self._draft_lookahead
 
     def _fits(self, share: Scheduled) -> bool:
         return self.pool.can_extend(share.request.blocks, self._num_positions(share))

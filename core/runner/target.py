@@ -10,10 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk.errors import did_you_mean
 
-from .attention import ATTENTION_NAME, AttentionContext, ShapeProbe
+from .attention import ATTENTION_NAME, AttentionContext, ShapeProbe, attention_arguments
 from .batch import Batch
 from .kv_cache import LayerShape
 from .model_support import refuse_unsupported
@@ -86,7 +88,7 @@ class TargetModel:
                 position_ids=positions,
                 use_cache=False,
                 logits_to_keep=logits_rows,
-                specdec_context=context,
+                **attention_arguments(context),
             )
         logits: Tensor = output.logits[0]
         return logits
@@ -137,8 +139,19 @@ class TargetModel:
 
 
 def experts_settings(moe_backend: str | None) -> dict[str, str]:
-    """What `from_pretrained` is told: nothing for None and "auto", so that transformers chooses."""
-    return {} if moe_backend in (None, "auto") else {"experts_implementation": str(moe_backend)}
+    """What `from_pretrained` is told: nothing for None and "auto", so that transformers chooses.
+
+    Raises ConfigError SD-E132 for a name that transformers does not know.
+    """
+    if moe_backend in (None, "auto"):
+        return {}
+    offered = ["auto", "eager", *sorted(ALL_EXPERTS_FUNCTIONS.valid_keys())]
+    if moe_backend not in offered:
+        suggestion = did_you_mean(str(moe_backend), offered)
+        facts = {"found": repr(moe_backend), "expected": ", ".join(offered)}
+        facts |= {"did you mean": suggestion} if suggestion else {}
+        raise ConfigError("SD-E132", "moe_backend names no experts implementation", facts)
+    return {"experts_implementation": str(moe_backend)}
 
 
 def _no_interface(config: Any, because: str) -> UnsupportedModelError:
@@ -149,10 +162,10 @@ def _no_interface(config: Any, because: str) -> UnsupportedModelError:
     )
 
 
-def load_config(path: str) -> Any:
+def load_config(path: str, *, trust_remote_code: bool = False) -> Any:
     """A checkpoint's transformers configuration. Raises ConfigError or UnsupportedModelError."""
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             "SD-E140",

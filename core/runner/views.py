@@ -169,4 +169,4 @@ class ViewBuilder:
             )
             for name in self.needs.sampling
         }
-        return SamplingView(**columns)
+        return SamplingView(**columns, all_greedy=all(request.params.greedy for request in requests))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import Refusal
 from ..needs import DraftKV
+from ..services import AttentionMode, NetworkSettings
 from ..types import KeptRows, Phase, SamplingView, StepView, TargetInfo
 
 
@@ -64,9 +65,10 @@ class FakeDraftKV:
     """Draft KV as one dense tensor [rows, positions, heads, head_dim] per layer, NaN until written."""
 
     def __init__(self, spec: DraftKV, info: TargetInfo) -> None:
-        shape = (info.max_num_seqs, info.max_model_len + spec.rows_per_pass, spec.num_heads, spec.head_dim)
-        self._keys = [torch.full(shape, torch.nan) for _ in range(spec.num_layers)]
-        self._values = [torch.full(shape, torch.nan) for _ in range(spec.num_layers)]
+        shape = (info.max_num_seqs, info.max_model_len + spec.rows_per_pass, spec.num_heads)
+        value_dim = spec.value_head_dim or spec.head_dim
+        self._keys = [torch.full((*shape, spec.head_dim), torch.nan) for _ in range(spec.num_layers)]
+        self._values = [torch.full((*shape, value_dim), torch.nan) for _ in range(spec.num_layers)]
 
     def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [N, heads, head_dim] at (rows [N], positions [N])."""
@@ -77,9 +79,69 @@ class FakeDraftKV:
         """Keys and values [length, heads, head_dim] of one row; NaN where nothing was written."""
         return self._keys[layer][row, :length], self._values[layer][row, :length]
 
+    def attention(
+        self, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: AttentionMode = "causal"
+    ) -> Mapping[str, Any]:
+        """What the attention of a network built by FakeServices takes."""
+        return {"fake_pass": FakePass(self, rows.tolist(), starts.tolist(), cu_queries.tolist(), mode)}
+
+
+@dataclass(frozen=True)
+class FakePass:
+    """Attention of one pass over a FakeDraftKV, query by query, straight from the definition."""
+
+    store: FakeDraftKV
+    rows: list[int]
+    starts: list[int]
+    bounds: list[int]
+    mode: AttentionMode
+
+    def attend(
+        self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """[N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
+        groups = query.shape[1] // keys.shape[1]
+        outputs = []
+        for row, start, first, stop in zip(self.rows, self.starts, self.bounds, self.bounds[1:], strict=False):
+            positions = torch.arange(start, start + stop - first)
+            self.store.write(layer, torch.full_like(positions, row), positions, keys[first:stop], values[first:stop])
+            all_keys, all_values = self.store.read(layer, row, start + stop - first)
+            for offset in range(stop - first):
+                seen = self._seen(start, offset, stop - first, window)
+                scores = torch.einsum(
+                    "hd,khd->hk", query[first + offset], all_keys[seen].repeat_interleave(groups, dim=1)
+                )
+                weights = (scores * scale).softmax(dim=-1)
+                outputs.append(torch.einsum("hk,khd->hd", weights, all_values[seen].repeat_interleave(groups, dim=1)))
+        return torch.stack(outputs)
+
+    def _seen(self, start: int, offset: int, count: int, window: int | None) -> slice:
+        last = start + (count if self.mode == "full_block" else offset + 1)
+        if window is None:
+            return slice(0, last)
+        from_ = start - window if self.mode != "causal" else start + offset + 1 - window
+        return slice(max(0, from_), last)
+
+
+def _fake_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    fake_pass: FakePass,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return fake_pass.attend(module.layer_idx, query, key, value, scale, sliding_window)[None], None
+
 
 class FakeServices:
-    """`specdec.sdk.Services` over a random embedding that is also the head. No target runs."""
+    """`specdec.sdk.Services` over a random embedding that is also the head. No target runs; everything is float32."""
 
     def __init__(
         self, target: TargetInfo | None = None, draft_kv: DraftKV | None = None, tokenizer: Any = None
@@ -101,19 +163,35 @@ class FakeServices:
         """[..., V] for [..., H]."""
         return hidden @ self.embedding.T
 
-    def load_causal_lm(self, checkpoint: str | Path, *, dtype: str | None, moe_backend: str | None) -> Any:
+    def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
         """A transformers causal LM from a directory."""
         from transformers import AutoModelForCausalLM
 
-        experts = {} if moe_backend is None else {"experts_implementation": moe_backend}
-        return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype or "float32", **experts).eval()
+        return AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype="float32", attn_implementation=_fake_attention_name(), **_experts(settings)
+        ).eval()
 
-    def load_tensors(self, checkpoint: str | Path) -> dict[str, Tensor]:
-        """All tensors of the safetensors files in a directory."""
+    def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
+        """A transformers decoder with random weights."""
+        from transformers import AutoConfig, AutoModel
+
+        values = dict(config)
+        hf_config = AutoConfig.for_model(values.pop("model_type"), **values)
+        hf_config.vocab_size, hf_config.pad_token_id = 1, None
+        return AutoModel.from_config(
+            hf_config, dtype=torch.float32, attn_implementation=_fake_attention_name(), **_experts(settings)
+        ).eval()
+
+    def finish(self, network: torch.nn.Module, settings: NetworkSettings) -> None:
+        """float32, no gradients."""
+        network.to(torch.float32).eval().requires_grad_(False)
+
+    def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
+        """The tensors of the safetensors files in a directory."""
         tensors: dict[str, Tensor] = {}
         for file in sorted(Path(checkpoint).glob("*.safetensors")):
             tensors |= load_file(file)
-        return tensors
+        return {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(prefixes))}
 
     def draft_kv(self) -> FakeDraftKV:
         """The store, if `draft_kv` was given."""
@@ -124,6 +202,17 @@ class FakeServices:
     def capture(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The function itself."""
         return function
+
+
+def _fake_attention_name() -> str:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("specdec_fake", _fake_attention)
+    return "specdec_fake"
+
+
+def _experts(settings: NetworkSettings) -> dict[str, str]:
+    return {} if settings.moe_backend in (None, "auto") else {"experts_implementation": str(settings.moe_backend)}
 
 
 def step_view(

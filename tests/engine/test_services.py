@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.sdk import ConfigError, Draft, DraftKV, Needs, ProposerConfig, Refusal
+from specdec.sdk import ConfigError, Draft, DraftKV, Needs, NetworkSettings, ProposerConfig, Refusal
 
 
 class KvKeeper:
@@ -88,14 +88,14 @@ def test_checkpoint_files_load_as_tensors_and_as_a_model(target_path, tmp_path):
     services = KvKeeper.last.services
     assert services.target.checkpoint_dir.samefile(target_path)
     tensors = services.load_tensors(services.target.checkpoint_dir)
-    model = services.load_causal_lm(target_path, dtype=None, moe_backend=None)
+    model = services.load_causal_lm(target_path, NetworkSettings())
     embedding = model.get_input_embeddings().weight
     assert embedding.dtype == torch.float32
     assert torch.equal(embedding, tensors["model.embed_tokens.weight"].float())
     with pytest.raises(ConfigError, match="SD-E146"):
         services.load_tensors(tmp_path)
-    with pytest.raises(ConfigError, match="SD-E143"):
-        services.load_causal_lm(tmp_path, dtype=None, moe_backend=None)
+    with pytest.raises(ConfigError, match="SD-E140"):
+        services.load_causal_lm(tmp_path, NetworkSettings())
 
 
 class Undeclared(KvKeeper):

@@ -1,7 +1,8 @@
 import pytest
 
-from specdec.core.hooks import load_hooks
+from specdec.core.hooks import HookPlugins
 from specdec.core.registry import PluginSettings, Registry
+from specdec.core.registry.discovery import discover
 from specdec.core.speculative_config import SpeculativeConfig
 from specdec.sdk import PluginLoadError, StepStats
 
@@ -46,7 +47,8 @@ def offer(install, write_module):
 
 
 def load(**settings):
-    return load_hooks(PluginSettings(**settings))
+    entries = discover("plugins", PluginSettings(**settings))
+    return HookPlugins(tuple(entry for entry in entries if entry.distribution != "specdec-sdk"))
 
 
 def statuses(hooks):
@@ -196,8 +198,9 @@ def test_interrupt_in_an_observer_reaches_the_caller(offer):
         load().observers.on_step(STATS)
 
 
-def test_registered_proposer_is_found_under_the_hook_plugins_distribution(offer, write_module):
+def test_registered_proposer_is_found_under_the_hook_plugins_distribution(offer, write_module, tmp_path):
     write_module("x_mod")
+    (tmp_path / "config.json").write_text('{"model_type": "odd"}')
     offer("""
         from specdec.sdk import hookimpl
         @hookimpl
@@ -205,7 +208,7 @@ def test_registered_proposer_is_found_under_the_hook_plugins_distribution(offer,
             registry.add("hooked", "x_mod:Mine")
         @hookimpl
         def register_speculator_config(registry):
-            registry.add("hooked", lambda config: config["model_type"] == "odd")
+            registry.add("hooked", lambda checkpoint: checkpoint.config["model_type"] == "odd")
         @hookimpl
         def resolve_proposer(spec):
             return "x_mod:Mine" if spec == "magic" else None
@@ -214,10 +217,10 @@ def test_registered_proposer_is_found_under_the_hook_plugins_distribution(offer,
 
     def resolve(**values):
         config = SpeculativeConfig.parse({"num_speculative_tokens": 2} | values)
-        return registry.resolve(config, lambda model: {"model_type": "odd"})
+        return registry.resolve(config)
 
     assert str(resolve(method="hooked").plugin) == "dist-h:hooked 0.3.1"
-    assert resolve(model="some/checkpoint").plugin.name == "hooked"
+    assert resolve(model=str(tmp_path)).plugin.name == "hooked"
     assert resolve(method="magic").plugin.target == "x_mod:Mine"
     with pytest.raises(PluginLoadError, match="SD-E101"):
         resolve(method="tragic")

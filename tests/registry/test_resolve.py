@@ -195,8 +195,8 @@ def checkpoint(tmp_path):
     return folder
 
 
-def is_odd(config):
-    return config["model_type"] == "odd"
+def is_odd(checkpoint):
+    return checkpoint.config["model_type"] == "odd"
 
 
 def recogniser(name, recognises=is_odd):
@@ -206,13 +206,13 @@ def recogniser(name, recognises=is_odd):
 def test_checkpoint_says_which_proposer_it_is_for(install, write_module, checkpoint):
     write_module("x_mod")
     install("dist-x", proposers=["echo = x_mod:Mine"])
-    others = recogniser("other", lambda config: False)
+    others = recogniser("other", lambda checkpoint: False)
     found = resolve(Registrations(recognisers=(others, recogniser("echo"))), model=str(checkpoint))
     assert (found.plugin.name, found.model) == ("echo", str(checkpoint))
 
 
 def test_checkpoint_that_nobody_claims_is_refused_with_what_was_found(checkpoint):
-    error = refused(Registrations(recognisers=(recogniser("echo", lambda config: False),)), model=str(checkpoint))
+    error = refused(Registrations(recognisers=(recogniser("echo", lambda checkpoint: False),)), model=str(checkpoint))
     assert error.code == "SD-E107"
     for fact in ("OddForDraft", "asked", "echo", '"method": "NAME"'):
         assert fact in str(error)
@@ -225,7 +225,7 @@ def test_checkpoint_that_two_claim_is_refused(checkpoint):
 
 
 def test_failing_recogniser_is_blamed(checkpoint):
-    registrations = Registrations(recognisers=(recogniser("echo", lambda config: config["absent"]),))
+    registrations = Registrations(recognisers=(recogniser("echo", lambda checkpoint: checkpoint.config["absent"]),))
     error = refused(registrations, model=str(checkpoint))
     assert error.code == "SD-E108"
     assert "dist-h:hooks 1.0" in str(error)

@@ -1,0 +1,55 @@
+"""A checkpoint of a drafter that says which target it was made for: given as the model, it brings its target along.
+
+The format is that of the `speculators` project: config.json with a `speculators_config`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec.sdk import ConfigError
+
+from .runner.model_support import locate_model
+from .speculative_config import WHERE, SpeculativeConfig
+
+
+def with_verifier(
+    model: str | Path, asked: str | Mapping[str, Any] | SpeculativeConfig | None
+) -> tuple[str | Path, str | Mapping[str, Any] | SpeculativeConfig | None]:
+    """The target and the speculative config that `model` stands for; both as given unless it is such a checkpoint.
+
+    What the user wrote wins over what the checkpoint says. Raises ConfigError SD-E136 if `speculative_config` names
+    another checkpoint, or if this one names no target.
+    """
+    file = Path(locate_model(model)) / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    own = config.get("speculators_config")
+    if not isinstance(own, Mapping):
+        return model, asked
+    written = SpeculativeConfig.as_mapping(asked) if asked is not None else {}
+    named = written.get("model")
+    if named is not None and Path(locate_model(named)).resolve() != file.parent.resolve():
+        facts = {"model": f"{str(model)!r} is a drafter's checkpoint", f"{WHERE}.model": repr(str(named))}
+        facts["fix"] = f'leave "model" out of {WHERE}, or give the target as the model'
+        raise ConfigError("SD-E136", f"the model and {WHERE} name different draft checkpoints", facts)
+    return _verifier(own, file), _defaults(own) | {"model": str(file.parent)} | dict(written)
+
+
+def _verifier(own: Mapping[str, Any], file: Path) -> str:
+    verifier = own.get("verifier")
+    name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+    if not name:
+        facts = {"field": "speculators_config.verifier.name_or_path", "file": file}
+        facts["fix"] = f'LLM(TARGET, speculative_config={{"model": "{file.parent}", "num_speculative_tokens": K}})'
+        raise ConfigError("SD-E136", "this is a drafter's checkpoint, and it does not name its target", facts)
+    return str(name)
+
+
+def _defaults(own: Mapping[str, Any]) -> dict[str, Any]:
+    methods = own.get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    tokens = first.get("speculative_tokens") if isinstance(first, Mapping) else None
+    return {} if tokens is None else {"num_speculative_tokens": tokens}

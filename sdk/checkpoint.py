@@ -1,0 +1,124 @@
+"""A draft checkpoint as plugins read it before any weight is loaded: its configuration, and its tensors by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+_REQUIRED = object()
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint directory. Opening it reads config.json and nothing else."""
+
+    directory: Path
+    config: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def open(cls, model: str | Path) -> Checkpoint:
+        """From a directory or a hub id (downloaded, configuration and weights only).
+
+        Raises ConfigError: SD-E105 if there is none, SD-E106 if its config.json is not a JSON object.
+        """
+        directory = Path(model).expanduser()
+        if not (directory / "config.json").is_file():
+            directory = _from_hub(str(model))
+        path = directory / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError("SD-E106", f"{path} is not JSON", {"error": error}) from error
+        if not isinstance(config, dict):
+            raise ConfigError("SD-E106", f"{path} is not a JSON object", {"found": type(config).__name__})
+        return cls(directory, config)
+
+    @property
+    def config_file(self) -> Path:
+        """The file that `config` was read from."""
+        return self.directory / "config.json"
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor's shape by name, from the headers of the weight files. Raises ConfigError SD-E146."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in self.weight_files:
+            shapes |= _shapes(file)
+        return shapes
+
+    @property
+    def weight_files(self) -> list[Path]:
+        """The safetensors files, or else what torch saved. Raises ConfigError SD-E146 if there is none."""
+        for pattern in _WEIGHTS:
+            files = sorted(self.directory.glob(pattern))
+            if files:
+                return files
+        raise ConfigError("SD-E146", f"no weights in {str(self.directory)!r}", {"looked for": ", ".join(_WEIGHTS)})
+
+    def get(self, path: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
+        """The configuration's value at "key" or "key.key"; null counts as absent.
+
+        Raises ConfigError: SD-E170 if it is absent and has no default, SD-E171 if it is of another type.
+        """
+        value: Any = self.config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is None:
+            if default is _REQUIRED:
+                facts = {"field": path, "file": self.config_file, "has": ", ".join(self.config) or "no field"}
+                raise ConfigError("SD-E170", f"the draft checkpoint's configuration has no {path!r}", facts)
+            return default
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            facts = {
+                "field": path,
+                "file": self.config_file,
+                "expected": " or ".join(each.__name__ for each in kinds),
+                "found": repr(value),
+            }
+            raise ConfigError("SD-E171", f"the draft checkpoint's {path!r} has the wrong type", facts)
+        return value
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        if file.suffix == ".safetensors":
+            return _safetensors_shapes(file)
+        import torch
+
+        tensors = torch.load(file, map_location="meta", weights_only=True)
+        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    except Exception as error:  # whatever a damaged file makes the readers raise
+        raise ConfigError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
+
+
+def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="np") as tensors:
+        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+
+
+def _from_hub(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    facts = {"directory": f"{Path(model).expanduser().resolve()} has no config.json"}
+    try:
+        directory = Path(snapshot_download(model, allow_patterns=["*.json", *_WEIGHTS]))
+        if (directory / "config.json").is_file():
+            return directory
+        facts["hub"] = "the repository has no config.json"
+    except HFValidationError:
+        facts["hub"] = "this is no hub id"
+    except Exception as error:
+        facts["hub"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    facts["fix"] = 'give a directory or hub id that exists ("model"), and name the proposer ("method")'
+    raise ConfigError("SD-E105", f'there is no checkpoint "{model}"', facts)

@@ -1,0 +1,27 @@
+"""What model-based proposers share: a checkpoint's weights, draft KV, drafting loops, and the law of what they draw.
+
+    from specdec.sdk.model_proposer import AutoregressiveProposer
+
+Importing it loads torch; `import specdec.sdk` does not.
+"""
+
+from .autoregressive import AutoregressiveProposer, DraftInputs
+from .base import ModelOptions, ModelProposer
+from .kv_shape import draft_kv_of
+from .parallel import ParallelProposer
+from .sampling import DraftSampler
+from .vocabulary import DraftVocabulary
+from .weights import Weights, load_module
+
+__all__ = [
+    "AutoregressiveProposer",
+    "DraftInputs",
+    "DraftSampler",
+    "DraftVocabulary",
+    "ModelOptions",
+    "ModelProposer",
+    "ParallelProposer",
+    "Weights",
+    "draft_kv_of",
+    "load_module",
+]

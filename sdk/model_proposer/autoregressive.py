@@ -1,0 +1,109 @@
+"""Drafting one token after the other with a network that keeps KV of its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..types import Draft, KeptRows, StepView
+from .base import ModelProposer
+
+
+@dataclass(frozen=True)
+class DraftInputs:
+    """What one pass of the network reads. Letters: M inputs of all requests, b requests."""
+
+    token_ids: Tensor  # [M] int64
+    positions: Tensor  # [M] int64, where their KV is stored
+    hidden: Tensor | None  # [M, L*H], the target's hidden states; None for inputs that are tokens only
+    last: Tensor  # [b] int64, the input of each request whose output the next token is read from
+    attention: Mapping[str, Any]  # for the network's attention layers
+
+
+class AutoregressiveProposer(ModelProposer):
+    """One pass over what the step committed, then one pass per further draft token.
+
+    The rows of the draft KV are laid out in one of two ways, told by `ROWS_ARE_SHIFTED`:
+
+    * True: row i holds the token after position i, together with the target's hidden states at i. Declare
+      `DraftKV(depends_on_next_token=True, rows_per_pass=max(K - 1, 1))`.
+    * False: row i holds the token at position i, and nothing of the target. Declare `DraftKV(rows_per_pass=K)`.
+
+    Rows written while drafting are overwritten when the step's outcome is observed, accepted or not: what the draft KV
+    holds is always what a fresh pass over the committed tokens would have written.
+    """
+
+    ROWS_ARE_SHIFTED: ClassVar[bool]
+
+    @abstractmethod
+    def first(self, inputs: DraftInputs) -> Tensor:
+        """Run the committed inputs. Returns the states [b, S] at `inputs.last`."""
+
+    @abstractmethod
+    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
+        """Run one drafted token per request after its previous states [b, S]. Returns the new states [b, S]."""
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """The logits [b, D] of the token that follows states [b, S]."""
+
+    @torch.inference_mode()
+    def observe(self, step: StepView) -> None:
+        """Run everything that the step committed; keeps the states that `propose` starts from."""
+        inputs = self._shifted(step) if self.ROWS_ARE_SHIFTED else self._tokens(step)
+        self._states = self.first(inputs)
+
+    @torch.inference_mode()
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
+        chosen = self.wanted(step)
+        sampler = self.sampler(step, chosen)
+        rows, position, states = step.rows, next_position(step.kept), self._states
+        if chosen is not None:
+            rows, position, states = rows[chosen], position[chosen], states[chosen]
+        if not self.ROWS_ARE_SHIFTED:
+            position = position + 1
+        budget = step.num_draft_tokens if step.budget.is_cuda else int(step.budget.max())
+        cu_queries = torch.arange(len(rows) + 1, device=rows.device)
+        for index in range(budget):
+            token_ids = sampler.draw(self.logits(states))
+            if index + 1 < budget:
+                states = self.advance(self._one_each(token_ids, rows, position + index, cu_queries), states)
+        return sampler.draft()
+
+    def _one_each(self, token_ids: Tensor, rows: Tensor, positions: Tensor, cu_queries: Tensor) -> DraftInputs:
+        positions = positions.clamp(max=self.target.max_model_len - 1)  # of rows whose budget is used up
+        attention = self.services.draft_kv().attention(rows, positions, cu_queries)
+        return DraftInputs(token_ids, positions, None, cu_queries[:-1], attention)
+
+    def _shifted(self, step: StepView) -> DraftInputs:
+        """Row i is (the token after i, the hidden states at i)."""
+        kept = step.kept
+        attention = self.services.draft_kv().attention(step.rows, kept.kept_start, kept.cu_rows)
+        last = kept.cu_rows[:-1] + kept.num_kept - 1
+        return DraftInputs(kept.next_token_ids.clamp(min=0), kept.positions, kept.hidden, last, attention)
+
+    def _tokens(self, step: StepView) -> DraftInputs:
+        """Row i is the token at i: one input more per request, its newest token, right behind its kept rows."""
+        kept = step.kept
+        device = kept.cu_rows.device
+        count = len(step)
+        cu_queries = kept.cu_rows + torch.arange(count + 1, device=device)
+        total = len(kept.token_ids) + count
+        widths = cu_queries[1:] - cu_queries[:-1]
+        owner = torch.repeat_interleave(torch.arange(count, device=device), widths, output_size=total)
+        offset = torch.arange(total, device=device) - cu_queries[owner]
+        source = (kept.cu_rows[owner] + offset).clamp(max=len(kept.token_ids) - 1)
+        token_ids = torch.where(offset == kept.num_kept[owner], step.newest_token[owner], kept.token_ids[source])
+        attention = self.services.draft_kv().attention(step.rows, kept.kept_start, cu_queries)
+        return DraftInputs(token_ids, kept.kept_start[owner] + offset, None, cu_queries[:-1] + kept.num_kept, attention)
+
+
+def next_position(kept: KeptRows) -> Tensor:
+    """The first position of each request that the target has not run: [B] int64."""
+    return kept.kept_start + kept.num_kept

@@ -1,0 +1,186 @@
+"""The base of proposers that run a network of their own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..checkpoint import Checkpoint
+from ..config import ProposerConfig, StrictModel
+from ..errors import ConfigError
+from ..needs import LawForm
+from ..services import NetworkSettings, Services
+from ..types import StepView, TargetInfo
+from .sampling import DraftSampler
+from .vocabulary import DraftVocabulary
+from .weights import Weights
+
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
+
+
+class ModelOptions(StrictModel):
+    """Options of every model-based proposer."""
+
+    draft_law: Literal["sparse", "dense"] = Field(
+        "sparse", description="what a probabilistic draft reports: its most likely tokens, or the whole vocabulary"
+    )
+    sparse_top_m: int = Field(256, ge=1, description="tokens that a sparse draft law keeps")
+
+
+class ModelProposer(ABC):
+    """Loads a draft network at `bind` and draws drafts from its logits.
+
+    A subclass states its needs (start from `shared_needs`), builds its network in `build`, and says how a step is
+    observed and drafted; see AutoregressiveProposer and ParallelProposer for the two usual ways.
+    """
+
+    Options: type[ModelOptions] = ModelOptions
+
+    vocabulary: DraftVocabulary | None = None
+    """Set in `build` where the draft vocabulary differs from the target's; None: the same."""
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.config = config
+        self.options: ModelOptions = config.options
+        self.settings = network_settings(config)
+        self.target: TargetInfo
+        self.services: Services
+
+    @classmethod
+    def shared_needs(cls, config: ProposerConfig, target: TargetInfo) -> dict[str, Any]:
+        """The arguments of `Needs` that follow from the configuration alone: placement, law and sampling fields.
+
+        On a CPU the compacted host form is cheapest; elsewhere the device form, whose shapes do not depend on what
+        was accepted.
+        """
+        shared: dict[str, Any] = {
+            "placement": "host" if target.device == "cpu" else "device",
+            "deterministic": True,
+        }
+        form = law_form(config)
+        if form == "one_hot":
+            return shared
+        shared |= {"law": form, "sampling": SAMPLING_FIELDS}
+        if form == "sparse":
+            shared["sparse_top_m"] = min(config.options.sparse_top_m, target.vocab_size)
+        return shared
+
+    @classmethod
+    def open_checkpoint(cls, config: ProposerConfig) -> Checkpoint:
+        """The checkpoint that `model` names. Raises ConfigError: SD-E133 if there is none, others as `open` does."""
+        if config.model is None:
+            facts = {"fix": 'add "model": a checkpoint directory or hub id'}
+            raise ConfigError("SD-E133", f"{cls.__name__} needs a draft checkpoint", facts)
+        return Checkpoint.open(config.model)
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Keep what is lent and build the network."""
+        self.target, self.services = target, services
+        with torch.inference_mode(False), torch.no_grad():
+            self.build()
+
+    @abstractmethod
+    def build(self) -> None:
+        """Make the network from the checkpoint, with `self.services` and `self.settings`."""
+
+    @abstractmethod
+    def observe(self, step: StepView) -> None:
+        """Bring the draft KV up to the step's kept rows."""
+
+    def embedding(self, weights: Weights, name: str = "embed_tokens.weight") -> torch.nn.Module:
+        """The drafter's input embedding [..., E] of target ids: its own, or the target's.
+
+        The checkpoint's table is used unless it is absent or equal to the target's: then nothing is copied.
+        """
+        table = weights.take_if_there(name, self.target.vocab_size, -1)
+        return TargetEmbedding(self.services) if table is None or self._is_targets(table) else _own_embedding(table)
+
+    def head(self, weights: Weights, width: int, num_ids: int, name: str = "lm_head.weight") -> torch.nn.Module:
+        """The drafter's output head [..., D] on states [..., width]: its own, or the target's with its logit scale.
+
+        Raises ConfigError SD-E172 if there is none of its own and the target's has another vocabulary or width.
+        """
+        whole = num_ids == self.target.vocab_size and width == self.target.hidden_size
+        matrix = weights.take_if_there(name, num_ids, width) if whole else weights.take(name, num_ids, width)
+        return TargetHead(self.services) if matrix is None else _own_head(matrix)
+
+    def sampler(self, step: StepView, chosen: Tensor | None) -> DraftSampler:
+        """What draws this step's drafts. `chosen` [b]: places in the step that are drafted for; None: all."""
+        return DraftSampler(
+            step,
+            chosen,
+            law_form(self.config),
+            sparse_top_m=min(self.options.sparse_top_m, self.target.vocab_size),
+            vocabulary=self.vocabulary,
+        )
+
+    def wanted(self, step: StepView) -> Tensor | None:
+        """The places in the step with a budget, [b]; None if that is all of them, or where asking would wait.
+
+        On a device the answer would have to be waited for, so every row is drafted and the lengths cut it.
+        """
+        if step.budget.device.type != "cpu":
+            return None
+        places = step.budget.nonzero()[:, 0]
+        return None if len(places) == len(step) else places
+
+    def _is_targets(self, table: Tensor) -> bool:
+        if table.shape[1] != self.target.hidden_size:
+            return False
+        ids = torch.arange(len(table), device=table.device)
+        targets = self.services.embed(ids)
+        return torch.equal(table.to(targets.dtype), targets)
+
+
+class TargetEmbedding(torch.nn.Module):
+    """The target's embedding, by reference."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._embed = services.embed
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return self._embed(token_ids)
+
+
+class TargetHead(torch.nn.Module):
+    """The target's head with its logit scale, by reference."""
+
+    def __init__(self, services: Services) -> None:
+        super().__init__()
+        self._head, self._scale, self._dtype = services.lm_head, services.logit_scale, services.dtype
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = self._head(hidden.to(self._dtype))
+        return logits if self._scale == 1 else logits * self._scale
+
+
+def _own_embedding(table: Tensor) -> torch.nn.Module:
+    embedding = torch.nn.Embedding(table.shape[0], table.shape[1], device="meta")
+    embedding.weight = torch.nn.Parameter(table, requires_grad=False)
+    return embedding
+
+
+def _own_head(matrix: Tensor) -> torch.nn.Module:
+    head = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
+    head.weight = torch.nn.Parameter(matrix, requires_grad=False)
+    return head
+
+
+def law_form(config: ProposerConfig) -> LawForm:
+    """The form of law that this configuration's drafts report."""
+    return "one_hot" if config.draft_sample_method == "greedy" else config.options.draft_law
+
+
+def network_settings(config: ProposerConfig) -> NetworkSettings:
+    """The part of the configuration that says how the network runs."""
+    return NetworkSettings(
+        dtype=config.dtype,
+        moe_backend=config.moe_backend,
+        quantization=config.quantization,
+        trust_remote_code=config.trust_remote_code,
+    )

@@ -1,0 +1,43 @@
+"""What a transformers network stores per token, read from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import Refusal
+from ..needs import DraftKV
+
+
+def draft_kv_of(
+    config: Mapping[str, Any],
+    *,
+    num_layers: int,
+    rows_per_pass: int,
+    dtype: str | None,
+    depends_on_next_token: bool = False,
+) -> DraftKV:
+    """The draft KV of `num_layers` attention layers of a configuration, multi-head latent attention included.
+
+    `config` uses transformers' common names. Raises Refusal if it states no number of attention heads.
+    """
+    num_heads = config.get("num_attention_heads")
+    if num_heads is None:
+        raise Refusal("the draft checkpoint's configuration states no num_attention_heads")
+    shape: dict[str, Any] = {
+        "num_heads": config.get("num_key_value_heads") or num_heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // num_heads,
+    }
+    if config.get("kv_lora_rank") is not None:  # keys and values are decompressed before they are stored
+        shape = {
+            "num_heads": num_heads,
+            "head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+            "value_head_dim": config["v_head_dim"],
+        }
+    return DraftKV(
+        num_layers=num_layers,
+        rows_per_pass=max(rows_per_pass, 1),
+        dtype=dtype,
+        depends_on_next_token=depends_on_next_token,
+        **shape,
+    )

@@ -1,0 +1,196 @@
+"""Drawing draft tokens, and saying from what law each was drawn.
+
+A draft law may be any law, as long as it is the one that was drawn from (arXiv 2211.17192, 2302.01318). Drawing inside
+the support that the request's own temperature, top-k, top-p and min-p leave makes drafts that can be accepted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from ..needs import LawForm
+from ..types import PADDING_TOKEN_ID, Draft, DraftLaw, LawKind, SamplingView, StepView
+from .vocabulary import DraftVocabulary
+
+
+class DraftSampler:
+    """Draws the drafts of one step from left to right and makes the `Draft` of them.
+
+    `form` "one_hot" takes the most likely token everywhere and reports no law; so does every row at temperature 0 under
+    the other forms. `chosen` [b] are the places in the step that are drafted for; None: all of them.
+    """
+
+    def __init__(
+        self,
+        step: StepView,
+        chosen: Tensor | None,
+        form: LawForm,
+        *,
+        sparse_top_m: int = 0,
+        vocabulary: DraftVocabulary | None = None,
+    ) -> None:
+        self._step = step
+        self._chosen = chosen
+        self._vocabulary = vocabulary
+        self._drawn: list[Tensor] = []
+        self._law: _Law | None = None
+        if form != "one_hot" and step.sampling is not None and not step.sampling.all_greedy:
+            sampling = _rows_of(step.sampling, chosen)
+            self._law = _SparseLaw(sampling, sparse_top_m) if form == "sparse" else _DenseLaw(sampling)
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """The next draft token of every row, as target ids [b], from its logits [b, D]."""
+        index = len(self._drawn)
+        if self._law is None:
+            ids = logits.argmax(dim=-1)
+        else:
+            uniform = self._step.random.uniform(index)
+            ids = self._law.draw(logits, uniform if self._chosen is None else uniform[self._chosen])
+        self._drawn.append(ids if self._vocabulary is None else self._vocabulary.target_ids[ids])
+        return self._drawn[-1]
+
+    def draft(self) -> Draft:
+        """Everything drawn, each row cut to its budget."""
+        step = self._step
+        drawn = torch.stack(self._drawn, dim=1)
+        token_ids = self._placed(drawn, PADDING_TOKEN_ID)
+        lengths = step.budget.clamp(max=drawn.shape[1])
+        if self._chosen is not None:
+            lengths = torch.zeros_like(lengths).index_copy(0, self._chosen, lengths[self._chosen])
+        beyond = torch.arange(step.num_draft_tokens, device=lengths.device) >= lengths[:, None]
+        token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
+        return Draft(token_ids, lengths, None if self._law is None else self._reported(self._law))
+
+    def _reported(self, law: _Law) -> DraftLaw:
+        parts = law.parts(self._vocabulary)
+        kind = torch.full((len(self._step),), LawKind.ONE_HOT, dtype=torch.uint8, device=law.sampled.device)
+        kinds = torch.where(law.sampled, int(law.kind), int(LawKind.ONE_HOT)).to(torch.uint8)
+        kind = kinds if self._chosen is None else kind.index_copy(0, self._chosen, kinds)
+        return DraftLaw(
+            kind=kind,
+            **{
+                name: self._placed(part, PADDING_TOKEN_ID if name == "sparse_ids" else 0)
+                for name, part in parts.items()
+            },
+        )
+
+    def _placed(self, part: Tensor, padding: float) -> Tensor:
+        """[b, drawn, ...] at its places in [B, K, ...]."""
+        step = self._step
+        if self._chosen is None and part.shape[1] == step.num_draft_tokens:
+            return part
+        whole = part.new_full((len(step), step.num_draft_tokens, *part.shape[2:]), padding)
+        rows = slice(None) if self._chosen is None else self._chosen
+        whole[rows, : part.shape[1]] = part
+        return whole
+
+
+class _Law(ABC):
+    """Draws from a form of law and remembers what it drew from."""
+
+    kind: LawKind
+
+    def __init__(self, sampling: SamplingView) -> None:
+        assert sampling.temperature is not None, "declared by whoever reports a law"
+        self.sampled = sampling.temperature > 0  # [b] bool; the others are greedy
+        self.temperature = torch.where(self.sampled, sampling.temperature, 1.0)[:, None]
+        self.top_k, self.top_p, self.min_p = sampling.top_k, sampling.top_p, sampling.min_p
+
+    @abstractmethod
+    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        """Draft ids [b] for logits [b, D] and one number in (0, 1) per row [b]."""
+
+    @abstractmethod
+    def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
+        """The fields of `DraftLaw` for every token drawn so far, [b, drawn, ...]."""
+
+    def _inside(self, scaled: Tensor, log_mass: Tensor) -> Tensor:
+        """Which entries the filters leave, a prefix of each row: `scaled` [b, M] is sorted, the largest first.
+
+        `log_mass` [b, 1] is the log of the sum of exp(scaled) over the whole vocabulary.
+        """
+        ranks = torch.arange(scaled.shape[1], device=scaled.device)
+        inside = torch.ones_like(scaled, dtype=torch.bool)
+        if self.top_k is not None:
+            k = torch.where(self.top_k > 0, self.top_k, scaled.shape[1])[:, None]
+            inside &= ranks < k
+            of_k = scaled.masked_fill(~inside, -torch.inf).logsumexp(dim=-1, keepdim=True)
+            log_mass = torch.where((self.top_k > 0)[:, None], of_k, log_mass)
+        if self.min_p is not None:
+            inside &= scaled >= scaled[:, :1] + self.min_p[:, None].log()
+        if self.top_p is not None:
+            mass = (scaled - log_mass).exp()
+            inside &= mass.cumsum(dim=-1) - mass < self.top_p[:, None]
+        inside[:, 0] = True
+        return inside
+
+
+class _SparseLaw(_Law):
+    """The M most likely tokens, renormalised: nothing of vocabulary size is kept."""
+
+    kind = LawKind.SPARSE
+
+    def __init__(self, sampling: SamplingView, top_m: int) -> None:
+        super().__init__(sampling)
+        self._top_m = top_m
+        self._ids: list[Tensor] = []  # [b, M] draft ids
+        self._probs: list[Tensor] = []  # [b, M]
+
+    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        top, ids = logits.topk(min(self._top_m, logits.shape[-1]))
+        scaled = top.float() / self.temperature
+        log_mass = (logits.float() / self.temperature).logsumexp(dim=-1, keepdim=True)
+        inside = self._inside(scaled, log_mass)
+        probs = scaled.masked_fill(~inside, -torch.inf).softmax(dim=-1)
+        choice = torch.where(self.sampled, _inverse_cdf(probs, uniform), 0)
+        self._ids.append(ids.masked_fill(~inside, PADDING_TOKEN_ID))
+        self._probs.append(probs)
+        return ids.gather(1, choice[:, None])[:, 0]
+
+    def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
+        ids, probs = torch.stack(self._ids, dim=1), torch.stack(self._probs, dim=1)
+        if vocabulary is not None:
+            ids = torch.where(ids >= 0, vocabulary.target_ids[ids.clamp(min=0)], PADDING_TOKEN_ID)
+        missing = self._top_m - ids.shape[-1]
+        if missing > 0:  # a draft vocabulary smaller than M
+            ids = torch.nn.functional.pad(ids, (0, missing), value=PADDING_TOKEN_ID)
+            probs = torch.nn.functional.pad(probs, (0, missing))
+        return {"sparse_ids": ids, "sparse_probs": probs}
+
+
+class _DenseLaw(_Law):
+    """The whole draft vocabulary, as logits with temperature and filters in them."""
+
+    kind = LawKind.DENSE_LOGITS
+
+    def __init__(self, sampling: SamplingView) -> None:
+        super().__init__(sampling)
+        self._logits: list[Tensor] = []  # [b, D]
+
+    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
+        scaled, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
+        inside = self._inside(scaled, scaled.logsumexp(dim=-1, keepdim=True))
+        scaled = scaled.masked_fill(~inside, -torch.inf)
+        choice = torch.where(self.sampled, _inverse_cdf(scaled.softmax(dim=-1), uniform), 0)
+        self._logits.append(torch.empty_like(scaled).scatter_(1, order, scaled))
+        return order.gather(1, choice[:, None])[:, 0]
+
+    def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
+        return {"logits": torch.stack(self._logits, dim=1)}
+
+
+def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """The first entry at which the cumulated probability exceeds `uniform` [b]: [b] for probs [b, M]."""
+    cumulated = probs.double().cumsum(dim=-1)
+    return (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(dim=-1).clamp(max=probs.shape[1] - 1)
+
+
+def _rows_of(sampling: SamplingView, chosen: Tensor | None) -> SamplingView:
+    if chosen is None:
+        return sampling
+    fields = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    temperature, top_k, top_p, min_p = (None if each is None else each[chosen] for each in fields)
+    return SamplingView(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, all_greedy=sampling.all_greedy)

@@ -1,0 +1,109 @@
+"""A checkpoint's tensors on their way into a network: each is taken once, and what is missing or left over is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+
+
+class Weights:
+    """The tensors of one checkpoint by name."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], source: str | Path) -> None:
+        """`source` names the checkpoint in errors."""
+        self._tensors = dict(tensors)
+        self._source = source
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename every tensor whose name starts with `old`, so that several publishers' layouts become one."""
+        self._tensors = {
+            new + name.removeprefix(old) if name.startswith(old) else name: tensor
+            for name, tensor in self._tensors.items()
+        }
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor that must be there with this shape (-1: any size). Raises ConfigError: SD-E172, SD-E175."""
+        if name not in self._tensors:
+            facts = {"tensor": f"{name} {list(shape)}", "checkpoint": self._source, "has": _listed(self._tensors)}
+            raise ConfigError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+        tensor = self._tensors.pop(name)
+        if len(tensor.shape) != len(shape) or any(
+            wanted not in (-1, found) for wanted, found in zip(shape, tensor.shape, strict=True)
+        ):
+            raise self._misshapen({name: (tuple(shape), tuple(tensor.shape))})
+        return tensor
+
+    def take_if_there(self, name: str, *shape: int) -> Tensor | None:
+        """A tensor that may be left out; None then. Raises ConfigError SD-E175 for another shape."""
+        return self.take(name, *shape) if name in self._tensors else None
+
+    def drop(self, *patterns: str) -> None:
+        """Forget tensors that are known and of no use here, by shell-style patterns."""
+        self._tensors = {
+            name: tensor
+            for name, tensor in self._tensors.items()
+            if not any(fnmatchcase(name, pattern) for pattern in patterns)
+        }
+
+    def fill(self, module: nn.Module, prefix: str = "") -> None:
+        """Put the tensors below `prefix` into a module's parameters and buffers of the same names.
+
+        Raises ConfigError: SD-E172 if the module wants one that is not there, SD-E175 for another shape. Tensors of
+        the prefix that the module has no place for stay, for `finish` to report.
+        """
+        places = dict(module.state_dict(keep_vars=True))
+        missing = {f"{prefix}{name} {list(place.shape)}" for name, place in places.items() if prefix + name not in self}
+        if missing:
+            facts = {"tensors": _listed(missing), "checkpoint": self._source, "has": _listed(self._tensors)}
+            raise ConfigError("SD-E172", "the draft checkpoint lacks tensors", facts)
+        wrong = {
+            prefix + name: (tuple(place.shape), tuple(self._tensors[prefix + name].shape))
+            for name, place in places.items()
+            if place.shape != self._tensors[prefix + name].shape
+        }
+        if wrong:
+            raise self._misshapen(wrong)
+        with torch.no_grad():
+            for name, place in places.items():
+                place.copy_(self._tensors.pop(prefix + name))
+
+    def finish(self) -> None:
+        """Raise ConfigError SD-E174 if a tensor is left that nobody took: a variant that is not implemented."""
+        if self._tensors:
+            facts = {
+                "tensors": _listed(self._tensors),
+                "checkpoint": self._source,
+                "why": "running the rest without them would draft with a network that was never trained",
+            }
+            raise ConfigError("SD-E174", "the draft checkpoint has tensors that this proposer does not know", facts)
+
+    def _misshapen(self, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> ConfigError:
+        facts: dict[str, object] = {
+            name: f"expected {list(expected)}, found {list(found)}" for name, (expected, found) in wrong.items()
+        }
+        facts["checkpoint"] = self._source
+        facts["fix"] = "use a checkpoint made for this target, with its own config.json"
+        return ConfigError(
+            "SD-E175", "the draft checkpoint's tensors have other shapes than its configuration says", facts
+        )
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:
+    """Fill a module with exactly these tensors. Raises ConfigError: SD-E172, SD-E174, SD-E175."""
+    weights = Weights(tensors, source)
+    weights.fill(module)
+    weights.finish()
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:12]) + (f", and {len(names) - 12} more" if len(names) > 12 else "") or "none"
