@@ -18,11 +18,12 @@ from .memory import free_memory
 from .metrics import EngineMetrics
 from .registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
 from .runner.draft_store import LawBuffers
+from .runner.quantization import check_quantization
 from .runner.scheduler import Scheduler
-from .runner.target import TargetModel
+from .runner.target import TargetModel, experts_settings
 from .runner.views import ViewBuilder
 from .services import BlockDraftKV, EngineServices
-from .speculative_config import SpeculativeConfig
+from .speculative_config import WHERE, SpeculativeConfig
 
 SpeculativeSettings = str | Mapping[str, Any] | SpeculativeConfig | None
 
@@ -43,6 +44,8 @@ class Speculation:
         if asked is None:
             return None
         config = SpeculativeConfig.parse(asked)
+        experts_settings(config.moe_backend)
+        check_quantization(config.quantization, WHERE)
         registry = Registry.discover(settings, hooks.registrations)
         loaded = load_proposer(registry.resolve(config), config, info)
         law_budget = free_memory(torch.device(info.device)) // 4

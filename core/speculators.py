@@ -39,13 +39,15 @@ def with_verifier(
 
 
 def _verifier(own: Mapping[str, Any], file: Path) -> str:
+    """A name or path; one that begins with a dot is relative to the checkpoint."""
     verifier = own.get("verifier")
     name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
     if not name:
         facts = {"field": "speculators_config.verifier.name_or_path", "file": file}
         facts["fix"] = f'LLM(TARGET, speculative_config={{"model": "{file.parent}", "num_speculative_tokens": K}})'
         raise ConfigError("SD-E136", "this is a drafter's checkpoint, and it does not name its target", facts)
-    return str(name)
+    name = str(name)
+    return str((file.parent / name).resolve()) if name.startswith(("./", "../")) else name
 
 
 def _defaults(own: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from specdec.sdk import Checkpoint, ConfigError, NetworkSettings, Refusal, Unsup
 from ..kernels.linear import pack_linears
 from .attention import ATTENTION_NAME
 from .model_support import refuse_unsupported
+from .quantization import quantize
 from .target import TargetModel, experts_settings, load_config
 
 _STUB_VOCABULARY = 1
@@ -24,9 +25,14 @@ _STUB_VOCABULARY = 1
 def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device) -> Any:
     """A transformers causal LM that runs through our attention. Raises ConfigError, UnsupportedModelError."""
     config = load_config(path, trust_remote_code=settings.trust_remote_code)
-    model = TargetModel.load(path, config, _dtype(settings), device, settings.moe_backend).model
-    finish(model, settings, device)
-    return model
+    model = TargetModel.load(
+        path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
+    ).model
+    if settings.quantization is not None:
+        quantize(model, settings.quantization, keep=model.get_output_embeddings())
+    if device.type == "cpu":
+        pack_linears(model)
+    return model.requires_grad_(False)
 
 
 def build_decoder(config: Mapping[str, Any], settings: NetworkSettings, device: torch.device) -> Any:
@@ -60,8 +66,7 @@ def finish(network: nn.Module, settings: NetworkSettings, device: torch.device) 
     """Ready for inference: on the device, in its dtype, without gradients, weights packed where that pays."""
     network.to(device=device, dtype=_dtype(settings)).eval().requires_grad_(False)
     if settings.quantization is not None:
-        facts = {"found": settings.quantization, "expected": "nothing: no quantization is offered yet"}
-        raise ConfigError("SD-E132", "speculative_config.quantization is unknown", facts)
+        quantize(network, settings.quantization)
     if device.type == "cpu":
         pack_linears(network)
 

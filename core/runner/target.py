@@ -45,13 +45,25 @@ class TargetModel:
 
     @classmethod
     def load(
-        cls, path: str, config: Any, dtype: torch.dtype, device: torch.device, moe_backend: str | None
+        cls,
+        path: str,
+        config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        moe_backend: str | None,
+        *,
+        trust_remote_code: bool = False,
     ) -> TargetModel:
         """Load a checkpoint. Raises ConfigError SD-E143 if transformers cannot."""
         experts = experts_settings(moe_backend)
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                path, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME, **experts
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=trust_remote_code,
+                **experts,
             )
         except (OSError, ValueError, KeyError) as error:
             if error.args == (ATTENTION_NAME,):

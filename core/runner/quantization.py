@@ -1,0 +1,40 @@
+"""Weights of linear layers stored in int8, by torchao."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import did_you_mean
+
+QUANTIZATIONS = ("int8_weight_only", "int8_dynamic")
+"""int8 weights with activations as they are; int8 weights and, row by row, int8 activations."""
+
+
+def check_quantization(name: str | None, where: str) -> None:
+    """Raise ConfigError SD-E132 unless `name` is None or one of QUANTIZATIONS."""
+    if name is None or name in QUANTIZATIONS:
+        return
+    suggestion = did_you_mean(name, QUANTIZATIONS)
+    facts = {"found": repr(name), "expected": ", ".join(QUANTIZATIONS)}
+    facts |= {"did you mean": suggestion} if suggestion else {}
+    facts["or"] = "a checkpoint that is stored quantised: it is loaded as it is"
+    raise ConfigError("SD-E132", f"{where}.quantization names none that is offered", facts)
+
+
+def quantize(network: nn.Module, name: str, keep: nn.Module | None = None) -> None:
+    """Quantise every linear layer in place but `keep`. Raises ConfigError SD-E176 where torchao is missing."""
+    try:
+        from torchao.quantization import quantize_
+    except ImportError as error:
+        facts = {"fix": "pip install torchao", "because": error}
+        raise ConfigError("SD-E176", "quantization needs torchao, which is not installed", facts) from error
+    quantize_(network, _config(name), lambda module, _: type(module) is nn.Linear and module is not keep)
+
+
+def _config(name: str) -> Any:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig() if name == "int8_weight_only" else Int8DynamicActivationInt8WeightConfig()

@@ -1,0 +1,63 @@
+"""Targets and drafters whose linear layers are stored in int8, each on its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_helpers import GREEDY, counter
+from torch import nn
+from transformers import AutoModelForCausalLM, TorchAoConfig
+
+from specdec import LLM
+from specdec.core.runner.quantization import QUANTIZATIONS
+from specdec.sdk import ConfigError
+
+torchao = pytest.importorskip("torchao.quantization")
+
+K = 3
+DRAFTER = {"method": "draft_model", "num_speculative_tokens": K}
+
+
+def is_int8(layer: nn.Module) -> bool:
+    return type(layer.weight.data) is not torch.Tensor and type(layer.weight.data).__name__.startswith("Int8")
+
+
+def projection(model):
+    return model.model.layers[0].mlp.up_proj
+
+
+def token_ids(llm, prompts):
+    outputs = llm.generate([{"prompt_token_ids": prompt[:40]} for prompt in prompts[:3]], GREEDY)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("target", [None, *QUANTIZATIONS])
+@pytest.mark.parametrize("draft", [None, *QUANTIZATIONS])
+def test_target_and_drafter_are_quantised_each_on_its_own(target, draft, target_path, prompts):
+    config = DRAFTER | {"model": str(target_path), "quantization": draft}
+    llm = LLM("tiny", quantization=target, speculative_config=config, max_model_len=256)
+    network = llm.engine.parts.guest.proposer._model
+    assert is_int8(projection(llm.engine.parts.target.model)) == (target is not None)
+    assert is_int8(projection(network)) == (draft is not None)
+    assert not is_int8(network.get_output_embeddings())
+    outputs = token_ids(llm, prompts)
+    if target != "int8_dynamic":  # its rounding of activations turns float noise between batch shapes into steps
+        assert outputs == token_ids(LLM("tiny", quantization=target, max_model_len=256), prompts)
+    if target == draft:
+        assert counter(llm, "spec_decode_num_accepted_tokens") > 0.8 * counter(llm, "spec_decode_num_draft_tokens")
+
+
+def test_checkpoint_that_is_stored_quantised_is_served_as_it_is(target_path, tmp_path, prompts):
+    int8 = TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32, quantization_config=int8)
+    model.save_pretrained(tmp_path)
+    llm = LLM(tmp_path, max_model_len=256)
+    assert is_int8(projection(llm.engine.parts.target.model))
+    assert token_ids(llm, prompts) == token_ids(LLM("tiny", quantization="int8_weight_only", max_model_len=256), prompts)
+
+
+@pytest.mark.parametrize("where", ["target", "draft"])
+def test_unknown_quantization_is_refused_with_what_is_offered(where, target_path):
+    draft = DRAFTER | {"model": str(target_path), "quantization": "int8_weight" if where == "draft" else None}
+    with pytest.raises(ConfigError, match=r"SD-E132(.|\n)*int8_weight_only, int8_dynamic"):
+        LLM("tiny", quantization="int8_weight" if where == "target" else None, speculative_config=draft)
