@@ -6,7 +6,7 @@ Importing it loads torch; `import specdec.sdk` does not.
 """
 
 from .autoregressive import AutoregressiveProposer, DraftInputs
-from .base import ModelOptions, ModelProposer
+from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .kv_shape import draft_kv_of
 from .parallel import ParallelProposer
 from .sampling import DraftSampler
@@ -21,6 +21,8 @@ __all__ = [
     "ModelOptions",
     "ModelProposer",
     "ParallelProposer",
+    "TargetEmbedding",
+    "TargetHead",
     "Weights",
     "draft_kv_of",
     "load_module",
