@@ -14,7 +14,8 @@ from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 from .engine_config import EngineConfig
 from .guest import Guest
 from .hooks import Observers, load_hooks
-from .kernels.linear import pack_linears, packable_bytes
+from .kernels.arrange import arrange_for_cpu
+from .kernels.linear import packable_bytes
 from .memory import free_memory, num_kv_blocks
 from .metrics import EngineMetrics
 from .registry import PluginSettings
@@ -22,9 +23,10 @@ from .runner.block_pool import BlockPool
 from .runner.draft_store import DraftStore, LawBuffers
 from .runner.kv_cache import KVCache
 from .runner.model_support import locate_model, longest_length
+from .runner.quantization import check_quantization, quantize
 from .runner.scheduler import Scheduler
 from .runner.step import Runner
-from .runner.target import TargetModel, load_config
+from .runner.target import TargetModel, experts_settings, load_config
 from .speculation import Speculation, SpeculativeSettings
 from .speculators import with_verifier
 
@@ -50,20 +52,26 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     model, speculative_config = with_verifier(config.model, speculative_config)
     config = config.replace(model=model)
+    experts_settings(config.moe_backend)
+    check_quantization(config.quantization, "EngineConfig")
     path = locate_model(config.model)
     device = _device(config.device)
-    hf_config = load_config(path)
+    hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
     dtype = _dtype(config.dtype, hf_config, device)
     info = _target_info(config, path, hf_config, dtype, device)
     hooks = load_hooks(settings)
     speculation = Speculation.prepare(speculative_config, info, settings, hooks)
     tokenizer = _tokenizer(config, path)
-    target = TargetModel.load(path, hf_config, dtype, device, config.moe_backend)
-    if packable_bytes(target.model) <= free_memory(device) // 4:
-        pack_linears(target.model)
+    target = TargetModel.load(
+        path, hf_config, dtype, device, config.moe_backend, trust_remote_code=config.trust_remote_code
+    )
+    if config.quantization is not None:
+        quantize(target.model, config.quantization, keep=target.model.get_output_embeddings())
+    arrange_for_cpu(target.model, pack=packable_bytes(target.model) <= free_memory(device) // 4)
     lookahead = speculation.lookahead if speculation else 0
     num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None, lookahead)
-    pool = BlockPool(num_blocks, config.block_size)
+    longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
+    pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, lookahead)
     cache = KVCache(target.layer_shapes, num_blocks, config.block_size, dtype, device)
     metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")

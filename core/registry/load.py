@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from specdec.sdk import (
     API_VERSION,
+    CheckpointError,
     ConfigError,
     Needs,
     PluginId,
@@ -121,6 +122,8 @@ def _needs(cls: Any, config: ProposerConfig, target: TargetInfo, plugin: PluginI
         needs = cls.needs(config, target)
     except Refusal as refusal:
         raise refusal.blamed_on(plugin) from refusal
+    except CheckpointError:  # the checkpoint is to blame
+        raise
     except Exception as error:
         raise plugin_raised("SD-E114", "asking for the needs of", error, plugin) from error
     if isinstance(needs, Needs):

@@ -57,14 +57,14 @@ class Batch:
 
 
 def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache) -> Batch:
-    """Take the stored drafts of the scheduled requests and lay everything out."""
+    """Take the stored drafts of the scheduled requests and lay everything out, in the order of their KV."""
     items: list[BatchItem] = []
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     logits_rows: list[int] = []
     cu_rows = [0]
-    for share in scheduled:
+    for share in sorted(scheduled, key=lambda share: share.request.blocks[0]):
         request, start = share.request, share.start
         draft = store.take(request.row, request.generation, share.num_draft_tokens)
         item = BatchItem(share, draft, len(token_ids))
@@ -91,11 +91,17 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
         items=tuple(items),
         token_ids=on_device[0],
         positions=on_device[1],
-        cache=CacheView(cache, on_device[2], spans),
+        cache=CacheView(cache, _as_slice(slots) or on_device[2], spans),
         logits_rows=on_device[3],
         cu_rows=on_device[4],
         drafts=_draft_rows(items, store, cache.device),
     )
+
+
+def _as_slice(numbers: list[int]) -> slice | None:
+    """The numbers as a slice; None if they are not consecutive."""
+    first, stop = numbers[0], numbers[0] + len(numbers)
+    return slice(first, stop) if numbers == list(range(first, stop)) else None
 
 
 def _to_device(lists: Sequence[list[int]], device: torch.device) -> tuple[Tensor, ...]:

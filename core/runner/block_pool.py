@@ -12,13 +12,17 @@ _FREE, _USED = b"\x01", b"\x00"
 class BlockPool:
     """Hands out blocks, keeping those of one request adjacent while there is room.
 
-    Adjacent blocks let the CPU read a request's KV as a view instead of gathering it. A new run starts in the middle
-    of the largest gap if somebody's run ends where the gap begins, so that both can grow.
+    Adjacent blocks let the CPU read a request's KV as a view instead of gathering it, and equally spaced runs let one
+    call read the KV of several. So the pool is divided into regions, each for one request at full length, and a new
+    run starts in the first region that is all free. Where there is none it starts in the largest gap: in its middle
+    if somebody's run ends where the gap begins, so that both can grow.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, region_size: int | None = None) -> None:
+        """`region_size`: blocks of the longest request; None: no regions."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._region_size = region_size or num_blocks + 1
         self.num_free = num_blocks
         self._free = bytearray(_FREE * num_blocks)
 
@@ -52,6 +56,10 @@ class BlockPool:
         return self._start_of_new_run()
 
     def _start_of_new_run(self) -> int:
+        size = self._region_size
+        for start in range(0, self.num_blocks - size + 1, size):
+            if self._free.find(_USED, start, start + size) < 0:
+                return start
         gap = max(self._free.split(_USED), key=len)
         start = self._free.find(gap)
         return start + len(gap) // 2 if start > 0 else start

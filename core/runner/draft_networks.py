@@ -11,9 +11,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from specdec.sdk import Checkpoint, ConfigError, NetworkSettings, Refusal, UnsupportedModelError
+from specdec.sdk import Checkpoint, CheckpointError, ConfigError, NetworkSettings, Refusal, UnsupportedModelError
 
-from ..kernels.linear import pack_linears
+from ..kernels.arrange import arrange_for_cpu
 from .attention import ATTENTION_NAME
 from .model_support import refuse_unsupported
 from .quantization import quantize
@@ -30,8 +30,7 @@ def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device) -
     ).model
     if settings.quantization is not None:
         quantize(model, settings.quantization, keep=model.get_output_embeddings())
-    if device.type == "cpu":
-        pack_linears(model)
+    arrange_for_cpu(model, pack=True)
     return model.requires_grad_(False)
 
 
@@ -64,11 +63,13 @@ _NOT_OF_THE_NETWORK = frozenset(
 
 def finish(network: nn.Module, settings: NetworkSettings, device: torch.device) -> None:
     """Ready for inference: on the device, in its dtype, without gradients, weights packed where that pays."""
-    network.to(device=device, dtype=_dtype(settings)).eval().requires_grad_(False)
+    network.to(device=device).eval().requires_grad_(False)
+    for parameter in network.parameters():  # buffers keep their precision: rotary frequencies are float32 in any model
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(_dtype(settings))
     if settings.quantization is not None:
         quantize(network, settings.quantization)
-    if device.type == "cpu":
-        pack_linears(network)
+    arrange_for_cpu(network, pack=True)
 
 
 def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:
@@ -78,7 +79,7 @@ def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.devic
         try:
             tensors |= _read(file, prefixes, device)
         except Exception as error:  # whatever a damaged file makes the readers raise
-            raise ConfigError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
+            raise CheckpointError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
     return tensors
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
 
-from ..kernels.attention import ATTEND, AttentionSpec, Mode, Span
+from ..kernels.attention import ATTEND, DIVIDE, AttentionSpec, Mode, Part, Span
 
 
 @dataclass(frozen=True)
@@ -36,13 +41,15 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         self.device = device
-        num_slots = num_blocks * block_size
-        self.keys = [
-            torch.empty(num_slots, layer.num_kv_heads, layer.key_dim, dtype=dtype, device=device) for layer in layers
-        ]
-        self.values = [
-            torch.empty(num_slots, layer.num_kv_heads, layer.value_dim, dtype=dtype, device=device) for layer in layers
-        ]
+        self.num_slots = num_blocks * block_size
+        self.keys = [self._storage(layer.num_kv_heads, layer.key_dim, dtype) for layer in layers]
+        self.values = [self._storage(layer.num_kv_heads, layer.value_dim, dtype) for layer in layers]
+
+    def _storage(self, num_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
+        shape = (self.num_slots, num_heads, dim)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        return lazy_zeros(shape, dtype)
 
     def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[int]:
         """Slots of positions start .. stop-1 of a request with these blocks."""
@@ -62,17 +69,37 @@ class KVCache:
         return Span(start, num_queries, num_keys, slots, self.device, mode)
 
 
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros on the CPU whose pages are committed when they are first touched, huge ones if there are any.
+
+    The keys of one head lie a whole token apart; with small pages their addresses alone cost as much as reading them.
+    """
+    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize)
+    if sys.platform == "linux":
+        with suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+
+
 @dataclass(frozen=True)
 class CacheView:
     """The cache as one batch sees it: where new keys and values go, and which keys each query sees."""
 
     cache: KVCache
-    slots: Tensor  # [N] int64
+    slots: Tensor | slice  # [N] int64; a slice where they are consecutive, which is faster
     spans: tuple[Span, ...]
+
+    @cached_property
+    def _parts(self) -> Sequence[Part]:
+        return DIVIDE[self.cache.device.type](self.spans, self.cache.num_slots)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """Store this layer's new keys and values, then attend: [N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
-        stored_keys.index_copy_(0, self.slots, keys)
-        stored_values.index_copy_(0, self.slots, values)
-        return ATTEND[query.device.type](query, stored_keys, stored_values, self.spans, spec)
+        if isinstance(self.slots, slice):
+            stored_keys[self.slots].copy_(keys)
+            stored_values[self.slots].copy_(values)
+        else:
+            stored_keys.index_copy_(0, self.slots, keys)
+            stored_values.index_copy_(0, self.slots, values)
+        return ATTEND[query.device.type](query, stored_keys, stored_values, self._parts, spec)

@@ -125,28 +125,24 @@ class ViewBuilder:
         self._recorded[request.row] = (request.generation, len(request.token_ids))
 
     def _kept_rows(self, committed: Sequence[Committed], batch: Batch, hidden: Tensor | None) -> KeptRows:
-        """Host form: rejected rows taken out. Device form: every computed row, at its place in the batch."""
+        """Host form: kept rows only. Device form: every computed row of the requests that go on."""
         compact = self.needs.placement == "host"
         index: list[int] = []
-        starts: list[int] = []
-        next_ids = [] if compact else [-1] * len(batch.token_ids)
+        bounds = [0]
+        next_ids: list[int] = []
         for each in committed:
             first, kept, position = each.item.first_token, each.num_kept, each.first_position
-            following = each.request.token_ids[position + 1 : position + kept + 1]
-            starts.append(len(index) if compact else first)
-            index += range(first, first + kept)
-            if compact:
-                next_ids += following
-            else:
-                next_ids[first : first + kept] = following
-        starts.append(len(index) if compact else len(batch.token_ids))
+            shown = kept if compact else each.item.num_rows
+            index += range(first, first + shown)
+            bounds.append(len(index))
+            next_ids += each.request.token_ids[position + 1 : position + kept + 1] + [-1] * (shown - kept)
         token_ids, positions = batch.token_ids, batch.positions
-        if compact and len(index) < len(token_ids):
-            chosen = torch.tensor(index, dtype=torch.int64, device=token_ids.device)
+        if index != list(range(len(token_ids))):
+            chosen = torch.tensor(index, dtype=torch.int64).to(token_ids.device, non_blocking=True)
             token_ids, positions = token_ids[chosen], positions[chosen]
             hidden = None if hidden is None else hidden[chosen]
         return KeptRows(
-            cu_rows=self._ints(starts),
+            cu_rows=self._ints(bounds),
             num_kept=self._ints([each.num_kept for each in committed]),
             kept_start=self._ints([each.first_position for each in committed]),
             positions=positions.to(self.device),

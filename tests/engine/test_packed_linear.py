@@ -1,4 +1,4 @@
-"""Packed linear layers compute what plain ones do, and are used where memory allows."""
+"""Packed and turned linear layers compute what plain ones do, and are used where they pay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from specdec import LLM
-from specdec.core.kernels.linear import FEWEST_PACKED_ROWS, PackedLinear, pack_linears, packable_bytes
+from specdec.core.kernels.linear import (
+    FEWEST_PACKED_BYTES,
+    FEWEST_PACKED_ROWS,
+    PackedLinear,
+    pack_linears,
+    packable_bytes,
+    turn_linears,
+)
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
@@ -23,16 +30,45 @@ def test_packed_equals_plain(shape, bias, size):
         torch.testing.assert_close(PackedLinear(plain)(values), plain(values), atol=1e-5, rtol=1e-5)
 
 
-def test_only_plain_fp32_layers_are_packed():
-    class Special(nn.Linear):
-        pass
+class Special(nn.Linear):
+    pass
 
-    model = nn.Sequential(nn.Linear(4, 4), Special(4, 4), nn.Linear(4, 4).bfloat16(), nn.Sequential(nn.Linear(4, 2)))
-    assert packable_bytes(model) == 4 * (16 + 8)
+
+def test_only_large_plain_fp32_layers_are_packed():
+    large, small = (1024, FEWEST_PACKED_BYTES // 4096), (1024, FEWEST_PACKED_BYTES // 4096 - 1)
+    model = nn.Sequential(
+        nn.Linear(*large),
+        Special(*large),
+        nn.Linear(*large).bfloat16(),
+        nn.Sequential(nn.Linear(*large)),
+        nn.Linear(*small),
+    )
+    assert packable_bytes(model) == 2 * FEWEST_PACKED_BYTES
     pack_linears(model)
-    assert [type(layer) for layer in model[:3]] == [PackedLinear, Special, nn.Linear]
+    assert [type(layer) for layer in model] == [PackedLinear, Special, nn.Linear, nn.Sequential, nn.Linear]
     assert type(model[3][0]) is PackedLinear
     assert packable_bytes(model) == 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 50])
+def test_a_turned_layer_computes_the_same_and_takes_no_more_memory(num_rows):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 130), Special(130, 8), nn.Linear(8, 4))
+    values = torch.randn(2, num_rows, 64)
+    with torch.inference_mode():
+        expected = model(values)
+        turn_linears(model)
+        torch.testing.assert_close(model(values), expected, atol=1e-5, rtol=1e-5)
+    assert [layer.weight.stride() for layer in model] == [(1, 130), (130, 1), (1, 4)]
+    assert model[0].weight.untyped_storage().nbytes() == 4 * 64 * 130
+
+
+def test_turning_a_tied_head_leaves_the_embedding_as_it_is():
+    model = nn.ModuleList([nn.Embedding(30, 8), nn.Linear(8, 30, bias=False)])
+    model[1].weight = model[0].weight
+    turn_linears(model)
+    assert model[0].weight.is_contiguous()
+    assert torch.equal(model[0].weight, model[1].weight)
 
 
 def test_target_is_packed_in_fp32_only_and_keeps_its_tied_weights():

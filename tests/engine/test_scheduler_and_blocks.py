@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec import SamplingParams
+from specdec.core.kernels.attention import group_spans
 from specdec.core.request import Request, Status
 from specdec.core.runner.block_pool import BlockPool
 from specdec.core.runner.scheduler import Scheduler
@@ -159,11 +160,12 @@ def test_a_preempted_request_waits_a_step_though_its_own_blocks_would_do():
 
 @given(
     num_blocks=st.integers(1, 24),
+    region_size=st.none() | st.integers(1, 30),
     moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.booleans()), max_size=40),
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_blocks_are_owned_once_whatever_happens(num_blocks, moves):
-    pool, owned = BlockPool(num_blocks, BLOCK_SIZE), [[], [], [], []]
+def test_blocks_are_owned_once_whatever_happens(num_blocks, region_size, moves):
+    pool, owned = BlockPool(num_blocks, BLOCK_SIZE, region_size), [[], [], [], []]
     for who, num_tokens, release in moves:
         if release:
             pool.release(owned[who])
@@ -197,6 +199,25 @@ def test_a_lone_request_can_fill_the_pool_adjacently():
     for num_tokens in range(1, 8 * BLOCK_SIZE + 1):
         pool.extend(blocks, num_tokens)
     assert blocks == list(range(8))
+
+
+def test_runs_start_equally_spaced_while_there_are_free_regions():
+    pool, owned = BlockPool(13, BLOCK_SIZE, region_size=3), [[] for _ in range(4)]
+    for blocks in owned:
+        pool.extend(blocks, 1)
+    assert [blocks[0] for blocks in owned] == [0, 3, 6, 9]
+    pool.release(owned[1])
+    for blocks in owned:
+        pool.extend(blocks, 3 * BLOCK_SIZE)
+    assert owned == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+def test_a_pool_without_a_free_region_uses_what_gaps_there_are():
+    pool, owned = BlockPool(5, BLOCK_SIZE, region_size=4), [[] for _ in range(5)]
+    for blocks in owned:
+        pool.extend(blocks, 1)
+    assert pool.num_free == 0
+    pool.check_integrity(owned)
 
 
 def test_every_block_is_found_however_scattered():
@@ -250,6 +271,20 @@ def test_a_random_day_gives_everybody_their_tokens(seed, proposer, prompts, trut
     assert_same_tokens(found, [truth[i] for i in places], [prompts[i] for i in places], reference_model)
     assert counter(llm, "num_preemptions") > 0
     assert llm.engine.parts.scheduler.pool.num_free == 18
+
+
+@pytest.mark.parametrize("gone", [None, "1"], ids=["all", "one finished"])
+def test_requests_that_decode_together_are_attended_in_few_calls(gone, prompts):
+    llm = make_llm(max_num_seqs=4)
+    for index in range(4):
+        llm.engine.add_request(prompts[index][:20], GREEDY, str(index))
+    llm.engine.step()
+    if gone:
+        llm.engine.abort(gone)
+    cache, running = llm.engine.parts.runner._cache, llm.engine.parts.scheduler.running
+    spans = [cache.span(request.blocks, i, 1, request.num_computed_tokens) for i, request in enumerate(running)]
+    groups = [len(part.spans) for part in group_spans(spans, cache.num_slots)]
+    assert groups == ([4] if gone is None else [2, 1])
 
 
 def test_requests_are_served_first_come_first_served(prompts):

@@ -1,0 +1,19 @@
+"""A network's weights laid out for inference on a CPU."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .linear import pack_linears, turn_linears
+from .norm import fuse_rms_norms
+
+
+def arrange_for_cpu(network: nn.Module, *, pack: bool) -> None:
+    """Replace linear layers and norms in place by forms that are faster for a few rows at a time.
+
+    `pack` allows a second copy of large fp32 weights.
+    """
+    if pack:
+        pack_linears(network)
+    turn_linears(network)
+    fuse_rms_norms(network)

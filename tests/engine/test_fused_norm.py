@@ -1,0 +1,91 @@
+"""RMS norms are recognised by what they compute, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from specdec import LLM
+from specdec.core.kernels.norm import FusedRMSNorm, fuse_rms_norms
+
+
+class Norm(nn.Module):
+    def __init__(self, size=48, eps=1e-6, offset=0.0):
+        super().__init__()
+        self.gain = nn.Parameter(torch.randn(size))
+        self.variance_epsilon, self.offset = eps, offset
+
+    def forward(self, hidden_states):
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        return (self.gain + self.offset) * hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+
+
+class WithoutSquare(Norm):
+    def forward(self, hidden_states):
+        return self.gain * hidden_states / (hidden_states.abs().mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+class Gated(Norm):
+    def forward(self, hidden_states, gate=None):
+        return super().forward(hidden_states if gate is None else hidden_states * gate)
+
+
+class Stubborn(Norm):
+    def forward(self, hidden_states):
+        raise KeyError("not these inputs")
+
+
+class HiddenEpsilon(Norm):
+    def __init__(self):
+        super().__init__(eps=1e-6)
+        self.variance_epsilon = torch.tensor(1e-6)
+        self.offset = 0
+
+
+def fused(module):
+    parent = nn.Sequential(module)
+    fuse_rms_norms(parent)
+    return parent[0]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("eps", [1e-6, 1e-5, 1e-2])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_a_fused_norm_computes_the_same(offset, eps, scale):
+    torch.manual_seed(0)
+    norm = Norm(eps=eps, offset=offset)
+    replaced = fused(norm)
+    assert type(replaced) is FusedRMSNorm
+    assert replaced.weight is norm.gain
+    inputs = scale * torch.randn(2, 5, 3, 48)
+    with torch.inference_mode():
+        torch.testing.assert_close(replaced(inputs), norm(inputs), atol=0, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.LayerNorm(48, bias=False),
+        nn.LayerNorm(48),
+        nn.PReLU(48),
+        nn.Embedding(5, 48),
+        WithoutSquare(),
+        Gated(),
+        Stubborn(),
+        HiddenEpsilon(),
+        Norm().bfloat16(),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_other_modules_stay_as_they_are(module):
+    assert fused(module) is module
+
+
+def test_the_target_is_fused_in_fp32_only():
+    def num_fused(dtype):
+        model = LLM("tiny", max_model_len=64, dtype=dtype).engine.parts.target.model
+        return sum(type(module) is FusedRMSNorm for module in model.modules())
+
+    assert num_fused("float32") == 8 * 4 + 1
+    assert num_fused("bfloat16") == 0
