@@ -6,6 +6,7 @@ if __name__ != "specdec.sdk":
 from .checkpoint import Checkpoint
 from .config import DraftSampleMethod, ProposerConfig, StrictModel
 from .errors import (
+    CheckpointError,
     ConfigError,
     IntegrityError,
     PluginId,
@@ -41,6 +42,7 @@ __all__ = [
     "PADDING_TOKEN_ID",
     "AttentionMode",
     "Checkpoint",
+    "CheckpointError",
     "ConfigError",
     "Draft",
     "DraftKV",

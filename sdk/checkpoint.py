@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError
+from .errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _REQUIRED = object()
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt")
@@ -26,7 +29,7 @@ class Checkpoint:
     def open(cls, model: str | Path) -> Checkpoint:
         """From a directory or a hub id (downloaded, configuration and weights only).
 
-        Raises ConfigError: SD-E105 if there is none, SD-E106 if its config.json is not a JSON object.
+        Raises CheckpointError: SD-E105 if there is none, SD-E106 if its config.json is not a JSON object.
         """
         directory = Path(model).expanduser()
         if not (directory / "config.json").is_file():
@@ -35,9 +38,9 @@ class Checkpoint:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ConfigError("SD-E106", f"{path} is not JSON", {"error": error}) from error
+            raise CheckpointError("SD-E106", f"{path} is not JSON", {"error": error}) from error
         if not isinstance(config, dict):
-            raise ConfigError("SD-E106", f"{path} is not a JSON object", {"found": type(config).__name__})
+            raise CheckpointError("SD-E106", f"{path} is not a JSON object", {"found": type(config).__name__})
         return cls(directory, config)
 
     @property
@@ -47,25 +50,33 @@ class Checkpoint:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape by name, from the headers of the weight files. Raises ConfigError SD-E146."""
+        """Every tensor's shape by name, from the headers of the weight files. Raises CheckpointError SD-E146."""
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self.weight_files:
             shapes |= _shapes(file)
         return shapes
 
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, for what must be known before weights are loaded. Raises CheckpointError: SD-E146, SD-E172."""
+        for file in self.weight_files:
+            if name in _shapes(file):
+                return _read(file, name)
+        facts = {"tensor": name, "checkpoint": self.directory, "has": ", ".join(sorted(self.shapes)[:12]) or "none"}
+        raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+
     @property
     def weight_files(self) -> list[Path]:
-        """The safetensors files, or else what torch saved. Raises ConfigError SD-E146 if there is none."""
+        """The safetensors files, or else what torch saved. Raises CheckpointError SD-E146 if there is none."""
         for pattern in _WEIGHTS:
             files = sorted(self.directory.glob(pattern))
             if files:
                 return files
-        raise ConfigError("SD-E146", f"no weights in {str(self.directory)!r}", {"looked for": ", ".join(_WEIGHTS)})
+        raise CheckpointError("SD-E146", f"no weights in {str(self.directory)!r}", {"looked for": ", ".join(_WEIGHTS)})
 
     def get(self, path: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
         """The configuration's value at "key" or "key.key"; null counts as absent.
 
-        Raises ConfigError: SD-E170 if it is absent and has no default, SD-E171 if it is of another type.
+        Raises CheckpointError: SD-E170 if it is absent and has no default, SD-E171 if it is of another type.
         """
         value: Any = self.config
         for key in path.split("."):
@@ -73,7 +84,7 @@ class Checkpoint:
         if value is None:
             if default is _REQUIRED:
                 facts = {"field": path, "file": self.config_file, "has": ", ".join(self.config) or "no field"}
-                raise ConfigError("SD-E170", f"the draft checkpoint's configuration has no {path!r}", facts)
+                raise CheckpointError("SD-E170", f"the draft checkpoint's configuration has no {path!r}", facts)
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -83,7 +94,7 @@ class Checkpoint:
                 "expected": " or ".join(each.__name__ for each in kinds),
                 "found": repr(value),
             }
-            raise ConfigError("SD-E171", f"the draft checkpoint's {path!r} has the wrong type", facts)
+            raise CheckpointError("SD-E171", f"the draft checkpoint's {path!r} has the wrong type", facts)
         return value
 
 
@@ -96,7 +107,7 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
         tensors = torch.load(file, map_location="meta", weights_only=True)
         return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     except Exception as error:  # whatever a damaged file makes the readers raise
-        raise ConfigError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
+        raise CheckpointError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
 
 
 def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -104,6 +115,19 @@ def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
     with safe_open(file, framework="np") as tensors:
         return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+
+
+def _read(file: Path, name: str) -> Tensor:
+    import torch
+
+    if file.suffix != ".safetensors":
+        saved: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+        return saved[name]
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
 
 
 def _from_hub(model: str) -> Path:
@@ -121,4 +145,4 @@ def _from_hub(model: str) -> Path:
     except Exception as error:
         facts["hub"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     facts["fix"] = 'give a directory or hub id that exists ("model"), and name the proposer ("method")'
-    raise ConfigError("SD-E105", f'there is no checkpoint "{model}"', facts)
+    raise CheckpointError("SD-E105", f'there is no checkpoint "{model}"', facts)

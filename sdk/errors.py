@@ -2,6 +2,7 @@
 
     SpecdecError
     |- ConfigError          a setting is unknown, of the wrong type or out of range          exit code 2
+    |  `- CheckpointError   a draft checkpoint is missing, broken or not implemented       exit code 2
     |- RequestError         one request cannot be served; other requests are not affected    exit code 2
     |- PluginLoadError      a proposer or plugin cannot be found, imported or called         exit code 3
     |  `- Refusal           a proposer and this engine or target do not fit                  exit code 3
@@ -72,6 +73,10 @@ class ConfigError(SpecdecError):
     """A setting is unknown, of the wrong type, or out of range."""
 
     exit_code = 2
+
+
+class CheckpointError(ConfigError):
+    """A draft checkpoint is missing, broken, or of a variant that nobody here implements."""
 
 
 class RequestError(SpecdecError, ValueError):

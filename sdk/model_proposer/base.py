@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..config import ProposerConfig, StrictModel
-from ..errors import ConfigError
+from ..errors import CheckpointError
 from ..needs import LawForm
 from ..services import NetworkSettings, Services
 from ..types import StepView, TargetInfo
@@ -71,10 +71,10 @@ class ModelProposer(ABC):
 
     @classmethod
     def open_checkpoint(cls, config: ProposerConfig) -> Checkpoint:
-        """The checkpoint that `model` names. Raises ConfigError: SD-E133 if there is none, others as `open` does."""
+        """The checkpoint that `model` names. Raises CheckpointError: SD-E133 if there is none, or as `open` does."""
         if config.model is None:
             facts = {"fix": 'add "model": a checkpoint directory or hub id'}
-            raise ConfigError("SD-E133", f"{cls.__name__} needs a draft checkpoint", facts)
+            raise CheckpointError("SD-E133", f"{cls.__name__} needs a draft checkpoint", facts)
         return Checkpoint.open(config.model)
 
     def bind(self, target: TargetInfo, services: Services) -> None:
@@ -91,18 +91,20 @@ class ModelProposer(ABC):
     def observe(self, step: StepView) -> None:
         """Bring the draft KV up to the step's kept rows."""
 
-    def embedding(self, weights: Weights, name: str = "embed_tokens.weight") -> torch.nn.Module:
-        """The drafter's input embedding [..., E] of target ids: its own, or the target's.
+    def embedding(self, weights: Weights, width: int = -1, name: str = "embed_tokens.weight") -> torch.nn.Module:
+        """The drafter's input embedding [..., width] of target ids: its own, or the target's. -1: any width.
 
-        The checkpoint's table is used unless it is absent or equal to the target's: then nothing is copied.
+        The checkpoint's table is used unless it is absent or equal to the target's: then nothing is copied. Raises
+        CheckpointError: SD-E172 if there is none and the target's has another width, SD-E175 for another shape.
         """
-        table = weights.take_if_there(name, self.target.vocab_size, -1)
+        take = weights.take_if_there if width in (-1, self.target.hidden_size) else weights.take
+        table = take(name, self.target.vocab_size, width)
         return TargetEmbedding(self.services) if table is None or self._is_targets(table) else _own_embedding(table)
 
     def head(self, weights: Weights, width: int, num_ids: int, name: str = "lm_head.weight") -> torch.nn.Module:
         """The drafter's output head [..., D] on states [..., width]: its own, or the target's with its logit scale.
 
-        Raises ConfigError SD-E172 if there is none of its own and the target's has another vocabulary or width.
+        Raises CheckpointError SD-E172 if there is none of its own and the target's has another vocabulary or width.
         """
         whole = num_ids == self.target.vocab_size and width == self.target.hidden_size
         matrix = weights.take_if_there(name, num_ids, width) if whole else weights.take(name, num_ids, width)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class DraftVocabulary:
     def from_offsets(cls, d2t: Tensor, vocab_size: int) -> DraftVocabulary | None:
         """From published `d2t` offsets: draft id i is target id i + d2t[i]. None if that is every token in order.
 
-        Raises ConfigError SD-E173 if an id falls outside the target's vocabulary or two are the same.
+        Raises CheckpointError SD-E173 if an id falls outside the target's vocabulary or two are the same.
         """
         return cls.from_ids(torch.arange(len(d2t), device=d2t.device) + d2t.to(torch.int64), vocab_size)
 
     @classmethod
     def from_ids(cls, target_ids: Tensor, vocab_size: int) -> DraftVocabulary | None:
-        """From absolute target ids. None if that is every token in order. Raises ConfigError SD-E173."""
+        """From absolute target ids. None if that is every token in order. Raises CheckpointError SD-E173."""
         ids = target_ids.to(torch.int64)
         lowest, highest, num_different = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
         if lowest < 0 or highest >= vocab_size or num_different != len(ids):
@@ -35,7 +35,7 @@ class DraftVocabulary:
                 "found": f"{num_different} different ids in {lowest} .. {highest}",
                 "fix": "use a checkpoint made for this target's vocabulary",
             }
-            raise ConfigError("SD-E173", "the draft checkpoint's vocabulary map does not fit the target", facts)
+            raise CheckpointError("SD-E173", "the draft checkpoint's vocabulary map does not fit the target", facts)
         if len(ids) == vocab_size and bool((ids == torch.arange(vocab_size, device=ids.device)).all()):
             return None
         return cls(ids)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import CheckpointError
 
 
 class Weights:
@@ -24,17 +24,24 @@ class Weights:
         return name in self._tensors
 
     def rename(self, old: str, new: str) -> None:
-        """Rename every tensor whose name starts with `old`, so that several publishers' layouts become one."""
-        self._tensors = {
-            new + name.removeprefix(old) if name.startswith(old) else name: tensor
-            for name, tensor in self._tensors.items()
-        }
+        """Rename every tensor whose name starts with `old`, so that several publishers' layouts become one.
+
+        Raises CheckpointError SD-E174 if two tensors would have one name.
+        """
+        renamed: dict[str, Tensor] = {}
+        for name, tensor in self._tensors.items():
+            name = new + name.removeprefix(old) if name.startswith(old) else name
+            if name in renamed:
+                facts = {"tensor": f"{name}, also as {old + name.removeprefix(new)}", "checkpoint": self._source}
+                raise CheckpointError("SD-E174", "the draft checkpoint has a tensor under two names", facts)
+            renamed[name] = tensor
+        self._tensors = renamed
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor that must be there with this shape (-1: any size). Raises ConfigError: SD-E172, SD-E175."""
+        """A tensor that must be there with this shape (-1: any size). Raises CheckpointError: SD-E172, SD-E175."""
         if name not in self._tensors:
             facts = {"tensor": f"{name} {list(shape)}", "checkpoint": self._source, "has": _listed(self._tensors)}
-            raise ConfigError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+            raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
         tensor = self._tensors.pop(name)
         if len(tensor.shape) != len(shape) or any(
             wanted not in (-1, found) for wanted, found in zip(shape, tensor.shape, strict=True)
@@ -43,7 +50,7 @@ class Weights:
         return tensor
 
     def take_if_there(self, name: str, *shape: int) -> Tensor | None:
-        """A tensor that may be left out; None then. Raises ConfigError SD-E175 for another shape."""
+        """A tensor that may be left out; None then. Raises CheckpointError SD-E175 for another shape."""
         return self.take(name, *shape) if name in self._tensors else None
 
     def drop(self, *patterns: str) -> None:
@@ -57,14 +64,14 @@ class Weights:
     def fill(self, module: nn.Module, prefix: str = "") -> None:
         """Put the tensors below `prefix` into a module's parameters and buffers of the same names.
 
-        Raises ConfigError: SD-E172 if the module wants one that is not there, SD-E175 for another shape. Tensors of
+        Raises CheckpointError: SD-E172 if the module wants one that is not there, SD-E175 for another shape. Tensors of
         the prefix that the module has no place for stay, for `finish` to report.
         """
         places = dict(module.state_dict(keep_vars=True))
         missing = {f"{prefix}{name} {list(place.shape)}" for name, place in places.items() if prefix + name not in self}
         if missing:
             facts = {"tensors": _listed(missing), "checkpoint": self._source, "has": _listed(self._tensors)}
-            raise ConfigError("SD-E172", "the draft checkpoint lacks tensors", facts)
+            raise CheckpointError("SD-E172", "the draft checkpoint lacks tensors", facts)
         wrong = {
             prefix + name: (tuple(place.shape), tuple(self._tensors[prefix + name].shape))
             for name, place in places.items()
@@ -77,28 +84,28 @@ class Weights:
                 place.copy_(self._tensors.pop(prefix + name))
 
     def finish(self) -> None:
-        """Raise ConfigError SD-E174 if a tensor is left that nobody took: a variant that is not implemented."""
+        """Raise CheckpointError SD-E174 if a tensor is left that nobody took: a variant that is not implemented."""
         if self._tensors:
             facts = {
                 "tensors": _listed(self._tensors),
                 "checkpoint": self._source,
                 "why": "running the rest without them would draft with a network that was never trained",
             }
-            raise ConfigError("SD-E174", "the draft checkpoint has tensors that this proposer does not know", facts)
+            raise CheckpointError("SD-E174", "the draft checkpoint has tensors that this proposer does not know", facts)
 
-    def _misshapen(self, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> ConfigError:
+    def _misshapen(self, wrong: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> CheckpointError:
         facts: dict[str, object] = {
             name: f"expected {list(expected)}, found {list(found)}" for name, (expected, found) in wrong.items()
         }
         facts["checkpoint"] = self._source
         facts["fix"] = "use a checkpoint made for this target, with its own config.json"
-        return ConfigError(
+        return CheckpointError(
             "SD-E175", "the draft checkpoint's tensors have other shapes than its configuration says", facts
         )
 
 
 def load_module(module: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:
-    """Fill a module with exactly these tensors. Raises ConfigError: SD-E172, SD-E174, SD-E175."""
+    """Fill a module with exactly these tensors. Raises CheckpointError: SD-E172, SD-E174, SD-E175."""
     weights = Weights(tensors, source)
     weights.fill(module)
     weights.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class FakeRandom:
 
 
 def _generator(key: str) -> torch.Generator:
-    return torch.Generator().manual_seed(int.from_bytes(key.encode()[-7:], "big") ^ len(key))
+    return torch.Generator().manual_seed(int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big"))
 
 
 class FakeDraftKV:

@@ -20,6 +20,7 @@ from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, Mode
 
 class Options(ModelOptions):
     num_layers: int = 1
+    placement: str = "host"
 
 
 class Stranger(AutoregressiveProposer):
@@ -37,7 +38,8 @@ class Stranger(AutoregressiveProposer):
             dtype=config.dtype,
             depends_on_next_token=True,
         )
-        return Needs(hidden_states=(3, "final"), draft_kv=kv, **cls.shared_needs(config, target))
+        shared = cls.shared_needs(config, target) | {"placement": config.options.placement}
+        return Needs(hidden_states=(3, "final"), draft_kv=kv, **shared)
 
     @classmethod
     def layer_config(cls, target, num_layers=1):
@@ -118,6 +120,16 @@ def test_greedy_text_is_that_of_plain_decoding(method, settings):
     assert llm.engine.metrics.counts["proposer_propose_calls"] > 5
     assert (llm.engine.metrics.counts["num_preemptions"] > 0) == ("num_kv_blocks" in settings)
     llm.engine.check_integrity()
+
+
+def test_device_form_drafts_the_same_while_requests_end_at_different_times(method):
+    """Rows of requests that ended, and rejected rows, lie between those that go on."""
+    params = [GREEDY.replace(max_tokens=4 + 5 * (5 - i)) for i in range(6)]
+    counts = []
+    for placement in ("host", "device"):
+        llm = llm_with(method, speculative={"placement": placement})
+        counts.append((outputs(llm, PROMPTS, params), llm.engine.metrics.acceptance.as_dict()))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("law", ["sparse", "dense"])

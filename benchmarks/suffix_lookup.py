@@ -1,0 +1,244 @@
+"""What the suffix proposer costs as the context grows, and how well it drafts, beside the n-gram proposer.
+
+    python -m benchmarks.suffix_lookup --output benchmarks/results/suffix_lookup.json
+
+Run it from the repository's root. `lookup`: microseconds of one committed token and of one draft after it, both
+indexes in turn, medians over the rounds; text as in `ngram_lookup.py`. `replay`: source files decoded after their
+first 200 tokens as if the target produced exactly that text. `first_draft`: the first draft after a prompt against
+what the tiny target goes on with (greedy, fp32), for stretches of 128 tokens of held-out files and for the shipped
+prompts; no later rounds, for greedy loops would flatter every look-up method. `shared_corpus`: the shipped prompts
+decoded twice by one engine, so that the second pass finds the outputs of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from scripts.corpus import load_corpus
+from scripts.drafters.first_round import PROMPT_LENGTH, held_out_prompts
+from scripts.drafters.target import FrozenTarget
+from transformers import AutoTokenizer
+
+import specdec
+from specdec import LLM, SamplingParams
+from specdec.plugins.ngram import NgramProposer
+from specdec.plugins.suffix import SuffixProposer
+from specdec.sdk import ProposerConfig, RequestView, StepView
+
+from .ngram_lookup import CONTEXTS, environment, library_files, step_view
+
+TINY = Path(specdec.__file__).parent / "assets" / "tiny"
+K = 7
+NUM_STEPS = 200
+NUM_HELD_OUT = 512
+NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+
+
+def option(name: str, value: float) -> dict[str, float]:
+    return {f"suffix_decoding_{name}": value}
+
+
+SETTINGS: dict[str, tuple[type, dict[str, float]]] = {
+    "ngram 2-5": (NgramProposer, NGRAM),
+    "ngram 1-5": (NgramProposer, {"prompt_lookup_min": 1, "prompt_lookup_max": 5}),
+    "suffix": (SuffixProposer, {}),
+    "suffix, vLLM's defaults": (SuffixProposer, option("max_tree_depth", 24) | option("max_spec_factor", 1.0)),
+    "suffix, depth 24": (SuffixProposer, option("max_tree_depth", 24)),
+    "suffix, factor 2": (SuffixProposer, option("max_spec_factor", 2.0)),
+    "suffix, factor 4": (SuffixProposer, option("max_spec_factor", 4.0)),
+    "suffix, probability 0": (SuffixProposer, option("min_token_prob", 0.0)),
+    "suffix, probability 0.3": (SuffixProposer, option("min_token_prob", 0.3)),
+}
+
+
+def decode_step(history: torch.Tensor, length: int) -> StepView:
+    """One decode step of the requests in `history`, K drafts wanted of each."""
+    step = step_view(history, length)
+    return replace(step, num_draft_tokens=K, budget=torch.full_like(step.budget, K))
+
+
+class Lookup:
+    """One proposer on one request, through the methods that the engine calls."""
+
+    def __init__(self, setting: str, capacity: int) -> None:
+        cls, options = SETTINGS[setting]
+        self.proposer = cls(ProposerConfig(num_draft_tokens=K, options=cls.Options(**options)))
+        self.proposer.on_start(RequestView(request_id="request-0", row=0, generation=0, prompt_token_ids=()))
+        self.history = torch.zeros(1, capacity, dtype=torch.int64)
+        self.length = 0
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        self.history[0, self.length : self.length + len(token_ids)] = torch.tensor(token_ids)
+        self.length += len(token_ids)
+        self.proposer.observe(decode_step(self.history, self.length))
+
+    def draft(self) -> list[int]:
+        draft = self.proposer.propose(decode_step(self.history, self.length))
+        return draft.token_ids[0, : int(draft.lengths[0])].tolist()
+
+
+def agreement(draft: Sequence[int], follows: Sequence[int]) -> int:
+    pairs = zip(draft, follows, strict=False)
+    return next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(draft), len(follows)))
+
+
+def lookup_round(setting: str, text: list[int], context: int) -> dict[str, float]:
+    lookup = Lookup(setting, context + NUM_STEPS)
+    gc.collect()
+    start = time.perf_counter()
+    lookup.extend(text[:context])
+    build = time.perf_counter() - start
+    views = [decode_step(lookup.history, context + step) for step in range(1, NUM_STEPS + 1)]
+    lookup.history[0] = torch.tensor(text[: context + NUM_STEPS])
+    commits, drafts = [], []
+    for view in views:
+        start = time.perf_counter()
+        lookup.proposer.observe(view)
+        committed = time.perf_counter()
+        lookup.proposer.propose(view)
+        drafts.append(time.perf_counter() - committed)
+        commits.append(committed - start)
+    return {
+        "build_us_per_token": build / context * 1e6,
+        "observe_us": median(commits) * 1e6,
+        "propose_us": median(drafts) * 1e6,
+    }
+
+
+def bytes_per_token(setting: str, text: list[int], context: int) -> int:
+    lookup = Lookup(setting, context)
+    tracemalloc.start()
+    lookup.extend(text[:context])
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return round(held / context)
+
+
+def measure_lookup(texts: dict[str, list[int]], rounds: int) -> list[dict[str, object]]:
+    settings = ("ngram 2-5", "suffix", "suffix, depth 24")
+    cases = [(name, context, setting) for name in texts for context in CONTEXTS for setting in settings]
+    measured: dict[tuple[str, int, str], list[dict[str, float]]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for name, context, setting in cases:
+            measured[name, context, setting].append(lookup_round(setting, texts[name], context))
+    return [
+        {"text": name, "context": context, "proposer": setting}
+        | {key: round(median(run[key] for run in runs), 2) for key in runs[0]}
+        | {"bytes_per_token": bytes_per_token(setting, texts[name], context)}
+        for (name, context, setting), runs in measured.items()
+    ]
+
+
+def replay(setting: str, documents: list[list[int]]) -> dict[str, float]:
+    prompt, steps, drafted, produced = 200, 0, 0, 0
+    for text in documents:
+        lookup = Lookup(setting, len(text))
+        lookup.extend(text[:prompt])
+        while lookup.length < len(text):
+            draft = lookup.draft()
+            accepted = agreement(draft, text[lookup.length :])
+            lookup.extend(text[lookup.length : lookup.length + accepted + 1])
+            steps, drafted = steps + 1, drafted + len(draft)
+        produced += len(text) - prompt
+    return {"tokens_per_step": round(produced / steps, 3), "drafted_per_step": round(drafted / steps, 2)}
+
+
+def prompts_and_continuations() -> dict[str, list[tuple[list[int], list[int]]]]:
+    """Each prompt with the K + 1 tokens that the tiny target goes on with."""
+    target = FrozenTarget(TINY / "target", torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
+    held_out = held_out_prompts(tokenizer, load_corpus().held_out, NUM_HELD_OUT)
+    greedy = torch.cat([target.continue_greedily(part, K + 1) for part in held_out.split(64)])
+    shipped = [tokenizer(json.loads(line)["prompt"])["input_ids"] for line in shipped_lines()]
+    return {
+        f"{NUM_HELD_OUT} stretches of {PROMPT_LENGTH} held-out tokens": list(
+            zip(held_out.tolist(), greedy.tolist(), strict=True)
+        ),
+        f"{len(shipped)} shipped prompts": [
+            (ids, target.continue_greedily(torch.tensor([ids]), K + 1)[0].tolist()) for ids in shipped
+        ],
+    }
+
+
+def shipped_lines() -> list[str]:
+    return (TINY / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+def first_drafts(setting: str, cases: list[tuple[list[int], list[int]]]) -> dict[str, float]:
+    accepted, drafted = 0, 0
+    for prompt, (first, *follows) in cases:
+        lookup = Lookup(setting, len(prompt) + 1)
+        lookup.extend([*prompt, first])
+        draft = lookup.draft()
+        accepted, drafted = accepted + agreement(draft, follows), drafted + len(draft)
+    return {
+        "tokens_per_verify": round(1 + accepted / len(cases), 3),
+        "drafted_per_verify": round(drafted / len(cases), 2),
+    }
+
+
+def measure_corpus() -> list[dict[str, object]]:
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    prompts = [json.loads(line)["prompt"] for line in shipped_lines()]
+    rows: list[dict[str, object]] = []
+    for cached in (0, 10_000):
+        config = {"method": "suffix", "num_speculative_tokens": K, **option("max_cached_requests", cached)}
+        llm = LLM("tiny", speculative_config=config, max_model_len=1024, max_num_seqs=8)
+        for number in (1, 2):
+            before = copy(llm.engine.metrics.acceptance)
+            llm.generate(prompts, params)
+            after = llm.engine.metrics.acceptance
+            steps, committed = (
+                after.num_steps - before.num_steps,
+                after.num_committed_tokens - before.num_committed_tokens,
+            )
+            rows.append({"max_cached_requests": cached, "pass": number, "tokens_per_step": round(committed / steps, 3)})
+        llm.close()
+    return rows
+
+
+def for_each(settings: Sequence[str], measure: Callable[[str], dict[str, float]]) -> list[dict[str, object]]:
+    return [{"proposer": setting, **measure(setting)} for setting in settings]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write the result as JSON")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    files = library_files()
+    code = [token for ids in files for token in ids][: max(CONTEXTS) + NUM_STEPS]
+    loop = (list(range(7)) * len(code))[: len(code)]
+    long_enough = [ids[:2_500] for ids in files if len(ids) >= 1_500]
+    documents = long_enough[:: max(1, len(long_enough) // 40)]
+    cases = prompts_and_continuations()
+    result = {
+        "environment": environment(),
+        "settings": {"num_draft_tokens": K, "rounds": arguments.rounds, "steps_per_round": NUM_STEPS},
+        "lookup": measure_lookup({"code": code, "loop of 7 tokens": loop}, arguments.rounds),
+        "replay": for_each(list(SETTINGS), lambda setting: replay(setting, documents)),
+        "first_draft": {
+            name: for_each(list(SETTINGS), lambda setting, part=part: first_drafts(setting, part))
+            for name, part in cases.items()
+        },
+        "shared_corpus": measure_corpus(),
+    }
+    rendered = json.dumps(result, indent=2)
+    print(rendered)
+    if arguments.output:
+        arguments.output.write_text(rendered + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

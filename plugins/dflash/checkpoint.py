@@ -1,0 +1,161 @@
+"""A DFlash checkpoint's configuration, whoever published it, as one specification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from specdec.sdk import AttentionMode, Checkpoint, CheckpointError, Refusal, TargetInfo
+
+from .decoder_config import decoder_config
+from .fields import ANYTHING, NUMBER, anywhere
+from .variants import refuse_variants
+
+MASK_EMBEDDING_FILE = "mask_embedding.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashSpec:
+    """What the network is and how it was trained to be run."""
+
+    decoder: Mapping[str, Any]  # the draft layers' configuration under transformers' names
+    boundaries: tuple[int, ...]  # H[k]: the target's residual stream after k layers
+    num_target_layers: int | None  # of the target that it was trained for; None: not stated
+    target_hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    block_size: int  # slots that it was trained with, the anchor's included
+    mask_token_id: int | None  # None: named by `mask_token`, or not needed with a mask embedding of its own
+    mask_token: str | None
+    has_mask_embedding: bool
+    drafts_from_anchor: bool  # slot j predicts the token after it; otherwise the token at it, and the anchor none
+    modes: tuple[AttentionMode, ...]  # of each layer
+    logit_multiplier: float
+    logit_cap: float | None
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> DFlashSpec:
+        """From config.json alone. Raises Refusal for what is not implemented; CheckpointError SD-E170, SD-E171."""
+        refuse_variants(checkpoint)
+        _refuse_unserved(checkpoint)
+        nested = "speculators_model_type" in checkpoint.config
+        layers = "transformer_layer_config." if nested else ""
+        decoder, modes = decoder_config(checkpoint, layers)
+        trained_layers = checkpoint.get("num_target_layers", int, None)
+        vocab_size = checkpoint.get(layers + "vocab_size", int)
+        has_mask_embedding = (checkpoint.directory / MASK_EMBEDDING_FILE).is_file()
+        mask_token = anywhere(checkpoint, "mask_token", str)
+        mask_token_id = anywhere(checkpoint, "mask_token_id", int)
+        if mask_token_id is None and mask_token is None and not has_mask_embedding:
+            checkpoint.get("mask_token_id", int)  # says that it is absent
+        return cls(
+            decoder=decoder,
+            boundaries=_boundaries(checkpoint, nested, trained_layers or target.num_layers, len(modes)),
+            num_target_layers=trained_layers,
+            target_hidden_size=checkpoint.get("target_hidden_size", int, decoder["hidden_size"]),
+            vocab_size=vocab_size,
+            draft_vocab_size=checkpoint.get("draft_vocab_size", int, vocab_size),
+            block_size=anywhere(checkpoint, "block_size", int) or checkpoint.get("block_size", int),
+            mask_token_id=mask_token_id,
+            mask_token=mask_token,
+            has_mask_embedding=has_mask_embedding,
+            drafts_from_anchor=bool(anywhere(checkpoint, "sample_from_anchor", bool)),
+            modes=modes,
+            logit_multiplier=float(anywhere(checkpoint, "output_multiplier", NUMBER) or 1),
+            logit_cap=anywhere(checkpoint, "final_logit_softcapping", NUMBER) or None,
+        )
+
+    @property
+    def first_drafting_slot(self) -> int:
+        """The slot of the block whose output gives the first draft token."""
+        return 0 if self.drafts_from_anchor else 1
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return self.block_size - self.first_drafting_slot
+
+    def num_slots(self, num_draft_tokens: int) -> int:
+        """The width of the block that drafts this many tokens."""
+        return num_draft_tokens + self.first_drafting_slot
+
+    def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:
+        """Raise Refusal, with the numbers, if the checkpoint was made for another target or cannot draft K tokens."""
+        pairs = {
+            "hidden size": (self.target_hidden_size, target.hidden_size),
+            "vocabulary": (self.vocab_size, target.vocab_size),
+            "number of layers": (self.num_target_layers or target.num_layers, target.num_layers),
+        }
+        for fact, (expected, found) in pairs.items():
+            if expected != found:
+                reason = f"the draft checkpoint is for a target whose {fact} is {expected}; this target's is {found}"
+                raise Refusal(reason, "a checkpoint trained for this target")
+        if self.boundaries[-1] > target.num_layers:
+            ids = ", ".join(map(str, self.boundaries))
+            reason = f"it reads the target's hidden states after {ids} layers, and the target has {target.num_layers}"
+            raise Refusal(reason, "a checkpoint trained for this target")
+        self._check_mask(target)
+        self._check_rope(target)
+        most = self.max_draft_tokens
+        if num_draft_tokens > most:
+            reason = f"num_speculative_tokens is {num_draft_tokens}; a block of {self.block_size} drafts at most {most}"
+            raise Refusal(reason, f'"num_speculative_tokens": {most} or fewer')
+
+    def _check_mask(self, target: TargetInfo) -> None:
+        mask = self.mask_token_id
+        if mask is not None and not 0 <= mask < target.vocab_size and not self.has_mask_embedding:
+            reason = f"mask_token_id {mask} has no row in the target's embedding of {target.vocab_size} rows"
+            raise Refusal(reason, f"the {MASK_EMBEDDING_FILE} that belongs to this checkpoint, in its directory")
+
+    def _check_rope(self, target: TargetInfo) -> None:
+        """Some rotary tables change with the longest text of a pass: one request's drafts would depend on others."""
+        rope, longest = self.decoder["rope_parameters"], self.decoder.get("max_position_embeddings")
+        if rope["rope_type"] == "longrope":
+            longest = rope.get("original_max_position_embeddings", longest)
+        if rope["rope_type"] in ("dynamic", "longrope") and longest is not None and target.max_model_len > longest:
+            reason = (
+                f"its rotary positions ({rope['rope_type']}) serve {longest}; max_model_len is {target.max_model_len}"
+            )
+            raise Refusal(reason, f"max_model_len={longest}")
+
+
+def _boundaries(checkpoint: Checkpoint, nested: bool, num_layers: int, num_draft_layers: int) -> tuple[int, ...]:
+    """Which hidden states it reads. `speculators` counts boundaries; elsewhere id k is layer k's output: H[k+1]."""
+    if nested:
+        name, shift = "aux_hidden_state_layer_ids", 0
+        ids = checkpoint.get(name, list)
+    else:
+        name, shift = "target_layer_ids", 1
+        ids = anywhere(checkpoint, name, list) or _usual_layer_ids(num_layers, num_draft_layers)
+    if any(type(each) is not int for each in ids) or any(a >= b for a, b in pairwise([-1, *ids])) or not ids:
+        facts = {
+            "field": name,
+            "file": checkpoint.config_file,
+            "expected": "layer ids in increasing order: the order in which they are concatenated",
+            "found": ids,
+        }
+        raise CheckpointError("SD-E171", f"the draft checkpoint's {name!r} cannot be used", facts)
+    return tuple(each + shift for each in ids)
+
+
+def _usual_layer_ids(num_layers: int, num_draft_layers: int) -> list[int]:
+    """Where the published models read the target if their configuration does not say so."""
+    if num_draft_layers == 1:
+        return [num_layers // 2]
+    return [round(1 + index * (num_layers - 4) / (num_draft_layers - 1)) for index in range(num_draft_layers)]
+
+
+def _refuse_unserved(checkpoint: Checkpoint) -> None:
+    served: dict[str, tuple[object, ...]] = {
+        "attention_sink_bias": (None, False),
+        "attention_value_scale": (None, 1),
+        "use_aux_hidden_state": (None, True),
+        "is_neox_style": (None, True),
+        "layer_ids": (None,),
+    }
+    for name, values in served.items():
+        found = anywhere(checkpoint, name, ANYTHING)
+        if found not in values:
+            reason = f"its configuration says {name}: {found!r}, which is not implemented"
+            raise Refusal(reason, "a checkpoint without it")

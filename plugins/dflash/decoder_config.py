@@ -1,0 +1,85 @@
+"""The configuration of the draft layers: gaps filled as the format means them, windows and causality per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.sdk import AttentionMode, Checkpoint, CheckpointError
+
+from .fields import anywhere
+
+USUAL_MODEL_TYPE = "qwen3"
+USUAL_ROPE_THETA = 1_000_000.0  # of the published models; transformers' own default differs
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_REPLACED = frozenset({"rope_theta", "rope_scaling", "dflash_config", "is_causal"})
+
+
+def decoder_config(checkpoint: Checkpoint, prefix: str) -> tuple[dict[str, Any], tuple[AttentionMode, ...]]:
+    """The layers' configuration for transformers, and how each layer attends.
+
+    `prefix` is where config.json has it: "" or "transformer_layer_config.". Raises CheckpointError SD-E170, SD-E171.
+    """
+    stated = checkpoint.config if not prefix else checkpoint.get(prefix.rstrip("."), dict)
+    width, heads = checkpoint.get(prefix + "hidden_size", int), checkpoint.get(prefix + "num_attention_heads", int)
+    filled = {
+        "model_type": checkpoint.get(prefix + "model_type", str, USUAL_MODEL_TYPE),
+        "head_dim": checkpoint.get(prefix + "head_dim", int, width // heads),
+        "num_key_value_heads": checkpoint.get(prefix + "num_key_value_heads", int, heads),
+        "intermediate_size": checkpoint.get(prefix + "intermediate_size", int),
+        "rms_norm_eps": checkpoint.get(prefix + "rms_norm_eps", float, 1e-6),
+        "rope_parameters": _rope_parameters(stated),
+    }
+    types = _layer_types(checkpoint, prefix)
+    modes = _modes(checkpoint, types)
+    if anywhere(checkpoint, "use_swa", bool):
+        types = [_SLIDING] * len(types)
+        window = anywhere(checkpoint, "swa_window_size", int) or checkpoint.get(prefix + "sliding_window", int)
+    elif _SLIDING in types:
+        window = checkpoint.get(prefix + "sliding_window", int)
+    else:
+        window = None
+    filled |= {"layer_types": types, "sliding_window": window, "use_sliding_window": window is not None}
+    return {name: value for name, value in stated.items() if name not in _REPLACED} | filled, modes
+
+
+def _layer_types(checkpoint: Checkpoint, prefix: str) -> list[str]:
+    num_layers = checkpoint.get(prefix + "num_hidden_layers", int)
+    windowed = checkpoint.get(prefix + "use_sliding_window", bool, False)
+    types: list[str] = (
+        checkpoint.get(prefix + "layer_types", list)
+        if windowed
+        else checkpoint.get(prefix + "layer_types", list, [_FULL] * num_layers)
+    )
+    if len(types) != num_layers:
+        facts = {
+            "field": prefix + "layer_types",
+            "file": checkpoint.config_file,
+            "expected": f"one for each of num_hidden_layers ({num_layers})",
+            "found": types,
+        }
+        raise CheckpointError("SD-E171", "the draft checkpoint's layer types do not match its layers", facts)
+    return types
+
+
+def _modes(checkpoint: Checkpoint, types: list[str]) -> tuple[AttentionMode, ...]:
+    """Full-attention layers were trained bidirectional inside the block, sliding ones causal, unless it is stated.
+
+    `speculators` files state it for sliding layers only.
+    """
+    stated = anywhere(checkpoint, "is_causal", bool)
+    if stated is None:
+        stated = checkpoint.get("dflash_config.causal", bool, None)
+    if stated is not None:
+        return ("causal_block" if stated else "full_block",) * len(types)
+    sliding: AttentionMode = "full_block" if anywhere(checkpoint, "sliding_window_non_causal", bool) else "causal_block"
+    return tuple(sliding if each == _SLIDING else "full_block" for each in types)
+
+
+def _rope_parameters(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` wins over the older fields, which may hold a class's default."""
+    rope = dict(stated.get("rope_parameters") or stated.get("rope_scaling") or {})
+    legacy_type = rope.pop("type", "default")
+    rope.setdefault("rope_type", legacy_type)
+    rope.setdefault("rope_theta", stated.get("rope_theta") or USUAL_ROPE_THETA)
+    return rope

@@ -1,0 +1,22 @@
+"""Fields that publishers write in different places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec.sdk import Checkpoint
+
+ANYTHING = (object, bool)
+NUMBER = (int, float)
+
+
+def anywhere(checkpoint: Checkpoint, name: str, kind: type | tuple[type, ...]) -> Any:
+    """A field of `dflash_config`, or else of the top level, or else of the layers; None if it is in none of them.
+
+    Raises CheckpointError SD-E171 for a value of another type.
+    """
+    for path in (f"dflash_config.{name}", name, f"transformer_layer_config.{name}"):
+        value = checkpoint.get(path, kind, None)
+        if value is not None:
+            return value
+    return None

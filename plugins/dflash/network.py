@@ -1,0 +1,90 @@
+"""The DFlash network (arXiv 2602.06036): a block of mask tokens filled in at once, over the target's hidden states.
+
+Letters: N context rows, b requests, W slots of a block, L layers, A hidden states of the target of width H each,
+h the network's own width, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec.sdk import Refusal
+
+from .checkpoint import DFlashSpec
+
+_ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+
+
+class DFlashNetwork(nn.Module):
+    """Draft layers over a context that holds the target's hidden states only.
+
+    Fill its weights, then `attach` what may be the target's, before it is run.
+    """
+
+    embedding: nn.Module
+    head: nn.Module
+    mask: nn.Parameter  # [h], what every slot but the anchor's starts from
+
+    def __init__(self, spec: DFlashSpec, decoder: Any) -> None:
+        """`decoder`: transformers' layers for `spec.decoder`. Raises Refusal if their attention is of another make."""
+        super().__init__()
+        width = spec.decoder["hidden_size"]
+        self.fc = nn.Linear(len(spec.boundaries) * spec.target_hidden_size, width, bias=False)
+        self.hidden_norm = nn.RMSNorm(width, eps=spec.decoder["rms_norm_eps"])
+        self.layers, self.norm, self.rotary = decoder.layers, decoder.norm, decoder.rotary_emb
+        self._head_dim: int = spec.decoder["head_dim"]
+        self._first_slot = spec.first_drafting_slot
+        self._logit_multiplier, self._logit_cap = spec.logit_multiplier, spec.logit_cap
+        parts = {name for name, _ in self.layers[0].self_attn.named_children()}
+        if parts != _ATTENTION_PARTS:
+            found = ", ".join(sorted(parts))
+            reason = f"its layers are of type {spec.decoder['model_type']!r}, whose attention is made of {found}"
+            raise Refusal(reason, f"layers whose attention is made of {', '.join(sorted(_ATTENTION_PARTS))}")
+
+    def attach(self, embedding: nn.Module, head: nn.Module, mask: Tensor) -> None:
+        """Embedding of target ids, output head, and the mask token's embedding [h]."""
+        self.embedding, self.head = embedding, head
+        self.mask = nn.Parameter(mask, requires_grad=False)
+
+    def context(self, hidden: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values [N, heads, head_dim] of each layer for hidden states [N, A*H] at positions [N].
+
+        Every layer reads the same rows, without a norm of its own.
+        """
+        rows = self.hidden_norm(self.fc(hidden.to(self.mask.dtype)))
+        cos, sin = self.rotary(rows[None], positions[None])
+        cos, sin = cos[0, :, None], sin[0, :, None]
+        for layer in self.layers:
+            attention = layer.self_attn
+            keys = attention.k_norm(attention.k_proj(rows).unflatten(-1, (-1, self._head_dim)))
+            yield keys * cos + _rotated(keys) * sin, attention.v_proj(rows).unflatten(-1, (-1, self._head_dim))
+
+    def forward(
+        self, anchors: Tensor, positions: Tensor, attention: Sequence[Mapping[str, Any]], num_tokens: int
+    ) -> Tensor:
+        """Logits [b, num_tokens, D] of the first draft tokens after the anchors [b], from slots at positions [b, W].
+
+        `attention` [L]: what each layer's attention takes.
+        """
+        masks = self.mask.expand(len(anchors), positions.shape[1] - 1, -1)
+        slots = torch.cat([self.embedding(anchors)[:, None].to(self.mask.dtype), masks], dim=1)
+        states = slots.flatten(0, 1)[None]
+        rotary = self.rotary(states, positions.flatten()[None])
+        for layer, keywords in zip(self.layers, attention, strict=True):
+            states = layer(states, attention_mask=None, position_embeddings=rotary, **keywords)
+        states = self.norm(states).view_as(slots)
+        return self._capped(self.head(states[:, self._first_slot : self._first_slot + num_tokens]))
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        if self._logit_multiplier != 1:
+            logits = logits * self._logit_multiplier
+        return logits if self._logit_cap is None else self._logit_cap * torch.tanh(logits / self._logit_cap)
+
+
+def _rotated(keys: Tensor) -> Tensor:
+    first, second = keys.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)

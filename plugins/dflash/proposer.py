@@ -1,0 +1,109 @@
+"""Drafting a whole block in one pass over the target's hidden states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import Checkpoint, KeptRows, Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk.model_proposer import DraftVocabulary, ParallelProposer, Weights, draft_kv_of
+
+from .checkpoint import DFlashSpec
+from .network import DFlashNetwork
+from .tensors import mapped_ids, mask_embedding, mask_token_id, open_weights
+
+
+class DFlashProposer(ParallelProposer):
+    """DFlash (arXiv 2602.06036): an anchor and K mask tokens are run once, and each slot gives the token at its place.
+
+    The draft KV holds one row for every position that the target has run, made of the target's hidden states there. A
+    block's own keys and values lie past them until the next step's rows take their places: no row is made of a token
+    that was rejected, or of one that was drafted. The newest token has no hidden states yet; it is the anchor.
+    """
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        """The hidden states that the checkpoint names, draft KV of its layers and a block past the newest token.
+
+        Raises Refusal if the checkpoint does not fit the target or K, or is a variant; CheckpointError SD-E170, E171.
+        """
+        checkpoint = cls.open_checkpoint(config)
+        spec = DFlashSpec.read(checkpoint, target)
+        spec.check_fits(target, config.num_draft_tokens)
+        kv = draft_kv_of(
+            spec.decoder,
+            num_layers=len(spec.modes),
+            rows_per_pass=spec.num_slots(config.num_draft_tokens),
+            dtype=config.dtype,
+        )
+        shared = cls.shared_needs(config, target)
+        return Needs(
+            **shared,
+            hidden_states=spec.boundaries,
+            draft_kv=kv,
+            max_draft_tokens=spec.max_draft_tokens,
+            draft_vocabulary=mapped_ids(checkpoint, spec, target) if shared.get("law") == "dense" else None,
+        )
+
+    def build(self) -> None:
+        """Load the network and tie it to the target. Raises CheckpointError: SD-E172 .. SD-E175; Refusal."""
+        checkpoint = self.open_checkpoint(self.config)
+        self._spec = spec = DFlashSpec.read(checkpoint, self.target)
+        weights = open_weights(checkpoint, self.services, spec)
+        self.network = DFlashNetwork(spec, self.services.build_decoder(spec.decoder, self.settings))
+        weights.fill(self.network)
+        if spec.draft_vocab_size != self.target.vocab_size or "d2t" in weights:
+            d2t = weights.take("d2t", spec.draft_vocab_size)
+            self.vocabulary = DraftVocabulary.from_offsets(d2t, self.target.vocab_size)
+        self._tie(weights, checkpoint)
+        weights.finish()
+        self.services.finish(self.network, self.settings)
+
+    def _tie(self, weights: Weights, checkpoint: Checkpoint) -> None:
+        width = self._spec.decoder["hidden_size"]
+        embedding = self.embedding(weights, width)
+        head = self.head(weights, width, self._spec.draft_vocab_size)
+        self.network.attach(embedding, head, self._mask(embedding, width, checkpoint))
+
+    def _mask(self, embedding: torch.nn.Module, width: int, checkpoint: Checkpoint) -> Tensor:
+        if self._spec.has_mask_embedding:
+            return mask_embedding(checkpoint, self._spec, width).to(self.services.device)
+        mask_id = mask_token_id(checkpoint, self._spec, self.services.tokenizer)
+        row: Tensor = embedding(torch.tensor([mask_id], device=self.services.device))[0]
+        return row
+
+    @torch.inference_mode()
+    def observe(self, step: StepView) -> None:
+        """Write the context rows of everything that the step committed."""
+        kept = step.kept
+        assert kept.hidden is not None, "declared"
+        index, owner = kept_entries(kept)
+        positions, rows = kept.positions[index], step.rows[owner]
+        store = self.services.draft_kv()
+        for layer, (keys, values) in enumerate(self.network.context(kept.hidden[index], positions)):
+            store.write(layer, rows, positions, keys, values)
+
+    def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
+        """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
+        rows, anchors = step.rows, step.newest_token
+        starts = step.kept.kept_start + step.kept.num_kept
+        if chosen is not None:
+            rows, anchors, starts = rows[chosen], anchors[chosen], starts[chosen]
+        slots = torch.arange(self._spec.num_slots(self.config.num_draft_tokens), device=rows.device)
+        cu_queries = torch.arange(len(rows) + 1, device=rows.device) * len(slots)
+        store = self.services.draft_kv()
+        by_mode = {mode: store.attention(rows, starts, cu_queries, mode) for mode in set(self._spec.modes)}
+        attention = [by_mode[mode] for mode in self._spec.modes]
+        logits: Tensor = self.network(anchors, starts[:, None] + slots, attention, num_tokens)
+        return logits
+
+
+def kept_entries(kept: KeptRows) -> tuple[Tensor, Tensor]:
+    """For each of the N entries a kept one, itself if it is kept, and the place of its request: [N] each.
+
+    A rejected entry gives way to the last kept one before it, so that nothing waits for the device.
+    """
+    entries = torch.arange(len(kept.positions), device=kept.cu_rows.device)
+    owner = torch.searchsorted(kept.cu_rows[1:], entries, right=True).clamp(max=len(kept.num_kept) - 1)
+    offset = (entries - kept.cu_rows[owner]).clamp(min=0).minimum(kept.num_kept[owner] - 1)
+    return kept.cu_rows[owner] + offset, owner

@@ -1,0 +1,78 @@
+"""Drafting with heads that look one to k places past the newest token, all at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import CheckpointError, Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk.model_proposer import DraftVocabulary, ParallelProposer, Weights
+
+from .checkpoint import TOKEN_MAP, MedusaSpec
+from .network import MedusaHeads
+
+
+class MedusaProposer(ParallelProposer):
+    """Medusa (arXiv 2401.10774) along its most likely chain: head i drafts the token i places after the newest.
+
+    Its only input is the target's final hidden state at the last position that was run, the one that gave the newest
+    token. There is no draft KV and no state from step to step.
+    """
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        """The target's final hidden states, and as many drafts as heads are stored.
+
+        Raises Refusal if the heads do not fit the target or are fewer than K; CheckpointError: SD-E146, E171 .. E173.
+        """
+        checkpoint = cls.open_checkpoint(config)
+        spec = MedusaSpec.read(checkpoint, target)
+        spec.check_fits(target, config.num_draft_tokens)
+        shared = cls.shared_needs(config, target)
+        mapped = None
+        if shared.get("law") == "dense" and spec.has_token_map:
+            vocabulary = _vocabulary(checkpoint.tensor(spec.stored_as(TOKEN_MAP)), spec, target)
+            mapped = tuple(vocabulary.target_ids.tolist()) if vocabulary else None
+        return Needs(**shared, hidden_states=("final",), max_draft_tokens=spec.num_heads, draft_vocabulary=mapped)
+
+    def build(self) -> None:
+        """Load as many heads as K. Raises CheckpointError: SD-E172 .. SD-E175."""
+        checkpoint = self.open_checkpoint(self.config)
+        spec = MedusaSpec.read(checkpoint, self.target)
+        tensors = self.services.load_tensors(checkpoint.directory, tuple(spec.names))
+        weights = Weights({spec.names[stored]: tensor for stored, tensor in tensors.items()}, checkpoint.directory)
+        num_heads = self.config.num_draft_tokens
+        for unused in range(num_heads, spec.num_heads):
+            weights.drop(f"blocks.{unused}.layers.*", f"lm_heads.{unused}.weight")
+        with torch.device("meta"):  # no time for random weights
+            heads = MedusaHeads(spec, num_heads)
+        heads.to_empty(device=self.services.device)
+        weights.fill(heads)
+        if spec.has_token_map:
+            self.vocabulary = _vocabulary(weights.take(TOKEN_MAP, -1), spec, self.target)
+        if not spec.has_own_heads:
+            heads.attach(self.head(weights, spec.hidden_size, spec.draft_vocab_size))
+        weights.finish()
+        self.services.finish(heads, self.settings)
+        self.network, self._dtype = heads, next(heads.parameters()).dtype
+
+    @torch.inference_mode()
+    def observe(self, step: StepView) -> None:
+        """Keep the final hidden state of every request's last kept row for `propose`."""
+        kept = step.kept
+        assert kept.hidden is not None, "declared"
+        self._final = kept.hidden[kept.cu_rows[:-1] + kept.num_kept - 1]
+
+    def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
+        """One pass over one row per request."""
+        final = self._final if chosen is None else self._final[chosen]
+        logits: Tensor = self.network(final.to(self._dtype), num_tokens)
+        return logits
+
+
+def _vocabulary(token_map: Tensor, spec: MedusaSpec, target: TargetInfo) -> DraftVocabulary | None:
+    """Which token each output is. Raises CheckpointError SD-E173 if the map does not fit the heads or the target."""
+    if token_map.shape != (spec.draft_vocab_size,):
+        facts = {"expected": f"{TOKEN_MAP} [{spec.draft_vocab_size}]", "found": f"{list(token_map.shape)}"}
+        raise CheckpointError("SD-E173", "the draft checkpoint's vocabulary map does not fit its heads", facts)
+    return DraftVocabulary.from_ids(token_map, target.vocab_size)

@@ -1,0 +1,106 @@
+"""Outputs of ended requests, shared by all later ones, within bounds."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec.sdk import ConfigError
+
+from .automaton import SuffixAutomaton
+
+FILE_NAME = "outputs.jsonl"
+FORMAT = 1
+
+
+class _Generation:
+    """Some outputs and the automaton of them."""
+
+    def __init__(self, depth: int) -> None:
+        self.automaton = SuffixAutomaton(depth)
+        self.outputs: list[array[int]] = []
+
+    def add(self, output: Sequence[int]) -> None:
+        self.outputs.append(array("i", output))
+        self.automaton.extend(output)
+        self.automaton.separate()
+
+
+class Corpus:
+    """The latest outputs, at most `max_outputs` of them with at most `max_tokens` tokens together.
+
+    They are held in two generations, for an automaton cannot forget a part of its text: new outputs go to the younger,
+    and once that holds half of what is allowed, the older one is dropped and the younger takes its place.
+    """
+
+    def __init__(self, depth: int, max_outputs: int, max_tokens: int) -> None:
+        self._depth, self._max_outputs, self._max_tokens = depth, max_outputs, max_tokens
+        self._older, self._younger = _Generation(depth), _Generation(depth)
+
+    def __len__(self) -> int:
+        """The number of outputs held."""
+        return len(self._older.outputs) + len(self._younger.outputs)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens held, counting one more per output for its end."""
+        return len(self._older.automaton) + len(self._younger.automaton)
+
+    @property
+    def automata(self) -> tuple[SuffixAutomaton, ...]:
+        """Those with any text in them."""
+        both = (self._younger.automaton, self._older.automaton)
+        return tuple(automaton for automaton in both if len(automaton))
+
+    def add(self, output: Sequence[int]) -> None:
+        """Take in an output, its first tokens only if it is longer than half of what is allowed in all."""
+        output = output[: self._max_tokens // 2 - 1]
+        if not output or not self._max_outputs:
+            return
+        while len(self) and not self._has_room(len(output) + 1):
+            self._older, self._younger = self._younger, _Generation(self._depth)
+        self._younger.add(output)
+
+    def _has_room(self, num_tokens: int) -> bool:
+        younger = self._younger
+        return (
+            len(self) < self._max_outputs
+            and 2 * len(younger.outputs) < self._max_outputs
+            and 2 * (len(younger.automaton) + num_tokens) <= self._max_tokens
+        )
+
+    def save(self, directory: Path, vocab_size: int) -> None:
+        """Write the outputs below a directory, the oldest first."""
+        directory.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"format": FORMAT, "vocab_size": vocab_size})]
+        lines += [json.dumps(list(output)) for half in (self._older, self._younger) for output in half.outputs]
+        (directory / FILE_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def load(self, directory: Path, vocab_size: int) -> None:
+        """Add what `save` wrote, as if those requests had ended now. Raises ConfigError SD-E180 if it does not fit."""
+        file = directory / FILE_NAME
+        try:
+            header, *lines = file.read_text(encoding="utf-8").splitlines()
+            found = json.loads(header)
+            outputs = [json.loads(line) for line in lines]
+        except (OSError, ValueError) as error:
+            raise _unusable(file, error) from error
+        wanted = {"format": FORMAT, "vocab_size": vocab_size}
+        if found != wanted:
+            raise _unusable(file, f"it is of {found}, and this target needs {wanted}")
+        for number, output in enumerate(outputs):
+            if not _are_ids(output, vocab_size):
+                raise _unusable(file, f"line {number + 2} is no list of token ids in 0 .. {vocab_size - 1}")
+        for output in outputs:
+            self.add(output)
+
+
+def _are_ids(output: object, vocab_size: int) -> bool:
+    return isinstance(output, list) and all(type(token) is int and 0 <= token < vocab_size for token in output)
+
+
+def _unusable(file: Path, reason: object) -> ConfigError:
+    facts = {"file": file, "because": reason, "fix": "give the directory that `save` wrote with the same target"}
+    return ConfigError("SD-E180", "the saved outputs cannot be used", facts)

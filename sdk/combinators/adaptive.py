@@ -1,0 +1,103 @@
+"""Drafts as long as a request's own acceptance makes worth while."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..config import StrictModel
+from ..services import Services
+from ..types import Draft, StepView, TargetInfo
+from .combinator import Combinator
+
+
+class LengthPolicy(StrictModel, ABC):
+    """Says how long the next drafts are, from what became of the earlier ones. Its fields are options of the user."""
+
+    memory: float = Field(0.8, ge=0, lt=1, description="the weight of a verification, relative to the one after it")
+
+    @abstractmethod
+    def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
+        """The lengths [B] int64 of the next drafts, at most `num_draft_tokens`; every row is given at least 1.
+
+        num_accepted [B], num_tested [B] float32: draft tokens of the row that were accepted, and that were accepted
+        or the first to be rejected; each verification counts `memory` times as much as the one after it.
+        """
+
+
+class AcceptanceThreshold(LengthPolicy):
+    """As many tokens as are all accepted with a probability of `threshold`, at the row's acceptance rate per token."""
+
+    threshold: float = Field(0.3, gt=0, lt=1, description="the least probability that a draft's last token is accepted")
+    expected_rate: float = Field(0.8, gt=0, lt=1, description="the acceptance rate of a row that nothing is known of")
+    expected_weight: float = Field(4.0, gt=0, description="how many tested tokens the expected rate counts for")
+
+    def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
+        """The largest n with rate ** n >= threshold."""
+        weight = self.expected_weight
+        rate = (num_accepted + weight * self.expected_rate) / (num_tested + weight)
+        longest = math.log(self.threshold) / rate.log()  # the rate is inside (0, 1), for the expected one is
+        return longest.clamp(max=num_draft_tokens).long()
+
+
+class Adaptive(Combinator):
+    """Cuts the budget of its one part, row by row, to what its `Policy` says.
+
+    A length is decided before anything is drawn, from the outcome of earlier steps: so the rule for reported laws holds
+    (it depends on the prefix, never on the drawn token), and no time goes into drafts that would be cut off. Every row
+    drafts at least one token, or its acceptance would never be measured again. A request that is preempted or whose row
+    changes hands starts anew. Where all rows must draft the same number, the longest length counts.
+    """
+
+    Policy: ClassVar[type[LengthPolicy]] = AcceptanceThreshold
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if len(cls.parts) > 1:
+            raise TypeError(f"{cls.__name__} has {len(cls.parts)} parts and adapts exactly one; that may be a chain")
+        super().__init_subclass__(**kwargs)
+
+    @classmethod
+    def own_options(cls) -> dict[str, Any]:
+        """`policy`: the fields of `Policy`."""
+        return {"policy": (cls.Policy, Field(default_factory=cls.Policy))}
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Construct and bind the part."""
+        super().bind(target, services)
+        device = services.device if self.merged.placement == "device" else torch.device("cpu")
+        self._policy: LengthPolicy = dict(self.config.options or self.Options())["policy"]
+        self._accepted, self._tested = torch.zeros(2, target.max_num_seqs, device=device)  # by row
+        self._generation = torch.full((target.max_num_seqs,), -1, device=device)
+
+    def observe(self, step: StepView) -> None:
+        """Count what was accepted, and show the part the step."""
+        self._count(step)
+        self._each(lambda part: part.call("observe", part.view(step, self._budget(step))))
+
+    def propose(self, step: StepView) -> Draft:
+        """The part's draft within the policy's lengths."""
+        (part,) = self.members
+        return part.propose(step, self._budget(step))
+
+    def _count(self, step: StepView) -> None:
+        rows = step.rows
+        known = self._generation[rows] == step.generation
+        tested = step.num_accepted + (step.num_accepted < step.num_drafted)
+        weight = torch.where(step.num_drafted > 0, self._policy.memory, 1.0)
+        for total, new in ((self._accepted, step.num_accepted), (self._tested, tested)):
+            total[rows] = torch.where(known, total[rows], 0.0) * weight + new
+        self._generation[rows] = step.generation
+
+    def _budget(self, step: StepView) -> Tensor:
+        (part,) = self.members
+        rows = step.rows
+        lengths = self._policy.lengths(self._accepted[rows], self._tested[rows], part.num_draft_tokens)
+        lengths = lengths.clamp(min=max(part.needs.min_draft_tokens, 1))
+        if not part.needs.per_row_length:
+            lengths = lengths.amax().expand_as(lengths)
+        return torch.minimum(step.budget, lengths)

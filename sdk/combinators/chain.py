@@ -1,0 +1,64 @@
+"""Several proposers in order of preference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..services import Services
+from ..types import Draft, DraftLaw, StepView, TargetInfo
+from .combinator import Combinator
+from .merge import Piece, merged_draft
+
+NOBODY = -1
+
+
+class Chain(Combinator):
+    """Per row the first part that drafts anything drafts it, with its own law; those after it are not asked.
+
+    This is lossless with reported laws as long as the parts are: whether a part drafts a row depends on the prefix and
+    on its law, never on a drawn token. All parts observe every step; in `num_drafted` and `num_accepted` each one finds
+    its own drafts only. At `observe` a part sees the budget that it has if no part before it drafts.
+    """
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Construct and bind the parts."""
+        super().bind(target, services)
+        device = services.device if self.merged.placement == "device" else torch.device("cpu")
+        self._drafted_by = torch.full((target.max_num_seqs,), NOBODY, device=device)  # by row: index of the part
+
+    def observe(self, step: StepView) -> None:
+        """Show every part the step."""
+        author = self._drafted_by[step.rows]
+        self._each(lambda part: part.call("observe", part.view(step, step.budget, author == part.index)))
+
+    def propose(self, step: StepView) -> Draft:
+        """Ask each part for the rows that are still without a draft."""
+        author = self._drafted_by[step.rows]
+        drafted_by = torch.full_like(author, NOBODY)
+        missing = step.budget
+        pieces: list[Piece] = []
+        for part in self.members:
+            if missing.device.type == "cpu" and not bool(missing.any()):
+                break
+            draft = _moved(part.propose(step, missing, author == part.index), step.budget.device)
+            used = (draft.lengths > 0) & (missing > 0)
+            pieces.append(Piece(draft, used))
+            missing = torch.where(used, 0, missing)
+            drafted_by = torch.where(used, part.index, drafted_by)
+        self._drafted_by[step.rows] = drafted_by
+        return merged_draft(pieces, len(step), self.merged, step.num_draft_tokens, step.budget.device)
+
+
+def _moved(draft: Draft, device: torch.device) -> Draft:
+    """A draft of a part on the host, where the others are."""
+    if draft.token_ids.device == device:
+        return draft
+    law = draft.law
+    if law is not None:
+        moved: dict[str, Any] = {
+            name: value if value is None else value.to(device) for name, value in vars(law).items()
+        }
+        law = DraftLaw(**moved)
+    return Draft(draft.token_ids.to(device), draft.lengths.to(device), law)

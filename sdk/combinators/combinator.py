@@ -1,0 +1,131 @@
+"""The base of proposers that are made of other proposers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, create_model
+
+from ..config import ProposerConfig, StrictModel
+from ..errors import Refusal
+from ..needs import Needs
+from ..proposer_protocol import Proposer
+from ..services import Services
+from ..types import Draft, RequestView, StepView, TargetInfo
+from .merge import merged_needs
+from .part import Part, PartPlan, part_names, section_of
+
+
+class Combinator(ABC):
+    """Holds its parts and passes on to each what it declared: lifecycle, steps, draft KV, options.
+
+    A subclass names its parts, or `of` makes one; its class path is then a `method` like any other:
+
+        class Mine(Chain):
+            parts = (First, Second)                     # "method": "my_package.module:Mine"
+
+    `proposer_config` has a section for each part, named after its class (`SmallModelProposer` is `small_model`), with
+    the part's own options and whatever it has of its own of `model`, `num_speculative_tokens`, `dtype`, `quantization`,
+    `moe_backend` and `trust_remote_code`; the rest is inherited.
+
+    Of several parts one may keep draft KV. A part on the host can stand beside one on a device, at the price of waiting
+    for the device. What a part raises is not contained here: the engine's `on_proposer_error` applies to the whole. A
+    lifecycle call still reaches every other part before it is raised again.
+    """
+
+    parts: ClassVar[tuple[type[Proposer], ...]] = ()
+    Options: ClassVar[type[StrictModel]] = StrictModel
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        sections = {name: section_of(name, part) for name, part in zip(cls.names(), cls.parts, strict=True)}
+        fields: dict[str, Any] = {name: (model, Field(default_factory=model)) for name, model in sections.items()}
+        cls.Options = create_model("Options", __base__=StrictModel, **cls.own_options(), **fields)
+
+    @classmethod
+    def of(cls, *parts: type[Proposer]) -> type[Self]:
+        """A subclass with these parts."""
+        name = cls.__name__ + "Of" + "And".join(part.__name__ for part in parts)
+        made: type[Self] = type(cls)(name, (cls,), {"parts": parts, "__doc__": cls.__doc__})  # type: ignore[misc]
+        return made
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The parts' sections in `proposer_config`."""
+        return part_names(cls.parts)
+
+    @classmethod
+    def own_options(cls) -> dict[str, Any]:
+        """Options beside the parts' sections, as arguments of pydantic's `create_model`."""
+        return {}
+
+    @classmethod
+    def plans(cls, config: ProposerConfig, target: TargetInfo) -> list[PartPlan]:
+        """Each part's configuration and needs. Raises what `PartPlan.make` and a part's `needs` raise."""
+        if not cls.parts:
+            raise Refusal(f"{cls.__name__} has no parts", f"a subclass with parts, or {cls.__name__}.of(First, Second)")
+        sections = dict(config.options or cls.Options())
+        named = zip(cls.names(), cls.parts, strict=True)
+        return [PartPlan.make(name, part, sections[name], config, target) for name, part in named]
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        """What the parts need together. Raises Refusal where two of them exclude each other."""
+        return merged_needs(cls.plans(config, target))
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.config = config
+        self.members: list[Part] = []
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Construct the parts, now that the target is known, and lend each the same services."""
+        plans = self.plans(self.config, target)
+        self.merged = merged_needs(plans)
+        self.members = [Part(plan, index, self.merged) for index, plan in enumerate(plans)]
+        self._each(lambda part: part.call("bind", target, services))
+
+    @abstractmethod
+    def observe(self, step: StepView) -> None:
+        """Show every part the step."""
+
+    @abstractmethod
+    def propose(self, step: StepView) -> Draft:
+        """One draft out of the parts'."""
+
+    def warmup(self) -> None:
+        """Each part's."""
+        self._each(lambda part: part.call("warmup"))
+
+    def on_start(self, request: RequestView) -> None:
+        """Each part's."""
+        self._each(lambda part: part.call("on_start", request))
+
+    def on_preempt(self, request: RequestView) -> None:
+        """Each part's."""
+        self._each(lambda part: part.call("on_preempt", request))
+
+    def on_finish(self, request: RequestView) -> None:
+        """Each part's."""
+        self._each(lambda part: part.call("on_finish", request))
+
+    def save(self, path: Path) -> None:
+        """Each part's, in a directory of its name."""
+        self._each(lambda part: part.call_below("save", path))
+
+    def load(self, path: Path) -> None:
+        """Each part's, from the directory of its name."""
+        self._each(lambda part: part.call_below("load", path))
+
+    def close(self) -> None:
+        """Each part's."""
+        self._each(lambda part: part.call("close"))
+
+    def _each(self, action: Callable[[Part], None]) -> None:
+        """Do something with every part in order, also where one of them raises; what was raised is raised after."""
+        with ExitStack() as every:
+            for part in reversed(self.members):
+                every.callback(action, part)

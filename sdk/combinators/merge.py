@@ -1,0 +1,126 @@
+"""Making one of several: what parts need of the engine, and what they drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..errors import Refusal
+from ..needs import LawForm, Needs, SamplingField
+from ..types import PADDING_TOKEN_ID, Draft, DraftLaw, LawKind
+from .part import PartPlan
+
+STATES = ("none", "per_request", "shared")  # each one includes those before it
+
+
+def merged_needs(plans: Sequence[PartPlan]) -> Needs:
+    """What all parts together need. Raises Refusal where two of them exclude each other."""
+    needs = [plan.needs for plan in plans]
+    limits = [each.max_draft_tokens for each in needs]
+    sampling = {field for each in needs for field in each.sampling}
+    law = _law_form(plans)
+    return Needs(
+        placement="device" if any(each.placement == "device" for each in needs) else "host",
+        hidden_states=tuple(dict.fromkeys(layer for each in needs for layer in each.hidden_states)),
+        draft_kv=_only_draft_kv(plans).draft_kv,
+        law=law,
+        sparse_top_m=max(each.sparse_top_m for each in needs),
+        draft_vocabulary=_draft_vocabulary(plans) if law == "dense" else None,
+        min_draft_tokens=min(each.min_draft_tokens for each in needs),
+        max_draft_tokens=None if None in limits else max(limit for limit in limits if limit is not None),
+        per_row_length=len(needs) > 1 or needs[0].per_row_length,
+        state=max((each.state for each in needs), key=STATES.index),
+        history=any(each.history for each in needs),
+        sampling=tuple(field for field in get_args(SamplingField) if field in sampling),
+        deterministic=all(each.deterministic for each in needs),
+        topology="tree" if any(each.topology == "tree" for each in needs) else "chain",
+        multimodal=any(each.multimodal for each in needs),
+    )
+
+
+def _only_draft_kv(plans: Sequence[PartPlan]) -> Needs:
+    """The needs of the one part with draft KV, or of any if there is none."""
+    keeping = [plan for plan in plans if plan.needs.draft_kv is not None]
+    if len(keeping) > 1:
+        kept = (f"{plan.name} ({plan.needs.draft_kv.num_layers} layers)" for plan in keeping if plan.needs.draft_kv)
+        raise Refusal(f"{len(keeping)} of its parts keep draft KV: {', '.join(kept)}", "at most one such part")
+    return (keeping or plans)[0].needs
+
+
+def _law_form(plans: Sequence[PartPlan]) -> LawForm:
+    forms = {plan.needs.law: plan.name for plan in plans if plan.needs.law != "one_hot"}
+    if len(forms) > 1:
+        found = " and ".join(f"{form} ones ({name})" for form, name in forms.items())
+        raise Refusal(f"its parts report draft laws of two forms: {found}", "parts that report laws of one form")
+    return next(iter(forms), "one_hot")
+
+
+def _draft_vocabulary(plans: Sequence[PartPlan]) -> tuple[int, ...] | None:
+    dense = [plan for plan in plans if plan.needs.law == "dense"]
+    first = dense[0].needs.draft_vocabulary
+    if any(plan.needs.draft_vocabulary != first for plan in dense):
+        sizes = (f"{plan.name}: {_size(plan.needs.draft_vocabulary)}" for plan in dense)
+        reason = f"its parts report dense laws over different draft vocabularies ({', '.join(sizes)})"
+        raise Refusal(reason, 'sparse laws, or "draft_sample_method": "greedy"')
+    return first
+
+
+def _size(vocabulary: tuple[int, ...] | None) -> str:
+    return "the target's" if vocabulary is None else f"{len(vocabulary)} tokens"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part's draft, and the rows that it is used in."""
+
+    draft: Draft
+    used: Tensor  # [B] bool
+
+
+def merged_draft(pieces: Sequence[Piece], num_requests: int, whole: Needs, width: int, device: torch.device) -> Draft:
+    """One draft [B, width] with each row and its law from the piece that uses it; the rows of no piece are empty."""
+    token_ids = torch.full((num_requests, width), PADDING_TOKEN_ID, device=device)
+    lengths = torch.zeros(num_requests, dtype=torch.int64, device=device)
+    for piece in pieces:
+        ids = _widened(piece.draft.token_ids, width, PADDING_TOKEN_ID)
+        token_ids = torch.where(piece.used[:, None], ids, token_ids)
+        lengths = torch.where(piece.used, piece.draft.lengths, lengths)
+    return Draft(token_ids, lengths, _merged_law(pieces, whole, width))
+
+
+def _merged_law(pieces: Sequence[Piece], whole: Needs, width: int) -> DraftLaw | None:
+    reported = [(piece, piece.draft.law) for piece in pieces if piece.draft.law is not None]
+    if not reported:
+        return None
+    kind = torch.full_like(reported[0][1].kind, int(LawKind.ONE_HOT))
+    merged: dict[str, Tensor] = {}
+    for piece, law in reported:
+        kind = torch.where(piece.used, law.kind, kind)
+        for name, values in _widened_law(law, whole, width).items():
+            # Rows that use another piece never read these: only where two pieces have the field must they be mixed.
+            used = piece.used[:, None, None]
+            merged[name] = torch.where(used, values, merged[name]) if name in merged else values
+    return DraftLaw(kind=kind, **merged)
+
+
+def _widened_law(law: DraftLaw, whole: Needs, width: int) -> dict[str, Tensor]:
+    values = {field.name: getattr(law, field.name) for field in fields(law) if field.name != "kind"}
+    widened: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        padding = PADDING_TOKEN_ID if name == "sparse_ids" else 0
+        entries = whole.sparse_top_m if name.startswith("sparse") else value.shape[2]
+        widened[name] = _widened(pad(value, (0, entries - value.shape[2]), value=padding), width, padding)
+    return widened
+
+
+def _widened(values: Tensor, width: int, padding: int) -> Tensor:
+    """[B, k, ...] as [B, width, ...]."""
+    missing = width - values.shape[1]
+    return values if missing == 0 else pad(values, (0, 0) * (values.dim() - 2) + (0, missing), value=padding)

@@ -1,0 +1,164 @@
+"""One part of a combinator: how it is configured, what it needs, and what it is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, Field, create_model
+from torch import Tensor
+
+from ..config import ProposerConfig, StrictModel
+from ..errors import ConfigError, Refusal
+from ..needs import Needs
+from ..proposer_protocol import LIFECYCLE_METHODS, Proposer
+from ..types import Draft, SamplingView, StepView, TargetInfo
+from .host_form import host_form
+
+
+class PartSettings(StrictModel):
+    """What may differ between parts; None takes what `speculative_config` says for all of them."""
+
+    model: str | None = Field(None, description="this part's checkpoint")
+    num_speculative_tokens: int | None = Field(None, ge=1, description="the most drafts of this part")
+    moe_backend: str | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    trust_remote_code: bool | None = None
+
+
+INHERITED = ("model", "moe_backend", "dtype", "quantization", "trust_remote_code")
+
+
+def part_names(parts: Sequence[type[Proposer]]) -> tuple[str, ...]:
+    """A key for each part: its class's name in lower case with underscores, without "Proposer"; a number if taken."""
+    names: list[str] = []
+    for part in parts:
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", part.__name__.removesuffix("Proposer") or part.__name__)
+        name, number = words.lower().strip("_"), 2
+        while name in names:
+            name, number = f"{words.lower().strip('_')}_{number}", number + 1
+        names.append(name)
+    return tuple(names)
+
+
+def section_of(name: str, part: type[Proposer]) -> type[PartSettings]:
+    """The model of a part's section in `proposer_config`: PartSettings, and the part's own options beside them."""
+    options = getattr(part, "Options", None)  # optional by contract
+    bases: tuple[type[PartSettings], ...] = (PartSettings,) if options is None else (PartSettings, options)
+    return create_model(f"proposer_config.{name}", __base__=bases)
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """A part before it is constructed."""
+
+    name: str
+    cls: type[Proposer]
+    config: ProposerConfig
+    needs: Needs
+
+    @classmethod
+    def make(
+        cls, name: str, part: type[Proposer], section: BaseModel, config: ProposerConfig, target: TargetInfo
+    ) -> PartPlan:
+        """The part's configuration and needs; it drafts at most as many tokens as it can.
+
+        Raises ConfigError SD-E132 if it is to draft more than all together, Refusal if it cannot draft as few.
+        """
+        settings = dict(section)
+        limit = settings["num_speculative_tokens"] or config.num_draft_tokens
+        if limit > config.num_draft_tokens:
+            facts = {f"{name}.num_speculative_tokens": f"at most {config.num_draft_tokens}; found {limit}"}
+            raise ConfigError("SD-E132", "a part may not draft more tokens than num_speculative_tokens", facts)
+        own = {key: settings[key] for key in INHERITED if settings[key] is not None}
+        own_config = config.replace(**own, num_draft_tokens=limit, options=section)
+        needs = needs_of(part, own_config, target)
+        if needs.max_draft_tokens is not None and needs.max_draft_tokens < limit:
+            own_config = own_config.replace(num_draft_tokens=needs.max_draft_tokens)
+            needs = needs_of(part, own_config, target)
+        fewest = needs.min_draft_tokens
+        if own_config.num_draft_tokens < fewest:
+            reason = f"its part {name} drafts at least {fewest} tokens, and may draft {own_config.num_draft_tokens}"
+            raise Refusal(reason, f'"num_speculative_tokens": {fewest}')
+        return cls(name, part, own_config, needs)
+
+
+def needs_of(part: type[Proposer], config: ProposerConfig, target: TargetInfo) -> Needs:
+    """What a proposer class needs, stated or computed."""
+    stated: Any = getattr(part, "needs", Needs())  # optional by contract
+    needs: Needs = stated if isinstance(stated, Needs) else stated(config, target)
+    return needs
+
+
+class Part:
+    """A part that runs: it is called like any proposer, and is shown what it declared and nothing else."""
+
+    def __init__(self, plan: PartPlan, index: int, whole: Needs) -> None:
+        """`index`: its place among the parts. `whole`: what all need, which the engine's views are made for."""
+        self.name, self.index, self.needs = plan.name, index, plan.needs
+        self.num_draft_tokens = plan.config.num_draft_tokens
+        self.proposer = plan.cls(plan.config)
+        self._hidden_blocks = [whole.hidden_states.index(wanted) for wanted in plan.needs.hidden_states]
+        self._num_hidden_blocks = len(whole.hidden_states)
+        self._changes_form = whole.placement != plan.needs.placement
+        self._methods: dict[str, Callable[..., object]] = {
+            name: getattr(self.proposer, name) for name in LIFECYCLE_METHODS if hasattr(plan.cls, name)
+        }
+
+    def call(self, method: str, *args: object) -> None:
+        """Call a lifecycle method if the part has it."""
+        if method in self._methods:
+            self._methods[method](*args)
+
+    def call_below(self, method: str, path: Path) -> None:
+        """`save` or `load`, in a directory of the part's own."""
+        self.call(method, path / self.name)
+
+    def propose(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> Draft:
+        """The part's draft, as wide as the part drafts. Arguments as of `view`. Raises ValueError for another form."""
+        draft = self.proposer.propose(self.view(step, budget, mine))
+        shape = (len(step), self.num_draft_tokens)
+        if tuple(draft.token_ids.shape) != shape or tuple(draft.lengths.shape) != shape[:1]:
+            found = f"token_ids {tuple(draft.token_ids.shape)} and lengths {tuple(draft.lengths.shape)}"
+            raise ValueError(f"its part {self.name} returned {found}, expected {shape} and {shape[:1]}")
+        return draft
+
+    def view(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> StepView:
+        """The step as this part is shown it.
+
+        `budget` [B] replaces the step's. `mine` [B] bool: rows whose draft of this step was the part's; the others
+        count as not drafted. None: all of them.
+        """
+        budget = budget.clamp(max=self.num_draft_tokens)
+        own = replace(
+            step,
+            num_draft_tokens=self.num_draft_tokens,
+            budget=torch.where(budget >= self.needs.min_draft_tokens, budget, 0),
+            kept=replace(step.kept, hidden=self._hidden(step.kept.hidden)),
+            sampling=self._sampling(step.sampling),
+            history=step.history if self.needs.history else None,
+        )
+        if mine is not None:
+            drafted, accepted = torch.where(mine, step.num_drafted, 0), torch.where(mine, step.num_accepted, 0)
+            own = replace(own, num_drafted=drafted, num_accepted=accepted)
+        return host_form(own) if self._changes_form else own
+
+    def _hidden(self, hidden: Tensor | None) -> Tensor | None:
+        """The part's own columns, in its order."""
+        if hidden is None or not self._hidden_blocks:
+            return None
+        if self._hidden_blocks == list(range(self._num_hidden_blocks)):
+            return hidden
+        blocks = hidden.chunk(self._num_hidden_blocks, dim=1)
+        return torch.cat([blocks[index] for index in self._hidden_blocks], dim=1)
+
+    def _sampling(self, sampling: SamplingView | None) -> SamplingView | None:
+        if sampling is None or not self.needs.sampling:
+            return None
+        values = {name: getattr(sampling, name) for name in self.needs.sampling}
+        return SamplingView(**values, all_greedy=sampling.all_greedy)

@@ -1,0 +1,413 @@
+"""DFlash in the engine: it drafts what the format says, whatever was accepted, rejected or preempted before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import make_dflash
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_dflash import BLOCK, H, Made, Replay, flattened, speculators, speculators_reduced, trained, z_lab
+from plugin_helpers import GREEDY, TINY, TargetStates, drafted_by_engine
+from transformers import AutoTokenizer
+
+from specdec import LLM, SamplingParams
+
+NUM_TOKENS = GREEDY.max_tokens
+
+
+def sliding(path: Path) -> Made:
+    """speculators, the first layer with a window (causal inside the block), the second without."""
+    made = speculators(path)
+    made.config["transformer_layer_config"] |= {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "use_sliding_window": True,
+    }
+    made.causal, made.windows = (True, False), (6, None)
+    return made
+
+
+def sliding_not_causal(path: Path) -> Made:
+    made = sliding(path)
+    made.config["sliding_window_non_causal"] = True
+    made.causal = (False, False)
+    return made
+
+
+def window_everywhere(path: Path) -> Made:
+    made = z_lab(path)
+    made.config["dflash_config"] |= {"use_swa": True, "swa_window_size": 9}
+    made.windows = (9, 9)
+    return made
+
+
+def causal(path: Path) -> Made:
+    made = z_lab(path)
+    made.config["is_causal"] = True
+    made.config["dflash_config"]["causal"] = False  # is_causal comes first
+    made.causal = (True, True)
+    return made
+
+
+def from_anchor(path: Path) -> Made:
+    made = z_lab(path)
+    made.config["dflash_config"]["sample_from_anchor"] = True
+    made.first_slot = 0
+    return made
+
+
+def own_mask_row(path: Path) -> Made:
+    """A mask token beyond the target's embedding, with a row of its own."""
+    made = flattened(path)
+    made.config["mask_token_id"] = made.mask_id = make_dflash.V
+    made.mask_row = torch.randn(H, generator=torch.Generator().manual_seed(3))
+    path.mkdir()
+    torch.save({"mask_token_id": made.mask_id, "embedding": made.mask_row}, path / "mask_embedding.pt")
+    return made
+
+
+def narrow(path: Path) -> Made:
+    """Layers of another width than the target's, with embedding and head of their own."""
+    made = speculators(path)
+    made.config["transformer_layer_config"]["hidden_size"] = 64
+    made.config["target_hidden_size"] = H
+    generator = torch.Generator().manual_seed(4)
+    made.tensors = make_dflash.random_tensors(width=64)
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        made.tensors[name] = torch.randn(make_dflash.V, 64, generator=generator)
+    return made
+
+
+def older_file(path: Path) -> Made:
+    """An older speculators file: the target's embedding and a whole head are in it."""
+    made = speculators(path)
+    made.tensors["embed_tokens.weight"] = TargetStates().embedding.detach().bfloat16()
+    made.tensors["lm_head.weight"] = torch.randn(make_dflash.V, H, generator=torch.Generator().manual_seed(6))
+    return made
+
+
+def last_boundary(path: Path) -> Made:
+    """Reads the residual stream after the last layer, before the final norm; base of RoPE in `rope_parameters`."""
+    made = z_lab(path)
+    made.config["dflash_config"]["target_layer_ids"] = [0, 7]
+    made.config |= {"rope_theta": 500.0, "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0}}
+    made.boundaries, made.theta = (1, 8), 20_000.0
+    made.tensors = make_dflash.random_tensors(num_features=2)
+    return made
+
+
+MAKERS: list[Callable[[Path], Made]] = [
+    z_lab,
+    flattened,
+    speculators,
+    speculators_reduced,
+    sliding,
+    sliding_not_causal,
+    window_everywhere,
+    causal,
+    from_anchor,
+    own_mask_row,
+    narrow,
+    older_file,
+    last_boundary,
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetStates:
+    return TargetStates()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """16 of the shipped prompts, cut to mixed lengths."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
+    rows = [json.loads(line) for line in (TINY / "prompts.jsonl").read_text().splitlines()]
+    return [tokenizer(row["prompt"])["input_ids"][: 12 + 5 * index] for index, row in enumerate(rows[:16])]
+
+
+@pytest.fixture(scope="module")
+def truth(prompts) -> list[list[int]]:
+    """Prompts with what plain decoding appends."""
+    outputs = generate(LLM("tiny", max_model_len=256), prompts)
+    return [[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)]
+
+
+def speculate(made: Made, k: int, *, method: str | None = None, speculative=None, **settings) -> LLM:
+    config = {"model": str(made.path), "num_speculative_tokens": k} | (speculative or {})
+    if method is not None:
+        config["method"] = method
+    return LLM("tiny", speculative_config=config, **({"max_model_len": 256} | settings))
+
+
+def generate(llm: LLM, prompts, params=GREEDY) -> list[list[int]]:
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def assert_replayed(llm: LLM, replay: Replay, sequence: list[int], num_prompt: int, k: int) -> int:
+    """Every draft and accepted count of one prompt against the replay. Returns how many tokens were accepted."""
+    seen = drafted_by_engine(llm, sequence[:num_prompt])
+    assert seen, "nothing was drafted"
+    for each in seen:
+        length = len(each.committed)
+        assert each.committed == sequence[:length]
+        assert len(each.draft) == min(k, num_prompt + NUM_TOKENS - length - 1)
+        assert each.draft == replay.draft(sequence, length, k)[: len(each.draft)], f"at length {length}"
+        right = [mine == theirs for mine, theirs in zip(each.draft, sequence[length:], strict=False)]
+        assert each.num_accepted == [*right, False].index(False)
+    return sum(each.num_accepted for each in seen)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 7])
+def test_drafts_and_accepted_counts_of_the_packaged_checkpoint_are_those_of_a_replay(k, prompts, truth, target):
+    made = trained()
+    llm, replay = speculate(made, k), Replay(made, target)
+    accepted = sum(
+        assert_replayed(llm, replay, sequence, len(prompt), k)
+        for prompt, sequence in list(zip(prompts, truth, strict=True))[3:6]
+    )
+    assert accepted > 0, "agreement on drafts that are all rejected would show little"
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_drafts_of_every_layout_are_those_of_a_replay(make, prompts, truth, target, tmp_path):
+    made = make(tmp_path / "draft").save()
+    k = BLOCK - 1
+    assert_replayed(speculate(made, k), Replay(made, target), truth[4], len(prompts[4]), k)
+
+
+def test_chunks_of_a_lone_prompt_leave_no_hole_in_the_context(prompts, truth, target, tmp_path):
+    made = sliding(tmp_path / "draft").save()
+    llm = speculate(made, 8, max_num_batched_tokens=16)
+    assert_replayed(llm, Replay(made, target), truth[9], len(prompts[9]), 8)
+
+
+def test_a_step_runs_the_network_once(prompts):
+    llm = speculate(trained(), 7)
+    passes = []
+    llm.engine.parts.guest.proposer.network.norm.register_forward_hook(lambda *_: passes.append(1))
+    generate(llm, prompts[:4])
+    assert len(passes) == llm.engine.metrics.counts["proposer_propose_calls"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_drafts_of_every_layout_and_length_are_those_of_a_replay(make, k, prompts, truth, target, tmp_path):
+    made = make(tmp_path / "draft").save()
+    llm, replay = speculate(made, k), Replay(made, target)
+    for index in (0, 7, 15):
+        assert_replayed(llm, replay, truth[index], len(prompts[index]), k)
+
+
+def test_one_row_of_context_more_or_less_would_be_noticed(prompts, truth, target, tmp_path):
+    replay = Replay(z_lab(tmp_path), target)
+    length = len(prompts[4]) + 1
+    right = replay.draft(truth[4], length, 8)
+    assert replay.draft(truth[4], length, 8, context=length) != right  # the newest token's own row
+    assert replay.draft(truth[4], length, 8, context=length - 2) != right
+
+
+@pytest.mark.parametrize("make", [z_lab, speculators, last_boundary], ids=lambda make: make.__name__)
+def test_hidden_states_are_those_of_the_hooked_target(make, truth, prompts, target, tmp_path):
+    made = make(tmp_path / "draft").save()
+    llm = speculate(made, 4, method="make_dflash:Forced", max_num_batched_tokens=16)
+    proposer = llm.engine.parts.guest.proposer
+    proposer.known = (truth[2],)
+    generate(llm, prompts[2:3])
+    states = target.of(truth[2])
+    expected = torch.cat([states[k] for k in made.boundaries], dim=-1)
+    assert len(proposer.shown) >= len(prompts[2]) + NUM_TOKENS - 6
+    for tokens, hidden in proposer.shown.items():
+        torch.testing.assert_close(hidden, expected[len(tokens) - 1], rtol=1e-4, atol=1e-4)
+
+
+SETTINGS = {
+    "roomy": {},
+    "chunked": {"max_num_batched_tokens": 32},
+    "scarce": {"num_kv_blocks": 14, "block_size": 16},
+}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+def test_greedy_equals_plain_decoding(batch_size, prompts, truth):
+    outputs = generate(speculate(trained(), 7), prompts[:batch_size])
+    assert outputs == [sequence[len(prompt) :] for prompt, sequence in zip(prompts, truth, strict=True)][:batch_size]
+
+
+@pytest.mark.parametrize("name", ["chunked", "scarce"])
+def test_greedy_equals_plain_decoding_however_the_work_is_cut_up(name, prompts, truth):
+    llm = speculate(trained(), 5, **SETTINGS[name])
+    assert generate(llm, prompts[:6]) == [
+        sequence[len(prompt) :] for prompt, sequence in zip(prompts[:6], truth, strict=False)
+    ]
+    if name == "scarce":
+        assert llm.engine.metrics.counts["num_preemptions"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [1, 3, 5, 7])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_equals_plain_decoding_for_every_length(name, k, prompts, truth):
+    outputs = generate(speculate(trained(), k, **SETTINGS[name]), prompts)
+    assert outputs == [sequence[len(prompt) :] for prompt, sequence in zip(prompts, truth, strict=True)]
+
+
+def test_text_up_to_max_model_len_equals_plain_decoding(prompts):
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    limit = {"max_model_len": 72, "block_size": 8}
+    expected = generate(LLM("tiny", **limit), prompts[:3], params)
+    assert [len(prompt) + len(output) for prompt, output in zip(prompts, expected, strict=False)] == [72] * 3
+    assert generate(speculate(trained(), 7, **limit), prompts[:3], params) == expected
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def forced(request, truth) -> LLM:
+    llm = speculate(trained(), 7, method="make_dflash:Forced", **SETTINGS[request.param])
+    llm.engine.parts.guest.proposer.known = tuple(truth)
+    return llm
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(pattern=st.lists(st.integers(0, 7), min_size=1, max_size=7))
+def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, prompts, truth, target):
+    proposer = forced.engine.parts.guest.proposer
+    proposer.pattern = tuple(pattern)
+    proposer.drafts.clear()
+    generate(forced, prompts[1:6])
+    replay = Replay(trained(), target)
+    assert len(proposer.drafts) > 15
+    for committed, draft in list(proposer.drafts.items())[::3]:
+        sequence = next(each for each in truth if each[: len(committed)] == list(committed))
+        assert draft == replay.draft(sequence, len(committed), 7)[: len(draft)]
+    assert (forced.engine.metrics.counts["num_preemptions"] > 0) == (forced.engine.config.num_kv_blocks is not None)
+
+
+def test_a_fresh_engine_drafts_what_one_with_a_history_does(prompts, truth):
+    llm = speculate(trained(), 7, method="make_dflash:Forced")
+    proposer = llm.engine.parts.guest.proposer
+    proposer.known, proposer.pattern = tuple(truth), (2, 0, 7, 1)
+    generate(llm, prompts[3:5])
+    fresh = speculate(trained(), 7)
+    for committed, draft in list(proposer.drafts.items())[2::5]:
+        (first, *_) = drafted_by_engine(fresh, committed[:-1])
+        assert first.committed == list(committed)
+        assert first.draft[: len(draft)] == draft
+
+
+def test_device_form_of_a_step_gives_the_same_drafts(prompts, truth):
+    found = []
+    for method in ("make_dflash:Forced", "make_dflash:ForcedInDeviceForm"):
+        llm = speculate(trained(), 7, method=method, max_num_batched_tokens=64)
+        proposer = llm.engine.parts.guest.proposer
+        proposer.known, proposer.pattern = tuple(truth), (3, 0, 7, 1)
+        lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 32, 20, 32)]
+        llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:4]], lengths)
+        found.append(proposer.drafts)
+    assert found[0] == found[1]
+    assert len(found[0]) > 10
+
+
+def slots_after_a_push(made: Made, prompt: list[int], slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The outputs [W, h] of the first block, as it is and with the input of one slot changed."""
+    outputs = []
+    for amount in (0.0, 1.0):
+        llm = speculate(made, BLOCK - 1)
+        network = llm.engine.parts.guest.proposer.network
+        push = torch.zeros(BLOCK, H)
+        push[slot] = amount
+        network.layers[0].register_forward_pre_hook(lambda _, args, push=push: (args[0] + push, *args[1:]))
+        seen: list[torch.Tensor] = []
+        network.norm.register_forward_hook(lambda _, args, out, seen=seen: seen.append(out[0].clone()))
+        generate(llm, [prompt], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+        outputs.append(seen[0])
+    return outputs[0], outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "sees_later"),
+    [(speculators, True), (z_lab, True), (causal, False)],
+    ids=["speculators", "z_lab", "causal"],
+)
+def test_an_earlier_slot_sees_a_later_one_unless_the_block_is_causal(make, sees_later, prompts, tmp_path):
+    plain, pushed = slots_after_a_push(make(tmp_path / "draft").save(), prompts[4], slot=BLOCK - 1)
+    assert not torch.allclose(plain[-1], pushed[-1])
+    assert torch.allclose(plain[1], pushed[1], atol=1e-6) != sees_later
+
+
+def test_a_sliding_layer_is_causal_inside_the_block(prompts, tmp_path):
+    made = sliding(tmp_path / "draft")
+    made.config["transformer_layer_config"]["layer_types"] = ["sliding_attention"] * 2
+    plain, pushed = slots_after_a_push(made.save(), prompts[4], slot=BLOCK - 1)
+    assert torch.allclose(plain[1], pushed[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("law", ["sparse", "dense"])
+@pytest.mark.parametrize("make", [speculators_reduced, None], ids=["reduced", "packaged"])
+def test_reported_law_is_the_law_drawn_from(law, make, prompts, tmp_path, target):
+    made = trained() if make is None else make(tmp_path / "draft").save()
+    speculative = {"draft_sample_method": "probabilistic", "proposer_config": {"draft_law": law, "sparse_top_m": 4096}}
+    llm = speculate(made, 4, method="make_dflash:Recording", speculative=speculative)
+    proposer = llm.engine.parts.guest.proposer
+    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=24, ignore_eos=True, seed=1)
+    replay = Replay(made, target)
+    outputs = generate(llm, prompts[4:5], params)
+    sequence = [*prompts[4], *outputs[0]]
+    assert proposer.steps
+    for length, draft in proposer.steps:
+        logits = replay.logits(sequence, length, 4, length - 1)
+        expected = nucleus((logits / 0.8).softmax(-1), 0.9)
+        if "d2t" in made.tensors:
+            whole = torch.zeros(4, make_dflash.V)
+            whole[:, torch.arange(len(made.tensors["d2t"])) + made.tensors["d2t"]] = expected
+            expected = whole
+        found = reported(draft, made)
+        count = int(draft.lengths[0])
+        torch.testing.assert_close(found[:count], expected[:count], rtol=1e-3, atol=1e-4)
+        drawn = draft.token_ids[0, :count]
+        assert bool((found[:count].gather(1, drawn[:, None]) > 0).all())
+
+
+def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    ordered, order = probs.sort(-1, descending=True)
+    ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0)
+    return torch.zeros_like(probs).scatter(-1, order, ordered / ordered.sum(-1, keepdim=True))
+
+
+def reported(draft, made: Made) -> torch.Tensor:
+    """The law of a draft's one row over target ids, [K, V]."""
+    whole = torch.zeros(draft.token_ids.shape[1], make_dflash.V)
+    if draft.law.sparse_ids is not None:
+        ids, probs = draft.law.sparse_ids[0], draft.law.sparse_probs[0]
+        return whole.scatter_add(-1, ids.clamp(min=0), probs.masked_fill(ids < 0, 0))
+    probs = draft.law.logits[0].softmax(-1)
+    if "d2t" not in made.tensors:
+        return probs
+    whole[:, torch.arange(probs.shape[1]) + made.tensors["d2t"]] = probs
+    return whole
+
+
+def test_greedy_rows_report_no_law(prompts):
+    speculative = {"draft_sample_method": "probabilistic"}
+    llm = speculate(trained(), 4, method="make_dflash:Recording", speculative=speculative)
+    generate(llm, prompts[:2])
+    steps = llm.engine.parts.guest.proposer.steps
+    assert steps
+    assert all(draft.law is None for _, draft in steps)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_a_draft_network_in_another_dtype_keeps_its_rotary_frequencies(dtype, prompts, truth):
+    llm = speculate(trained(), 7, speculative={"dtype": dtype})
+    network = llm.engine.parts.guest.proposer.network
+    assert network.fc.weight.dtype == torch.bfloat16
+    assert network.rotary.inv_freq.dtype == torch.float32
+    assert generate(llm, prompts[:2]) == [
+        sequence[len(prompt) :] for prompt, sequence in zip(prompts[:2], truth, strict=False)
+    ]

@@ -1,0 +1,351 @@
+"""Medusa: heads of both publishers' layouts draft what the format says, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from medusa_checkpoints import Heads, fitted_heads, save_fasterdecoding, save_vllm, truncated
+from plugin_helpers import TINY, TargetStates
+from replaying import (
+    ROOMS,
+    assert_replayed,
+    continued,
+    nucleus,
+    proposer_of,
+    reported_law,
+    speculate,
+    tiny_prompts,
+    tiny_truth,
+)
+from safetensors.torch import load_file, save_file
+
+from specdec import LLM, SamplingParams
+from specdec.plugins.medusa.proposer import MedusaProposer
+from specdec.sdk import PluginLoadError, Refusal, SpecdecError
+
+V = 4096
+NUM_HEADS = 8
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetStates:
+    return TargetStates()
+
+
+@pytest.fixture(scope="module")
+def heads(target) -> Heads:
+    """Fitted to some of the texts that they are tried on."""
+    return fitted_heads(target, [token for text in tiny_truth()[3:9] for token in text], NUM_HEADS)
+
+
+@pytest.fixture(scope="module")
+def shared_head(heads, target) -> Heads:
+    """Layers of their own in front of one output head."""
+    layers = [[(weight * (1 + 10 * i), bias) for weight, bias in each] for i, each in enumerate(heads.layers)]
+    return Heads(layers, [heads.outputs[0]] * NUM_HEADS)
+
+
+@pytest.fixture(scope="module")
+def directory(heads, tmp_path_factory) -> Path:
+    return save_vllm(tmp_path_factory.mktemp("medusa"), heads)
+
+
+def engine(directory: Path, k: int, *, method: str = "medusa", speculative=None, **others) -> LLM:
+    return speculate("tiny", method, k, speculative={"model": str(directory)} | (speculative or {}), **others)
+
+
+def replay(heads: Heads, target: TargetStates):
+    """Head i on the final hidden state that gave the newest token: the one of the token before it."""
+
+    def draft(committed: list[int], k: int) -> list[int]:
+        final = target.of(committed[:-1])["final"][-1]
+        return [heads.draft(head, final) for head in range(k)]
+
+    return draft
+
+
+def deep(heads: Heads) -> Heads:
+    """One residual layer, used twice: the layers of a published file with two are equal."""
+    return Heads([layers * 2 for layers in heads.layers], heads.outputs)
+
+
+def without_bias(heads: Heads) -> Heads:
+    return Heads([[(weight, None) for weight, _ in layers] for layers in heads.layers], heads.outputs)
+
+
+def in_reverse(heads: Heads) -> Heads:
+    """Half of the vocabulary, in decreasing order: ids, not offsets."""
+    return truncated(heads, range(V - 1, V // 2 - 1, -1))
+
+
+def packaged_medusa(target: TargetStates) -> Heads:
+    """The heads in assets/tiny, read by name."""
+    stored = {name: each.float() for name, each in load_file(TINY / "medusa" / "model.safetensors").items()}
+    config = json.loads((TINY / "medusa" / "config.json").read_text())
+    layers = [
+        [(stored[f"blocks.{i}.layers.{j}.weight"], None) for j in range(config["num_hidden_layers"])]
+        for i in range(config["num_heads"])
+    ]
+    outputs = [stored[f"lm_heads.{i}.weight"] for i in range(config["num_heads"])]
+    return Heads(layers, outputs, stored["token_map"].long())
+
+
+LAYOUTS = {
+    "fasterdecoding": (save_fasterdecoding, lambda heads: heads, {}),
+    "fasterdecoding_of_a_whole_model": (save_fasterdecoding, lambda heads: heads, {"prefix": "medusa_head."}),
+    "fasterdecoding_two_layers": (save_fasterdecoding, deep, {}),
+    "vllm": (save_vllm, lambda heads: heads, {}),
+    "vllm_prefixed": (save_vllm, deep, {"prefix": "medusa_heads."}),
+    "vllm_no_bias": (save_vllm, without_bias, {}),
+    "vllm_truncated": (save_vllm, in_reverse, {}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_drafts_and_accepted_counts_of_every_layout_are_those_of_a_replay(name, heads, target, tmp_path):
+    save, change, options = LAYOUTS[name]
+    changed = change(heads)
+    llm = engine(save(tmp_path, changed, **options), 5)
+    accepted = assert_replayed(llm, replay(changed, target), tiny_truth()[5], len(tiny_prompts()[5]), 5)
+    assert accepted > 0 or name == "vllm_truncated", "agreement on drafts that are all rejected would show little"
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_every_number_of_drafts_is_that_of_a_replay(k, directory, heads, target):
+    llm = engine(directory, k)
+    assert_replayed(llm, replay(heads, target), tiny_truth()[4], len(tiny_prompts()[4]), k)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_and_number_of_drafts_is_that_of_a_replay(name, k, heads, target, tmp_path):
+    save, change, options = LAYOUTS[name]
+    changed = change(heads)
+    llm = engine(save(tmp_path, changed, **options), k)
+    for index in (0, 7, 15):
+        assert_replayed(llm, replay(changed, target), tiny_truth()[index], len(tiny_prompts()[index]), k)
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "the_targets"])
+def test_one_output_head_serves_all(stored, shared_head, target, tmp_path):
+    save_vllm(tmp_path, shared_head, original_lm_head=True)
+    if not stored:
+        tensors = load_file(tmp_path / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, tmp_path / "model.safetensors")
+        shared_head = Heads(shared_head.layers, [target.head.detach()] * NUM_HEADS)
+    llm = engine(tmp_path, 3)
+    assert_replayed(llm, replay(shared_head, target), tiny_truth()[5], len(tiny_prompts()[5]), 3)
+
+
+def test_the_packaged_checkpoint_drafts_as_a_replay_does(target):
+    if not (TINY / "medusa" / "model.safetensors").is_file():
+        pytest.skip("assets/tiny has no medusa heads")
+    llm = speculate("tiny", "medusa", 3, speculative={"model": str(TINY / "medusa")})
+    heads = packaged_medusa(target)
+    accepted = sum(
+        assert_replayed(llm, replay(heads, target), tiny_truth()[index], len(tiny_prompts()[index]), 3)
+        for index in (3, 4, 5)
+    )
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("save", [save_fasterdecoding, save_vllm], ids=["fasterdecoding", "vllm"])
+def test_a_directory_says_itself_that_it_is_for_medusa(save, heads, tmp_path):
+    config = {"model": str(save(tmp_path, heads)), "num_speculative_tokens": 2}
+    assert isinstance(proposer_of(LLM("tiny", speculative_config=config, max_model_len=64)), MedusaProposer)
+
+
+def test_stored_heads_decide_where_the_configuration_states_fewer(heads, tmp_path):
+    llm = engine(save_fasterdecoding(tmp_path, heads, stated_heads=2), 8)
+    assert len(proposer_of(llm).network.blocks) == 8
+
+
+def test_heads_beyond_the_number_of_drafts_are_not_loaded(directory):
+    assert len(proposer_of(engine(directory, 2)).network.lm_heads) == 2
+
+
+def test_more_drafts_than_stored_heads_are_refused_with_both_numbers(heads, tmp_path):
+    save_fasterdecoding(tmp_path, Heads(heads.layers[:3], heads.outputs[:3]), stated_heads=5)
+    with pytest.raises(Refusal, match=r"num_speculative_tokens is 4; the checkpoint stores 3 heads"):
+        engine(tmp_path, 4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+def test_greedy_equals_plain_decoding(batch_size, directory):
+    assert continued(engine(directory, 3), tiny_prompts()[:batch_size]) == tiny_truth()[:batch_size]
+
+
+@pytest.mark.parametrize("room", ["chunked", "scarce"])
+def test_greedy_equals_plain_decoding_however_the_work_is_cut_up(room, directory):
+    llm = engine(directory, 5, **ROOMS[room])
+    assert continued(llm, tiny_prompts()[:6]) == tiny_truth()[:6]
+    assert (llm.engine.metrics.counts["num_preemptions"] > 0) == (room == "scarce")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize("room", ROOMS)
+def test_greedy_equals_plain_decoding_for_every_length(room, k, directory):
+    assert continued(engine(directory, k, **ROOMS[room]), tiny_prompts()) == tiny_truth()
+
+
+def test_text_up_to_max_model_len_equals_plain_decoding(directory):
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    limit = {"max_model_len": 72, "block_size": 8}
+    expected = continued(LLM("tiny", **limit), tiny_prompts()[:3], params)
+    assert [len(text) for text in expected] == [72] * 3
+    assert continued(engine(directory, 8, **limit), tiny_prompts()[:3], params) == expected
+
+
+@pytest.fixture(scope="module", params=ROOMS)
+def forced(request, directory) -> LLM:
+    llm = engine(directory, 5, method="medusa_checkpoints:ForcedMedusa", **ROOMS[request.param])
+    proposer_of(llm).known = tuple(tiny_truth())
+    return llm
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(pattern=st.lists(st.integers(0, 5), min_size=1, max_size=7))
+def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, heads, target):
+    proposer = proposer_of(forced)
+    proposer.pattern = tuple(pattern)
+    proposer.drafts.clear()
+    continued(forced, tiny_prompts()[1:6])
+    assert len(proposer.drafts) > 15
+    for committed, draft in list(proposer.drafts.items())[::12]:
+        assert draft == replay(heads, target)(list(committed), len(draft))
+
+
+def test_device_form_of_a_step_gives_the_same_drafts(directory):
+    found = []
+    for name in ("ForcedMedusa", "ForcedInDeviceForm"):
+        llm = engine(directory, 5, method=f"medusa_checkpoints:{name}", max_num_batched_tokens=64)
+        proposer_of(llm).known, proposer_of(llm).pattern = tuple(tiny_truth()), (3, 0, 5, 1)
+        continued(llm, tiny_prompts()[:4])
+        found.append(proposer_of(llm).drafts)
+    assert found[0] == found[1]
+    assert len(found[0]) > 10
+
+
+@pytest.mark.parametrize("law", ["sparse", "dense"])
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "truncated"])
+def test_reported_law_is_the_law_drawn_from(law, part, heads, target, tmp_path):
+    heads = in_reverse(heads) if part else heads
+    options = {"draft_law": law, "sparse_top_m": V}
+    speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
+    llm = engine(save_vllm(tmp_path, heads), 4, method="medusa_checkpoints:RecordingMedusa", speculative=speculative)
+    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
+    (text,) = continued(llm, tiny_prompts()[4:5], params)
+    steps = proposer_of(llm).steps
+    assert len(steps) > 3
+    for length, draft in steps:
+        count = int(draft.lengths[0])
+        final = target.of(text[: length - 1])["final"][-1]
+        logits = torch.stack([heads.logits(head, final) for head in range(4)])
+        expected = nucleus((logits / 0.8).softmax(-1), 0.9)
+        if heads.token_map is not None:
+            expected = torch.zeros(4, V).index_copy(1, heads.token_map, expected)
+        found = reported_law(draft, V, heads.token_map)
+        torch.testing.assert_close(found[:count], expected[:count], rtol=1e-3, atol=1e-4)
+        assert bool((found[:count].gather(1, draft.token_ids[0, :count, None]) > 0).all())
+
+
+def test_greedy_rows_report_no_law(directory):
+    llm = engine(
+        directory,
+        4,
+        method="medusa_checkpoints:RecordingMedusa",
+        speculative={"draft_sample_method": "probabilistic"},
+    )
+    continued(llm, tiny_prompts()[:2])
+    assert proposer_of(llm).steps
+    assert all(draft.law is None for _, draft in proposer_of(llm).steps)
+
+
+def changed_tensors(directory: Path, heads: Heads, change) -> Path:
+    """A vLLM checkpoint with its dict of tensors changed."""
+    tensors = load_file(save_vllm(directory, heads) / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+BROKEN = {
+    "no_second_layer": (lambda t: t.pop("blocks.1.layers.0.weight"), "SD-E172", r"blocks\.1\.layers\.0\.weight"),
+    "no_bias": (lambda t: t.pop("blocks.1.layers.0.bias"), "SD-E172", r"blocks\.1\.layers\.0\.bias"),
+    "no_output": (lambda t: t.pop("lm_heads.1.weight"), "SD-E172", r"lm_heads\.1\.weight"),
+    "narrow_output": (lambda t: t.update({"lm_heads.1.weight": torch.zeros(V, 8)}), "SD-E175", r"found \[4096, 8\]"),
+    "unknown": (lambda t: t.update({"gate.weight": torch.zeros(2)}), "SD-E174", r"gate\.weight"),
+    "long_map": (lambda t: t.update({"token_map": torch.arange(5)}), "SD-E173", r"token_map \[4096\]"),
+    "repeated_map": (lambda t: t.update({"token_map": torch.zeros(V).long()}), "SD-E173", r"1 different ids"),
+    "far_map": (
+        lambda t: t.update({"token_map": torch.arange(V) + 1}),
+        "SD-E173",
+        r"4096 different ids in 1 \.\. 4096",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_checkpoint_is_an_error_that_names_the_tensor(name, heads, tmp_path):
+    change, code, message = BROKEN[name]
+    with pytest.raises(SpecdecError, match=message) as error:
+        engine(changed_tensors(tmp_path, heads, change), 2)
+    assert code in str(error.value)
+
+
+def test_a_checkpoint_without_heads_is_an_error(tmp_path, heads):
+    save_vllm(tmp_path, heads)
+    save_file({"fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(SpecdecError, match=r"(?s)blocks\.0\.layers\.0\.weight or 0\.0\.linear.*has +fc\.weight"):
+        engine(tmp_path, 2)
+
+
+def test_a_layer_missing_before_the_output_head_is_an_error(heads, tmp_path):
+    save_fasterdecoding(tmp_path, deep(heads))
+    tensors = torch.load(tmp_path / "medusa_lm_head.pt", weights_only=True)
+    kept = {name: tensor for name, tensor in tensors.items() if ".1.linear." not in name}
+    torch.save(kept, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(SpecdecError, match=r"0\.1\.linear\.weight"):
+        engine(tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vocab_size": 32000}, "vocabulary is 32000, and this target's is 4096"),
+        ({"hidden": 128}, "hidden size is 128, and this target's is 256"),
+        ({"outputs": 5000}, "have 5000 outputs, the target's vocabulary 4096 tokens"),
+        ({"outputs": 100}, "have 100 outputs, the target's vocabulary 4096 tokens, and there is no 'token_map'"),
+    ],
+)
+def test_heads_of_another_target_are_refused_with_the_numbers(config, message, tmp_path):
+    width, outputs = config.get("hidden", 256), config.get("outputs", V)
+    made = Heads([[(torch.zeros(width, width), None)]], [torch.zeros(outputs, width)])
+    file = save_vllm(tmp_path, made) / "config.json"
+    stated = json.loads(file.read_text()) | {"vocab_size": config.get("vocab_size", V)}
+    file.write_text(json.dumps(stated))
+    with pytest.raises(PluginLoadError, match=message):
+        engine(tmp_path, 1)
+
+
+def test_a_missing_checkpoint_is_an_error():
+    with pytest.raises(SpecdecError, match="needs a draft checkpoint"):
+        speculate("tiny", "medusa", 2)
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"quantization": "int8_weight_only"}], ids=str)
+def test_heads_run_in_a_dtype_or_quantization_of_their_own(settings, directory):
+    if "quantization" in settings:
+        pytest.importorskip("torchao")
+    llm = engine(directory, 3, speculative=settings)
+    assert continued(llm, tiny_prompts()[:2]) == tiny_truth()[:2]
+    weight = proposer_of(llm).network.blocks[0].layers[0].weight
+    assert (weight.dtype == torch.bfloat16) == ("dtype" in settings)
