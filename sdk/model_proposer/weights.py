@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
+from .experts import joined_experts
 
 
 class Weights:
@@ -64,10 +65,12 @@ class Weights:
     def fill(self, module: nn.Module, prefix: str = "") -> None:
         """Put the tensors below `prefix` into a module's parameters and buffers of the same names.
 
+        Experts that are stored one by one are joined where the module keeps them so.
         Raises CheckpointError: SD-E172 if the module wants one that is not there, SD-E175 for another shape. Tensors of
         the prefix that the module has no place for stay, for `finish` to report.
         """
         places = dict(module.state_dict(keep_vars=True))
+        self._tensors = joined_experts(self._tensors, {prefix + name for name in places})
         missing = {f"{prefix}{name} {list(place.shape)}" for name, place in places.items() if prefix + name not in self}
         if missing:
             facts = {"tensors": _listed(missing), "checkpoint": self._source, "has": _listed(self._tensors)}

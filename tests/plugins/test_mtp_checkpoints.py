@@ -66,7 +66,8 @@ def test_a_quantised_module_is_refused(suffix, tmp_path):
 
 
 def test_a_module_of_another_width_is_refused_with_the_numbers(tmp_path):
-    path = head(tmp_path, {"mtp.fc.weight": torch.zeros(128, 256)})
+    norm = {"mtp.layers.0.input_layernorm.weight": torch.zeros(128)}
+    path = head(tmp_path, {"mtp.fc.weight": torch.zeros(128, 256)} | norm)
     with pytest.raises(Refusal, match="hidden size is 128, and this target's is 256"):
         speculate("tiny", "mtp", 2, speculative={"model": str(path)})
 

@@ -1,0 +1,56 @@
+"""The configuration of the draft layers, gaps filled as the formats mean them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.sdk import Checkpoint
+
+USUAL_ROPE_THETA = 10_000.0  # whatever the target's is: the heads were trained with it
+_REPLACED = frozenset({"rope_theta", "rope_scaling", "eagle_config", "model", "layer_types"})
+
+
+def decoder_config(
+    checkpoint: Checkpoint, prefix: str, num_layers: int, shapes: Mapping[str, object]
+) -> dict[str, Any]:
+    """The layers' configuration for transformers.
+
+    `prefix` is where config.json has it: "", "model." or "transformer_layer_config."; `shapes` has the stored tensors
+    under our names. Raises CheckpointError SD-E170, SD-E171.
+    """
+    stated = checkpoint.config if not prefix else checkpoint.get(prefix.rstrip("."), dict)
+    width, heads = checkpoint.get(prefix + "hidden_size", int), checkpoint.get(prefix + "num_attention_heads", int)
+    biased = any(checkpoint.get(prefix + name, bool, False) for name in ("attention_bias", "qkv_bias"))
+    filled = {
+        "model_type": _layer_type(checkpoint, prefix, biased, shapes),
+        "num_hidden_layers": num_layers,
+        "head_dim": checkpoint.get(prefix + "head_dim", int, width // heads),
+        "num_key_value_heads": checkpoint.get(prefix + "num_key_value_heads", int, heads),
+        "intermediate_size": checkpoint.get(prefix + "intermediate_size", int),
+        "rms_norm_eps": float(checkpoint.get(prefix + "rms_norm_eps", (int, float), 1e-6)),
+        "attention_bias": biased,
+        "rope_parameters": _rope_parameters(stated),
+    }
+    types = checkpoint.get(prefix + "layer_types", list, None)
+    if types is not None:
+        filled["layer_types"] = types[:num_layers]
+    return {name: value for name, value in stated.items() if name not in _REPLACED} | filled
+
+
+def _layer_type(checkpoint: Checkpoint, prefix: str, biased: bool, shapes: Mapping[str, object]) -> str:
+    """The type whose layers these are. Llama's with a bias on queries, keys and values alone are Qwen2's."""
+    stated: str = checkpoint.get(prefix + "model_type", str, "llama")
+    architectures = checkpoint.get(prefix + "architectures", list, []) if prefix != "transformer_layer_config." else []
+    if any("Llama" in str(name) for name in architectures):
+        stated = "llama"
+    return "qwen2" if stated == "llama" and biased and "layers.0.self_attn.o_proj.bias" not in shapes else stated
+
+
+def _rope_parameters(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` wins over the older fields, which may hold a class's default."""
+    rope = dict(stated.get("rope_parameters") or stated.get("rope_scaling") or {})
+    older_type = rope.pop("type", "default")
+    rope.setdefault("rope_type", older_type)
+    rope.setdefault("rope_theta", stated.get("rope_theta") or USUAL_ROPE_THETA)
+    return rope

@@ -1,0 +1,120 @@
+"""An EAGLE-3 or P-EAGLE checkpoint's configuration, whoever published it, as one specification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
+
+from .decoder_config import decoder_config
+from .eagle_spec import check_positions, check_sizes
+from .layer_ids import Convention, boundaries_of
+from .names import count_layers, our_shapes
+from .recognise import is_eagle
+from .variants import refuse_variants
+
+_MASK_NAMES = ("mask_token_id", "pard_token", "ptd_token_id")
+_MASK_TENSOR = "mask_hidden"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Spec:
+    """What the network is and how it was trained to be run."""
+
+    decoder: Mapping[str, Any]  # the draft layers' configuration under transformers' names
+    boundaries: tuple[int, ...]  # H[k]: the target's residual stream after k layers; empty: its final hidden state
+    target_hidden_size: int
+    embedding_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    has_fc_bias: bool
+    norms_features: bool  # one norm over all of them, before the projection
+    norms_each_feature: bool  # one norm for each
+    has_hidden_norm: bool
+    norm_before_residual: bool  # the first layer's residual is the normed state
+    feeds_back_normed: bool  # later drafts read the state after the final norm
+    mask_token_id: int | None  # None: not trained to draft in parallel
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, target: TargetInfo, convention: Convention) -> Eagle3Spec:
+        """From config.json and the tensors' shapes. Raises Refusal; CheckpointError SD-E146, SD-E170 .. SD-E175."""
+        if is_eagle(checkpoint):
+            raise Refusal("this is an EAGLE-1 checkpoint", '"method": "eagle"')
+        prefix = "transformer_layer_config." if "speculators_model_type" in checkpoint.config else ""
+        shapes = our_shapes(checkpoint)
+        refuse_variants(checkpoint, shapes, prefix)
+        decoder = decoder_config(checkpoint, prefix, count_layers(shapes, checkpoint), shapes)
+        reads_layers = _flag(checkpoint, "use_aux_hidden_state", True)
+        vocab_size = checkpoint.get(prefix + "vocab_size", int)
+        table = shapes.get("embed_tokens.weight", ())
+        spec = cls(
+            decoder=decoder,
+            boundaries=boundaries_of(checkpoint, target.num_layers, convention) if reads_layers else (),
+            target_hidden_size=checkpoint.get("target_hidden_size", int, decoder["hidden_size"]),
+            embedding_size=table[1] if len(table) == 2 else target.hidden_size,
+            vocab_size=vocab_size,
+            draft_vocab_size=checkpoint.get("draft_vocab_size", int, vocab_size),
+            has_fc_bias="fc.bias" in shapes,
+            norms_features=_flag(checkpoint, "norm_before_fc", "input_norm.weight" in shapes),
+            norms_each_feature=_flag(checkpoint, "fc_norm", "fc_norm.0.weight" in shapes),
+            has_hidden_norm=reads_layers or "layers.0.hidden_norm.weight" in shapes,
+            norm_before_residual=_flag(checkpoint, "norm_before_residual", False),
+            feeds_back_normed=_flag(checkpoint, "norm_output", False),
+            mask_token_id=_mask_token_id(checkpoint, shapes),
+        )
+        spec._check_shapes(checkpoint, shapes)
+        return spec
+
+    def check_fits(self, target: TargetInfo) -> None:
+        """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
+        check_sizes(self.target_hidden_size, self.vocab_size, target)
+        check_positions(self.decoder, target)
+        width = self.decoder["hidden_size"]
+        if not self.boundaries and width != target.hidden_size:
+            reason = f"it reads the target's final hidden state of width {target.hidden_size} as its own, {width} wide"
+            raise Refusal(reason, "a checkpoint trained for this target")
+        mask = self.mask_token_id
+        if mask is not None and not 0 <= mask < target.vocab_size:
+            reason = f"its mask token {mask} has no row in an embedding of {target.vocab_size} rows"
+            raise Refusal(reason, "a checkpoint trained for this target")
+
+    def _check_shapes(self, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise if the features or the first layer's inputs are not those that the configuration describes."""
+        fc, count = shapes.get("fc.weight"), len(self.boundaries)
+        if count and fc is not None and fc[-1] != count * self.target_hidden_size:
+            facts = {
+                "expected": f"{count} features (boundaries {self.boundaries}) x {self.target_hidden_size} inputs",
+                "found": f"fc.weight {list(fc)}",
+                "checkpoint": checkpoint.directory,
+            }
+            raise CheckpointError("SD-E175", "the draft checkpoint's layer ids do not fit its projection", facts)
+        queries, width = shapes.get("layers.0.self_attn.q_proj.weight"), self.decoder["hidden_size"]
+        if not count and queries is not None and queries[-1] == width:
+            reason = f"its first layer reads {width} inputs: the hidden state alone, without a token's embedding"
+            raise Refusal(reason, "a head whose first layer reads both")
+        if self.norms_features and self.norms_each_feature:
+            facts = {"file": checkpoint.config_file, "expected": "norm_before_fc or fc_norm", "found": "both"}
+            raise CheckpointError("SD-E171", "the draft checkpoint norms its features twice", facts)
+
+
+def _flag(checkpoint: Checkpoint, name: str, default: bool) -> bool:
+    """A field of the top level, or else of `eagle_config`."""
+    found: bool = checkpoint.get(name, bool, checkpoint.get(f"eagle_config.{name}", bool, default))
+    return found
+
+
+def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int | None:
+    """Of a head that was trained to draft in parallel. Raises CheckpointError SD-E170, SD-E172 if a part is absent."""
+    stated = [checkpoint.get(name, int, None) for name in _MASK_NAMES]
+    found = next((each for each in stated if each is not None), None)
+    named = checkpoint.get("speculators_model_type", str, "") == "peagle" or any(
+        "peagle" in str(name).lower() for name in checkpoint.get("architectures", list, [])
+    )
+    if _MASK_TENSOR not in shapes:
+        if named:
+            facts = {"tensor": _MASK_TENSOR, "checkpoint": checkpoint.directory}
+            raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
+        return None
+    return found if found is not None else int(checkpoint.get(_MASK_NAMES[0], int))  # says that it is absent

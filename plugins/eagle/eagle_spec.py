@@ -1,0 +1,76 @@
+"""An EAGLE-1 checkpoint's configuration, in its authors' layout or vLLM's wrapped one, as one specification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.sdk import Checkpoint, Refusal, TargetInfo
+
+from .decoder_config import decoder_config
+from .names import count_layers, our_shapes
+from .recognise import is_eagle3
+from .variants import refuse_variants
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleSpec:
+    """What the network is."""
+
+    decoder: Mapping[str, Any]  # the draft layers' configuration under transformers' names
+    hidden_size: int
+    embedding_size: int
+    vocab_size: int
+    has_fc_bias: bool
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> EagleSpec:
+        """From config.json and the tensors' shapes. Raises Refusal; CheckpointError SD-E146, SD-E170 .. SD-E174."""
+        if is_eagle3(checkpoint):
+            raise Refusal("this is an EAGLE-3 checkpoint", '"method": "eagle3"')
+        prefix = "model." if isinstance(checkpoint.config.get("model"), Mapping) else ""
+        shapes = our_shapes(checkpoint)
+        refuse_variants(checkpoint, shapes, prefix)
+        decoder = decoder_config(checkpoint, prefix, count_layers(shapes, checkpoint), shapes)
+        vocab_size = checkpoint.get(prefix + "vocab_size", int)
+        truncated = checkpoint.get("truncated_vocab_size", int, vocab_size)
+        if truncated != vocab_size:
+            reason = f"its truncated_vocab_size is {truncated} of {vocab_size}, which is not implemented"
+            raise Refusal(reason, "a head for the whole vocabulary")
+        table = shapes.get("embed_tokens.weight", ())
+        return cls(
+            decoder=decoder,
+            hidden_size=decoder["hidden_size"],
+            embedding_size=table[1] if len(table) == 2 else target.hidden_size,
+            vocab_size=vocab_size,
+            has_fc_bias=checkpoint.get(prefix + "bias", bool, "fc.bias" in shapes),
+        )
+
+    def check_fits(self, target: TargetInfo) -> None:
+        """Raise Refusal, with the numbers, if the checkpoint was made for another target."""
+        check_sizes(self.hidden_size, self.vocab_size, target)
+        check_positions(self.decoder, target)
+
+
+def check_sizes(hidden_size: int, vocab_size: int, target: TargetInfo) -> None:
+    """Raise Refusal, with the numbers, unless these are the target's."""
+    pairs = {
+        "hidden size": (hidden_size, target.hidden_size),
+        "vocabulary": (vocab_size, target.vocab_size),
+    }
+    for fact, (expected, found) in pairs.items():
+        if expected != found:
+            reason = f"the draft checkpoint is for a target whose {fact} is {expected}; this target's is {found}"
+            raise Refusal(reason, "a checkpoint trained for this target")
+
+
+def check_positions(decoder: Mapping[str, Any], target: TargetInfo) -> None:
+    """Raise Refusal if rotary tables would change with the longest text of a batch, and cached keys would not."""
+    rope, longest = decoder["rope_parameters"], decoder.get("max_position_embeddings")
+    if rope["rope_type"] not in ("dynamic", "longrope") or longest is None:
+        return
+    limit = rope.get("original_max_position_embeddings") or longest
+    if target.max_model_len > limit:
+        kind = f"{rope['rope_type']!r} rotary scaling keeps its tables up to {limit} positions"
+        raise Refusal(f"its {kind}, and max_model_len is {target.max_model_len}", f"max_model_len={limit}")

@@ -1,0 +1,203 @@
+"""Drafting with an EAGLE head, one token after the other or, where it was trained to, all of them in one pass."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.sdk import Checkpoint, Draft, DraftKV, Needs, ProposerConfig, Refusal, StepView, TargetInfo
+from specdec.sdk.model_proposer import (
+    AutoregressiveProposer,
+    DraftInputs,
+    DraftVocabulary,
+    ModelOptions,
+    ParallelProposer,
+    Weights,
+    draft_kv_of,
+)
+
+from .eagle3_spec import Eagle3Spec
+from .eagle_spec import EagleSpec
+from .layer_ids import Convention
+from .names import UNUSED, our_names
+from .network import Eagle3Network, EagleNetwork
+
+logger = logging.getLogger("specdec")
+
+
+class EagleProposer(AutoregressiveProposer):
+    """EAGLE-1 and EAGLE-2 heads (arXiv 2401.15077, 2406.16858), drafting a chain.
+
+    Row i of the draft KV holds the token after position i with the target's final hidden state at i.
+    """
+
+    ROWS_ARE_SHIFTED = True
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        """The target's final hidden states, and draft KV of the head's layers.
+
+        Raises Refusal if the checkpoint does not fit the target or is a relative; CheckpointError SD-E170 .. SD-E174.
+        """
+        spec = EagleSpec.read(cls.open_checkpoint(config), target)
+        spec.check_fits(target)
+        return Needs(**cls.shared_needs(config, target), hidden_states=("final",), draft_kv=_draft_kv(spec, config))
+
+    def build(self) -> None:
+        """Load the head and tie it to the target. Raises CheckpointError: SD-E172, SD-E174, SD-E175; Refusal."""
+        checkpoint = self.open_checkpoint(self.config)
+        spec = EagleSpec.read(checkpoint, self.target)
+        weights = _open_weights(checkpoint, self)
+        self.network = EagleNetwork(spec, self.services.build_decoder(spec.decoder, self.settings))
+        weights.fill(self.network)
+        embedding = self.embedding(weights, spec.embedding_size)
+        self.network.attach(embedding, self.head(weights, spec.hidden_size, spec.vocab_size))
+        weights.finish()
+        self.services.finish(self.network, self.settings)
+
+    def first(self, inputs: DraftInputs) -> Tensor:
+        """Run the committed rows on the target's hidden states."""
+        assert inputs.hidden is not None, "declared"
+        return self._run(inputs, inputs.hidden)
+
+    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
+        """Run one drafted token per request on the head's own guess of the hidden state before it."""
+        return self._run(inputs, states)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The head's logits of its guesses."""
+        return self.network.logits(states)
+
+    def _run(self, inputs: DraftInputs, hidden: Tensor) -> Tensor:
+        states: Tensor = self.network(inputs.token_ids, inputs.positions, hidden, inputs.attention)
+        return states[inputs.last]
+
+
+class Eagle3Options(ModelOptions):
+    """Options of the eagle3 proposer."""
+
+    aux_layer_convention: Convention = Field(
+        "auto", description="how the checkpoint numbers the target's layers; auto: by its publisher and its ids"
+    )
+    parallel_drafting: bool | None = Field(
+        None, description="all drafts in one pass, of a head trained for it; None: if it was"
+    )
+
+
+class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
+    """EAGLE-3 heads (arXiv 2503.01840), and P-EAGLE's, which draft in parallel (arXiv 2602.01469).
+
+    Row i of the draft KV holds the token after position i with the target's hidden states at i. In parallel, rows of
+    the mask follow the last of them; their keys and values are overwritten like those of any row that was drafted.
+    """
+
+    ROWS_ARE_SHIFTED = True
+    Options = Eagle3Options
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        """The hidden states that the checkpoint names, and draft KV of the head's layers.
+
+        Raises Refusal if the checkpoint does not fit the target or is a relative; CheckpointError SD-E170 .. SD-E175.
+        """
+        checkpoint = cls.open_checkpoint(config)
+        spec = _read(checkpoint, config, target)
+        spec.check_fits(target)
+        shared = cls.shared_needs(config, target)
+        mapped = None
+        if shared.get("law") == "dense" and spec.draft_vocab_size != target.vocab_size:
+            mapped = _mapped_ids(checkpoint, target)
+        return Needs(
+            **shared,
+            hidden_states=spec.boundaries or ("final",),
+            draft_kv=_draft_kv(spec, config),
+            draft_vocabulary=mapped,
+        )
+
+    def build(self) -> None:
+        """Load the head and tie it to the target. Raises CheckpointError: SD-E172 .. SD-E175; Refusal."""
+        checkpoint = self.open_checkpoint(self.config)
+        spec = _read(checkpoint, self.config, self.target)
+        self._is_parallel = spec.mask_token_id is not None
+        weights = _open_weights(checkpoint, self)
+        self.network = Eagle3Network(spec, self.services.build_decoder(spec.decoder, self.settings))
+        weights.fill(self.network)
+        if spec.draft_vocab_size != self.target.vocab_size or "d2t" in weights:
+            d2t = weights.take("d2t", spec.draft_vocab_size)
+            self.vocabulary = DraftVocabulary.from_offsets(d2t, self.target.vocab_size)
+        embedding = self.embedding(weights, spec.embedding_size)
+        self.network.attach(embedding, self.head(weights, spec.decoder["hidden_size"], spec.draft_vocab_size))
+        weights.finish()
+        self.services.finish(self.network, self.settings)
+        logger.info("%s reads the target's hidden states at boundaries %s", checkpoint.directory, spec.boundaries)
+
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
+        base = ParallelProposer if self._is_parallel else AutoregressiveProposer
+        return base.propose(self, step)
+
+    def first(self, inputs: DraftInputs) -> Tensor:
+        """Run the committed rows on the target's hidden states."""
+        assert inputs.hidden is not None, "declared"
+        return self._run(inputs, self.network.fuse(inputs.hidden))
+
+    def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
+        """Run one drafted token per request on the head's own state before it."""
+        return self._run(inputs, states)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The head's logits of recycled states."""
+        return self.network.logits(states)
+
+    def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
+        """The first token's from the last row of what was committed, the others' from a row of the mask each."""
+        rows, starts, states = step.rows, step.kept.kept_start + step.kept.num_kept, self._states
+        if chosen is not None:
+            rows, starts, states = rows[chosen], starts[chosen], states[chosen]
+        num_masks = num_tokens - 1
+        if num_masks == 0:
+            return self.logits(states[:, None])
+        cu_queries = torch.arange(len(rows) + 1, device=rows.device) * num_masks
+        positions = (starts[:, None] + torch.arange(num_masks, device=rows.device)).flatten()
+        attention = self.services.draft_kv().attention(rows, starts, cu_queries)
+        masked = self.network.recycled(self.network.masked(positions, attention))
+        return self.logits(torch.cat([states[:, None], masked.view(len(rows), num_masks, -1)], dim=1))
+
+    def _run(self, inputs: DraftInputs, states: Tensor) -> Tensor:
+        output = self.network(inputs.token_ids, inputs.positions, states, inputs.attention)
+        return self.network.recycled(output[inputs.last])
+
+
+def _read(checkpoint: Checkpoint, config: ProposerConfig, target: TargetInfo) -> Eagle3Spec:
+    """Raises Refusal if the options ask for a way of drafting that the head was not trained for."""
+    spec = Eagle3Spec.read(checkpoint, target, config.options.aux_layer_convention)
+    asked, parallel = config.options.parallel_drafting, spec.mask_token_id is not None
+    if asked not in (None, parallel):
+        found = "has a mask to draft in parallel with" if parallel else "has no mask_hidden to draft in parallel with"
+        raise Refusal(f"parallel_drafting is {asked}, and the checkpoint {found}", f'"parallel_drafting": {parallel}')
+    return spec
+
+
+def _draft_kv(spec: EagleSpec | Eagle3Spec, config: ProposerConfig) -> DraftKV:
+    return draft_kv_of(
+        spec.decoder,
+        num_layers=spec.decoder["num_hidden_layers"],
+        rows_per_pass=config.num_draft_tokens - 1,
+        dtype=config.dtype,
+        depends_on_next_token=True,
+    )
+
+
+def _open_weights(checkpoint: Checkpoint, proposer: EagleProposer | Eagle3Proposer) -> Weights:
+    tensors = proposer.services.load_tensors(checkpoint.directory)
+    weights = Weights(our_names(tensors), checkpoint.directory)
+    weights.drop(*UNUSED)
+    return weights
+
+
+def _mapped_ids(checkpoint: Checkpoint, target: TargetInfo) -> tuple[int, ...]:
+    vocabulary = DraftVocabulary.from_offsets(checkpoint.tensor("d2t"), target.vocab_size)
+    return tuple(range(target.vocab_size)) if vocabulary is None else tuple(vocabulary.target_ids.tolist())

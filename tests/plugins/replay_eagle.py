@@ -1,0 +1,168 @@
+"""The EAGLE networks once more in plain torch, and proposers that show what they see and draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from make_eagle import EPS, H, Made
+from plugin_helpers import TargetStates
+from replaying import Forced, InDeviceForm, Recording
+from torch import Tensor
+
+from specdec.plugins.eagle.proposer import Eagle3Proposer, EagleProposer
+from specdec.sdk import StepView
+
+
+class Replay:
+    """What a checkpoint drafts, from whole sequences in fp32: no cache, no steps, nothing of the engine."""
+
+    def __init__(self, made: Made, target: TargetStates) -> None:
+        self.made, self.target, self.t = made, target, made.tensors
+        self.table = self.t.get("embed_tokens.weight", target.embedding).float()
+        self.head = self.t.get("lm_head.weight", target.head).float()
+        self._of: dict[tuple[int, ...], dict[int | str, Tensor]] = {}
+
+    def states(self, tokens: Sequence[int]) -> Tensor:
+        """What the target's hidden states become for the first layer: [T, h], of every position of a sequence."""
+        key = tuple(tokens)
+        if key not in self._of:
+            self._of[key] = self.target.of(tokens)
+        z = torch.cat([self._of[key][k] for k in self.made.features], dim=-1)
+        return z if self.made.method == "eagle" else self.fuse(z)
+
+    def fuse(self, z: Tensor) -> Tensor:
+        if "input_norm.weight" in self.t:
+            z = rms(z, self.t["input_norm.weight"])
+        if "fc_norm.0.weight" in self.t:
+            chunks = z.split(H, dim=-1)
+            z = torch.cat([rms(chunk, self.t[f"fc_norm.{j}.weight"]) for j, chunk in enumerate(chunks)], dim=-1)
+        return z @ self.t["fc.weight"].T + self.t.get("fc.bias", 0) if "fc.weight" in self.t else z
+
+    @torch.no_grad()
+    def draft(self, tokens: Sequence[int], length: int, k: int) -> list[int]:
+        """The K tokens after the first `length` of a sequence."""
+        return self.run(tokens, length, k)[0]
+
+    @torch.no_grad()
+    def run(
+        self, tokens: Sequence[int], length: int, k: int, drawn: Sequence[int] | None = None
+    ) -> tuple[list[int], Tensor]:
+        """The most likely tokens and all logits [K, D]; later ones follow `drawn` where it is given."""
+        n = length - 1
+        row_tokens, states = list(tokens[1:length]), self.states(tokens)[:n]
+        if self.made.mask_id is not None:
+            mask = self.fuse(self.t["mask_hidden"][0])
+            states = torch.cat([states, mask.expand(k - 1, -1)])
+            outputs = self.forward([*row_tokens, *[self.made.mask_id] * (k - 1)], states)
+            logits = self.logits(outputs[n - 1 :])
+            return self.target_ids(logits.argmax(-1)).tolist(), logits
+        found: list[int] = []
+        rows: list[Tensor] = []
+        for index in range(k):
+            output = self.forward(row_tokens, states)[-1:]
+            rows.append(self.logits(output)[0])
+            found.append(int(self.target_ids(rows[-1].argmax())))
+            row_tokens.append(found[-1] if drawn is None else drawn[index])
+            states = torch.cat([states, self.normed(output) if self.made.norm_output else output])
+        return found, torch.stack(rows)
+
+    def target_ids(self, ids: Tensor) -> Tensor:
+        return ids + self.t["d2t"][ids] if "d2t" in self.t else ids
+
+    def normed(self, output: Tensor) -> Tensor:
+        return output if self.made.method == "eagle" else rms(output, self.t["norm.weight"])
+
+    def logits(self, output: Tensor) -> Tensor:
+        return self.normed(output) @ self.head.T
+
+    def forward(self, tokens: Sequence[int], states: Tensor) -> Tensor:
+        t = self.t
+        embedded = self.table[list(tokens)]
+        if self.made.method == "eagle":
+            u = torch.cat([embedded, states], dim=-1) @ t["fc.weight"].T + t.get("fc.bias", 0)
+            u = self.finished(0, u, u)
+        else:
+            e = rms(embedded, t["layers.0.input_layernorm.weight"])
+            s = rms(states, t["layers.0.hidden_norm.weight"]) if "layers.0.hidden_norm.weight" in t else states
+            u = self.finished(0, s if self.made.norm_before_residual else states, torch.cat([e, s], dim=-1))
+        for layer in range(1, self.made.num_layers):
+            u = self.finished(layer, u, rms(u, t[f"layers.{layer}.input_layernorm.weight"]))
+        return u
+
+    def finished(self, layer: int, residual: Tensor, inputs: Tensor) -> Tensor:
+        u = residual + self.attention(layer, inputs)
+        x = rms(u, self.t[f"layers.{layer}.post_attention_layernorm.weight"])
+        gate, up, down = (self.t[f"layers.{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        return u + (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    def attention(self, layer: int, inputs: Tensor) -> Tensor:
+        heads, kv_heads, head_dim = self.made.heads
+
+        def projected(name: str, x: Tensor) -> Tensor:
+            prefix = f"layers.{layer}.self_attn.{name}_proj"
+            return x @ self.t[f"{prefix}.weight"].T + self.t.get(f"{prefix}.bias", 0)
+
+        q, k, v = (projected(name, inputs).view(len(inputs), -1, head_dim) for name in "qkv")
+        if f"layers.{layer}.self_attn.q_norm.weight" in self.t:
+            q, k = (rms(x, self.t[f"layers.{layer}.self_attn.{n}_norm.weight"]) for x, n in ((q, "q"), (k, "k")))
+        positions = torch.arange(len(inputs)) / self.made.rope_factor
+        q, k = rope(q, positions, self.made.theta), rope(k, positions, self.made.theta)
+        later = torch.ones(len(inputs), len(inputs)).triu(1).bool()
+        outputs = []
+        for head in range(heads):
+            group = head * kv_heads // heads
+            scores = (q[:, head] @ k[:, group].T) * head_dim**-0.5
+            outputs.append(scores.masked_fill(later, -torch.inf).softmax(-1) @ v[:, group])
+        return projected("o", torch.cat(outputs, dim=-1))
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * x / (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+
+
+def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """x [T, heads, D] at positions [T]; the two halves of each head are the pairs."""
+    half = x.shape[-1] // 2
+    angle = positions[:, None] * theta ** (-torch.arange(half) / half)
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class Shown:
+    """Mixed into a forced proposer: keeps the hidden states that it is shown, by the tokens up to their position."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.shown: dict[tuple[int, ...], Tensor] = {}
+
+    def observe(self, step: StepView) -> None:
+        super().observe(step)
+        kept = step.kept
+        for b, request_id in enumerate(step.request_ids):
+            first = int(kept.cu_rows[b])
+            for entry in range(first, first + int(kept.num_kept[b])):
+                tokens = self._sequence[request_id][: int(kept.positions[entry]) + 1]
+                self.shown[tuple(tokens)] = kept.hidden[entry].clone()
+
+
+class ForcedEagle(Shown, Forced, EagleProposer):
+    """EAGLE-1."""
+
+
+class ForcedEagle3(Shown, Forced, Eagle3Proposer):
+    """EAGLE-3 and P-EAGLE."""
+
+
+class ForcedInDeviceForm(InDeviceForm, ForcedEagle3):
+    """The same, on a device."""
+
+
+class RecordingEagle(Recording, EagleProposer):
+    """EAGLE-1."""
+
+
+class RecordingEagle3(Recording, Eagle3Proposer):
+    """EAGLE-3 and P-EAGLE."""
