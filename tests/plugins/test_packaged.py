@@ -1,0 +1,101 @@
+"""The drafters that ship with the package: each found by its checkpoint alone, each lossless, each of some use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from plugin_helpers import TINY
+from transformers import AutoTokenizer
+
+from specdec import LLM, SamplingParams
+from specdec.core.hooks import load_hooks
+from specdec.core.registry import PluginSettings, Registry
+from specdec.core.speculative_config import SpeculativeConfig
+from specdec.plugins.draft_model.proposer import DraftModelProposer
+from specdec.plugins.eagle.proposer import Eagle3Proposer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+DRAFTERS = {
+    "draft": ("tiny", "draft_model", 2.0),
+    "eagle": ("tiny", "eagle", 1.6),
+    "eagle3": ("tiny", "eagle3", 2.0),
+    "dflash": ("tiny", "dflash", 1.6),
+    "medusa": ("tiny", "medusa", 1.3),
+    "moe_draft": ("tiny/moe", "draft_model", 1.3),
+}
+MIXED = [1, 7, 12, 30, 61]
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
+    rows = [json.loads(line) for line in (TINY / "prompts.jsonl").read_text().splitlines()]
+    token_ids = [tokenizer(row["prompt"])["input_ids"] for row in rows[:16]]
+    return [ids[: MIXED[i % len(MIXED)]] for i, ids in enumerate(token_ids)]
+
+
+@pytest.fixture(scope="module")
+def plain(prompts):
+    """Plain decoding's outputs of each target."""
+    return {target: outputs(LLM(target, max_model_len=256), prompts) for target in ("tiny", "tiny/moe")}
+
+
+def outputs(llm, prompts, params=GREEDY):
+    found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    return [output.outputs[0].token_ids for output in found]
+
+
+def llm_with(name, k, **settings):
+    target = DRAFTERS[name][0] if name in DRAFTERS else "tiny"
+    config = {"model": f"tiny/{name}"} if name in DRAFTERS else {"method": name}
+    return LLM(target, speculative_config=config | {"num_speculative_tokens": k}, max_model_len=256, **settings)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_checkpoint_alone_says_which_proposer_it_is_for(name):
+    registry = Registry.discover(PluginSettings(), load_hooks(PluginSettings()).registrations)
+    config = SpeculativeConfig(model=f"tiny/{name}", num_speculative_tokens=2)
+    assert registry.resolve(config).plugin.name == DRAFTERS[name][1]
+
+
+@pytest.mark.parametrize("name", [*DRAFTERS, "mtp"])
+def test_text_is_plain_decodings_and_drafts_are_accepted(name, prompts, plain):
+    target, _, fewest = DRAFTERS.get(name, ("tiny", "mtp", 1.3))
+    llm = llm_with(name, 3, max_num_seqs=4, max_num_batched_tokens=40)
+    assert outputs(llm, prompts) == plain[target]
+    assert llm.engine.metrics.acceptance.mean_acceptance_length >= fewest
+    llm.engine.check_integrity()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("k", [1, 3, 5, 7])
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_num_seqs": 1}, {"max_num_seqs": 16}, {"num_kv_blocks": 24, "max_num_seqs": 8}],
+    ids=["one by one", "sixteen", "scarce"],
+)
+@pytest.mark.parametrize("name", [*DRAFTERS, "mtp"])
+def test_text_is_plain_decodings_at_every_length_and_batch(name, settings, k, prompts, plain):
+    if name == "medusa" and k > 3:
+        pytest.skip("three heads")
+    llm = llm_with(name, k, **settings)
+    assert outputs(llm, prompts) == plain[DRAFTERS.get(name, ("tiny",))[0]]
+    llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize(("name", "base"), [("draft", DraftModelProposer), ("eagle3", Eagle3Proposer)])
+def test_probabilities_raise_acceptance_at_temperature_1(name, base, prompts, monkeypatch):
+    """Of the same sampled drafts: verified with their probability, or as if each had been the only choice."""
+    params = [SamplingParams(temperature=1, seed=i, max_tokens=40, ignore_eos=True) for i in range(len(prompts))]
+    config = {"model": f"tiny/{name}", "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}
+    rates = []
+    for law in (True, False):
+        if not law:
+            propose = base.propose
+            monkeypatch.setattr(base, "propose", lambda self, step: replace(propose(self, step), law=None))
+        llm = LLM("tiny", speculative_config=config, max_model_len=256)
+        outputs(llm, prompts, params)
+        rates.append(llm.engine.metrics.acceptance.draft_acceptance_rate)
+    assert rates[0] > 1.2 * rates[1], rates
