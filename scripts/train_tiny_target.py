@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from .batching import Batch, TokenStream, encode_documents
 from .corpus import Corpus, load_corpus
@@ -57,10 +57,10 @@ def next_token_loss(model: Qwen3ForCausalLM, compiled: bool) -> Callable[[Batch]
     return torch.compile(loss_of, dynamic=False) if compiled else loss_of
 
 
-def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write model (bf16) and tokenizer to `folder`, each file whole or not at all: readers may be waiting."""
     folder.mkdir(parents=True, exist_ok=True)
-    snapshot = Qwen3ForCausalLM(model.config)
+    snapshot = type(model)(model.config)
     snapshot.load_state_dict(model.state_dict())
     snapshot.tie_weights()
     snapshot.generation_config = model.generation_config

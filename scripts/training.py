@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .batching import Batch, TokenStream
 
 AFTER_STEP = Callable[[int, float], None]  # (steps done, mean loss of the step in nats)
+OUTER_MATRICES = ("embed_tokens", "lm_head", "mlp.gate.")  # in parameter names: embeddings, heads, expert routers
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,11 @@ def train(
 
 
 def make_optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the hidden matrices; AdamW for embeddings, heads, norms and biases."""
-    embeddings = [layer for layer in module.modules() if isinstance(layer, nn.Embedding)]
-    outer = {id(layer.weight) for layer in embeddings}
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    hidden = [parameter for parameter in trained if parameter.ndim == 2 and id(parameter) not in outer]
-    rest = [parameter for parameter in trained if parameter.ndim != 2 or id(parameter) in outer]
+    """Muon for the hidden matrices; AdamW for embeddings, heads, routers, norms, biases and stacked experts."""
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    outer = {id(parameter) for name, parameter in trained if any(part in name for part in OUTER_MATRICES)}
+    hidden = [parameter for _, parameter in trained if parameter.ndim == 2 and id(parameter) not in outer]
+    rest = [parameter for _, parameter in trained if parameter.ndim != 2 or id(parameter) in outer]
     muon = torch.optim.Muon([{"params": hidden, "full_lr": recipe.muon_lr}], lr=recipe.muon_lr)
     adamw = torch.optim.AdamW(
         [{"params": rest, "full_lr": recipe.adamw_lr}],

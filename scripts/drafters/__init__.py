@@ -1,0 +1,1 @@
+"""Every drafter family as a plain torch module: names and shapes as published, forward written from the papers."""
