@@ -1,0 +1,116 @@
+"""`specdec check`: does a proposer keep the contract, and if not, what to change."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdec.sdk import ConfigError
+
+from ._engine_options import QuietOption, is_quiet, silence_libraries
+from ._output import Format, JsonOption
+from ._session import Session
+
+if TYPE_CHECKING:
+    from specdec.sdk.testing import CheckResult
+
+EXIT_FAILED = 1
+
+
+class LevelChoice(StrEnum):
+    """How much to check."""
+
+    BASIC = "basic"
+    STANDARD = "standard"
+    FULL = "full"
+
+
+def command(  # noqa: PLR0913 - one parameter per flag
+    ctx: typer.Context,
+    proposer: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A name, distribution:name, package.module:Class, package.module.Class or a checkpoint.",
+        ),
+    ],
+    level: Annotated[
+        LevelChoice,
+        typer.Option(help="basic: its form; standard: its behaviour; full: its laws, long runs and searches."),
+    ] = LevelChoice.STANDARD,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            "--speculative-config",
+            "-sc",
+            metavar="JSON",
+            help='Further keys, for example \'{"model": "./checkpoint", "num_speculative_tokens": 5}\'.',
+        ),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Run only this check; may be repeated.")] = None,
+    expected: Annotated[
+        list[str] | None,
+        typer.Option("--xfail", metavar="CHECK=REASON", help="A check that is expected to fail; may be repeated."),
+    ] = None,
+    model: Annotated[str, typer.Option("--target", help="The model to check on: a directory or tiny.")] = "tiny",
+    seed: Annotated[int, typer.Option(min=0, help="Of texts, schedules and random numbers.")] = 0,
+    how: Annotated[
+        Format, typer.Option("--format", help="json: an array with one object per check; quiet: one line.")
+    ] = Format.AUTO,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check a proposer against the contract, on the CPU and offline. Exit code 1 if a check fails."""
+    how = Format.JSON if as_json else how
+    quiet = is_quiet(ctx, how, quiet)
+    silence_libraries()
+    from specdec.sdk.testing.run import results
+    from specdec.sdk.testing.subject import Subject
+
+    from ..speculative_config import SpeculativeConfig
+
+    session: Session = ctx.obj
+    settings = SpeculativeConfig.as_mapping(speculative_config) if speculative_config else {}
+    subject = Subject(proposer, settings, model, seed, session.settings)
+    found = []
+    for result in results(subject, level.value, tuple(only or ()), _expected(expected or [])):
+        found.append(result)
+        if not quiet and how is not Format.JSON:
+            _show(result)
+    if how is Format.JSON:
+        print(json.dumps([asdict(result) | {"ok": result.ok} for result in found], indent=2))
+    else:
+        _summary(found)
+    if not all(result.ok for result in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _expected(items: list[str]) -> Mapping[str, str]:
+    pairs = {}
+    for item in items:
+        name, equals, reason = item.partition("=")
+        if not equals:
+            raise ConfigError("SD-E132", "--xfail has no reason", {"expected": "CHECK=REASON", "found": repr(item)})
+        pairs[name.strip()] = reason.strip()
+    return pairs
+
+
+def _show(result: CheckResult) -> None:
+    words: dict[str, Any] = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
+    note = f"   {result.facts['reason']}" if "reason" in result.facts else ""
+    print(f"{words.get(result.status, result.status):<17}{result.seconds:6.2f} s   {result.check}{note}", flush=True)
+    if not result.ok:
+        print(result.text, flush=True)
+
+
+def _summary(found: list[CheckResult]) -> None:
+    counts = {status: sum(each.status == status for each in found) for status in dict.fromkeys(r.status for r in found)}
+    told = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items())
+    print(f"{told} in {sum(result.seconds for result in found):.1f} s")
+    sys.stdout.flush()

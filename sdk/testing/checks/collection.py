@@ -1,0 +1,40 @@
+"""A check is a function of a Subject whose docstring is the law it checks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..report import Level
+from ..subject import Subject
+
+
+@dataclass(frozen=True)
+class Check:
+    """One law. `run` returns nothing, or raises Violation or NotApplicable."""
+
+    name: str
+    level: Level
+    law: str
+    run: Callable[[Subject], None]
+
+
+class Collection:
+    """The checks of one module, in the order in which they are written."""
+
+    def __init__(self) -> None:
+        self._checks: list[Check] = []
+
+    def __iter__(self) -> Iterator[Check]:
+        return iter(self._checks)
+
+    def at(self, level: Level) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+        """Decorator: the function is a check of this level and of those above it."""
+
+        def add(run: Callable[[Subject], None]) -> Callable[[Subject], None]:
+            law = " ".join((inspect.getdoc(run) or "").split())
+            self._checks.append(Check(run.__name__, level, law, run))
+            return run
+
+        return add

@@ -1,0 +1,96 @@
+"""The real engine on a real target: what is generated does not depend on the proposer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..compare import require_same
+from ..moves import Move
+from ..report import NotApplicable, Violation
+from ..schedules import lockstep
+from ..subject import Subject
+from ..worlds import GREEDY, generate
+from .collection import Collection
+
+CHECKS = Collection()
+ROOMY = {"max_num_seqs": 6, "max_model_len": 256}
+ONE_AT_A_TIME = {"max_num_seqs": 1, "max_model_len": 256}
+IN_CHUNKS = {"max_num_seqs": 3, "max_model_len": 256, "max_num_batched_tokens": 16}
+BLOCK_SIZE = 8
+
+
+@CHECKS.at("standard")
+def greedy_equality(subject: Subject) -> None:
+    """At temperature 0 the engine generates with this proposer, token for token, what it generates without one."""
+    _require_equal(subject, ROOMY)
+
+
+@CHECKS.at("full")
+def greedy_equality_under_pressure(subject: Subject) -> None:
+    """The same one request at a time, with prompts in chunks, and where requests are preempted for lack of blocks."""
+    kv = subject.needs.draft_kv
+    longest = len(subject.target.prompts[-1]) + GREEDY.max_tokens + (kv.rows_per_pass if kv else 0)
+    scarce = {"block_size": BLOCK_SIZE, "num_kv_blocks": -(-longest // BLOCK_SIZE) + 1, "max_model_len": 256}
+    for settings in (ONE_AT_A_TIME, IN_CHUNKS, scarce):
+        _require_equal(subject, settings)
+
+
+def _require_equal(subject: Subject, settings: dict[str, Any]) -> None:
+    target = subject.target
+    with subject.llm(**settings) as llm:
+        outputs = generate(llm, target.prompts)
+        llm.engine.check_integrity()
+        num_asked = llm.engine.metrics.counts["proposer_propose_calls"]
+    if not num_asked:
+        raise Violation(
+            expected="that it is asked for drafts", found="it never was", fix="declare a smaller min_draft_tokens"
+        )
+    for number, (found, expected) in enumerate(zip(outputs, target.outputs, strict=True)):
+        if found != expected:
+            raise Violation(
+                expected="the tokens of plain decoding",
+                found=_difference(found, expected),
+                where=f"prompt {number} of {len(outputs)}, LLM({subject.target_model!r}, {settings})",
+                fix="change nothing that belongs to the engine: no lent weight, no global setting of torch",
+            )
+
+
+def _difference(found: Sequence[int], expected: Sequence[int]) -> str:
+    pairs = zip(found, expected, strict=False)
+    at = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+    if at is None:
+        return f"{len(found)} tokens instead of {len(expected)}"
+    return f"output token {at} is {found[at]} instead of {expected[at]}"
+
+
+@CHECKS.at("standard")
+def saved_state(subject: Subject) -> None:
+    """What `save` writes and `load` reads again gives the same drafts in a new instance."""
+    methods = subject.load().methods & {"save", "load"}
+    if not methods:
+        raise NotApplicable("it has no save and no load")
+    if len(methods) == 1:
+        (only,) = methods
+        raise Violation(expected="save and load, or neither", found=f"{only} alone", fix="write the other one")
+    subject.need_determinism()
+    first, second = subject.stage(), subject.stage()
+    names: tuple[str, ...] = ()
+    for shown in lockstep(first):
+        names = shown.view.request_ids
+    for name in names:
+        first.finish(name)
+    with TemporaryDirectory() as folder:
+        first.guest.save(Path(folder) / "state")
+        second.guest.load(Path(folder) / "state")
+    stages = (first, second)
+    for stage in stages:
+        stage.add("next", first.script.prompt(names[0], 24))
+    for _ in range(4):
+        one, other = (stage.step([Move("next")]) for stage in stages)
+        assert one is not None, "this request is long"
+        assert other is not None, "this request is long"
+        fix = "save everything that drafts are made from, and load all of it"
+        require_same(one, other, "next", first, ("the instance that saved", "one that loaded"), fix)

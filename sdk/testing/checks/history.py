@@ -1,0 +1,162 @@
+"""Standard: whatever happened before, a draft is that of a fresh prefill of the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..compare import FreshPrefill
+from ..moves import LONG, Move, Shown
+from ..reachable import holds
+from ..report import Violation
+from ..schedules import lockstep, wander
+from ..stage import Stage
+from ..subject import Subject
+from .collection import Collection
+
+CHECKS = Collection()
+SHORT = LONG.replace(max_tokens=8)
+
+
+def _require_fresh(subject: Subject, schedule: Callable[[Stage], Iterator[Shown]]) -> None:
+    subject.need_determinism()
+    for probabilistic in subject.modes:
+        stage = subject.stage(probabilistic=probabilistic)
+        fresh = FreshPrefill(subject, probabilistic=probabilistic)
+        for shown in schedule(stage):
+            fresh.require(stage, shown)
+
+
+def _steps(stage: Stage, *steps: list[Move]) -> Iterator[Shown]:
+    for moves in steps:
+        shown = stage.step(moves)
+        if shown is not None:
+            yield shown
+
+
+@CHECKS.at("standard")
+def accepts_and_rejects(subject: Subject) -> None:
+    """After all, some or none of its drafts were accepted, a draft is that of a fresh prefill of the same tokens."""
+
+    def schedule(stage: Stage) -> Iterator[Shown]:
+        stage.add("a", 20)
+        for accepted in (0, 0, 99, 99, 1, 0, 2, 99, 0):
+            yield from _steps(stage, [Move("a", num_accepted=accepted)])
+
+    _require_fresh(subject, schedule)
+
+
+@CHECKS.at("standard")
+def chunked_prefill(subject: Subject) -> None:
+    """A prompt that is shown in chunks leaves the same state as one that is shown whole."""
+
+    def schedule(stage: Stage) -> Iterator[Shown]:
+        stage.add("a", 23)
+        for size in (1, 5, 3, 8, 20, 20, 20):
+            yield from _steps(stage, [Move("a", num_tokens=size)])
+
+    _require_fresh(subject, schedule)
+
+
+@CHECKS.at("standard")
+def skipped_steps(subject: Subject) -> None:
+    """A request that sits out some steps keeps its draft and its state."""
+    subject.need_own_state()
+
+    def schedule(stage: Stage) -> Iterator[Shown]:
+        for name in ("a", "b", "c"):
+            stage.add(name, 14)
+        for present in ("abc", "b", "ca", "b", "b", "a", "cb", "abc"):
+            yield from _steps(stage, [Move(name) for name in present])
+
+    _require_fresh(subject, schedule)
+
+
+@CHECKS.at("standard")
+def preempted_requests(subject: Subject) -> None:
+    """A request that lost its row and KV comes back whole, in whatever row, also from the middle of its prompt."""
+
+    def schedule(stage: Stage) -> Iterator[Shown]:
+        stage.add("a", 19)
+        yield from _steps(stage, [Move("a", num_tokens=6)])
+        stage.preempt("a")
+        yield from _steps(stage, [Move("a")], [Move("a")], [Move("a")])
+        stage.preempt("a")
+        yield from _steps(stage, [Move("a", num_tokens=11)], [Move("a")], [Move("a")])
+
+    _require_fresh(subject, schedule)
+
+
+@CHECKS.at("standard")
+def aborted_requests(subject: Subject) -> None:
+    """A request that is aborted, also in the middle of its prompt, leaves nothing behind in others."""
+    subject.need_own_state()
+
+    def schedule(stage: Stage) -> Iterator[Shown]:
+        stage.add("stays", 15)
+        stage.add("aborted early", 15)
+        stage.add("aborted late", 15)
+        yield from _steps(stage, [Move("stays"), Move("aborted early", num_tokens=4), Move("aborted late")])
+        stage.finish("aborted early")
+        yield from _steps(stage, [Move("aborted late"), Move("stays")])
+        stage.finish("aborted late")
+        yield from _steps(stage, [Move("stays")], [Move("stays")])
+
+    _require_fresh(subject, schedule)
+
+
+@CHECKS.at("standard")
+def reused_ids(subject: Subject) -> None:
+    """An id may come back for another request: nothing of the first one is left."""
+    subject.need_own_state()
+
+    def schedule(stage: Stage) -> Iterator[Shown]:
+        for seed, length in enumerate((18, 12)):
+            stage.add("same id", stage.script.prompt(f"text {seed}", length))
+            yield from _steps(stage, [Move("same id")], [Move("same id")])
+            stage.finish("same id")
+
+    _require_fresh(subject, schedule)
+
+
+@CHECKS.at("standard")
+def reused_rows(subject: Subject) -> None:
+    """A row changes hands between two steps, by an end or by a preemption: its new owner has nothing of the old one."""
+    subject.need_own_state()
+
+    def schedule(stage: Stage) -> Iterator[Shown]:
+        stage.add("first", 25)
+        yield from _steps(stage, [Move("first")], [Move("first")])
+        stage.preempt("first")
+        stage.add("second", 7, SHORT)
+        while "second" in stage.requests:
+            yield from _steps(stage, [Move("second")])
+        yield from _steps(stage, [Move("first")], [Move("first")])
+        stage.finish("first")
+        stage.add("third", 3)
+        yield from _steps(stage, [Move("third")], [Move("third")])
+
+    _require_fresh(subject, schedule)
+
+
+@CHECKS.at("standard")
+def any_schedule(subject: Subject) -> None:
+    """Whatever a scheduler does (reorder, condense, skip, preempt, abort, cut prompts), the same holds."""
+    num_names = 1 if subject.needs.state == "shared" else 6
+    _require_fresh(subject, lambda stage: wander(stage, 30, num_names=num_names))
+
+
+@CHECKS.at("standard")
+def state_released(subject: Subject) -> None:
+    """What it keeps of a request it drops in `on_finish`: afterwards the request's id is found nowhere in it."""
+    stage = subject.stage()
+    for shown in lockstep(stage, num_steps=3):
+        names = shown.view.request_ids
+    for name in names:
+        stage.finish(name)
+    left = [name for name in names if holds(stage.guest.proposer, name)]
+    if left:
+        raise Violation(
+            expected="no trace of a request that ended",
+            found=f"the proposer still holds {', '.join(map(repr, left))}",
+            fix="def on_finish(self, request): self._state.pop(request.request_id, None)",
+        )

@@ -1,0 +1,79 @@
+"""Standard: what a proposer may not touch, and that a request's draft is its own affair."""
+
+from __future__ import annotations
+
+from ..compare import require_same
+from ..report import Violation
+from ..schedules import PROMPT_LENGTHS, alone, lockstep
+from ..subject import Subject
+from .collection import Collection
+
+CHECKS = Collection()
+
+
+@CHECKS.at("standard")
+def inputs_not_written(subject: Subject) -> None:
+    """A step is lent: neither `observe` nor `propose` writes to its tensors."""
+    for probabilistic in subject.modes:
+        for shown in lockstep(subject.stage(probabilistic=probabilistic)):
+            if shown.written:
+                raise Violation(
+                    expected="every tensor of the step as it was",
+                    found=f"written to: {', '.join(shown.written)}",
+                    where=shown.where,
+                    fix="clone what you change; a method whose name ends in an underscore works in place",
+                )
+
+
+@CHECKS.at("standard")
+def lent_weights_not_written(subject: Subject) -> None:
+    """The target's weights are lent as well: every one of them stays as it is."""
+    for _ in lockstep(subject.stage(), num_steps=3):
+        pass
+    written = subject.target.restore_weights()
+    if written:
+        raise Violation(
+            expected="every weight of the target as it was",
+            found=f"written to: {', '.join(written)}",
+            fix="copy a weight before you scale or train it",
+        )
+
+
+@CHECKS.at("standard")
+def deterministic(subject: Subject) -> None:
+    """Two instances that see the same steps with the same random numbers give the same drafts."""
+    subject.need_determinism()
+    for probabilistic in subject.modes:
+        stage, again = (subject.stage(probabilistic=probabilistic) for _ in range(2))
+        for one, other in zip(lockstep(stage), lockstep(again), strict=True):
+            for name in one.view.request_ids:
+                fix = "draw from step.random only; or declare Needs(deterministic=False)"
+                require_same(one, other, name, stage, ("one instance", "another"), fix)
+
+
+@CHECKS.at("standard")
+def batch_equals_singles(subject: Subject) -> None:
+    """A request gets the same draft whether it runs alone or among others."""
+    subject.need_determinism()
+    subject.need_own_state()
+    for probabilistic in subject.modes:
+        stage = subject.stage(probabilistic=probabilistic)
+        together = list(lockstep(stage))
+        for number in range(len(PROMPT_LENGTHS)):
+            single = alone(subject.stage(probabilistic=probabilistic), number)
+            for one, other in zip(together, single, strict=True):
+                fix = 'keep state by request id; or declare Needs(state="shared")'
+                require_same(one, other, f"request-{number}", stage, ("a batch", "itself alone"), fix)
+
+
+@CHECKS.at("standard")
+def row_order(subject: Subject) -> None:
+    """The order of the rows of a step means nothing: every request gets the same draft in any order."""
+    subject.need_determinism()
+    for probabilistic in subject.modes:
+        stage, other_stage = (subject.stage(probabilistic=probabilistic) for _ in range(2))
+        steps = zip(lockstep(stage), lockstep(other_stage, order=(2, 0, 1)), strict=True)
+        for one, other in steps:
+            for name in one.view.request_ids:
+                fix = "find a request by step.request_ids or step.rows, never by its place in the step"
+                require_same(one, other, name, stage, ("one order", "another order of rows"), fix)

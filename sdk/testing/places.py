@@ -1,0 +1,86 @@
+"""Whether drafts are drawn from their reported laws: a statistical test with a stated rate of false alarms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .compare import laws_of
+from .moves import Move
+from .stage import Stage
+
+NUM_REQUESTS = 16
+NUM_DRAWS = 2000
+LONGEST = 150  # tokens of a request
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A figure, and what it may be by chance."""
+
+    name: str
+    found: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is within."""
+        return self.found <= self.limit
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The place of each drafted token in its law: a number between the mass before it and that mass plus its own.
+
+    Drawn from that law it is uniform in (0, 1), whatever was drawn before. Two orders of the vocabulary are used, since
+    drafters draw in either: a place is then the random number that drew the token.
+    """
+
+    by_rank: Tensor  # [N] float64, likely tokens first: a wrong temperature shifts them all one way
+    by_id: Tensor  # [N] float64
+    follows: Tensor  # [N] bool, the next draft of the same row as the one before
+
+    def statements(self, rate: float) -> Iterator[Statement]:
+        """What holds but for a probability of `rate`, shared by the three."""
+        count, share = len(self.by_rank), rate / 3
+        middles = (torch.arange(count) + 0.5) / count
+        distance = float((self.by_rank.sort().values - middles).abs().max()) + 0.5 / count
+        yield Statement("distance from uniform", distance, math.sqrt(math.log(2 / share) / (2 * count)))
+        num_pairs = max(int(self.follows.sum()), 1)
+        limit = math.sqrt(2 * math.log(2 / share) / num_pairs) / 4
+        for name, places in (("likely tokens first", self.by_rank), ("in the order of ids", self.by_id)):
+            products = (places[1:] - 0.5) * (places[:-1] - 0.5)
+            covariance = abs(float(products[self.follows[1:]].sum())) / num_pairs
+            yield Statement(f"covariance of neighbours, {name}", covariance, limit)
+
+
+def draw_places(stage: Stage) -> Sample:
+    """Some 2000 drafts of requests that run side by side, sampled in several ways."""
+    generator = torch.Generator().manual_seed(stage.seed)
+    names = [f"request-{number}" for number in range(NUM_REQUESTS)]
+    for name in names:
+        stage.add(name, 12)
+    by_rank: list[float] = []
+    by_id: list[float] = []
+    follows: list[bool] = []
+    longest = 0
+    while len(by_rank) < NUM_DRAWS and longest < LONGEST:
+        shown = stage.step([Move(name) for name in names])
+        assert shown is not None, "these requests are long"
+        longest = int(shown.view.committed_length.max())
+        last = (-1, -1)
+        for row, position, token, law in laws_of(stage, shown):
+            inside = law[token] * torch.rand((), generator=generator, dtype=torch.float64)
+            before = law[:token].sum()
+            above = law[law > law[token]].sum() + law[:token][law[:token] == law[token]].sum()
+            by_rank.append(float(above + inside))
+            by_id.append(float(before + inside))
+            follows.append(last == (row, position - 1))
+            last = (row, position)
+    if not by_rank:  # nothing was drawn from a law, of which declared_law_is_reported tells
+        return Sample(torch.full((1,), 0.5), torch.full((1,), 0.5), torch.zeros(1, dtype=torch.bool))
+    return Sample(torch.tensor(by_rank).double(), torch.tensor(by_id).double(), torch.tensor(follows))

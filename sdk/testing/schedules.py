@@ -1,0 +1,76 @@
+"""Schedules: who moves in which step. Each yields what the proposer was shown and answered."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from .moves import Move, Shown
+from .stage import Stage
+
+PROMPT_LENGTHS = (17, 1, 40)  # as many as no K: a transposed draft is no draft
+NUM_STEPS = 10
+
+
+def lockstep(stage: Stage, num_steps: int = NUM_STEPS, order: Sequence[int] = (0, 1, 2)) -> Iterator[Shown]:
+    """Three requests, every one in every step, in the given order."""
+    names = [f"request-{number}" for number in range(len(PROMPT_LENGTHS))]
+    for name, length in zip(names, PROMPT_LENGTHS, strict=True):
+        stage.add(name, length)
+    for _ in range(num_steps):
+        shown = stage.step([Move(names[index]) for index in order])
+        assert shown is not None, "these requests are long"
+        yield shown
+
+
+def alone(stage: Stage, number: int, num_steps: int = NUM_STEPS) -> Iterator[Shown]:
+    """One of the three, by itself."""
+    name = f"request-{number}"
+    stage.add(name, PROMPT_LENGTHS[number])
+    for _ in range(num_steps):
+        shown = stage.step([Move(name)])
+        assert shown is not None, "this request is long"
+        yield shown
+
+
+def wander(stage: Stage, num_steps: int, *, num_names: int = 6) -> Iterator[Shown]:
+    """Anything that may happen: requests come and go, ids and rows are reused at once, some skip steps.
+
+    Prompts arrive in chunks, requests are preempted and replayed, aborted in the middle of a prompt, and end on their
+    own; the order of a step is arbitrary. With one name only, that request is preempted and nobody ends.
+    """
+    dice = random.Random(f"wander:{stage.seed}")
+    several = num_names > 1
+    for _ in range(num_steps):
+        _come_and_go(stage, dice, num_names, several=several)
+        moves = _moves(stage, dice)
+        shown = stage.step(moves) if moves else None
+        if shown is not None:
+            yield shown
+
+
+def _come_and_go(stage: Stage, dice: random.Random, num_names: int, *, several: bool) -> None:
+    for name in list(stage.requests):
+        happens = dice.random()
+        if happens < 0.1 and stage.requests[name].row >= 0:
+            stage.preempt(name)
+        elif happens < 0.15 and several:
+            stage.finish(name)
+    for name in (f"name-{number}" for number in range(num_names)):
+        if name not in stage.requests and dice.random() < 0.5:
+            max_tokens = dice.randint(2, 40) if several else 10_000
+            stage.add(name, dice.randint(1, 40), stage.params_for(name).replace(max_tokens=max_tokens))
+
+
+def _moves(stage: Stage, dice: random.Random) -> list[Move]:
+    chosen = [name for name in stage.requests if dice.random() < 0.8]
+    dice.shuffle(chosen)
+    rows = stage.num_free_rows
+    moves = []
+    for name in chosen:
+        waits = stage.requests[name].row < 0
+        if waits and rows == 0:
+            continue
+        rows -= waits
+        moves.append(Move(name, num_tokens=dice.choice((None, None, 1, 7))))
+    return moves

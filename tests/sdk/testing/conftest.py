@@ -1,0 +1,8 @@
+"""Mutants are imported by their names, as the engine imports proposers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "mutants"))

@@ -1,0 +1,149 @@
+"""Proposers that keep the contract: what the mutants are made from, each by one mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import (
+    Draft,
+    DraftKV,
+    DraftLaw,
+    LawKind,
+    Needs,
+    ProposerConfig,
+    RequestView,
+    Services,
+    StepView,
+    StrictModel,
+    TargetInfo,
+)
+
+
+class Followers:
+    """Drafts what followed each token when it last occurred. Host, history, one dict per request."""
+
+    needs = Needs(history=True, state="per_request")
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.config = config
+        self.tokens: dict[str, list[int]] = {}
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        self.target, self.services = target, services
+
+    def on_start(self, request: RequestView) -> None:
+        self.tokens[request.request_id] = []
+
+    def observe(self, step: StepView) -> None:
+        for b, (row, length) in enumerate(zip(step.rows.tolist(), step.committed_length.tolist(), strict=True)):
+            self.learn(step, b, row, length)
+
+    def learn(self, step: StepView, b: int, row: int, length: int) -> None:
+        tokens = self.tokens[step.request_ids[b]]
+        tokens.extend(step.history[row, len(tokens) : length].tolist())
+
+    def propose(self, step: StepView) -> Draft:
+        drafts = [self.draft(step, b, budget) for b, budget in enumerate(step.budget.tolist())]
+        return Draft.from_lists(drafts, step.num_draft_tokens)
+
+    def draft(self, step: StepView, b: int, budget: int) -> list[int]:
+        return follow(self.tokens[step.request_ids[b]], budget)
+
+    def on_finish(self, request: RequestView) -> None:
+        del self.tokens[request.request_id]
+
+
+def follow(tokens: Sequence[int], count: int) -> list[int]:
+    """A walk along `followers`; a token that was never followed is followed by the number of tokens."""
+    followers = dict(pairwise(tokens))
+    draft: list[int] = []
+    for _ in range(count):
+        draft.append(followers.get((draft or tokens)[-1], len(tokens)))
+    return draft
+
+
+class Waves:
+    """Draws from a law that depends on the token before, and reports it as dense logits. No state, no weights."""
+
+    needs = Needs(law="dense", sampling=("temperature",))
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.config = config
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        self.vocab_size = target.vocab_size
+
+    def logits(self, before: Tensor, temperature: Tensor) -> Tensor:
+        """[B, V] for the tokens before [B]."""
+        ids = torch.arange(self.vocab_size)
+        scaled = 4 * torch.sin(before[:, None] * 1.7 + ids * (0.3 + before[:, None] % 3))
+        return scaled.float() / temperature[:, None]
+
+    def propose(self, step: StepView) -> Draft:
+        greedy = step.sampling.temperature == 0
+        temperature = step.sampling.temperature.masked_fill(greedy, 1.0)
+        before, ids, laws = step.newest_token, [], []
+        for index in range(step.num_draft_tokens):
+            logits = self.logits(before, temperature)
+            before = torch.where(greedy, logits.argmax(-1), self.draw(step, index, logits))
+            ids.append(before)
+            laws.append(self.reported(logits, before))
+        kind = torch.where(greedy, int(LawKind.ONE_HOT), int(LawKind.DENSE_LOGITS)).to(torch.uint8)
+        token_ids, law = torch.stack(ids, 1), torch.stack(laws, 1)
+        return Draft(token_ids, self.lengths(step, token_ids, law), DraftLaw(kind=kind, logits=law))
+
+    def draw(self, step: StepView, index: int, logits: Tensor) -> Tensor:
+        return inverse_cdf(logits.softmax(-1), step.random.uniform(index))
+
+    def reported(self, logits: Tensor, drawn: Tensor) -> Tensor:
+        return logits
+
+    def lengths(self, step: StepView, token_ids: Tensor, law: Tensor) -> Tensor:
+        return step.budget
+
+
+def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """[B] for probs [B, V] and numbers [B]."""
+    cumulated = probs.double().cumsum(-1)
+    return (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(-1).clamp(max=probs.shape[1] - 1)
+
+
+class HiddenMean:
+    """Keeps the target's hidden states in draft KV of its own, and drafts the token that their mean points to."""
+
+    WIDTH = 8
+
+    class Options(StrictModel):
+        offset: int = 0
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        return Needs(hidden_states=(2, "final"), draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=cls.WIDTH))
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.offset = config.options.offset
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        self.target, self.services = target, services
+        generator = torch.Generator().manual_seed(5)
+        self.directions = torch.randn(self.WIDTH, target.vocab_size, generator=generator)
+
+    def observe(self, step: StepView) -> None:
+        kept, store = step.kept, self.services.draft_kv()
+        owner = torch.repeat_interleave(step.rows, kept.num_kept)
+        keys = kept.hidden[:, None, : self.WIDTH] + kept.next_token_ids[:, None, None] % 7
+        store.write(0, owner, kept.positions, keys, keys)
+
+    def propose(self, step: StepView) -> Draft:
+        drafts = []
+        for row, length, budget in zip(
+            step.rows.tolist(), step.committed_length.tolist(), step.budget.tolist(), strict=True
+        ):
+            keys, _ = self.services.draft_kv().read(0, row, length - 1) if budget else (torch.zeros(1, 1, 8), None)
+            best = int((keys[:, 0].double().mean(0).float() @ self.directions).argmax())
+            drafts.append([(best + self.offset + i) % self.target.vocab_size for i in range(budget)])
+        return Draft.from_lists(drafts, step.num_draft_tokens)

@@ -1,0 +1,216 @@
+"""Mistakes in what is kept between steps, and in whose it is."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import torch
+from good_proposers import Followers, HiddenMean, follow
+
+from specdec.sdk import Draft, Needs, Phase
+
+INSTANCES = count()
+
+
+class ShiftsLengths(Followers):
+    """Works in place on the engine's tensor."""
+
+    def observe(self, step):
+        super().observe(step)
+        step.committed_length.sub_(1)
+
+
+class WritesThroughNumpy(Followers):
+    """The same through a view that torch does not know of."""
+
+    def observe(self, step):
+        super().observe(step)
+        step.history.numpy()[step.rows[0], 0] = 7
+
+
+class ShiftsTheWeights(Followers):
+    """Shifts the weights that it was lent."""
+
+    def bind(self, target, services):
+        super().bind(target, services)
+        with torch.no_grad():
+            services._embedding.weight.data.add_(0.1)
+
+
+class ShiftsTheWeightsWhenPreempted(Followers):
+    def on_preempt(self, request):
+        with torch.no_grad():
+            self.services._embedding.weight.data.add_(0.1)
+
+
+class DraftsByInstance(Followers):
+    """Another instance, other drafts: as from an unseeded generator."""
+
+    def bind(self, target, services):
+        super().bind(target, services)
+        self.number = next(INSTANCES)
+
+    def draft(self, step, b, budget):
+        return [(token + self.number) % 50 for token in super().draft(step, b, budget)]
+
+
+class MixesRequests(Followers):
+    """A mean over the batch."""
+
+    def draft(self, step, b, budget):
+        return [int(step.newest_token.float().mean())] * budget
+
+
+class DraftsByPlace(Followers):
+    """Takes the place in the step for the request."""
+
+    def draft(self, step, b, budget):
+        return [b] * budget
+
+
+class RemembersPlaces(Followers):
+    """Drafts the token that the request in this place got last time: right while the order stays."""
+
+    def propose(self, step):
+        drafts = super().propose(step)
+        last = getattr(self, "last", {})
+        now = dict(enumerate(step.request_ids))
+        self.last = now
+        moved = [last.get(b, name) != name for b, name in now.items()]
+        ids = torch.where(torch.tensor(moved)[:, None] & (drafts.token_ids >= 0), 1, drafts.token_ids)
+        return Draft(ids, drafts.lengths)
+
+
+class BelievesItsDrafts(Followers):
+    """Takes its drafts for committed."""
+
+    def draft(self, step, b, budget):
+        draft = super().draft(step, b, budget)
+        self.tokens[step.request_ids[b]] += draft
+        return draft
+
+
+class OnlyTheLastChunk(Followers):
+    """Learns a prompt when it is done, from what that step computed."""
+
+    def learn(self, step, b, row, length):
+        if step.phase[b] != Phase.PREFILL:
+            self.learn_kept(step, b)
+
+    def learn_kept(self, step, b):
+        start = int(step.kept.cu_rows[b])
+        shown = step.kept.next_token_ids[start : start + int(step.kept.num_kept[b])].tolist()
+        self.tokens[step.request_ids[b]] += shown
+
+
+class ForgetsTheAbsent(OnlyTheLastChunk):
+    """Drops whoever is not in the step."""
+
+    def observe(self, step):
+        for name, tokens in self.tokens.items():
+            if name not in step.request_ids:
+                tokens.clear()
+        super().observe(step)
+
+    def learn(self, step, b, row, length):
+        self.learn_kept(step, b)
+
+    def draft(self, step, b, budget):
+        return follow([0, *self.tokens[step.request_ids[b]]], budget)
+
+
+class LearnsReplaysTwice(ForgetsTheAbsent):
+    """Appends what is shown, wherever it starts."""
+
+    def observe(self, step):
+        Followers.observe(self, step)
+
+
+class ClearsEverything(ForgetsTheAbsent):
+    """When one ends, all are forgotten."""
+
+    def observe(self, step):
+        Followers.observe(self, step)
+
+    def on_finish(self, request):
+        for tokens in self.tokens.values():
+            tokens.clear()
+        super().on_finish(request)
+
+
+class KeepsByName(Followers):
+    """Goes on where the last request of that name ended."""
+
+    def on_start(self, request):
+        self.tokens.setdefault(request.request_id, [])
+
+    def on_finish(self, request):
+        pass
+
+
+class KeepsByRow(Followers):
+    """Goes on where the last owner of the row ended."""
+
+    def on_start(self, request):
+        self.rows = getattr(self, "rows", {})
+
+    def learn(self, step, b, row, length):
+        tokens = self.rows.setdefault(row, [])
+        tokens.extend(step.history[row, len(tokens) : length].tolist())
+
+    def draft(self, step, b, budget):
+        return follow(self.rows[int(step.rows[b])], budget)
+
+    def on_finish(self, request):
+        pass
+
+
+class StaleKV(HiddenMean):
+    """Reads one position more than was written: zeros in a new store, somebody's key in a used one."""
+
+    def propose(self, step):
+        drafts = []
+        for row, length, budget in zip(
+            *(each.tolist() for each in (step.rows, step.committed_length, step.budget)), strict=True
+        ):
+            keys, _ = self.services.draft_kv().read(0, row, length)
+            best = int((keys[:, 0].mean(0) @ self.directions).argmax())
+            drafts.append([best] * budget)
+        return Draft.from_lists(drafts, step.num_draft_tokens)
+
+
+class KeepsFinished(Followers):
+    def on_finish(self, request):
+        self.tokens[request.request_id].clear()
+
+
+class CountsForever(Followers):
+    """Statistics without bound."""
+
+    def on_finish(self, request):
+        self.lengths = [*getattr(self, "lengths", []), len(self.tokens[request.request_id])]
+        super().on_finish(request)
+
+
+class SavesNothing(Followers):
+    """Drafts from what all ended requests said, and writes an empty file of it."""
+
+    needs = Needs(history=True, state="shared")
+
+    def on_finish(self, request):
+        self.corpus = [*getattr(self, "corpus", []), *self.tokens[request.request_id]]
+        super().on_finish(request)
+
+    def draft(self, step, b, budget):
+        return follow([*getattr(self, "corpus", []), int(step.newest_token[b])], budget)
+
+    def save(self, path):
+        path.write_text("")
+
+    def load(self, path):
+        path.read_text()
+
+
+class OnlySaves(Followers):
+    def save(self, path):
+        path.write_text("")
