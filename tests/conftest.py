@@ -1,4 +1,4 @@
-"""Every test: no network, and one thread for torch."""
+"""Every test: no network, one thread for torch, and kernels interpreted where there is no GPU."""
 
 from __future__ import annotations
 
@@ -9,5 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton, which modelling code does
 
 torch.set_num_threads(1)

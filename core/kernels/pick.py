@@ -30,8 +30,12 @@ def empty_tiles(num_rows: int, vocab_size: int, like: Tensor) -> Tensor:
 
 def cumulate(weights: Tensor) -> Tensor:
     """Cumulative tile masses, float64 [R, tiles], of weights [R, tiles, width]; the last column is the row's mass."""
-    masses = weights.squeeze(-1) if weights.shape[-1] == 1 else weights.sum(-1)
-    return masses.cumsum(-1, dtype=torch.float64)
+    return tile_masses(weights).cumsum(-1, dtype=torch.float64)
+
+
+def tile_masses(weights: Tensor) -> Tensor:
+    """The mass of each tile, [R, tiles], in the weights' precision."""
+    return weights.squeeze(-1) if weights.shape[-1] == 1 else weights.sum(-1)
 
 
 def pick(weights: Tensor, cdf: Tensor, uniforms: Tensor) -> Tensor:

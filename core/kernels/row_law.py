@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from .filters import FilterRows, cutoffs
-from .pick import cumulate, empty_tiles
+from .pick import empty_tiles, tile_masses
 
 LOG2_E = math.log2(math.e)
 COLDEST, HOTTEST = 1e-30, 1e30
+LOGITS_IN_CACHE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,9 @@ def row_law(logits: Tensor, scale: Tensor, filters: FilterRows | None = None, gr
     scale [R] is `scale_of` the row's temperature; greedy [R] marks rows whose law is the maximum whatever the
     filters say (ties share it, and a uniform of 0 picks the lowest index).
     """
-    logits, maxima, bad = mend(logits.to(compute_dtype(logits)))
-    scale = scale.to(logits.dtype).unsqueeze(1)
-    weights = empty_tiles(len(logits), logits.shape[1], logits)
+    logits, maxima, bad, weights, masses = _weigh(logits, scale)
+    scale = scale.to(weights.dtype).unsqueeze(1)
     flat = weights.flatten(1)[:, : logits.shape[1]]
-    torch.sub(logits, maxima, out=flat).mul_(scale).exp2_()
     cutoff = None
     if filters is not None:
         cutoff = cutoffs(logits, maxima, scale, filters)
@@ -85,4 +84,34 @@ def row_law(logits: Tensor, scale: Tensor, filters: FilterRows | None = None, gr
         cutoff = torch.where(greedy.unsqueeze(1), maxima, everything)
     if cutoff is not None:
         flat.masked_fill_(logits < cutoff, 0.0)
-    return RowLaw(scale, cutoff, maxima, cumulate(weights), weights, logits.shape[1], bad)
+        masses = tile_masses(weights)
+    return RowLaw(scale, cutoff, maxima, masses.cumsum(-1, dtype=torch.float64), weights, logits.shape[1], bad)
+
+
+def rows_in_cache(vocab_size: int, rows: Tensor) -> int:
+    """How many rows to work on at a time; all of them on a device, where cutting costs launches."""
+    return max(1, LOGITS_IN_CACHE // max(1, vocab_size)) if rows.device.type == "cpu" else max(1, len(rows))
+
+
+def _weigh(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+    """(mended logits, maxima, bad, weights, tile masses) of all rows, a few at a time while they are in cache."""
+    weights = empty_tiles(len(logits), logits.shape[1], logits.new_empty(0, dtype=compute_dtype(logits)))
+    step = rows_in_cache(logits.shape[1], logits)
+    starts = range(0, max(1, len(logits)), step)
+    parts = [_weigh_part(logits[i : i + step], scale[i : i + step], weights[i : i + step]) for i in starts]
+    if len(parts) == 1:
+        logits, maxima, bad, masses = parts[0]
+        return logits, maxima, bad, weights, masses
+    maxima, masses = torch.cat([part[1] for part in parts]), torch.cat([part[3] for part in parts])
+    if all(part[2] is None for part in parts):
+        return logits, maxima, None, weights, masses
+    flags = [maxima.new_zeros(len(part[1]), dtype=torch.bool) if part[2] is None else part[2] for part in parts]
+    return torch.cat([part[0] for part in parts]), maxima, torch.cat(flags), weights, masses
+
+
+def _weigh_part(logits: Tensor, scale: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """`mend` some rows, and write the weights of their tokens."""
+    logits, maxima, bad = mend(logits.to(weights.dtype))
+    flat = weights.flatten(1)[:, : logits.shape[1]]
+    torch.sub(logits, maxima, out=flat).mul_(scale.to(weights.dtype).unsqueeze(1)).exp2_()
+    return logits, maxima, bad, tile_masses(weights)

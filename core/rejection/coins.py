@@ -18,3 +18,14 @@ def draw_coins(drafts: DraftRows, sampling: SamplingRows) -> Coins:
     streams = torch.arange(Stream.ACCEPT, Stream.RESAMPLE + 1, device=positions.device).view(2, 1, 1)
     accept, output = uniform(seeds, positions, streams)
     return Coins(output=output, accept=accept[:, :-1])
+
+
+def draw_block_coins(drafts: DraftRows, sampling: SamplingRows) -> Coins:
+    """As `draw_coins` for block verification, which spends all its coins in every step.
+
+    The next step judges other drafts at the same positions, so a coin is also told apart by its place in the block.
+    """
+    places = torch.arange(drafts.token_ids.shape[1], device=sampling.position.device)
+    positions = sampling.position.unsqueeze(1) + places
+    accept = uniform(sampling.seed.unsqueeze(1), positions, Stream.ACCEPT, places + 1)
+    return Coins(output=draw_coins(drafts, sampling).output, accept=accept)

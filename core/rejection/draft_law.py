@@ -79,7 +79,8 @@ def law_tables(laws: DraftLaws) -> dict[LawKind, LawTable]:
         unit = scale_of(torch.ones(1, device=rows.device)).expand(len(rows))
         law = row_law(rows, unit)
         weights = law.weights.flatten(1)[:, :draft_vocab].view(*shape, draft_vocab)
-        tables[LawKind.DENSE_LOGITS] = DenseTable(weights, law.mass.view(shape), laws.t2d)
+        mass = law.mass if law.bad is None else law.mass.masked_fill(law.bad.unsqueeze(1), torch.nan)
+        tables[LawKind.DENSE_LOGITS] = DenseTable(weights, mass.view(shape), laws.t2d)
     if laws.sparse_ids is not None and laws.sparse_probs is not None:
         tables[LawKind.SPARSE] = SparseTable(laws.sparse_ids, laws.sparse_probs)
     return tables

@@ -4,6 +4,9 @@ A verifier is monotone in each of its uniforms, so the threshold at which a draf
 the emitted token changes, are found to the last bit by halving. With the laws of a tiny model these thresholds
 give the probability of every output sequence; completed by the target's own chain it must equal the target's law
 of K + 1 tokens. Every bisection of a problem advances in one call of the verifier per iteration.
+
+A slow verifier is helped by the thresholds of a fast one: each search first looks just below and just above them.
+That is only where it looks first. A threshold that is not there is searched for in the whole interval.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from .types import Coins, DraftLaws, DraftRows, SamplingRows, Verdict
 ALMOST_ZERO = 2.0**-53
 ALMOST_ONE = 1.0 - 2.0**-53
 NUM_ITERATIONS = 52
+NEAR = 1e-7
 
 
 class VerifyFunction(Protocol):
@@ -44,6 +48,7 @@ class Problem:
     report: Callable[[Tensor], DraftRows]  # what the proposer reports of drafts [T, K], row by row
     sampling: SamplingRows  # of one request
     coupled: bool  # drafts are judged by the output coins (one-hot and greedy) and not by accept coins
+    block: bool = False  # the stop is the last place whose coin accepts, and not the first whose coin rejects
 
     @property
     def num_drafts(self) -> int:
@@ -61,24 +66,32 @@ class ExactLaw:
     output: Tensor  # [V, ..., V] float64, K + 1 dimensions: probability of every output sequence
     target: Tensor  # [V, ..., V] float64: what it ought to be
     expected_accepted: float  # drafts accepted per step
+    thresholds: list[Tensor]  # what each search found, in the order of the searches
 
     @property
     def total_variation(self) -> float:
         return float((self.output - self.target).abs().sum()) / 2
 
 
-def exact_law(verify: VerifyFunction, problem: Problem, num_iterations: int = NUM_ITERATIONS) -> ExactLaw:
-    """The law of the next K + 1 tokens when `verify` judges the problem's drafts and the target goes on alone."""
-    return _Proof(verify, problem, num_iterations).run()
+def exact_law(
+    verify: VerifyFunction, problem: Problem, num_iterations: int = NUM_ITERATIONS, near: ExactLaw | None = None
+) -> ExactLaw:
+    """The law of the next K + 1 tokens when `verify` judges the problem's drafts and the target goes on alone.
+
+    Thresholds are found to within 2^-num_iterations; `near` says where to look first.
+    """
+    return _Proof(verify, problem, num_iterations, near).run()
 
 
 class _Proof:
     """One problem's draft tuples x_1..x_K of positive probability, T in number, and the verifier under proof."""
 
-    def __init__(self, verify: VerifyFunction, problem: Problem, num_iterations: int) -> None:
+    def __init__(self, verify: VerifyFunction, problem: Problem, num_iterations: int, near: ExactLaw | None) -> None:
         self.verify = verify
         self.problem = problem
-        self.num_iterations = num_iterations
+        self.resolution = 2.0**-num_iterations
+        self.guesses = iter(near.thresholds) if near is not None else None
+        self.found: list[Tensor] = []
         vocab = torch.arange(problem.vocab_size)
         drafts = torch.cartesian_prod(*[vocab] * problem.num_drafts).view(-1, problem.num_drafts)
         prob = torch.ones(len(drafts), dtype=torch.float64)
@@ -91,11 +104,14 @@ class _Proof:
         self.logits = torch.stack([table.expand(len(self.drafts), -1) for table in tables], 1)  # [T, K + 1, V]
 
     def run(self) -> ExactLaw:
-        accept, stop = self._coupled() if self.problem.coupled else self._standard()
-        reach = pad(accept, (1, 0), value=1.0).cumprod(1)  # [T, K + 1]
-        prob = (self.draft_prob.unsqueeze(1) * reach).unsqueeze(2) * stop  # [T, K + 1, V]
-        expected = (self.draft_prob * reach[:, 1:].sum(1)).sum()
-        return ExactLaw(self._complete(prob), chain_law(self.problem.target_laws), float(expected))
+        if self.problem.block:
+            stop = self._block()
+        else:
+            accept, stop = self._coupled() if self.problem.coupled else self._standard()
+            stop = pad(accept, (1, 0), value=1.0).cumprod(1).unsqueeze(2) * stop
+        prob = self.draft_prob.view(-1, 1, 1) * stop  # [T, K + 1, V]
+        expected = (prob.sum((0, 2)) * torch.arange(self.problem.num_drafts + 1)).sum()
+        return ExactLaw(self._complete(prob), chain_law(self.problem.target_laws), float(expected), self.found)
 
     def _standard(self) -> tuple[Tensor, Tensor]:
         """P(accept draft i | reached) [T, K] and P(stop at i and emit y | reached) [T, K + 1, V]."""
@@ -113,6 +129,24 @@ class _Proof:
         emitted = self._emitted(tuples, accept_coins, output_coins, places)
         stop = emitted.view(num_tuples, num_drafts + 1, -1) * (1 - pad(accept, (0, 1))).unsqueeze(2)
         return accept, stop
+
+    def _block(self) -> Tensor:
+        """P(stop at i and emit y) [T, K + 1, V], where the highest place whose coin accepts is the stop."""
+        num_tuples, num_drafts = self.drafts.shape
+        tuples, places = _grid(num_tuples, num_drafts)
+        accept_coins, output_coins = self._coins(len(tuples))
+        accept_coins.fill_(ALMOST_ONE)
+        search = _Search(tuples, accept_coins, output_coins, accept_coins, places)
+        accept = self._bisect(search, lambda verdict: verdict.num_accepted > places).view(num_tuples, num_drafts)
+
+        tuples, places = _grid(num_tuples, num_drafts + 1)
+        accept_coins, output_coins = self._coins(len(tuples))
+        accept_coins.fill_(ALMOST_ONE)
+        has_draft = places > 0
+        accept_coins[has_draft, places[has_draft] - 1] = ALMOST_ZERO
+        emitted = self._emitted(tuples, accept_coins, output_coins, places).view(num_tuples, num_drafts + 1, -1)
+        none_above = pad((1 - accept).flip(1).cumprod(1).flip(1), (0, 1), value=1.0)  # [T, K + 1]
+        return (pad(accept, (1, 0), value=1.0) * none_above).unsqueeze(2) * emitted
 
     def _coupled(self) -> tuple[Tensor, Tensor]:
         """As `_standard`, where the output coin of a place both judges its draft and draws its token."""
@@ -146,15 +180,26 @@ class _Proof:
 
     def _bisect(self, search: _Search, holds: Callable[[Verdict], Tensor]) -> Tensor:
         """The largest coin for which `holds` still does, float64 [N]; all N searches advance together."""
-        rows = torch.arange(len(search.tuples))
-        low = torch.zeros(len(rows), dtype=torch.float64)
+        low = torch.zeros(len(search.tuples), dtype=torch.float64)
         high = torch.ones_like(low)
-        for _ in range(self.num_iterations):
-            middle = (low + high) / 2
-            search.coins[rows, search.places] = middle
-            below = holds(self._run(search.tuples, search.accept, search.output))
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high) / 2
+        if self.guesses is not None:
+            guess = next(self.guesses)
+            for bound in (guess - NEAR, guess + NEAR):
+                self._narrow(search, holds, bound.clamp(ALMOST_ZERO, ALMOST_ONE), low, high)
+        while float((high - low).max()) > self.resolution:
+            self._narrow(search, holds, (low + high) / 2, low, high)
+        self.found.append((low + high) / 2)
+        return self.found[-1]
+
+    def _narrow(
+        self, search: _Search, holds: Callable[[Verdict], Tensor], at: Tensor, low: Tensor, high: Tensor
+    ) -> None:
+        """Move one end of every interval to a coin within it."""
+        rows = torch.arange(len(at))
+        search.coins[rows, search.places] = at
+        below = holds(self._run(search.tuples, search.accept, search.output))
+        low.copy_(torch.where(below, torch.maximum(low, at), low))
+        high.copy_(torch.where(below, high, torch.minimum(high, at)))
 
     def _coins(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """Accept coins [N, K] that accept whatever can be accepted, output coins [N, K + 1] in the middle."""

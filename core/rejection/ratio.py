@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..kernels.pick import cumulate, pick, rows_where
-from ..kernels.row_law import RowLaw
+from ..kernels.row_law import RowLaw, rows_in_cache
 from .draft_law import LawTable, law_tables
 from .layout import Layout
 from .types import NO_PROPOSAL, STATUS_EMPTY_RESIDUAL, Coins, DraftLaws, DraftRows, LawKind
@@ -89,8 +89,8 @@ def recover(
     recovered = []
     for kind, table in test.tables.items():
         wanted = rejected & (test.kind.squeeze(1) == kind)
-        requests = rows_where(wanted)
-        if requests.numel():
+        chosen = rows_where(wanted)
+        for requests in torch.split(chosen, rows_in_cache(law.vocab_size, chosen)) if chosen.numel() else ():
             residual = law.probs(rows[requests])
             places = num_accepted[requests].clamp(max=drafts.token_ids.shape[1] - 1)
             table.subtract(residual.flatten(1)[:, : law.vocab_size], requests, places)

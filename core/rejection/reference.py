@@ -68,7 +68,11 @@ def is_bad(logits: Tensor) -> bool:
 
 
 def draft_law(laws: DraftLaws, request: int, position: int, vocab_size: int) -> Tensor | None:
-    """q of one draft over the target's vocabulary, float64 [V]; None: one-hot, or no tensor given for its kind."""
+    """q of one draft over the target's vocabulary, float64 [V]; None: one-hot, or no tensor given for its kind.
+
+    Logits with a NaN or without a finite maximum are no law; q is NaN then, which accepts nothing and empties the
+    residual.
+    """
     kind = LawKind(int(laws.kind[request]))
     if kind == LawKind.SPARSE and laws.sparse_ids is not None and laws.sparse_probs is not None:
         ids, probs = laws.sparse_ids[request, position], laws.sparse_probs[request, position].double()
@@ -76,7 +80,8 @@ def draft_law(laws: DraftLaws, request: int, position: int, vocab_size: int) -> 
     if kind == LawKind.DENSE_PROBS and laws.probs is not None:
         q = laws.probs[request, position].double()
     elif kind == LawKind.DENSE_LOGITS and laws.logits is not None:
-        q = target_law(laws.logits[request, position], Params())
+        row = laws.logits[request, position]
+        q = torch.full_like(row, math.nan).double() if is_bad(row) else target_law(row, Params())
     else:
         return None
     if laws.t2d is not None:
@@ -116,6 +121,10 @@ class Step:
             return self.target_token() == x
         return bool(self.p[x] >= self.q[x] or self.accept_coin * self.q[x] < self.p[x])
 
+    def continued(self) -> tuple[int, int]:
+        """The token emitted where there is no draft, and status bits."""
+        return self.target_token(), STATUS_BAD_ROW if self.bad else 0
+
     def recovered(self) -> tuple[int, int]:
         """The token emitted in place of a rejected draft, and status bits."""
         if self.bad:
@@ -134,6 +143,7 @@ class Outcome:
 
     output_ids: list[int]
     accept_probs: list[float]  # of the examined drafts
+    logprobs: list[float]  # log p of each output id
     status: int
 
 
@@ -142,14 +152,15 @@ def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
     accepted: list[int] = []
     probs: list[float] = []
     for step, x in zip(steps, [*drafts, NO_PROPOSAL], strict=True):
-        if x == NO_PROPOSAL:
-            status = STATUS_BAD_ROW if step.bad else 0
-            return Outcome([*accepted, step.target_token()], probs, status)
-        probs.append(step.accept_prob(x))
-        if not step.accepts(x):
-            token, status = step.recovered()
-            return Outcome([*accepted, token], probs, status)
-        accepted.append(x)
+        if x != NO_PROPOSAL:
+            probs.append(step.accept_prob(x))
+            if step.accepts(x):
+                accepted.append(x)
+                continue
+        token, status = step.recovered() if x != NO_PROPOSAL else step.continued()
+        output_ids = [*accepted, token]
+        logprobs = [float(each.p[y].log()) for each, y in zip(steps, output_ids, strict=False)]
+        return Outcome(output_ids, probs, logprobs, status)
     raise AssertionError("the bonus step always emits")
 
 
@@ -166,15 +177,17 @@ def verify(
             steps = [_step(row, b, i, drafts, sampling, coins) for i, row in enumerate(rows)]
             outcomes.append(verify_request(steps, drafts.token_ids[b, :length].tolist()))
         else:
-            outcomes.append(Outcome([], [], 0))
+            outcomes.append(Outcome([], [], [], 0))
     width = drafts.token_ids.shape[1]
     output_ids = [outcome.output_ids + [PADDING_TOKEN_ID] * (width + 1) for outcome in outcomes]
     accept_probs = [outcome.accept_probs + [math.nan] * width for outcome in outcomes]
+    all_logprobs = [outcome.logprobs + [math.nan] * (width + 1) for outcome in outcomes]
     return Verdict(
         output_ids=torch.tensor([ids[: width + 1] for ids in output_ids]),
         num_accepted=torch.tensor([max(0, len(outcome.output_ids) - 1) for outcome in outcomes]),
         accept_prob=torch.tensor([probs[:width] for probs in accept_probs], dtype=torch.float32),
         status=torch.tensor([outcome.status for outcome in outcomes]),
+        logprobs=torch.tensor([logprobs[: width + 1] for logprobs in all_logprobs], dtype=torch.float32),
     )
 
 

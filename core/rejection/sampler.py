@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Protocol
 
@@ -11,39 +12,66 @@ from torch import Tensor
 
 from . import torch_backend
 from .types import Coins, DraftRows, SamplingRows, Verdict
+from .workspace import Workspace
 
 
 class VerifyBackend(Protocol):
     """One implementation of `verify`."""
 
     def __call__(
-        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None
+        self,
+        logits: Tensor,
+        cu_rows: Tensor,
+        drafts: DraftRows,
+        sampling: SamplingRows,
+        coins: Coins | None,
+        workspace: Workspace | None,
     ) -> Verdict: ...
 
 
-VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
-    {"cpu": torch_backend.verify, "cuda": torch_backend.verify}
-)
+def _with_kernels(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None,
+    workspace: Workspace | None,
+) -> Verdict:
+    """The Triton backend where triton is installed (CUDA and ROCm on Linux), else the torch backend."""
+    if find_spec("triton") is None:
+        return torch_backend.verify(logits, cu_rows, drafts, sampling, coins, workspace)
+    from . import triton_backend
+
+    return triton_backend.verify(logits, cu_rows, drafts, sampling, coins, workspace)
+
+
+VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType({"cpu": torch_backend.verify, "cuda": _with_kernels})
 
 
 def verify(
-    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None = None
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None = None,
+    workspace: Workspace | None = None,
 ) -> Verdict:
     """Keep some drafts and emit one more token per request, so that the output follows the target's law.
 
     logits [R, V] bfloat16, float16, float32 or float64, last dimension contiguous; cu_rows [B + 1] int64: request b
     owns rows cu_rows[b] to cu_rows[b + 1], which are lengths[b] + 1 rows, or none (it then emits nothing). Row i
     follows the request's first i drafts, the last row all of them. Without coins the random numbers are those of
-    the request seeds. Inputs are never modified.
+    the request seeds. Inputs are never modified. With a workspace the call allocates nothing on a device that has
+    kernels, and the verdict is valid until the next call; the CPU has no use for one.
 
-    Raises ValueError where shapes contradict each other or no backend serves the device.
+    Raises ValueError where shapes contradict each other no backend serves the device, or the workspace is too small.
     """
     _check(logits, cu_rows, drafts, sampling, coins)
     backend = VERIFY_BACKENDS.get(logits.device.type)
     if backend is None:
         known = ", ".join(VERIFY_BACKENDS)
         raise ValueError(f"no rejection sampler for device type {logits.device.type!r}; there is one for: {known}")
-    return backend(logits, cu_rows, drafts, sampling, coins)
+    return backend(logits, cu_rows, drafts, sampling, coins, workspace)
 
 
 def sample(logits: Tensor, sampling: SamplingRows, coins: Coins | None = None) -> Verdict:

@@ -18,10 +18,18 @@ from .coins import draw_coins
 from .layout import Layout
 from .ratio import ratio_test, recover, with_recovered
 from .types import NO_PROPOSAL, PADDING_TOKEN_ID, Coins, DraftRows, SamplingRows, Verdict
+from .workspace import Workspace
 
 
-def verify(logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None) -> Verdict:
-    """See `verify` in `sampler.py`."""
+def verify(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None,
+    workspace: Workspace | None = None,
+) -> Verdict:
+    """See `verify` in `sampler.py`. Allocates what it needs; the workspace is for kernels."""
     if not len(logits):
         return _no_rows(drafts, sampling)
     layout = Layout.of(len(logits), cu_rows, drafts)
@@ -38,6 +46,9 @@ def _no_rows(drafts: DraftRows, sampling: SamplingRows) -> Verdict:
         num_accepted=torch.zeros_like(drafts.lengths),
         accept_prob=None if sampling.all_greedy else nothing_examined,
         status=torch.zeros_like(drafts.lengths),
+        logprobs=None
+        if sampling.all_greedy
+        else nothing_examined.new_full((num_requests, num_positions + 1), torch.nan),
     )
 
 
@@ -63,11 +74,11 @@ def _verify_greedy(logits: Tensor, drafts: DraftRows, layout: Layout) -> Verdict
 def _verify_sampled(
     logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins, layout: Layout
 ) -> Verdict:
-    greedy = _greedy_requests(sampling)
-    law, drawn = _draw(logits, cu_rows, sampling, coins, greedy)
+    greedy = greedy_requests(sampling)
+    law, drawn = draw_rows(logits, cu_rows, sampling, coins, greedy)
     tokens = drawn[layout.rows]  # [B, K + 1]
     accept = tokens[:, :-1] == drafts.token_ids
-    prob = _prob_of_drafts(law, drafts, layout)
+    prob = prob_of_drafts(law, drafts, layout)
     if greedy is not None:
         prob = torch.where(greedy.unsqueeze(1), (accept & (prob > 0)).double(), prob)
     test = None
@@ -88,16 +99,17 @@ def _verify_sampled(
         num_accepted=num_accepted,
         accept_prob=torch.where(examined, prob.float(), torch.nan),
         status=status,
+        logprobs=torch.where(emitted, logprobs_of(law, tokens, layout, greedy), torch.nan),
     )
 
 
-def _greedy_requests(sampling: SamplingRows) -> Tensor | None:
+def greedy_requests(sampling: SamplingRows) -> Tensor | None:
     """The requests that take the maximum, bool [B]; None where the host can tell that there is none."""
     greedy = sampling.temperature <= 0
     return greedy if greedy.device.type != "cpu" or bool(greedy.any()) else None
 
 
-def _draw(
+def draw_rows(
     logits: Tensor, cu_rows: Tensor, sampling: SamplingRows, coins: Coins, greedy: Tensor | None
 ) -> tuple[RowLaw, Tensor]:
     """The law of every row, and the token that the row's output coin draws from it, int64 [R]."""
@@ -116,7 +128,7 @@ def _draw(
     return law, pick(law.weights, law.cdf, uniforms).clamp_(max=law.vocab_size - 1)
 
 
-def _prob_of_drafts(law: RowLaw, drafts: DraftRows, layout: Layout) -> Tensor:
+def prob_of_drafts(law: RowLaw, drafts: DraftRows, layout: Layout) -> Tensor:
     """p of each draft, float64 [B, K]; 0 for an id outside the vocabulary and on a bad row."""
     rows = layout.rows[:, :-1]
     token_ids = drafts.token_ids
@@ -125,3 +137,10 @@ def _prob_of_drafts(law: RowLaw, drafts: DraftRows, layout: Layout) -> Tensor:
         known &= ~law.bad[rows]
     weights = law.weights.flatten(1)[rows, token_ids.clamp(0, law.vocab_size - 1)]
     return torch.where(known, weights.double() / law.mass.squeeze(1)[rows], 0.0)
+
+
+def logprobs_of(law: RowLaw, tokens: Tensor, layout: Layout, greedy: Tensor | None) -> Tensor:
+    """log p of a token at each place, float32 [B, K + 1]; 0 for a greedy request, whose law gives one token."""
+    weights = law.weights.flatten(1)[layout.rows, tokens.clamp(0, law.vocab_size - 1)]
+    logprobs = weights.double().log() - law.mass.squeeze(1)[layout.rows].log()
+    return (logprobs if greedy is None else logprobs.masked_fill(greedy.unsqueeze(1), 0.0)).float()

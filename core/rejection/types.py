@@ -29,7 +29,8 @@ class DraftLaws:
     """The laws that drafts were drawn from. Only the tensors whose kind occurs are present.
 
     A reported law must be the law of the draw: after the drafter's own temperature, filters, rounding and
-    vocabulary map. Entries of rows with another kind, and of positions beyond a row's length, are never used.
+    vocabulary map. Where it holds a NaN it is no law: the draft is rejected and the token follows p, with
+    STATUS_EMPTY_RESIDUAL. Entries of rows with another kind, and of positions beyond a row's length, are never used.
     """
 
     kind: Tensor  # [B] uint8, LawKind
@@ -89,3 +90,5 @@ class Verdict:
     num_accepted: Tensor  # [B] int64, 0..lengths
     accept_prob: Tensor | None  # [B, K] float32
     status: Tensor  # [B] int64, bits STATUS_BAD_ROW and STATUS_EMPTY_RESIDUAL
+    logprobs: Tensor | None = None  # [B, K + 1] float32, log p of each emitted token, NaN elsewhere; None: all greedy
+    lossless: bool = True  # False only from a rule that was asked for by a name that says so

@@ -68,7 +68,7 @@ class AutoregressiveProposer(ModelProposer):
             rows, position, states = rows[chosen], position[chosen], states[chosen]
         if not self.ROWS_ARE_SHIFTED:
             position = position + 1
-        budget = step.num_draft_tokens if step.budget.is_cuda else int(step.budget.max())
+        budget = self.most_wanted(step)
         cu_queries = torch.arange(len(rows) + 1, device=rows.device)
         for index in range(budget):
             token_ids = sampler.draw(self.logits(states))

@@ -130,6 +130,13 @@ class ModelProposer(ABC):
         places = step.budget.nonzero()[:, 0]
         return None if len(places) == len(step) else places
 
+    @staticmethod
+    def most_wanted(step: StepView) -> int:
+        """The largest budget of the step, 0 in an empty one; on a device K, so that nothing is waited for."""
+        if step.budget.device.type != "cpu":
+            return step.num_draft_tokens
+        return max(step.budget.tolist(), default=0)
+
     def _is_targets(self, table: Tensor) -> bool:
         if table.shape[1] != self.target.hidden_size:
             return False

@@ -22,8 +22,10 @@ class ParallelProposer(ModelProposer):
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
         chosen = self.wanted(step)
-        num_tokens = step.num_draft_tokens if step.budget.is_cuda else int(step.budget.max())
+        num_tokens = self.most_wanted(step)
         sampler = self.sampler(step, chosen)
+        if num_tokens == 0:
+            return sampler.draft()
         for logits in self.block_logits(step, chosen, num_tokens).unbind(dim=1):
             sampler.draw(logits)
         return sampler.draft()

@@ -55,6 +55,8 @@ class DraftSampler:
     def draft(self) -> Draft:
         """Everything drawn, each row cut to its budget."""
         step = self._step
+        if not self._drawn:
+            return Draft.from_lists([[]] * len(step), step.num_draft_tokens)
         drawn = torch.stack(self._drawn, dim=1)
         token_ids = self._placed(drawn, PADDING_TOKEN_ID)
         lengths = step.budget.clamp(max=drawn.shape[1])

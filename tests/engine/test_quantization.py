@@ -51,9 +51,10 @@ def test_checkpoint_that_is_stored_quantised_is_served_as_it_is(target_path, tmp
     int8 = TorchAoConfig(torchao.Int8WeightOnlyConfig())
     model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32, quantization_config=int8)
     model.save_pretrained(tmp_path)
-    llm = LLM(tmp_path, max_model_len=256)
-    assert is_int8(projection(llm.engine.parts.target.model))
-    assert token_ids(llm, prompts) == token_ids(LLM("tiny", quantization="int8_weight_only", max_model_len=256), prompts)
+    stored = LLM(tmp_path, max_model_len=256)
+    quantised = LLM("tiny", quantization="int8_weight_only", max_model_len=256)
+    assert is_int8(projection(stored.engine.parts.target.model))
+    assert token_ids(stored, prompts) == token_ids(quantised, prompts)
 
 
 @pytest.mark.parametrize("where", ["target", "draft"])

@@ -14,7 +14,7 @@ import specdec.core.kernels
 import specdec.core.rejection
 
 TREES = {"kernels": specdec.core.kernels, "rejection": specdec.core.rejection}
-KERNEL_FILES = ("__init__", "philox", "pick", "filters", "row_law")
+OF_OTHERS = ("kernels/attention.py", "kernels/linear.py")
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,12 @@ def copied(package: str, edit: Edit, folder: Path) -> Iterator[ModuleType]:
     """A copy of the rejection package with every file edited, importable while the context lasts."""
     for tree, module in TREES.items():
         source = Path(str(module.__file__)).parent
-        target = folder / package / tree
-        target.mkdir(parents=True)
-        for file in source.glob("*.py"):
-            if tree == "rejection" or file.stem in KERNEL_FILES:
-                (target / file.name).write_text(edit(f"{tree}/{file.name}", file.read_text()))
+        for file in source.rglob("*.py"):
+            path = f"{tree}/{file.relative_to(source).as_posix()}"
+            if path not in OF_OTHERS:
+                copy = folder / package / path
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_text(edit(path, file.read_text()))
     sys.path.insert(0, str(folder))
     try:
         yield importlib.import_module(f"{package}.rejection")

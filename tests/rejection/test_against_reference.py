@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import Coins, LawKind, reference
+from specdec.core.rejection import Coins, LawKind, Verdict, reference, verify
 from specdec.core.rejection.coins import draw_coins
 
 from .batches import ALL_KINDS, Batch, Shape, equal, random_batch
@@ -37,8 +38,8 @@ class Comparison:
     different: list[int]
 
 
-def compare(batch: Batch) -> Comparison:
-    got = batch.verify()
+def compare(batch: Batch, backend: Callable[..., Verdict] = verify) -> Comparison:
+    got = backend(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
     exact = replace(batch, logits=batch.logits.double())
     coins = draw_coins(batch.drafts, batch.sampling)
     want = reference.verify(exact.logits, exact.cu_rows, exact.drafts, exact.sampling, coins)
@@ -74,6 +75,19 @@ def test_same_acceptance_probabilities(kinds: tuple[LawKind, ...]) -> None:
         assert got is not None
         assert want is not None
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("kinds", [ALL_KINDS, (LawKind.ONE_HOT,)], ids=["reported", "one_hot"])
+def test_same_logprobs_of_emitted_tokens(kinds: tuple[LawKind, ...]) -> None:
+    """vllm#44727: log-probabilities of rejected rows were given for emitted ones."""
+    for seed in range(20):
+        batch = random_batch(seed, Shape(kinds=kinds))
+        got = batch.verify()
+        want = reference.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
+        assert got.logprobs is not None
+        assert want.logprobs is not None
+        torch.testing.assert_close(got.logprobs, want.logprobs, rtol=1e-5, atol=1e-5, equal_nan=True)
+        assert torch.equal(got.logprobs.isnan(), got.output_ids < 0)
 
 
 def as_on_a_device(path: str, text: str) -> str:

@@ -72,7 +72,11 @@ def test_no_random_number_is_used_twice() -> None:
 SLIPS = {
     "accept_coins_are_output_coins": (COINS, "accept=accept[:, :-1]", "accept=output[:, :-1]"),
     "position_does_not_advance": (COINS, "unsqueeze(1) + offsets", "unsqueeze(1) + 0 * offsets"),
-    "seed_of_the_first_request": (COINS, "sampling.seed.unsqueeze(1)", "sampling.seed[:1].unsqueeze(1)"),
+    "seed_of_the_first_request": (
+        COINS,
+        "seeds = sampling.seed.unsqueeze(1)",
+        "seeds = sampling.seed[:1].unsqueeze(1)",
+    ),
     "wrong_stream": (COINS, "positions, Stream.RESAMPLE", "positions, Stream.ACCEPT"),
     "coin_of_the_last_place": (RATIO, "coins.output.gather(1, stop)", "coins.output[:, -1:]"),
 }

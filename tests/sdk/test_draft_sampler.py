@@ -290,3 +290,10 @@ def test_a_map_that_does_not_fit_is_refused_with_the_numbers(ids, found):
     assert caught.value.code == "SD-E173"
     assert found in str(caught.value)
     assert "0 .. 7" in str(caught.value)
+
+
+def test_nothing_drawn_is_a_draft_of_nothing():
+    step = step_view([[1, 2, 3], [4, 5]], 3, budget=[0, 0])
+    draft = DraftSampler(step, torch.tensor([], dtype=torch.int64), "one_hot").draft()
+    assert draft.lengths.tolist() == [0, 0]
+    assert draft.token_ids.tolist() == [[-1] * 3] * 2

@@ -1,0 +1,106 @@
+"""Row statistics as Triton kernels: one program per tile, 128-bit loads, eight bytes out."""
+
+# ruff: noqa: ANN001, ANN201, PLR0913
+# mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..launch import STREAMING
+from ..row_tiles import LOG2_E, load_tile, row_scale, tile_stats
+from . import TileStats
+
+
+@triton.jit
+def row_stats_kernel(
+    logits_ptr,
+    row_stride,
+    cu_rows_ptr,
+    temperature_ptr,
+    maxima_ptr,
+    sums_ptr,
+    vocab_size,
+    num_places,
+    num_tiles,
+    TILE: tl.constexpr,
+    SKIP_LAST: tl.constexpr,
+):
+    """Grid [tiles, places, B]."""
+    tile, request = tl.program_id(0), tl.program_id(2)
+    place = request.to(tl.int64) * num_places + tl.program_id(1)
+    row = tl.load(cu_rows_ptr + request) + tl.program_id(1)
+    if row + SKIP_LAST >= tl.load(cu_rows_ptr + request + 1):
+        return
+    scale = row_scale(tl.load(temperature_ptr + request))
+    top, total = tile_stats(load_tile(logits_ptr + row * row_stride, tile, vocab_size, TILE), scale)
+    tl.store(maxima_ptr + place * num_tiles + tile, top)
+    tl.store(sums_ptr + place * num_tiles + tile, total)
+
+
+@triton.jit
+def draft_stats_kernel(
+    logits_ptr,
+    request_stride,
+    place_stride,
+    lengths_ptr,
+    kinds_ptr,
+    kind,
+    maxima_ptr,
+    sums_ptr,
+    vocab_size,
+    num_places,
+    num_tiles,
+    TILE: tl.constexpr,
+):
+    """Grid [tiles, K, B]."""
+    tile, draft, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    place = request.to(tl.int64) * num_places + draft
+    if (draft >= tl.load(lengths_ptr + request)) | (tl.load(kinds_ptr + request) != kind):
+        return
+    row_ptr = logits_ptr + request.to(tl.int64) * request_stride + draft * place_stride
+    top, total = tile_stats(load_tile(row_ptr, tile, vocab_size, TILE), LOG2_E)
+    tl.store(maxima_ptr + place * num_tiles + tile, top)
+    tl.store(sums_ptr + place * num_tiles + tile, total)
+
+
+def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileStats, skip_last: bool = False) -> None:
+    """See `naive.row_stats`."""
+    num_requests, num_places, num_tiles = stats.maxima.shape
+    if num_places == skip_last:
+        return
+    row_stats_kernel[(num_tiles, num_places - skip_last, num_requests)](
+        logits,
+        logits.stride(0),
+        cu_rows,
+        temperature,
+        stats.maxima,
+        stats.sums,
+        logits.shape[1],
+        num_places,
+        num_tiles,
+        stats.tile,
+        skip_last,
+        **STREAMING,
+    )
+
+
+def draft_stats(logits: Tensor, lengths: Tensor, kinds: Tensor, kind: int, stats: TileStats) -> None:
+    """See `naive.draft_stats`."""
+    num_requests, num_places, num_tiles = stats.maxima.shape
+    draft_stats_kernel[(num_tiles, num_places, num_requests)](
+        logits,
+        logits.stride(0),
+        logits.stride(1),
+        lengths,
+        kinds,
+        kind,
+        stats.maxima,
+        stats.sums,
+        logits.shape[2],
+        num_places,
+        num_tiles,
+        stats.tile,
+        **STREAMING,
+    )

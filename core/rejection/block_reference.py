@@ -1,0 +1,47 @@
+"""Block verification of one request, written to be read; `block.verify_block` must return what this returns."""
+
+from __future__ import annotations
+
+import torch
+
+from .reference import Step, draw
+from .types import NO_PROPOSAL
+
+
+def survivals(steps: list[Step], drafts: list[int]) -> list[float]:
+    """P_0 .. P_n of the drafts that can be judged: a hole and a bad row end the block."""
+    found = [1.0]
+    for step, x in zip(steps, drafts, strict=False):
+        if x == NO_PROPOSAL or step.bad:
+            break
+        assert step.q is not None
+        possible = 0 <= x < len(step.p) and float(step.p[x]) > 0
+        ratio = float(step.p[x] / step.q[x]) if possible else 0.0
+        found.append(min(1.0, found[-1] * ratio) if found[-1] > 0 else 0.0)
+    return found
+
+
+def residual(step: Step, survival: float) -> torch.Tensor:
+    """(P p - q)+ over the vocabulary."""
+    assert step.q is not None
+    return (survival * step.p - step.q).clamp(min=0)
+
+
+def verify_block_request(steps: list[Step], drafts: list[int], coins: list[float]) -> list[int]:
+    """The output ids of one sampled request whose every draft comes with its law; coins[i] belongs to draft i."""
+    survival = survivals(steps, drafts)
+    last = len(survival) - 1
+    stop = 0
+    for i in range(last, 0, -1):
+        threshold = survival[i]
+        if i < last:
+            mass = float(residual(steps[i], survival[i]).sum())
+            threshold = mass / (mass + 1 - survival[i]) if mass > 0 else 0.0
+        if coins[i - 1] < threshold:
+            stop = i
+            break
+    step, token = steps[stop], steps[stop].target_token()
+    if stop < last:
+        weights = residual(step, survival[stop])
+        token = draw(weights, step.output_coin) if float(weights.sum()) > 0 else token
+    return [*drafts[:stop], token]

@@ -1,0 +1,64 @@
+"""What a step of verification must read, and what the kernels read: bytes and launches from shapes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..kernels.launch import TILE
+
+BYTES_OF_TILE_STATS = 8  # a maximum and a sum, float32
+
+
+@dataclass(frozen=True)
+class Step:
+    """The shapes of one step."""
+
+    num_requests: int
+    num_drafts: int  # per request
+    vocab_size: int
+    bytes_per_logit: int
+    bytes_per_law: int = 0  # of one number of a dense draft law; 0: no dense law
+    law_statistics: bool = False  # the dense law is logits whose maximum and mass are not known yet
+    sparse_ids: int = 0
+    filters: bool = False
+
+
+def minimum_bytes(step: Step, acceptance: float) -> float:
+    """Every draft row once; the last row if all drafts are accepted; a residual's two rows if one is rejected.
+
+    acceptance is the probability that a draft is accepted, given that those before it were.
+    """
+    all_accepted = acceptance**step.num_drafts
+    row = step.vocab_size * step.bytes_per_logit
+    law_row = step.vocab_size * step.bytes_per_law
+    rows = step.num_drafts * row + all_accepted * row
+    if step.bytes_per_law:
+        rows += (1 - all_accepted) * (row + law_row)
+    if step.law_statistics:
+        rows += step.num_drafts * law_row
+    return step.num_requests * rows
+
+
+def moved_bytes(step: Step, acceptance: float) -> float:
+    """What the kernels read and write: the minimum, the tile statistics, and the tiles that tokens are drawn from.
+
+    Top-k and top-p read surviving tiles several times; how often depends on the logits and is left out.
+    """
+    num_tiles = -(-step.vocab_size // TILE)
+    stats = (step.num_drafts + 1) * num_tiles * BYTES_OF_TILE_STATS
+    if step.law_statistics:
+        stats += step.num_drafts * num_tiles * BYTES_OF_TILE_STATS
+    judged = sum(acceptance**i for i in range(step.num_drafts))
+    tile = TILE * step.bytes_per_logit
+    one_hot = not step.bytes_per_law and not step.sparse_ids
+    tiles = (judged * tile if one_hot else 0) + tile + TILE * step.bytes_per_law
+    sparse = judged * step.sparse_ids * 12
+    every_row = step.vocab_size * step.bytes_per_logit * (1 - acceptance**step.num_drafts) if step.filters else 0
+    extra = 2 * stats + tiles + sparse + every_row
+    return minimum_bytes(step, acceptance) + step.num_requests * extra
+
+
+def num_launches(step: Step) -> int:
+    """Kernels launched: statistics (none for plain sampling, whose only row the verdict reads), cutoffs, verdict."""
+    statistics = 1 if step.num_drafts or step.filters else 0
+    return statistics + step.law_statistics + step.filters + 1

@@ -1,0 +1,163 @@
+"""Verification in at most four launches of Triton kernels, without a copy of the logits and without host reads.
+
+Statistics of the rows; statistics of draft logits, if laws come as such; cutoffs, if a request filters; the verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..kernels.filters import FilterRows
+from ..kernels.launch import next_power_of_two
+from ..kernels.row_filter.kernel import filter_rows
+from ..kernels.row_stats import TileStats
+from ..kernels.row_stats.kernel import draft_stats, row_stats
+from ..kernels.verdict import DenseLaw, Laws, Requests, Rows, SparseLaw, Variant
+from ..kernels.verdict.kernel import verdict
+from . import torch_backend
+from .types import Coins, DraftLaws, DraftRows, LawKind, SamplingRows, Verdict
+from .workspace import Workspace
+
+WANTED_PROGRAMS = 256  # enough to fill a large device where a few requests need a pass over the vocabulary
+
+
+def verify(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None,
+    workspace: Workspace | None = None,
+) -> Verdict:
+    """See `verify` in `sampler.py`. float64 logits, which no kernel takes, are left to the torch backend."""
+    if logits.dtype == torch.float64 or not len(drafts.lengths):
+        return torch_backend.verify(logits, cu_rows, drafts, sampling, coins)
+    num_requests, num_drafts = drafts.token_ids.shape
+    if workspace is None:
+        draft_vocab = 0 if drafts.laws is None or drafts.laws.logits is None else drafts.laws.logits.shape[2]
+        workspace = Workspace.plan(num_requests, num_drafts, logits.shape[1], logits.device, draft_vocab)
+    cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
+    stats = workspace.stats(num_requests, num_drafts + 1, logits.shape[1])
+    row_stats(logits, cu_rows, sampling.temperature, stats, skip_last=not sampling.any_filter)
+    if sampling.any_filter:
+        filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
+        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff)
+    laws = _laws(drafts, workspace)
+    outputs = workspace.outputs(num_requests, num_drafts)
+    verdict(
+        _rows(logits, cu_rows, stats, workspace),
+        _requests(drafts, sampling, coins),
+        laws,
+        workspace.scratch(num_requests, logits.shape[1]),
+        outputs,
+        _variant(stats, drafts.laws, laws, sampling.any_filter, coins is not None),
+    )
+    return Verdict(
+        output_ids=outputs.token_ids,
+        num_accepted=outputs.num_accepted,
+        accept_prob=None if sampling.all_greedy else outputs.accept_prob,
+        status=outputs.status,
+        logprobs=None if sampling.all_greedy else outputs.logprobs,
+    )
+
+
+def _packed_drafts(drafts: DraftRows) -> DraftRows:
+    """With vectors that a kernel can index; they are copied only where they are not dense already."""
+    laws = drafts.laws
+    laws = None if laws is None else replace(laws, kind=laws.kind.contiguous())
+    token_ids = drafts.token_ids if drafts.token_ids.stride(1) == 1 else drafts.token_ids.contiguous()
+    return DraftRows(token_ids, drafts.lengths.contiguous(), laws)
+
+
+def _packed_sampling(sampling: SamplingRows) -> SamplingRows:
+    return SamplingRows(
+        temperature=sampling.temperature.contiguous(),
+        top_k=sampling.top_k.contiguous(),
+        top_p=sampling.top_p.contiguous(),
+        min_p=sampling.min_p.contiguous(),
+        seed=sampling.seed.contiguous(),
+        position=sampling.position.contiguous(),
+        all_greedy=sampling.all_greedy,
+        any_filter=sampling.any_filter,
+    )
+
+
+def _rows(logits: Tensor, cu_rows: Tensor, stats: TileStats, workspace: Workspace) -> Rows:
+    _, num_places, num_tiles = stats.maxima.shape
+    return Rows(
+        logits=logits,
+        stride=logits.stride(0),
+        cu_rows=cu_rows,
+        maxima=stats.maxima,
+        sums=stats.sums,
+        cutoff=workspace.cutoff,
+        vocab_size=logits.shape[1],
+        num_places=num_places,
+        num_tiles=num_tiles,
+    )
+
+
+def _requests(drafts: DraftRows, sampling: SamplingRows, coins: Coins | None) -> Requests:
+    output = sampling.seed if coins is None else coins.output.double().contiguous()
+    accept = output if coins is None or coins.accept is None else coins.accept.double().contiguous()
+    return Requests(
+        token_ids=drafts.token_ids,
+        token_stride=drafts.token_ids.stride(0),
+        lengths=drafts.lengths,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+        position=sampling.position,
+        accept=accept,
+        output=output,
+        num_drafts=drafts.token_ids.shape[1],
+    )
+
+
+def _laws(drafts: DraftRows, workspace: Workspace) -> Laws:
+    """The laws that are given; a missing one is stood for by a tensor that the kernel's variant never reads."""
+    laws, any_tensor = drafts.laws, workspace.counter
+    nothing = DenseLaw(any_tensor, 0, 0, 0, workspace.draft_maxima, workspace.draft_sums, 0, 0)
+    no_ids = SparseLaw(any_tensor, any_tensor, 0, 0)
+    if laws is None or not drafts.token_ids.shape[1]:
+        return Laws(any_tensor, nothing, nothing, no_ids, any_tensor)
+    logits = nothing
+    if laws.logits is not None:
+        stats = workspace.draft_stats(*laws.logits.shape)
+        draft_stats(laws.logits, drafts.lengths, laws.kind, LawKind.DENSE_LOGITS, stats)
+        logits = _dense(laws.logits, stats)
+    sparse = no_ids
+    if laws.sparse_ids is not None and laws.sparse_probs is not None:
+        _, num_drafts, num_ids = laws.sparse_ids.shape
+        sparse = SparseLaw(laws.sparse_ids.contiguous(), laws.sparse_probs.contiguous(), num_ids, num_drafts)
+    probs = nothing if laws.probs is None else _dense(laws.probs, TileStats(nothing.maxima, nothing.sums, 0))
+    return Laws(laws.kind, probs, logits, sparse, any_tensor if laws.t2d is None else laws.t2d.contiguous())
+
+
+def _dense(values: Tensor, stats: TileStats) -> DenseLaw:
+    if values.shape[2] > 1 and values.stride(2) != 1:
+        raise ValueError(f"expected draft laws with a contiguous last dimension, got strides {values.stride()}")
+    num_drafts, size = values.shape[1:]
+    num_tiles = stats.maxima.shape[-1]
+    return DenseLaw(values, values.stride(0), values.stride(1), size, stats.maxima, stats.sums, num_tiles, num_drafts)
+
+
+def _variant(stats: TileStats, given: DraftLaws | None, laws: Laws, filters: bool, coins: bool) -> Variant:
+    num_requests, num_places, num_tiles = stats.maxima.shape
+    dense = laws.probs.size > 0 or laws.logits.size > 0
+    may_share = dense or not filters
+    return Variant(
+        tile=stats.tile,
+        tiles=next_power_of_two(max(num_tiles, laws.logits.num_tiles)),
+        places=next_power_of_two(num_places),
+        splits=min(num_tiles, max(1, WANTED_PROGRAMS // num_requests)) if may_share else 1,
+        probs=laws.probs.size > 0,
+        logits=laws.logits.size > 0,
+        sparse=next_power_of_two(laws.sparse.num_ids) if laws.sparse.num_ids else 0,
+        mapped=given is not None and given.t2d is not None,
+        filters=filters,
+        coins=coins,
+        skip_last=not filters,
+    )

@@ -1,0 +1,43 @@
+"""The Triton backend as the tests run it: interpreted on the CPU, in memory full of nonsense, with tiny tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.core.rejection import Coins, DraftRows, SamplingRows, Verdict, triton_backend
+from specdec.core.rejection.workspace import Workspace
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a kernel means inf - inf to be NaN
+
+Verify = Callable[..., Verdict]
+
+
+def workspace_for(logits: Tensor, drafts: DraftRows, tile: int) -> Workspace:
+    """Just large enough, and poisoned: what a kernel forgets to write shows."""
+    laws = drafts.laws
+    draft_vocab = 0 if laws is None or laws.logits is None else laws.logits.shape[2]
+    workspace = Workspace.plan(*drafts.token_ids.shape, logits.shape[1], logits.device, draft_vocab, tile)
+    return poisoned(workspace)
+
+
+def poisoned(workspace: Workspace) -> Workspace:
+    for name, buffer in vars(workspace).items():
+        if isinstance(buffer, Tensor) and name != "counter":
+            buffer.fill_(torch.nan if buffer.is_floating_point() else -777)
+    return workspace
+
+
+def with_tile(tile: int, backend: Verify = triton_backend.verify) -> Verify:
+    """`verify` through the kernels with tiles of this many tokens, a power of two."""
+
+    def verify(
+        logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None = None
+    ) -> Verdict:
+        return backend(logits, cu_rows, drafts, sampling, coins, workspace_for(logits, drafts, tile))
+
+    return verify

@@ -1,0 +1,97 @@
+"""What the kernels cost on GPUs that are not here: compiled ahead of time, read from the machine code.
+
+The unmarked test compiles five variants, one per target or more: both kinds of statistics pass, the verdict for the
+commonest drafts, and the one with every kind of law, which holds the code of all the others. All 25 variants on all
+four targets are marked. A process that interprets kernels cannot compile them, so a second one does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.core.rejection.cost import Step, minimum_bytes, moved_bytes, num_launches
+
+AOT = Path(__file__).with_name("aot.py")
+PER_THREAD_STATS, PER_THREAD_RESIDUAL = 64, 16  # elements of a full tile that one thread works through
+STATS_BUDGET, RESIDUAL_BUDGET = 8, 16  # SASS instructions per element on sm_90
+SLICE = ["stats-bf16:sm_90", "stats-fp32:sm_90", "probs-bf16:sm_90", "one_hot-bf16:sm_80", "every_kind-bf16:sm_100"]
+SLICE += ["stats-bf16:gfx942"]
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+
+
+def reports(variants: list[str], cache: Path) -> list[dict[str, Any]]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "0"}
+    done = subprocess.run(
+        [sys.executable, str(AOT), *variants], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def broken_budgets(report: dict[str, Any]) -> list[str]:
+    """What a variant uses above its budget, with the number."""
+    broken = []
+    if report["spills"] or report.get("local_bytes") or report.get("stack_bytes"):
+        broken.append(f"{report['spills']} spills, {report.get('stack_bytes')} bytes of stack")
+    if not report["wide_loads"]:
+        broken.append("no 128-bit load")
+    if report["target"] == "sm_90":
+        stats = "stats" in report["variant"]
+        width, budget = (PER_THREAD_STATS, STATS_BUDGET) if stats else (PER_THREAD_RESIDUAL, RESIDUAL_BUDGET)
+        for length, powers in report["exp2_blocks"]:
+            if length / min(width, powers) > budget:
+                broken.append(f"{length / min(width, powers):.1f} instructions per element, budget {budget}")
+    return [f"{report['variant']} on {report['target']}: {line}" for line in broken]
+
+
+def test_representative_variants_keep_their_budgets(tmp_path: Path) -> None:
+    found = reports(SLICE, tmp_path)
+    assert len(found) == len(SLICE)
+    assert [line for report in found for line in broken_budgets(report)] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_variant_keeps_its_budgets(target: str, tmp_path: Path) -> None:
+    found = reports([f"all:{target}"], tmp_path)
+    assert len(found) >= 25
+    assert [line for report in found for line in broken_budgets(report)] == []
+
+
+def test_budget_check_names_what_it_found() -> None:
+    report = {"variant": "stats-bf16", "target": "sm_90", "spills": 3, "wide_loads": 0, "exp2_blocks": [[640, 64]]}
+    assert broken_budgets(report) == [
+        "stats-bf16 on sm_90: 3 spills, None bytes of stack",
+        "stats-bf16 on sm_90: no 128-bit load",
+        "stats-bf16 on sm_90: 10.0 instructions per element, budget 8",
+    ]
+
+
+STEPS = {
+    "one_hot": Step(num_requests=64, num_drafts=5, vocab_size=151_936, bytes_per_logit=2),
+    "dense": Step(64, 5, 151_936, 2, bytes_per_law=4),
+    "draft_logits": Step(64, 5, 151_936, 2, bytes_per_law=2, law_statistics=True),
+    "sparse": Step(64, 5, 151_936, 2, sparse_ids=64),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_bytes_moved_stay_near_the_least_possible(name: str) -> None:
+    """5 % above: tile statistics, and the tiles from which tokens are drawn."""
+    step = STEPS[name]
+    assert moved_bytes(step, acceptance=0.7) <= 1.05 * minimum_bytes(step, acceptance=0.7)
+
+
+def test_number_of_launches() -> None:
+    assert num_launches(STEPS["one_hot"]) == 2
+    assert num_launches(STEPS["draft_logits"]) == 3
+    assert num_launches(Step(64, 0, 151_936, 2)) == 1
+    assert num_launches(Step(64, 5, 151_936, 2, filters=True)) == 3

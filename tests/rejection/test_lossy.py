@@ -1,0 +1,59 @@
+"""The lossy rules do what they say, and say what they are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec.core.rejection import DraftRows, LawKind, reference, triton_backend, verify
+from specdec.core.rejection.block import verify_block
+from specdec.core.rejection.lossy import verify_synthetic, verify_typical
+from specdec.core.rejection.reference import Params
+
+from .batches import Shape, random_batch
+from .interpreted import quiet
+from .problems import sampling_rows
+
+ONE_HOT = Shape(kinds=(LawKind.ONE_HOT,))
+
+
+@quiet
+def test_only_the_rules_named_lossy_give_verdicts_that_are_not_lossless() -> None:
+    batch = random_batch(1, ONE_HOT)
+    arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
+    assert not verify_typical(*arguments).lossless
+    assert not verify_synthetic(*arguments, torch.full((3,), 0.5)).lossless
+    for rule in (verify, verify_block, reference.verify):
+        assert rule(*arguments).lossless
+    assert triton_backend.verify(*arguments, None).lossless
+
+
+def test_typical_acceptance_compares_with_the_entropy_of_the_row() -> None:
+    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    bar = min(0.09, 0.3 * math.exp(float((probs * probs.log()).sum())))
+    logits = probs.log().expand(2, 4).clone()
+    for token, p in enumerate(probs.tolist()):
+        drafts = DraftRows(torch.tensor([[token]]), torch.tensor([1]))
+        verdict = verify_typical(logits, torch.tensor([0, 2]), drafts, sampling_rows([Params()]))
+        assert int(verdict.num_accepted) == (p > bar)
+
+
+@pytest.mark.parametrize("rates", [[1.0, 1.0, 1.0], [0.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
+def test_synthetic_rates_of_zero_and_one_are_certain(rates: list[float]) -> None:
+    for seed in range(5):
+        batch = random_batch(seed, replace(ONE_HOT, greedy=0.0, holes=False, idle=0.0))
+        verdict = verify_synthetic(batch.logits, batch.cu_rows, batch.drafts, batch.sampling, torch.tensor(rates))
+        certain = rates.index(0.0) if 0.0 in rates else 3
+        assert torch.equal(verdict.num_accepted, batch.drafts.lengths.clamp(max=certain))
+
+
+def test_synthetic_rate_is_the_share_that_is_accepted() -> None:
+    count = 4000
+    drafts = DraftRows(torch.zeros(count, 1, dtype=torch.int64), torch.ones(count, dtype=torch.int64))
+    sampling = sampling_rows([Params()] * count)
+    logits, cu_rows = torch.zeros(2 * count, 3), 2 * torch.arange(count + 1)
+    verdict = verify_synthetic(logits, cu_rows, drafts, sampling, torch.tensor([0.7]))
+    assert abs(float(verdict.num_accepted.double().mean()) - 0.7) < 4 * (0.21 / count) ** 0.5

@@ -1,0 +1,87 @@
+"""The exact output law of the interpreted Triton kernels, within 2e-7 of the target's.
+
+A proof takes some hundreds of verified requests, each tens of milliseconds. The thresholds of the torch backend say
+where to look first. The unmarked proofs are three that between them have every branch of the kernel that moves
+probability: the coupled rule with its lazily made last row; a dense law over a mapped vocabulary, its residual shared
+by programs; a sparse law. All other forms are marked, and those with filters, whose cutoffs `test_kernels` compares.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specdec.core.rejection import triton_backend, verify
+from specdec.core.rejection.exact_law import ExactLaw, Problem, exact_law
+from specdec.core.rejection.reference import Params
+
+from .interpreted import Verify, quiet, with_tile
+from .problems import DRAFTERS, SAMPLING, problem_of, random_model, with_lengths
+
+pytestmark = quiet
+TOLERANCE = 2e-7
+ITERATIONS = 24
+
+
+def problem(
+    drafter: str, sampling: str, vocab_size: int, num_drafts: int, structure: str = "dense", ragged: bool = False
+) -> Problem:
+    model = random_model(3, vocab_size, num_drafts, structure)
+    drawn = DRAFTERS[drafter](model, torch.float32)
+    if ragged:
+        drawn = with_lengths(drawn, lambda drafts: 1 + (drafts[:, 0] % 2))
+    return problem_of(model, drawn, SAMPLING[sampling], torch.float32)
+
+
+def law_through(backend: Verify, stated: Problem) -> ExactLaw:
+    near = exact_law(verify, stated, num_iterations=30)
+    return exact_law(backend, stated, ITERATIONS, near)
+
+
+SLICE = [
+    ("one_hot", "temperature", 3, 2),
+    ("mapped_logits", "unit", 5, 1),
+    ("sparse", "temperature", 5, 1),
+]
+REST = [(d, s, 3, 2) for d in DRAFTERS for s in ("unit", "all")]
+REST += [(d, s, 5, 1) for d in ("one_hot", "dense_probs", "dense_logits") for s in ("top_k", "top_p", "min_p")]
+CASES = [*SLICE, *(pytest.param(*case, marks=pytest.mark.full) for case in REST)]
+
+
+@pytest.mark.parametrize(("drafter", "sampling", "vocab_size", "num_drafts"), CASES)
+def test_kernels_follow_the_target_law(drafter: str, sampling: str, vocab_size: int, num_drafts: int) -> None:
+    law = law_through(with_tile(4), problem(drafter, sampling, vocab_size, num_drafts))
+    assert law.total_variation <= TOLERANCE
+
+
+STRUCTURES = ["zeros_p", "zeros_q", "equal", "disjoint", "single", "ties"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("drafter", ["one_hot", "dense_probs", "dense_logits", "sparse"])
+def test_kernels_follow_the_target_law_over_odd_supports(drafter: str, structure: str) -> None:
+    law = law_through(with_tile(2), problem(drafter, "unit", 5, 1, structure))
+    assert law.total_variation <= TOLERANCE
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("drafter", ["one_hot", "dense_probs", "dense_logits", "sparse"])
+def test_kernels_follow_the_target_law_of_ragged_drafts(drafter: str) -> None:
+    law = law_through(with_tile(4), problem(drafter, "unit", 3, 2, ragged=True))
+    assert law.total_variation <= TOLERANCE
+
+
+def test_a_wrong_guess_of_the_thresholds_changes_nothing() -> None:
+    """The thresholds of another model are no help, and no harm."""
+    stated = problem("dense_probs", "unit", 4, 2)
+    elsewhere = exact_law(verify, problem("dense_probs", "top_k", 4, 2), num_iterations=30)
+    helped = exact_law(verify, stated, 30, near=elsewhere)
+    assert helped.total_variation <= TOLERANCE
+    assert torch.allclose(helped.output, exact_law(verify, stated, 30).output, atol=1e-8)
+
+
+def test_float64_is_as_exact_as_the_reference_on_a_device_with_kernels() -> None:
+    model = random_model(3)
+    stated = problem_of(model, DRAFTERS["dense_probs"](model, torch.float64), Params(), torch.float64)
+    assert exact_law(with_tile(4, triton_backend.verify), stated, 46).total_variation <= 1e-12
