@@ -55,11 +55,13 @@ def is_quiet(ctx: typer.Context, how: Format, quiet: bool) -> bool:
 
 
 def silence_libraries() -> None:
-    """Keep progress bars and remarks of transformers and the hub client off the terminal. Imports both."""
-    from transformers.utils import logging
+    """Keep progress bars and remarks of the libraries off the terminal. Imports transformers and the hub client."""
+    from transformers.utils import logging as their_logging
 
-    logging.disable_progress_bar()  # the hub client's too
-    logging.set_verbosity_error()
+    their_logging.disable_progress_bar()  # the hub client's too
+    their_logging.set_verbosity_error()
+    for chatty in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is installed
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(torch|transformers|huggingface_hub)(\.|$)")
 
 

@@ -428,7 +428,7 @@ def shipped(folder):
     return pytest.param(folder, marks=pytest.mark.skipif(not (TINY / folder).is_dir(), reason="not trained here"))
 
 
-@pytest.mark.parametrize("folder", ["target", shipped("draft"), shipped("moe_draft")])
+@pytest.mark.parametrize("folder", [shipped("draft"), shipped("moe"), shipped("moe_draft")])
 def test_shipped_models_are_recognised(folder):
     assert is_language_model(Checkpoint.open(TINY / folder))
 
