@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 FEWEST_PACKED_ROWS = 4
 EXPECTED_ROWS = 8
-FEWEST_PACKED_BYTES = 3 * 2**20
+FEWEST_PACKED_BYTES = 2**20
 
 
 class PackedLinear(nn.Module):
