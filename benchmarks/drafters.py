@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, default=RESULT)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    machine = environment(torch.device("cpu"))
     tokenizer = AutoTokenizer.from_pretrained(packaged("tiny"))
     prompts = held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)
     rows = {}
@@ -72,7 +73,7 @@ def main() -> None:
         "prompts": args.prompts,
         "bench_prompts": args.bench_prompts,
         "output_len": args.output_len,
-        "environment": environment("cpu"),
+        "environment": machine,
         "drafters": rows,
     }
     args.save.write_text(json.dumps(result, indent=1) + "\n")
