@@ -81,6 +81,16 @@ class KeptRows:
     next_token_ids: Tensor  # [N] int64, the token that follows; undefined in rejected rows
     hidden: Tensor | None  # [N, L*H] in the target's dtype; None unless asked for
 
+    @property
+    def next_position(self) -> Tensor:
+        """The first position of each request that the target has not run: [B] int64."""
+        return self.kept_start + self.num_kept
+
+    @property
+    def last(self) -> Tensor:
+        """Each request's last kept entry: [B] int64."""
+        return self.cu_rows[:-1] + self.num_kept - 1
+
 
 class DraftRandom(Protocol):
     """Uniform numbers of the draft stream, reproducible per request; independent of the verifier's coins."""

@@ -64,7 +64,7 @@ def verify(
     the request seeds. Inputs are never modified. With a workspace the call allocates nothing on a device that has
     kernels, and the verdict is valid until the next call; the CPU has no use for one.
 
-    Raises ValueError where shapes contradict each other no backend serves the device, or the workspace is too small.
+    Raises ValueError where shapes contradict each other, no backend serves the device, or the workspace is too small.
     """
     _check(logits, cu_rows, drafts, sampling, coins)
     backend = VERIFY_BACKENDS.get(logits.device.type)

@@ -86,7 +86,7 @@ class DFlashProposer(ParallelProposer):
     def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
         """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
         rows, anchors = step.rows, step.newest_token
-        starts = step.kept.kept_start + step.kept.num_kept
+        starts = step.kept.next_position
         if chosen is not None:
             rows, anchors, starts = rows[chosen], anchors[chosen], starts[chosen]
         slots = torch.arange(self._spec.num_slots(self.config.num_draft_tokens), device=rows.device)

@@ -154,7 +154,7 @@ class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
 
     def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
         """The first token's from the last row of what was committed, the others' from a row of the mask each."""
-        rows, starts, states = step.rows, step.kept.kept_start + step.kept.num_kept, self._states
+        rows, starts, states = step.rows, step.kept.next_position, self._states
         if chosen is not None:
             rows, starts, states = rows[chosen], starts[chosen], states[chosen]
         num_masks = num_tokens - 1

@@ -61,7 +61,7 @@ class MedusaProposer(ParallelProposer):
         """Keep the final hidden state of every request's last kept row for `propose`."""
         kept = step.kept
         assert kept.hidden is not None, "declared"
-        self._final = kept.hidden[kept.cu_rows[:-1] + kept.num_kept - 1]
+        self._final = kept.hidden[kept.last]
 
     def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
         """One pass over one row per request."""

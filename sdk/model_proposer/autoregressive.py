@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..types import Draft, KeptRows, StepView
+from ..types import Draft, StepView
 from .base import ModelProposer
 
 
@@ -63,7 +63,7 @@ class AutoregressiveProposer(ModelProposer):
         """Draft for every request with a budget."""
         chosen = self.wanted(step)
         sampler = self.sampler(step, chosen)
-        rows, position, states = step.rows, next_position(step.kept), self._states
+        rows, position, states = step.rows, step.kept.next_position, self._states
         if chosen is not None:
             rows, position, states = rows[chosen], position[chosen], states[chosen]
         if not self.ROWS_ARE_SHIFTED:
@@ -85,8 +85,7 @@ class AutoregressiveProposer(ModelProposer):
         """Row i is (the token after i, the hidden states at i)."""
         kept = step.kept
         attention = self.services.draft_kv().attention(step.rows, kept.kept_start, kept.cu_rows)
-        last = kept.cu_rows[:-1] + kept.num_kept - 1
-        return DraftInputs(kept.next_token_ids.clamp(min=0), kept.positions, kept.hidden, last, attention)
+        return DraftInputs(kept.next_token_ids.clamp(min=0), kept.positions, kept.hidden, kept.last, attention)
 
     def _tokens(self, step: StepView) -> DraftInputs:
         """Row i is the token at i: one input more per request, its newest token, right behind its kept rows."""
@@ -102,8 +101,3 @@ class AutoregressiveProposer(ModelProposer):
         token_ids = torch.where(offset == kept.num_kept[owner], step.newest_token[owner], kept.token_ids[source])
         attention = self.services.draft_kv().attention(step.rows, kept.kept_start, cu_queries)
         return DraftInputs(token_ids, kept.kept_start[owner] + offset, None, cu_queries[:-1] + kept.num_kept, attention)
-
-
-def next_position(kept: KeptRows) -> Tensor:
-    """The first position of each request that the target has not run: [B] int64."""
-    return kept.kept_start + kept.num_kept
