@@ -48,6 +48,7 @@ class Guest:
         self.proposer = proposer
         self.plugin = loaded.plugin
         self.needs = loaded.needs
+        self.num_draft_tokens = loaded.config.num_draft_tokens
         self.views = views
         self.enabled = True
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}

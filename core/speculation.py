@@ -49,6 +49,7 @@ class Speculation:
         registry = Registry.discover(settings, hooks.registrations)
         loaded = load_proposer(registry.resolve(config), config, info)
         law_budget = free_memory(torch.device(info.device)) // 4
+        config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
         return cls(config, loaded, admit(loaded, info, law_budget_bytes=law_budget))
 
     @property

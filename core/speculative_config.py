@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from specdec.sdk import ConfigError, DraftSampleMethod
 from specdec.sdk.config import wrong_values
-from specdec.sdk.errors import did_you_mean
 
 WHERE = "speculative_config"
 EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'
@@ -59,7 +58,9 @@ class SpeculativeConfig(BaseModel):
         min_length=1,
         description="the proposer's checkpoint; without a method also 'package.module.Class'",
     )
-    num_speculative_tokens: int = Field(ge=1, strict=True, description="K: the most drafts per request and step")
+    num_speculative_tokens: int | None = Field(
+        None, ge=1, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
+    )
     draft_sample_method: DraftSampleMethod = "greedy"
     rejection_sample_method: Annotated[Literal["standard"], BeforeValidator(_offered_rejection_method)] = "standard"
     proposer_config: Annotated[dict[str, Any], BeforeValidator(_nothing_as_empty)] = Field(
@@ -73,7 +74,7 @@ class SpeculativeConfig(BaseModel):
     draft_tensor_parallel_size: Annotated[int | None, BeforeValidator(_single_rank)] = None
 
     def __init__(self, /, **values: Any) -> None:
-        _require_proposer_and_length(values)
+        _require_proposer(values)
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -113,26 +114,13 @@ class SpeculativeConfig(BaseModel):
         return super(SpeculativeConfig, source).model_copy(deep=deep)  # type: ignore[return-value]
 
 
-def _require_proposer_and_length(values: Mapping[str, Any]) -> None:
+def _require_proposer(values: Mapping[str, Any]) -> None:
     if values.get("method") is None and values.get("model") is None:
         facts = {
             "found": ", ".join(values) or "no key",
             "fix": f"name one: {EXAMPLE}; `specdec list` shows all",
         }
         raise ConfigError("SD-E133", f"{WHERE} names no proposer", facts)
-    if values.get("num_speculative_tokens") is None:
-        misspelt = did_you_mean("num_speculative_tokens", values)
-        found = (
-            f'"{misspelt}", which is not a common key'
-            if misspelt not in (None, "num_speculative_tokens")
-            else "nothing"
-        )
-        facts = {
-            "expected": "an integer of at least 1: the most drafts per request and step",
-            "found": found,
-            "fix": 'add "num_speculative_tokens": 4',
-        }
-        raise ConfigError("SD-E133", f"{WHERE} has no num_speculative_tokens", facts)
 
 
 def _from_json(text: str) -> Any:

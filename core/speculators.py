@@ -35,7 +35,7 @@ def with_verifier(
         facts = {"model": f"{str(model)!r} is a drafter's checkpoint", f"{WHERE}.model": repr(str(named))}
         facts["fix"] = f'leave "model" out of {WHERE}, or give the target as the model'
         raise ConfigError("SD-E136", f"the model and {WHERE} name different draft checkpoints", facts)
-    return _verifier(own, file), _defaults(own) | {"model": str(file.parent)} | dict(written)
+    return _verifier(own, file), {"model": str(file.parent)} | dict(written)
 
 
 def _verifier(own: Mapping[str, Any], file: Path) -> str:
@@ -48,10 +48,3 @@ def _verifier(own: Mapping[str, Any], file: Path) -> str:
         raise ConfigError("SD-E136", "this is a drafter's checkpoint, and it does not name its target", facts)
     name = str(name)
     return str((file.parent / name).resolve()) if name.startswith(("./", "../")) else name
-
-
-def _defaults(own: Mapping[str, Any]) -> dict[str, Any]:
-    methods = own.get("proposal_methods")
-    first = methods[0] if isinstance(methods, list) and methods else {}
-    tokens = first.get("speculative_tokens") if isinstance(first, Mapping) else None
-    return {} if tokens is None else {"num_speculative_tokens": tokens}

@@ -12,6 +12,8 @@ The smallest proposer is a class with a constructor and one method:
 No base class is needed. A class may add, each looked up once at load:
 
 * `needs`: a `Needs` value, or a classmethod `needs(config, target) -> Needs` that may raise `Refusal`
+* `default_draft_tokens`: K where the configuration leaves `num_speculative_tokens` out: an integer, or a classmethod
+  `default_draft_tokens(model) -> int | None` that may open the checkpoint `model`; without it, the most it can draft
 * `Options`: a nested `StrictModel` (or other pydantic model) for `proposer_config`
 * `api_version`: the contract it was written for, as "major.minor"
 * any method of `Lifecycle`

@@ -147,8 +147,10 @@ def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> d
         "max_concurrency": settings.engine.max_num_seqs,
         "profile": settings.engine.enable_profiling,
         "proposer": str(guest.plugin) if guest else None,
-        "speculative_config": SpeculativeConfig.parse(asked).model_dump(mode="json", exclude_unset=True)
-        if asked is not None
+        "speculative_config": SpeculativeConfig.parse(asked)
+        .replace(num_speculative_tokens=guest.num_draft_tokens)
+        .model_dump(mode="json", exclude_unset=True)
+        if guest
         else None,
         "prompts_sha256": prompts_sha256(chosen.prompts),
         **as_given,

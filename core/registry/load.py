@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +46,13 @@ class LoadedProposer:
 def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target: TargetInfo) -> LoadedProposer:
     """Check the class, validate its options and ask what it needs from `target`. Nothing is constructed.
 
-    Raises PluginLoadError (SD-E110 .. SD-E120), ConfigError (SD-E131, SD-E132, SD-E135: options), or Refusal.
+    Raises PluginLoadError (SD-E110 .. SD-E120), ConfigError (SD-E131, SD-E132, SD-E135: options; SD-E133: no draft
+    length), or Refusal.
     """
     plugin, cls = resolved.plugin, resolved.cls
     methods = check_class(cls, plugin)
     proposer_config = ProposerConfig(
-        num_draft_tokens=config.num_speculative_tokens,
+        num_draft_tokens=config.num_speculative_tokens or 1,
         model=resolved.model,
         draft_sample_method=config.draft_sample_method,
         moe_backend=config.moe_backend,
@@ -60,13 +61,16 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         trust_remote_code=config.trust_remote_code,
         options=_options(cls, config, plugin),
     )
+    if config.num_speculative_tokens is None:
+        k = _default_draft_tokens(cls, proposer_config, target, plugin)
+        proposer_config = proposer_config.replace(num_draft_tokens=k)
     needs = _needs(cls, proposer_config, target, plugin)
-    _check_length(needs, config.num_speculative_tokens, plugin)
+    _check_length(needs, proposer_config.num_draft_tokens, plugin)
     logger.warning(
         "proposer %s: class %s, K=%d; API %d.%d is experimental and may change",
         plugin,
         plugin.target,
-        config.num_speculative_tokens,
+        proposer_config.num_draft_tokens,
         *API_VERSION,
     )
     return LoadedProposer(plugin, cls, proposer_config, needs, methods)
@@ -118,14 +122,7 @@ def _needs(cls: Any, config: ProposerConfig, target: TargetInfo, plugin: PluginI
     stated = static_needs(cls, plugin)
     if stated is not None:
         return stated
-    try:
-        needs = cls.needs(config, target)
-    except Refusal as refusal:
-        raise refusal.blamed_on(plugin) from refusal
-    except CheckpointError:  # the checkpoint is to blame
-        raise
-    except Exception as error:
-        raise plugin_raised("SD-E114", "asking for the needs of", error, plugin) from error
+    needs = _asked(cls.needs, "the needs of", plugin, config, target)
     if isinstance(needs, Needs):
         return needs
     facts = {
@@ -133,6 +130,36 @@ def _needs(cls: Any, config: ProposerConfig, target: TargetInfo, plugin: PluginI
         "found": f"{type(needs).__name__}: {needs!r:.80}",
     }
     raise PluginLoadError("SD-E114", f"{cls.__name__}.needs returned something else", facts, plugin=plugin)
+
+
+def _default_draft_tokens(cls: Any, config: ProposerConfig, target: TargetInfo, plugin: PluginId) -> int:
+    """K for who left it out: what the class states, or says of the checkpoint, or else the most that it can draft."""
+    stated = inspect.getattr_static(cls, "default_draft_tokens", None)
+    if isinstance(stated, classmethod | staticmethod):
+        receiver = ("cls",) if isinstance(stated, classmethod) else ("self",)
+        check_callable(cls, "default_draft_tokens", (*receiver, "model"), plugin)
+        stated = _asked(cls.default_draft_tokens, "the draft length of", plugin, config.model)
+    if stated is None:
+        stated = _needs(cls, config, target, plugin).max_draft_tokens
+    if isinstance(stated, int) and stated >= 1:
+        return stated
+    facts = {"expected": "an integer of at least 1: the most drafts per request and step"}
+    if stated is not None:
+        facts["found"] = f"{cls.__name__}.default_draft_tokens is {stated!r:.80}"
+    facts["fix"] = 'add "num_speculative_tokens": 4'
+    raise ConfigError("SD-E133", "speculative_config has no num_speculative_tokens", facts, plugin=plugin)
+
+
+def _asked(question: Callable[..., Any], what: str, plugin: PluginId, *arguments: object) -> Any:
+    """What a class answers before it is constructed. Raises Refusal, CheckpointError, or SD-E114 for anything else."""
+    try:
+        return question(*arguments)
+    except Refusal as refusal:
+        raise refusal.blamed_on(plugin) from refusal
+    except CheckpointError:  # the checkpoint is to blame
+        raise
+    except Exception as error:
+        raise plugin_raised("SD-E114", f"asking for {what}", error, plugin) from error
 
 
 def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:

@@ -54,6 +54,11 @@ class MtpProposer(AutoregressiveProposer):
         )
         return Needs(**cls.shared_needs(config, target), hidden_states=("final",), draft_kv=kv)
 
+    @classmethod
+    def default_draft_tokens(cls, model: str | None) -> int:
+        """One: what a single module was trained for."""
+        return super().default_draft_tokens(model) or 1
+
     def build(self) -> None:
         """Load the module and tie it to the target. Raises CheckpointError: SD-E172, SD-E174, SD-E175; Refusal."""
         spec = MtpSpec.read(self.config, self.target)

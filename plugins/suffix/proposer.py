@@ -102,6 +102,9 @@ class SuffixProposer:
         shared = options.suffix_decoding_max_cached_requests > 0
         return Needs(history=True, state="shared" if shared else "per_request")
 
+    default_draft_tokens = 24
+    """vLLM's; drafts end where their confidence does."""
+
     def __init__(self, config: ProposerConfig) -> None:
         self._options: SuffixProposer.Options = config.options or self.Options()
         self._requests: dict[str, _Request] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -76,6 +77,18 @@ class ModelProposer(ABC):
             facts = {"fix": 'add "model": a checkpoint directory or hub id'}
             raise CheckpointError("SD-E133", f"{cls.__name__} needs a draft checkpoint", facts)
         return Checkpoint.open(config.model)
+
+    @classmethod
+    def default_draft_tokens(cls, model: str | None) -> int | None:
+        """K that the checkpoint itself proposes, in the `speculators` format; None if it does not.
+
+        Raises CheckpointError: SD-E105, SD-E106, SD-E171.
+        """
+        if model is None:
+            return None
+        methods = Checkpoint.open(model).get("speculators_config.proposal_methods", list, [])
+        first = methods[0] if methods else {}
+        return first.get("speculative_tokens") if isinstance(first, Mapping) else None
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Keep what is lent and build the network."""

@@ -24,9 +24,9 @@ def drafter(tmp_path):
     return write
 
 
-def test_target_and_length_come_from_the_checkpoint(drafter):
+def test_target_comes_from_the_checkpoint(drafter):
     path = drafter()
-    assert with_verifier(path, None) == ("tiny", {"model": str(path), "num_speculative_tokens": 5})
+    assert with_verifier(path, None) == ("tiny", {"model": str(path)})
 
 
 def test_relative_target_is_found_from_the_checkpoint(drafter, tmp_path):

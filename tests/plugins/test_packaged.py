@@ -15,6 +15,7 @@ from specdec.core.registry import PluginSettings, Registry
 from specdec.core.speculative_config import SpeculativeConfig
 from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.eagle.proposer import Eagle3Proposer
+from specdec.sdk import ConfigError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 DRAFTERS = {
@@ -51,6 +52,27 @@ def llm_with(name, k, **settings):
     target = DRAFTERS[name][0] if name in DRAFTERS else "tiny"
     config = {"model": f"tiny/{name}"} if name in DRAFTERS else {"method": name}
     return LLM(target, speculative_config=config | {"num_speculative_tokens": k}, max_model_len=256, **settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "k"),
+    [
+        ({"model": "tiny/eagle3"}, 5),  # the checkpoint says
+        ({"model": "tiny/dflash"}, 7),
+        ({"model": "tiny/medusa"}, 3),  # a draft for every head
+        ({"method": "mtp"}, 1),
+        ({"method": "suffix"}, 24),
+    ],
+    ids=lambda value: value.get("method") or value["model"] if isinstance(value, dict) else None,
+)
+def test_draft_length_may_be_left_out(config, k):
+    llm = LLM("tiny", speculative_config=config, max_model_len=64)
+    assert llm.engine.parts.guest.num_draft_tokens == k
+
+
+def test_draft_length_of_a_draft_model_must_be_given():
+    with pytest.raises(ConfigError, match='add "num_speculative_tokens"'):
+        LLM("tiny", speculative_config={"model": "tiny/draft"})
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -57,6 +57,53 @@ def refused(load):
     return refused
 
 
+def test_missing_num_speculative_tokens_says_what_to_add(refused):
+    error = refused(Fine, ConfigError, num_speculative_tokens=None)
+    assert error.code == "SD-E133"
+    assert '"num_speculative_tokens": 4' in str(error)
+
+
+def test_misspelt_num_speculative_tokens_is_pointed_out(refused):
+    error = refused(Fine, ConfigError, num_speculative_tokens=None, num_speculative_token=3)
+    assert "did you mean 'num_speculative_tokens'" in str(error)
+
+
+def test_missing_num_speculative_tokens_is_what_the_class_states(load):
+    class States(Fine):
+        default_draft_tokens = 6
+
+    class Reads(Fine):
+        @classmethod
+        def default_draft_tokens(cls, model):
+            return len(model)
+
+    class DraftsAtMost(Fine):
+        needs = Needs(max_draft_tokens=7)
+
+    def k(cls, given=None):
+        return load(cls, model="abc", num_speculative_tokens=given).config.num_draft_tokens
+
+    assert [k(States), k(Reads), k(DraftsAtMost)] == [6, 3, 7]
+    assert [k(States, 2), k(Reads, 2), k(DraftsAtMost, 2)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("stated", [0, -1, "4", 2.0])
+def test_unusable_default_draft_length_is_shown(refused, stated):
+    class States(Fine):
+        default_draft_tokens = stated
+
+    assert repr(stated) in str(refused(States, ConfigError, num_speculative_tokens=None))
+
+
+def test_a_default_draft_length_that_raises_is_blamed_on_the_plugin(refused):
+    class Raises(Fine):
+        @classmethod
+        def default_draft_tokens(cls, model):
+            raise KeyError("depth")
+
+    assert refused(Raises, num_speculative_tokens=None).code == "SD-E114"
+
+
 def line_of(function):
     return f"{inspect.getsourcefile(function)}:{inspect.unwrap(function).__code__.co_firstlineno}"
 

@@ -59,17 +59,6 @@ def test_num_speculative_tokens_must_be_a_positive_integer(k):
     assert f"found {k!r}" in str(error)
 
 
-@pytest.mark.parametrize("values", [{"method": "some"}, {"method": "some", "num_speculative_tokens": None}])
-def test_missing_num_speculative_tokens_says_what_to_add(values):
-    error = refused(values)
-    assert error.code == "SD-E133"
-    assert '"num_speculative_tokens": 4' in str(error)
-
-
-def test_misspelt_num_speculative_tokens_is_pointed_out():
-    assert '"num_speculative_token"' in str(refused({"method": "some", "num_speculative_token": 3}))
-
-
 def test_config_without_method_and_model_is_refused():
     error = refused({"num_speculative_tokens": 3})
     assert error.code == "SD-E133"

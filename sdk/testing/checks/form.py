@@ -32,14 +32,15 @@ def draft_form(subject: Subject) -> None:
 @CHECKS.at("basic")
 def every_k(subject: Subject) -> None:
     """It drafts for K = 1 and for the largest K that it declares, and for a step whose K is smaller, 0 included."""
+    asked = subject.load().config.num_draft_tokens
     fewest = max(subject.needs.min_draft_tokens, 1)
-    most = subject.needs.max_draft_tokens or max(MOST_DRAFT_TOKENS, subject.config.num_speculative_tokens)
+    most = subject.needs.max_draft_tokens or max(MOST_DRAFT_TOKENS, asked)
     for k in sorted({fewest, most}):
         for _ in lockstep(subject.stage(k=k), num_steps=3):
             pass
     stage = subject.stage()
     stage.add("a", 20)
-    for width in (subject.config.num_speculative_tokens, 0, 1, subject.config.num_speculative_tokens):
+    for width in (asked, 0, 1, asked):
         stage.step([Move("a")], width=width)
 
 
