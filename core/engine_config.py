@@ -30,7 +30,7 @@ class EngineConfig(StrictModel):
         None, gt=0, description="None: a quarter of the memory that is free, at most what max_num_seqs can use"
     )
     moe_backend: str | None = Field(None, description="transformers' experts implementation; None: its default")
-    quantization: str | None = Field(None, description="int8 weights by torchao; None: as the checkpoint is stored")
+    quantization: str | None = Field(None, description="int8_weight_only or int8_dynamic; None: as it is stored")
     trust_remote_code: bool = Field(False, strict=True, description="run modelling code that the checkpoint brings")
     seed: int = Field(0, ge=0, lt=2**63)
     enable_profiling: bool = Field(False, description="time every stage of the step")

@@ -1,4 +1,4 @@
-"""Weights of linear layers stored in int8, by torchao."""
+"""Weights of linear layers stored in int8: by torchao, or by kernels of our own where they are faster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch import nn
 
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import did_you_mean
+
+from ..kernels.int8_linear import narrow_linears
 
 QUANTIZATIONS = ("int8_weight_only", "int8_dynamic")
 """int8 weights with activations as they are; int8 weights and, row by row, int8 activations."""
@@ -26,6 +28,9 @@ def check_quantization(name: str | None, where: str) -> None:
 
 def quantize(network: nn.Module, name: str, keep: nn.Module | None = None) -> None:
     """Quantise every linear layer in place but `keep`. Raises ConfigError SD-E176 where torchao is missing."""
+    if name == "int8_weight_only" and all(each.device.type == "cpu" for each in network.parameters()):
+        narrow_linears(network, keep)
+        return
     try:
         from torchao.quantization import quantize_
     except ImportError as error:
