@@ -10,6 +10,8 @@ from torch import Tensor
 
 from specdec.sdk import Draft, DraftLaw, LawForm, LawKind, Needs, PluginId, ProposerError, StepView
 
+from .lent import is_due
+
 _KINDS: dict[LawForm, frozenset[LawKind]] = {
     "one_hot": frozenset({LawKind.ONE_HOT}),
     "dense": frozenset({LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS}),
@@ -27,7 +29,7 @@ class CheckedDraft:
 
 
 class DraftChecker:
-    """Checks the drafts of one proposer. Raises ProposerError SD-E201 .. SD-E206, naming it."""
+    """Checks the drafts of one proposer. Raises ProposerError SD-E200 .. SD-E205, naming it."""
 
     def __init__(self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device) -> None:
         self._plugin = plugin
@@ -42,15 +44,19 @@ class DraftChecker:
         `budgets` are the step's, one per request, from the engine rather than from a view that may have been changed.
         """
         if not isinstance(draft, Draft):
-            found = f"{type(draft).__module__}.{type(draft).__qualname__}"
-            raise self._error("SD-E200", "propose returned no Draft", {"expected": "specdec.sdk.Draft", "found": found})
+            facts = {
+                "expected": "specdec.sdk.Draft",
+                "found": "None" if draft is None else f"{type(draft).__module__}.{type(draft).__qualname__}",
+                "fix": "return Draft(token_ids, lengths), or Draft.from_lists(lists, step.num_draft_tokens)",
+            }
+            raise self._error("SD-E200", "propose returned no Draft", facts)
         width = step.num_draft_tokens
         self._check_form("token_ids", draft.token_ids, (len(step), width), {torch.int64, torch.int32})
         self._check_form("lengths", draft.lengths, (len(step),), {torch.int64, torch.int32})
-        lengths: list[int] = draft.lengths.tolist()
+        read: list[list[int]] = torch.cat([draft.lengths[:, None], draft.token_ids], dim=1).tolist()  # waits once
+        lengths = [row[0] for row in read]
         self._check_lengths(lengths, step, budgets)
-        rows: list[list[int]] = draft.token_ids.tolist()
-        token_ids = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        token_ids = [row[1 : length + 1] for row, length in zip(read, lengths, strict=True)]
         self._check_ids(token_ids, step)
         if draft.law is not None:
             self._check_law(draft.law, draft, step)
@@ -58,9 +64,8 @@ class DraftChecker:
 
     def _check_form(self, field: str, found: object, shape: tuple[int, ...], dtypes: set[torch.dtype]) -> None:
         if not isinstance(found, Tensor):
-            raise self._error(
-                "SD-E201", f"Draft.{field} is no tensor", {"expected": f"tensor {shape}", "found": type(found).__name__}
-            )
+            facts = {"expected": f"tensor {shape}", "found": type(found).__name__}
+            raise self._error("SD-E201", f"Draft.{field} is no tensor", facts)
         if found.shape == shape and found.dtype in dtypes and found.device.type == self._device.type:
             return
         transposed = len(shape) == 2 and tuple(found.shape) == shape[::-1] and shape[0] != shape[1]
@@ -68,6 +73,8 @@ class DraftChecker:
             "shape": f"expected {shape}, found {tuple(found.shape)}" + ("   looks transposed" if transposed else ""),
             "dtype": f"expected {' or '.join(sorted(map(str, dtypes)))}, found {found.dtype}",
             "device": f"expected {self._device}, found {found.device}",
+            "fix": "one row per request, in the order of step.request_ids; K is step.num_draft_tokens"
+            + ("\na law is as wide as Needs.draft_vocabulary, else as the target's" if len(shape) > 2 else ""),
         }
         raise self._error("SD-E201", f"Draft.{field} has the wrong form", facts)
 
@@ -101,6 +108,9 @@ class DraftChecker:
                 )
 
     def _check_law(self, law: DraftLaw, draft: Draft, step: StepView) -> None:
+        if not isinstance(law, DraftLaw):
+            facts = {"expected": "specdec.sdk.DraftLaw, or None", "found": type(law).__name__}
+            raise self._error("SD-E204", "Draft.law is no DraftLaw", facts)
         shape = (len(step), step.num_draft_tokens)
         self._check_form("law.kind", law.kind, shape[:1], {torch.uint8})
         kinds: set[int] = set(law.kind.tolist())
@@ -111,7 +121,11 @@ class DraftChecker:
             raise self._error(
                 "SD-E204",
                 "a draft law has a form that was not declared",
-                {"declared": f"Needs.law = {self._needs.law!r}", "found": found},
+                {
+                    "declared": f"Needs.law = {self._needs.law!r}",
+                    "found": found,
+                    "fix": "declare the form in Needs(law=...), or tag the row LawKind.ONE_HOT",
+                },
             )
         vocabulary = self._needs.draft_vocabulary
         dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
@@ -129,26 +143,32 @@ class DraftChecker:
             for name, tensor, form, dtypes in wanted[LawKind(kind)]:
                 self._check_form(f"law.{name}", tensor, form, dtypes)
         self._num_checked_laws += 1
-        if self._num_checked_laws <= 16 or self._num_checked_laws % 256 == 0:
+        if is_due(self._num_checked_laws):
             for kind, probs in ((LawKind.DENSE_PROBS, law.probs), (LawKind.SPARSE, law.sparse_probs)):
                 if probs is not None:
                     self._check_probabilities(probs, law.kind == kind, draft, step)
 
     def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, step: StepView) -> None:
-        drafted = torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]
-        used = probs[drafted & rows[:, None]].double()
+        drafted = (torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]) & rows[:, None]
+        used = probs[drafted].double()
         if not len(used):
             return
         tolerance = _SUM_TOLERANCE[probs.dtype]
-        sums, lowest = used.sum(dim=-1), used.min()
-        if bool(((sums - 1).abs() <= tolerance).all()) and bool(lowest >= 0):
+        sums, least = used.sum(dim=-1), used.amin(dim=-1)
+        wrong = ((sums - 1).abs() <= tolerance).logical_and(least >= 0).logical_not()
+        if not bool(wrong.any()):
             return
-        worst = int((sums - 1).abs().nan_to_num(nan=torch.inf).argmax())
+        off = (sums - 1).abs().maximum(-least).nan_to_num(nan=torch.inf)
+        worst = int(off.argmax())
+        b, position = drafted.nonzero()[worst].tolist()
+        num_bad = int((~used[worst].isfinite()).sum())
         raise self._error(
             "SD-E205",
             "a reported draft law is not a probability distribution",
             {
-                "worst": f"sum {float(sums[worst]):.4f}, least entry {float(lowest):.4g} (tolerance {tolerance:g})",
+                "worst": f"request {step.request_ids[b]!r}, draft position {position}: sum {float(sums[worst]):.4f}, "
+                f"least entry {float(least[worst]):.4g}, {num_bad} not finite",
+                "expected": f"sum 1 (tolerance {tolerance:g} for {probs.dtype}), no entry below 0",
                 "likely": "a filter was applied without renormalising, or these are logits",
                 "why": "verification with a wrong law silently changes what is generated",
             },

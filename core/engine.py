@@ -15,6 +15,7 @@ from specdec.sdk import RequestError, StepStats
 from .assembly import Parts, assemble
 from .detokenizer import Detokenizer
 from .engine_config import EngineConfig
+from .exporters import PROMETHEUS, export
 from .metrics import Metric
 from .registry import PluginSettings
 from .request import FinishReason, Request
@@ -150,6 +151,13 @@ class Engine:
         """All counters since the engine started."""
         self.metrics.counts["one_hot_fallback_rows"] = self.parts.drafts.num_one_hot_fallbacks
         return self.metrics.collect()
+
+    def export_metrics(self, exporter: str = PROMETHEUS) -> str:
+        """All counters as text: "prometheus", or an exporter that a hook plugin registers.
+
+        Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
+        """
+        return export(exporter, self.get_metrics(), self.parts.hooks)
 
     def save_proposer_state(self, path: Path) -> None:
         """Have the proposer write its shared state, if it has any."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,19 +15,28 @@ from specdec.sdk import (
     RequestView,
     Services,
     SpecdecError,
+    StepStats,
     StepView,
     TargetInfo,
 )
 
 from .draft_check import CheckedDraft, DraftChecker
+from .lent import Snapshot, is_due
 from .metrics import EngineMetrics
-from .registry import LoadedProposer, author_frame
+from .pace import Pace
+from .registry import LoadedProposer, author_frame, told
 from .runner.views import ViewBuilder
 
 logger = logging.getLogger("specdec")
 
 OnProposerError = Literal["raise", "skip_step", "disable"]
 MAX_ERRORS = 3
+CONTAINED = (Exception, SystemExit)  # a proposer may not end the process; an interrupt is the user's
+EFFECTS: dict[OnProposerError, str] = {
+    "raise": "the step ends here; requests keep what they have and can go on",
+    "skip_step": "going on without these drafts; what is generated does not change",
+    "disable": f"going on without these drafts, after {MAX_ERRORS} errors without any; the output does not change",
+}
 
 
 class Guest:
@@ -57,6 +68,9 @@ class Guest:
         self._metrics = metrics
         self._on_error = on_error
         self._num_errors = 0
+        self._num_steps = 0
+        self._draft_seconds = 0.0  # of the step that runs
+        self._pace = Pace(loaded.plugin)
         self._started: set[str] = set()
         self._stale: set[str] = set()  # requests whose steps the proposer has not all seen
 
@@ -72,13 +86,13 @@ class Guest:
     def start(self, request: RequestView) -> None:
         """Tell it of a request's first row."""
         self._started.add(request.request_id)
-        if not self._notify("on_start", request):
+        if not self._notify("on_start", request, request_ids=(request.request_id,)):
             self._stale.add(request.request_id)
 
     def preempt(self, request: RequestView) -> None:
         """Tell it that a request lost its row; its replay makes a stale request whole again."""
         self._stale.discard(request.request_id)
-        if not self._notify("on_preempt", request):
+        if not self._notify("on_preempt", request, request_ids=(request.request_id,)):
             self._stale.add(request.request_id)
 
     def finish(self, request: RequestView) -> None:
@@ -86,27 +100,58 @@ class Guest:
         self._stale.discard(request.request_id)
         if request.request_id in self._started:
             self._started.remove(request.request_id)
-            self._notify("on_finish", request)
+            self._notify("on_finish", request, request_ids=(request.request_id,))
 
     def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         """Show it the step, then ask for drafts if any are wanted. None: no drafts from this step.
 
         `budgets` are those that the view shows: the view itself may have been written to.
         """
-        if not self.enabled or not self._observes(step) or not any(budgets):
+        if not self.enabled:
+            return None
+        self._num_steps += 1
+        lent = Snapshot(step) if is_due(self._num_steps) else None
+        start = time.perf_counter()
+        checked = self._asked(step, budgets)
+        self._draft_seconds = time.perf_counter() - start
+        if lent is None or self._contained("propose", partial(self._require_unchanged, lent), step.request_ids):
+            return checked
+        return None
+
+    def keep_pace(self, stats: StepStats, seconds: float) -> None:
+        """Count what a step took as a whole: a proposer that costs more than it saves is told of once."""
+        if self.enabled:
+            self._pace.record(stats, seconds, self._draft_seconds)
+        self._draft_seconds = 0.0
+
+    def _asked(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
+        if not self._observes(step) or not any(budgets):
             return None
         self._metrics.counts["proposer_propose_calls"] += 1
         checked: list[CheckedDraft] = []
         self._contained(
-            "propose", lambda: checked.append(self._checker.check(self.proposer.propose(step), step, budgets))
+            "propose",
+            lambda: checked.append(self._checker.check(self.proposer.propose(step), step, budgets)),
+            step.request_ids,
         )
         return checked[0] if checked else None
+
+    def _require_unchanged(self, lent: Snapshot) -> None:
+        changes = lent.changes()
+        if changes:
+            facts = {
+                "changed": "\n".join(map(str, changes[:3])) + (f"\nand {len(changes) - 3} more" if changes[3:] else ""),
+                "why": "the parts of a combinator, and other engines' own code, read the same memory",
+                "fix": "clone what you change; a method whose name ends in an underscore works in place",
+            }
+            summary = "the proposer wrote to the step, which it only borrows"
+            raise ProposerError("SD-E220", summary, facts, plugin=self.plugin)
 
     def _observes(self, step: StepView) -> bool:
         """Show it the step; where that fails the step's requests are stale, also if the failure stops the engine."""
         seen = False
         try:
-            seen = self._notify("observe", step)
+            seen = self._notify("observe", step, request_ids=step.request_ids)
         finally:
             if not seen:
                 self._stale.update(step.request_ids)
@@ -133,35 +178,34 @@ class Guest:
             self._methods[method](*args)
         except SpecdecError:
             raise
-        except Exception as error:
+        except CONTAINED as error:
             raise self._blame(method, error) from error
 
-    def _notify(self, method: str, *args: object) -> bool:
+    def _notify(self, method: str, *args: object, request_ids: Sequence[str]) -> bool:
         """Call an optional method if it is there. Returns whether the proposer is still in step."""
         if not self.enabled or method not in self._methods:
             return True
-        return self._contained(method, lambda: self._methods[method](*args))
+        return self._contained(method, lambda: self._methods[method](*args), request_ids)
 
-    def _contained(self, method: str, call: Callable[[], object]) -> bool:
+    def _contained(self, method: str, call: Callable[[], object], request_ids: Sequence[str] = ()) -> bool:
         try:
             call()
         except ProposerError as error:
-            self._handle(error)
-        except Exception as error:
-            effect = f"on_proposer_error={self._policy!r}; what is generated does not change"
-            self._handle(self._blame(method, error, {"effect": effect}))
+            self._handle(error, request_ids)
+        except CONTAINED as error:
+            self._handle(self._blame(method, error), request_ids)
         else:
             return True
         return False
 
-    def _blame(self, method: str, error: Exception, facts: Mapping[str, str] | None = None) -> ProposerError:
-        where = {"where": author_frame(error, self.plugin.target)}
-        summary = f"{method} raised {type(error).__name__}: {error}"
-        raised = ProposerError("SD-E210", summary, {**where, **(facts or {})}, plugin=self.plugin)
+    def _blame(self, method: str, error: BaseException) -> ProposerError:
+        facts = {"where": author_frame(error, self.plugin.target)}
+        raised = ProposerError("SD-E210", f"{method} raised {told(error)}", facts, plugin=self.plugin)
         raised.__cause__ = error
         return raised
 
-    def _handle(self, error: ProposerError) -> None:
+    def _handle(self, error: ProposerError, request_ids: Sequence[str]) -> None:
+        error = self._placed(error, request_ids)
         self._metrics.proposer_errors[error.code] += 1
         if self._policy == "raise":
             raise error
@@ -172,3 +216,13 @@ class Guest:
         elif self._num_errors == 1:
             logger.warning("%s", error)
         self._on_error(error)
+
+    def _placed(self, error: ProposerError, request_ids: Sequence[str]) -> ProposerError:
+        """The same error with the step, its requests, and what the policy makes of it."""
+        names = ", ".join(map(repr, request_ids[:4])) + (f" and {len(request_ids) - 4} more" if request_ids[4:] else "")
+        noun = "request" if len(request_ids) == 1 else "requests"
+        facts = {"step": f"{self._metrics.counts['num_steps'] + 1}, {noun} {names}"} if names else {}
+        facts["effect"] = f'on_proposer_error="{self._policy}": {EFFECTS[self._policy]}'
+        placed = ProposerError(error.code, error.summary, error.facts | facts, plugin=error.plugin)
+        placed.__cause__ = error.__cause__
+        return placed

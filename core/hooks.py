@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +20,10 @@ from specdec.sdk import (
     SpecdecError,
     StepStats,
 )
-from specdec.sdk.errors import did_you_mean
+from specdec.sdk.errors import did_you_mean, message
 from specdec.sdk.hooks import PROJECT_NAME
 
-from .registry.blame import author_frame, plugin_raised
+from .registry.blame import author_frame, plugin_raised, told
 from .registry.catalog import Registrations
 from .registry.checkpoint import Recogniser
 from .registry.discovery import TARGET, PluginEntry, PluginSettings, discover
@@ -42,6 +43,16 @@ class Offer:
     plugin: PluginId
     name: str
     value: Any
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Where the value is used: what it raises becomes PluginLoadError SD-E118, naming the plugin."""
+        try:
+            yield
+        except SpecdecError:
+            raise
+        except Exception as error:
+            raise plugin_raised("SD-E118", f'"{self.name}", registered by the plugin', error, self.plugin) from error
 
 
 class _Offers:
@@ -69,14 +80,14 @@ class HookPlugins:
         self._manager.add_hookspecs(HookSpecs)
         self._plugins: dict[str, PluginId] = {}
         self.entries = tuple(self._loaded(entry) if entry.status == "ok" else entry for entry in entries)
-        self.observers = Observers(self._manager)
+        self.observers = Observers(self._manager, self._plugins)
 
     @property
     def registrations(self) -> Registrations:
         """What the registry of proposers needs. Raises PluginLoadError if a `register_*` hook fails."""
         proposers = tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
         recognisers = tuple(_offered_recogniser(offer) for offer in self.offers("register_speculator_config"))
-        return Registrations(proposers, recognisers, self.resolve_proposer)
+        return Registrations(proposers, recognisers, self.resolve_proposer, self.adapt_proposer)
 
     def offers(self, hook_name: str) -> list[Offer]:
         """Everything that plugins add in one `register_*` hook. Strict: raises PluginLoadError SD-E118."""
@@ -87,6 +98,24 @@ class HookPlugins:
             found += registry.offers.values()
         return found
 
+    def offered(self, hook_name: str, noun: str) -> dict[str, Offer]:
+        """What plugins add in a hook whose values are called, by name.
+
+        Raises PluginLoadError SD-E118 for a name that two plugins offer, or a value that cannot be called.
+        """
+        found: dict[str, Offer] = {}
+        for offer in self.offers(hook_name):
+            if offer.name in found:
+                facts = {"also by": found[offer.name].plugin, "fix": "block one of them (SPECDEC_DISABLE_PLUGINS)"}
+                summary = f'the {noun} "{offer.name}" is offered twice'
+                raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
+            if not callable(offer.value):
+                facts = {"expected": "something that can be called", "found": repr(offer.value)}
+                summary = f'the {noun} "{offer.name}" cannot be called'
+                raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
+            found[offer.name] = offer
+        return found
+
     def resolve_proposer(self, spec: str) -> str | None:
         """The first plugin's "module:Class" for a `method` that nobody registered, or None."""
         for impl in _implementations(self._manager, "resolve_proposer"):
@@ -94,6 +123,14 @@ class HookPlugins:
             if target is not None:
                 return _checked_target(target, self._plugins[impl.plugin_name])
         return None
+
+    def adapt_proposer(self, candidate: Any) -> Any:
+        """The first plugin's proposer around a class for another engine; any other object as it is."""
+        for impl in _implementations(self._manager, "adapt_proposer"):
+            adapted = self._call(impl, "adapt_proposer", candidate=candidate)
+            if adapted is not None:
+                return adapted
+        return candidate
 
     def _loaded(self, entry: PluginEntry) -> PluginEntry:
         try:
@@ -136,8 +173,9 @@ def load_hooks(settings: PluginSettings) -> HookPlugins:
 class Observers:
     """The `on_*` hooks. A listener that raises loses that call; at its third failure it is unregistered."""
 
-    def __init__(self, manager: pluggy.PluginManager) -> None:
+    def __init__(self, manager: pluggy.PluginManager, plugins: Mapping[str, PluginId]) -> None:
         self._manager = manager
+        self._plugins = plugins
         self._failures: Counter[str] = Counter()
         self._listeners: dict[str, tuple[pluggy.HookImpl, ...]] = {}
         self._look_up()
@@ -184,15 +222,13 @@ class Observers:
         if self._failures[name] == FAILURES_ALLOWED:
             self._manager.unregister(name=name)
             self._look_up()
-            logger.warning(
-                "SD-W102 the plugin %s is unregistered after %d failures; the last: %s raised %s: %s at %s",
-                name,
-                FAILURES_ALLOWED,
-                hook_name,
-                type(error).__name__,
-                error,
-                author_frame(error, impl.function.__module__),
-            )
+            facts = {
+                "error": f"{hook_name} raised {told(error)}",
+                "where": author_frame(error, impl.function.__module__),
+                "effect": "none of its hooks is called any more; the requests and other listeners are not affected",
+            }
+            summary = f"a plugin is unregistered after {FAILURES_ALLOWED} failures"
+            logger.warning("%s", message("SD-W102", summary, facts, self._plugins[name]))
 
     def _look_up(self) -> None:
         self._listeners = {name: tuple(_implementations(self._manager, name)) for name in OBSERVER_NAMES}
@@ -209,13 +245,18 @@ def _implementations(manager: pluggy.PluginManager, hook_name: str) -> Iterator[
 
 
 def _unusable_hook(manager: pluggy.PluginManager, plugin: object) -> str | None:
-    """pluggy's `check_pending`, for one plugin and with a suggestion; and wrappers are refused."""
-    for caller in manager.get_hookcallers(plugin) or ():
+    """pluggy's `check_pending`, for one plugin and with a suggestion; wrappers, and a plugin without hooks, too."""
+    callers = manager.get_hookcallers(plugin)
+    if not callers:
+        return "it has no hook; put @hookimpl from specdec.sdk above each function that is one"
+    for caller in callers:
         for impl in caller.get_hookimpls():
             if impl.plugin is not plugin:
                 continue
             if not caller.has_spec() and not impl.optionalhook:
-                return f"there is no hook {caller.name}; did you mean {did_you_mean(caller.name, HOOK_NAMES)}?"
+                close = did_you_mean(caller.name, HOOK_NAMES)
+                hint = f"did you mean {close}?" if close else f"hooks are {', '.join(HOOK_NAMES)}"
+                return f"there is no hook {caller.name}; {hint}"
             if impl.wrapper or impl.hookwrapper:
                 return f"{caller.name} is a wrapper; every hook is called on its own, with nothing to wrap"
     return None

@@ -14,6 +14,7 @@ from specdec.sdk import ConfigError
 
 from .engine import Engine, Prompt, finish_reason_of
 from .engine_config import EngineConfig
+from .exporters import PROMETHEUS
 from .metrics import Metric
 from .outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .registry import PluginSettings
@@ -113,6 +114,13 @@ class LLM:
     def get_metrics(self) -> list[Metric]:
         """All counters since the engine started."""
         return self.engine.get_metrics()
+
+    def export_metrics(self, exporter: str = PROMETHEUS) -> str:
+        """All counters as text: "prometheus" for its scraper, or an exporter that a hook plugin registers.
+
+        Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
+        """
+        return self.engine.export_metrics(exporter)
 
     def close(self) -> None:
         """Close the proposer. The object cannot be used afterwards."""

@@ -39,6 +39,18 @@ class PluginId:
         return f"{self.label} {self.version}" if self.version else self.label
 
 
+def message(code: str, summary: str, facts: Mapping[str, object], plugin: PluginId | None = None) -> str:
+    """The text of an error or warning: a sentence behind its code, then one line per fact."""
+    blame = f"   [{plugin}]" if plugin else ""
+    width = max((len(label) for label in facts), default=0)
+    lines = [f"{code} {summary}{blame}"]
+    for label, value in facts.items():
+        first, *rest = str(value).splitlines() or [""]
+        lines.append(f"  {label:<{width}}  {first}")
+        lines += [f"  {'':<{width}}  {line}" for line in rest]
+    return "\n".join(lines)
+
+
 class SpecdecError(Exception):
     """Base of all errors: a stable `code`, a sentence, and labelled facts."""
 
@@ -56,17 +68,7 @@ class SpecdecError(Exception):
         self.summary = summary
         self.facts = dict(facts or {})
         self.plugin = plugin
-        super().__init__(self._render())
-
-    def _render(self) -> str:
-        blame = f"   [{self.plugin}]" if self.plugin else ""
-        width = max((len(label) for label in self.facts), default=0)
-        lines = [f"{self.code} {self.summary}{blame}"]
-        for label, value in self.facts.items():
-            first, *rest = str(value).splitlines() or [""]
-            lines.append(f"  {label:<{width}}  {first}")
-            lines += [f"  {'':<{width}}  {line}" for line in rest]
-        return "\n".join(lines)
+        super().__init__(message(code, summary, self.facts, plugin))
 
 
 class ConfigError(SpecdecError):

@@ -15,6 +15,7 @@ import pluggy
 from .errors import ProposerError
 
 if TYPE_CHECKING:
+    from .proposer_protocol import Proposer
     from .types import RequestView
 
 PROJECT_NAME = "specdec"
@@ -56,15 +57,25 @@ class HookSpecs:
 
     @hookspec
     def register_datasets(self, registry: Registry) -> None:
-        """Offer prompt sets for benchmarks: name -> callable(path | None) -> iterable of prompt rows."""
+        """Offer prompt sets to `specdec bench --dataset-name`: name -> callable(path | None) -> iterable of objects.
+
+        Each object has "prompt" and, if it likes, "prompt_id" and "category"; `path` is `--dataset-path`.
+        """
 
     @hookspec
     def register_metrics_exporters(self, registry: Registry) -> None:
-        """Offer exporters: name -> callable(sequence of metrics) -> str."""
+        """Offer exporters to `LLM.export_metrics(name)`: name -> callable(sequence of metrics) -> str.
+
+        A metric has a `name`, `labels`, and a `value` or, one per draft position, `values`.
+        """
 
     @hookspec(firstresult=True)
     def resolve_proposer(self, spec: str) -> str | None:
         """A proposer's "module:Class" for a `method` that no registration knows, or None."""
+
+    @hookspec(firstresult=True)
+    def adapt_proposer(self, candidate: Any) -> type[Proposer] | None:
+        """A proposer class around `candidate`, if that is a class written for another engine; None for any other."""
 
     @hookspec
     def on_engine_start(self, engine: Any) -> None:

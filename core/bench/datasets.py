@@ -1,9 +1,9 @@
-"""Prompt sets: the packaged one, Spec-Bench's file, and files of one's own."""
+"""Prompt sets: the packaged one, Spec-Bench's file, files of one's own, and those that plugins register."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -11,6 +11,9 @@ from typing import Any
 
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import did_you_mean
+
+from ..hooks import load_hooks
+from ..registry import PluginSettings
 
 PACKAGED_PROMPTS = Path(__file__).parents[2] / "assets" / "tiny" / "prompts.jsonl"
 NO_CATEGORY = "all"
@@ -59,20 +62,41 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def load_dataset(name: str, path: Path | None) -> list[PromptRow]:
-    """All rows of a prompt set, in its order.
+def load_dataset(name: str, path: Path | None, plugins: PluginSettings | None = None) -> list[PromptRow]:
+    """All rows of a prompt set, in its order: ours, or one that a hook plugin registers. Ours load no plugin.
 
-    Raises ConfigError: SD-E160, SD-E161 (the file), SD-E162 (a line of it), SD-E163 (empty), SD-E164 (no or a needless
-    path).
+    Raises ConfigError: SD-E132 (no such set), SD-E160, SD-E161 (the file), SD-E162 (a row), SD-E163 (empty), SD-E164
+    (no or a needless path); PluginLoadError SD-E118 if a plugin's set fails.
     """
-    if (path is None) != (name == "packaged"):
+    if name not in _READERS:
+        rows = list(_registered(name, path, plugins or PluginSettings()))
+    elif (path is None) != (name == "packaged"):
         facts = {"packaged": "needs no --dataset-path", "spec_bench, custom": "need one"}
         raise ConfigError("SD-E164", f"the dataset {name!r} and --dataset-path do not go together", facts)
-    rows = list(_READERS[name](path or PACKAGED_PROMPTS))
+    else:
+        rows = list(_READERS[name](path or PACKAGED_PROMPTS))
+    where = str(path or f"dataset {name}")
     if not rows:
-        raise ConfigError("SD-E163", f"{str(path)!r} holds no prompt")
-    _refuse_repeated_ids(rows, path)
+        raise ConfigError("SD-E163", f"{where!r} holds no prompt")
+    _refuse_repeated_ids(rows, where)
     return rows
+
+
+def _registered(name: str, path: Path | None, plugins: PluginSettings) -> Iterator[PromptRow]:
+    """The rows that a plugin's callable gives: objects like the lines of a custom file."""
+    sets = load_hooks(plugins).offered("register_datasets", "dataset")
+    if name not in sets:
+        offered = [*_READERS, *sets]
+        meant = did_you_mean(name, offered)
+        facts = ({"did you mean": meant} if meant else {}) | {"offered": ", ".join(offered)}
+        raise ConfigError("SD-E132", f"there is no dataset {name!r}", facts)
+    with sets[name].blamed():
+        rows = list(sets[name].value(path))
+    for number, row in enumerate(rows, start=1):
+        where = f"dataset {name}, row {number}"
+        if not isinstance(row, Mapping):
+            raise _bad_line(where, "not an object", f"{type(row).__name__}: {row!r:.80}")
+        yield _prompt_row(row, where, number)
 
 
 def of_category(rows: Sequence[PromptRow], category: str | None) -> list[PromptRow]:
@@ -111,10 +135,14 @@ def _spec_bench(path: Path) -> Iterator[PromptRow]:
 def _custom(path: Path) -> Iterator[PromptRow]:
     """Objects with "prompt" and, if they like, "prompt_id" and "category"."""
     for number, (where, row) in enumerate(_json_lines(path), start=1):
-        prompt = _required(row, "prompt", where)
-        if not isinstance(prompt, str):
-            raise _bad_line(where, '"prompt" is no text', repr(prompt)[:80])
-        yield PromptRow(str(row.get("prompt_id", number)), str(row.get("category", NO_CATEGORY)), prompt)
+        yield _prompt_row(row, where, number)
+
+
+def _prompt_row(row: Mapping[str, Any], where: str, number: int) -> PromptRow:
+    prompt = _required(row, "prompt", where)
+    if not isinstance(prompt, str):
+        raise _bad_line(where, '"prompt" is no text', repr(prompt)[:80])
+    return PromptRow(str(row.get("prompt_id", number)), str(row.get("category", NO_CATEGORY)), prompt)
 
 
 _READERS: dict[str, Callable[[Path], Iterable[PromptRow]]] = {
@@ -139,7 +167,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row
 
 
-def _required(row: dict[str, Any], key: str, where: str) -> Any:
+def _required(row: Mapping[str, Any], key: str, where: str) -> Any:
     if key not in row:
         raise _bad_line(where, f'no key "{key}"', f"keys {', '.join(row) or 'none'}")
     return row[key]
@@ -149,9 +177,9 @@ def _bad_line(where: str, problem: str, found: str) -> ConfigError:
     return ConfigError("SD-E162", f"{where}: {problem}", {"found": found})
 
 
-def _refuse_repeated_ids(rows: Sequence[PromptRow], path: Path | None) -> None:
+def _refuse_repeated_ids(rows: Sequence[PromptRow], where: str) -> None:
     seen: set[str] = set()
     for row in rows:
         if row.prompt_id in seen:
-            raise ConfigError("SD-E162", f"{path}: two prompts have the id {row.prompt_id!r}")
+            raise ConfigError("SD-E162", f"{where}: two prompts have the id {row.prompt_id!r}")
         seen.add(row.prompt_id)

@@ -33,7 +33,7 @@ class BenchSettings(StrictModel):
 
     engine: EngineConfig
     speculative_config: SpeculativeSettings = Field(None, description="None: plain")
-    dataset_name: Literal["packaged", "spec_bench", "custom"] = "packaged"
+    dataset_name: str = Field("packaged", description="or spec_bench, custom, or one that a plugin registers")
     dataset_path: Path | None = None
     category: str | None = Field(None, description="None: all")
     num_prompts: int = Field(6, ge=0, description="taken in turn from each category; 0: all that fit")
@@ -85,7 +85,7 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
 
     Raises SpecdecError before anything is timed where that can be known.
     """
-    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path), settings.category)
+    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
     earlier = EarlierRun(settings.baseline) if isinstance(settings.baseline, Path) else None
     with ExitStack() as stack:
         progress.stage("loading")

@@ -127,7 +127,7 @@ def check_plugins(settings: PluginSettings) -> Iterator[Finding]:
         yield Finding("plugins", "ok", ", ".join(usable))
     yield from map(_plugin_finding, unusable)
     for name in sorted((settings.allow or frozenset()) | settings.deny):
-        if not any(entry.answers_to(name) for entry in entries):
+        if not any(entry.is_meant_by(name) for entry in entries):
             yield Finding(f"plugin {name}", "note", "allowed or denied by the settings, and offered by nobody")
 
 

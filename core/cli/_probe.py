@@ -7,57 +7,80 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
+from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from specdec.sdk import PluginId, SpecdecError
+from specdec.sdk import SpecdecError
 
 from ..registry.discovery import PluginEntry
 
 TIMEOUT_S = 20.0
-DONE = "specdec: imported"
+MOST_SAID = 800  # characters of what a dying process wrote last
 
 
 def probe(entry: PluginEntry, timeout_s: float = TIMEOUT_S) -> PluginEntry:
-    """The entry, marked broken with the reason if it cannot be imported or its class cannot be called."""
+    """The entry, marked broken with the reason if it cannot be imported, or used as what it is offered as."""
     if entry.status not in ("ok", "duplicate"):
         return entry
-    reason = _failure(entry, timeout_s)
-    return replace(entry, status="broken", code="SD-E103", reason=reason) if reason else entry
+    with TemporaryDirectory() as folder:
+        verdict, chatter = Path(folder, "verdict.json"), Path(folder, "chatter")
+        died = _import_elsewhere(entry, verdict, chatter, timeout_s)
+        found = {"code": "SD-E103", "reason": died} if died else json.loads(verdict.read_text(encoding="utf-8"))
+    return replace(entry, status="broken", **found) if found["reason"] else entry
 
 
-def _failure(entry: PluginEntry, timeout_s: float) -> str | None:
-    code = f"from {__name__} import import_here; import_here()"
-    command = [sys.executable, "-c", code, entry.kind, json.dumps(asdict(entry.plugin))]
+def _import_elsewhere(entry: PluginEntry, verdict: Path, chatter: Path, timeout_s: float) -> str | None:
+    """Run `import_here` in a child whose descendants end with it. Returns why there is no verdict, or None."""
+    command = [sys.executable, "-c", f"from {__name__} import import_here; import_here()"]
+    command += [json.dumps(asdict(entry)), str(verdict)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with chatter.open("wb") as out:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+        )
         try:
-            child = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, timeout=timeout_s
-            )
+            child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return f"its import did not end within {timeout_s:g} s"
-        out.seek(0)
-        err.seek(0)
-        printed, told = (stream.read().decode(errors="replace").strip() for stream in (out, err))
+        finally:
+            _end(child)
     if child.returncode < 0:
         return f"its import killed the process with {signal.Signals(-child.returncode).name}"
-    if child.returncode == 0 and printed.endswith(DONE):
+    if verdict.exists():
         return None
-    return told or f"its import ended the process with exit code {child.returncode}"
+    said = chatter.read_text(encoding="utf-8", errors="replace").strip()[-MOST_SAID:]
+    return f"its import ended the process with exit code {child.returncode}" + (f": {said}" if said else "")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill what still runs of the child and of those that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def import_here() -> None:
-    """Runs in the child: argv is the kind and the PluginId."""
+    """Runs in the child: argv is the entry and where to write the verdict."""
+    entry, verdict = PluginEntry(**json.loads(sys.argv[1])), Path(sys.argv[2])
+    verdict.write_text(json.dumps(_judged(replace(entry, status="ok"))), encoding="utf-8")
+
+
+def _judged(entry: PluginEntry) -> dict[str, str | None]:
+    """Code and reason of what is wrong with it; both None if nothing is."""
+    from ..hooks import HookPlugins
     from ..registry.check import check_class
     from ..registry.importing import import_target
 
-    kind, plugin = sys.argv[1], PluginId(**json.loads(sys.argv[2]))
+    if entry.kind == "plugins":
+        (loaded,) = HookPlugins((entry,)).entries
+        return {"code": loaded.code, "reason": loaded.reason} if loaded.status != "ok" else _FINE
     try:
-        found = import_target(plugin, kind.removesuffix("s"))
-        if kind == "proposers":
-            check_class(found, plugin)
+        check_class(import_target(entry.plugin), entry.plugin)
     except SpecdecError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    print(DONE)
+        return {"code": error.code, "reason": str(error)}
+    return _FINE
+
+
+_FINE: dict[str, str | None] = {"code": None, "reason": None}

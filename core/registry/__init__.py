@@ -1,6 +1,6 @@
 """Which proposers there are, and how the one that the user named is loaded. Nothing else knows of plugins."""
 
-from .blame import author_frame, plugin_raised
+from .blame import author_frame, plugin_raised, told
 from .catalog import Registrations, Registry, ResolvedProposer
 from .checkpoint import Recogniser
 from .discovery import PluginEntry, PluginSettings
@@ -18,4 +18,5 @@ __all__ = [
     "construct",
     "load_proposer",
     "plugin_raised",
+    "told",
 ]

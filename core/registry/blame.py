@@ -29,13 +29,21 @@ def author_frame(error: BaseException, target: str) -> str | None:
     return own or deepest
 
 
+def told(error: BaseException) -> str:
+    """The type and text of an error, also where its text cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as second:
+        return f"{type(error).__name__}, whose text raises {type(second).__name__}"
+
+
 def plugin_raised(code: str, doing: str, error: BaseException, plugin: PluginId) -> PluginLoadError:
     """The error for an exception that a plugin raised while the engine was `doing` something with it.
 
     The caller chains the exception: `raise plugin_raised(...) from error`.
     """
     facts = {
-        "error": f"{type(error).__name__}: {error}",
+        "error": told(error),
         "where": author_frame(error, plugin.target) or "unknown",
         "next": DEBUG_HINT,
     }

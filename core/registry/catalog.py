@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from specdec.sdk import Checkpoint, PluginId, PluginLoadError
 from specdec.sdk.errors import did_you_mean
+from specdec.sdk.packaged import packaged
 
-from ..packaged import packaged
 from ..speculative_config import SpeculativeConfig
 from .checkpoint import Recogniser, recognise
 from .class_path import WITH_COLON, class_path, unregistered
@@ -24,6 +24,10 @@ def _nobody(spec: str) -> str | None:
     return None
 
 
+def _as_it_is(candidate: Any) -> Any:
+    return candidate
+
+
 @dataclass(frozen=True)
 class Registrations:
     """What hook plugins add to the entry points."""
@@ -31,6 +35,7 @@ class Registrations:
     proposers: tuple[PluginEntry, ...] = ()
     recognisers: tuple[Recogniser, ...] = ()
     resolve_proposer: Callable[[str], str | None] = _nobody  # an unknown method -> "module:Class"
+    adapt_proposer: Callable[[Any], Any] = _as_it_is  # a class for another engine -> a proposer around it
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,12 @@ class Registry:
         if model is not None:
             target = class_path(model) if method in (None, CLASS_PATH_METHOD) else None
             if target is not None:
-                return _imported(self._by_class_path(target), None)
+                return self._imported(self._by_class_path(target), None)
             model = str(packaged(model) or model)
         if method is None:
             assert model is not None, "SpeculativeConfig requires method or model"
             method = recognise(Checkpoint.open(model), self.registrations.recognisers)
-        return _imported(self.plugin(method), model)
+        return self._imported(self.plugin(method), model)
 
     def plugin(self, method: str) -> PluginId:
         """Who a `method` means: a registered name, `dist:name`, "package.module:Class", or a hook's answer.
@@ -105,6 +110,9 @@ class Registry:
             raise _not_usable(rows[0])
         return None
 
+    def _imported(self, plugin: PluginId, model: str | None) -> ResolvedProposer:
+        return ResolvedProposer(plugin, self.registrations.adapt_proposer(import_target(plugin)), model)
+
     def _by_class_path(self, target: str) -> PluginId:
         registered = [row.plugin for row in self.entries if row.target == target and row.status != "blocked"]
         return registered[0] if len(registered) == 1 else unregistered(target, target)
@@ -116,10 +124,6 @@ class Registry:
         facts["installed"] = "\n".join(_described(entry) for entry in self.entries) or "no proposer at all"
         facts["fix"] = f"install the distribution that offers it; {_class_path_hint(name)}"
         return PluginLoadError("SD-E101", f'there is no proposer "{name}"', facts)
-
-
-def _imported(plugin: PluginId, model: str | None) -> ResolvedProposer:
-    return ResolvedProposer(plugin, import_target(plugin), model)
 
 
 def _described(entry: PluginEntry) -> str:
@@ -154,5 +158,6 @@ def _not_usable(entry: PluginEntry) -> PluginLoadError:
         "SD-E120": f"upgrade specdec-sdk, or install another version of {entry.distribution}",
     }
     facts = {"found": entry.target, "reason": entry.reason, "fix": fixes[entry.code or "SD-E103"]}
-    summary = f'the proposer "{entry.name}" is {entry.status}'
+    what = "was written for another specdec-sdk" if entry.code == "SD-E120" else f"is {entry.status}"
+    summary = f'the proposer "{entry.name}" {what}'
     return PluginLoadError(entry.code or "SD-E103", summary, facts, plugin=entry.plugin)

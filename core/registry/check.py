@@ -72,7 +72,7 @@ def _check_api_version(cls: type, plugin: PluginId) -> None:
         f"{plugin.distribution or plugin.name} that was written for API {major}.{minor}",
     }
     installed = importlib_metadata.version(SDK_DISTRIBUTION)
-    summary = f"{plugin} targets proposer API {stated}, {SDK_DISTRIBUTION} {installed} provides {major}.{minor}"
+    summary = f"it targets proposer API {stated}, and {SDK_DISTRIBUTION} {installed} provides {major}.{minor}"
     raise PluginLoadError("SD-E120", summary, facts, plugin=plugin)
 
 

@@ -55,10 +55,14 @@ class PluginEntry:
             return asked == self.name
         return name == self.name and self.distribution is not None and _same(distribution, self.distribution)
 
+    def is_meant_by(self, word: str) -> bool:
+        """Whether a word of an allow or deny list covers it: its name, its `dist:name`, or its whole distribution."""
+        return self.answers_to(word) or (self.distribution is not None and _same(word, self.distribution))
+
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """Which plugins may be used. A list holds names or `dist:name`s; what is denied stays denied."""
+    """Which plugins may be used. A list holds names, `dist:name`s or distributions; what is denied stays denied."""
 
     allow: frozenset[str] | None = None  # None: everything; empty: nothing
     deny: frozenset[str] = frozenset()
@@ -87,9 +91,9 @@ class PluginSettings:
 
     def blocks(self, entry: PluginEntry) -> str | None:
         """The reason why an entry may not be used, or None."""
-        if any(entry.answers_to(name) for name in self.deny):
+        if any(entry.is_meant_by(word) for word in self.deny):
             return "denied (SPECDEC_DISABLE_PLUGINS or -p no:NAME)"
-        if self.allow is not None and not any(entry.answers_to(name) for name in self.allow):
+        if self.allow is not None and not any(entry.is_meant_by(word) for word in self.allow):
             return "not in the list of allowed plugins (SPECDEC_PLUGINS, --plugins or --no-plugins)"
         return None
 

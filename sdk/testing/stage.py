@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec.core.draft_check import DraftChecker
 from specdec.core.guest import Guest
+from specdec.core.lent import Snapshot
 from specdec.core.metrics import EngineMetrics
 from specdec.core.registry import LoadedProposer, construct
 from specdec.core.request import Request
@@ -30,7 +31,7 @@ from .moves import LONG, PARAMS, GivenCoins, Move, Shown
 from .report import Violation
 from .step_tensors import HiddenStandIns, batch_of, spoil_history
 from .text import Script
-from .watch import Snapshot, watched
+from .watch import watched
 from .worlds import World
 
 Answer = TypeVar("Answer")
@@ -215,7 +216,9 @@ class Stage:
         drafts = checked.token_ids if checked else [[] for _ in budgets]
         generations = view.generation.tolist()
         self._store.put(view.rows.tolist(), generations, drafts, None)
-        return Shown(where, view, budgets, drafts, checked.law if checked else None, before.changed())
+        return Shown(
+            where, view, budgets, drafts, checked.law if checked else None, [str(change) for change in before.changes()]
+        )
 
     def _call(self, call: Callable[[], Answer], where: str = "") -> Answer:
         try:

@@ -58,10 +58,11 @@ class Subject:
     @cached_property
     def resolved(self) -> ResolvedProposer:
         """The class, and who to blame. Raises PluginLoadError or ConfigError, as the engine does."""
+        registrations = load_hooks(self.plugin_settings).registrations
         if isinstance(self.asked, str):
-            registrations = load_hooks(self.plugin_settings).registrations
             return Registry.discover(self.plugin_settings, registrations).resolve(self.config)
-        return ResolvedProposer(PluginId(self.asked.__name__, self.label), self.asked, self.config.model)
+        cls = registrations.adapt_proposer(self.asked)
+        return ResolvedProposer(PluginId(self.asked.__name__, self.label), cls, self.config.model)
 
     @cached_property
     def needs(self) -> Needs:

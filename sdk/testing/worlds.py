@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.core.assembly import Parts
 from specdec.core.llm import LLM
+from specdec.core.runner.host_addressing import HostAddressing
 from specdec.core.runner.scheduler import Scheduler
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.services import BlockDraftKV, EngineServices
@@ -79,7 +80,7 @@ class RealTarget:
         store = None
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            store = BlockDraftKV(spec, scheduler.pool.num_blocks, scheduler, dtype, parts.target.device)
+            store = BlockDraftKV(spec, scheduler.pool.num_blocks, HostAddressing(scheduler), dtype, parts.target.device)
         return _LentServices(info, parts, store, reads)
 
     def restore_weights(self) -> list[str]:

@@ -108,6 +108,8 @@ def test_blocked_rows_are_counted_and_shown_by_all(specdec, install):
         (["--no-plugins"], {}, set()),
         ([], {"SPECDEC_PLUGINS": ""}, set()),
         (["-p", "no:echo"], {"SPECDEC_DISABLE_PLUGINS": "dist-x:other"}, set()),
+        ([], {"SPECDEC_DISABLE_PLUGINS": "Dist_X"}, set()),
+        (["--plugins", "dist-x", "-p", "no:dist-x:echo"], {}, {"other"}),
         (["-p", "no:echo", "--plugins", "echo,other"], {}, {"other"}),
     ],
 )
@@ -145,32 +147,71 @@ def entry(target, kind="proposers"):
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "code", "told"),
     [
-        (ECHO, None),
-        ("import absent_dependency", 'its import of "absent_dependency" failed'),
-        ("class Other: ...", 'attribute "Echo"'),
-        ("class Echo:\n    def __init__(self, config): ...", 'no method "propose"'),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "killed the process with SIGSEGV"),
-        ("import os\nos._exit(0)", "ended the process with exit code 0"),
-        ("import time\ntime.sleep(60)", "did not end within 3 s"),
+        (ECHO, None, None),
+        ("import absent_dependency", "SD-E102", 'its import of "absent_dependency" failed'),
+        ("class Other: ...", "SD-E102", 'attribute "Echo"'),
+        ("class Echo:\n    def __init__(self, config): ...", "SD-E110", 'no method "propose"'),
+        ("raise RuntimeError('no licence')", "SD-E103", "RuntimeError: no licence"),
+        ("raise SystemExit(0)", "SD-E103", "SystemExit"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "SD-E103", "killed the process with SIGSEGV"),
+        ("import os\nos._exit(0)", "SD-E103", "ended the process with exit code 0"),
+        ("import os\nprint('no device', flush=True)\nos._exit(7)", "SD-E103", "with exit code 7: no device"),
+        ("import time\ntime.sleep(60)", "SD-E103", "did not end within 5 s"),
     ],
-    ids=["fine", "import fails", "attribute", "no proposer", "segfault", "exit", "hang"],
+    ids=["fine", "import fails", "attribute", "no proposer", "raises", "exits", "segfault", "ends", "says why", "hang"],
 )
-def test_probe_makes_every_failure_a_row(site, monkeypatch, source, told):
+def test_probe_makes_every_failure_a_row(site, monkeypatch, source, code, told):
     (site / "x_mod.py").write_text(source)
     monkeypatch.syspath_prepend(site)
-    probed = probe(entry("x_mod:Echo"), timeout_s=3 if "sleep" in source else 60)
-    assert probed.status == ("broken" if told else "ok")
+    probed = probe(entry("x_mod:Echo"), timeout_s=5 if "sleep" in source else 60)
+    assert (probed.status, probed.code) == ("broken" if told else "ok", code)
     assert told is None or told in probed.reason
     assert "x_mod" not in sys.modules
 
 
-def test_list_probe_reports_the_failing_one(specdec, install):
-    install("dist-x", proposers=["echo = x_mod:Echo"], module="x_mod", source="raise RuntimeError('no licence')")
-    (echo,) = rows(specdec("--plugins", "echo", "list", "--probe", "--json"), "echo")
-    assert echo["status"] == "broken"
-    assert "no licence" in echo["reason"]
+def test_probe_of_a_hook_plugin_registers_it(site, monkeypatch):
+    monkeypatch.syspath_prepend(site)
+    for name, hook in (("good", "on_step"), ("wrong", "on_stepp")):
+        (site / f"{name}.py").write_text(f"from specdec.sdk import hookimpl\n@hookimpl\ndef {hook}(stats): ...\n")
+    assert probe(entry("good", "plugins")).status == "ok"
+    wrong = probe(entry("wrong", "plugins"))
+    assert (wrong.status, wrong.code) == ("broken", "SD-E117")
+    assert "did you mean on_step?" in wrong.reason
+
+
+def test_probe_ends_what_a_plugin_started(site, tmp_path, monkeypatch):
+    beat = tmp_path / "beat"
+    lives_on = f"    while True:\n        open({str(beat)!r}, 'a').write('.')\n        time.sleep(0.02)\n"
+    waits = f"while not os.path.exists({str(beat)!r}):\n    time.sleep(0.02)\n"
+    (site / "x_mod.py").write_text(f"import os, time\nif not os.fork():\n{lives_on}{waits}{ECHO}")
+    monkeypatch.syspath_prepend(site)
+    assert probe(entry("x_mod:Echo"), timeout_s=60).status == "ok"
+    size = beat.stat().st_size
+    time.sleep(0.5)
+    assert beat.stat().st_size == size
+
+
+def test_list_probe_shows_every_plugin_whatever_their_imports_do(specdec, install):
+    sources = {
+        "fine": ECHO,
+        "raising": "raise RuntimeError('no licence')",
+        "crashing": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+        "ending": "import os\nos._exit(0)",
+    }
+    for name, source in sources.items():
+        install(f"dist-{name}", proposers=[f"{name} = {name}_mod:Echo"], module=f"{name}_mod", source=source)
+    finished = specdec("--plugins", ",".join(sources), "list", "--probe", "--fields", "name,status,reason", "--json")
+    found = {row["name"]: row for row in rows(finished)}
+    assert {name: row["status"] for name, row in found.items()} == {
+        "fine": "ok",
+        "raising": "broken",
+        "crashing": "broken",
+        "ending": "broken",
+    }
+    assert "no licence" in found["raising"]["reason"]
+    assert "SIGSEGV" in found["crashing"]["reason"]
 
 
 @pytest.mark.parametrize("target", ["echo", "dist-x:echo", "x_mod:Echo", "x_mod.Echo"])

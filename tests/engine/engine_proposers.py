@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -330,6 +331,10 @@ class Faulty(Recorder):
         due = method == options.where and options.after <= turn < options.after + options.times
         if due and self.fault == "raise":
             raise RuntimeError(f"{method} fails on purpose")
+        if due and self.fault == "exit":
+            raise SystemExit(3)
+        if due and self.fault == "raise without a text":
+            raise Textless
         return due
 
     def bind(self, target: TargetInfo, services: object) -> None:
@@ -368,7 +373,24 @@ class Faulty(Recorder):
 
     def propose(self, step: StepView) -> Draft:
         draft = super().propose(step)
-        return WRONG[self.fault](draft, step) if self.trip("propose") else draft
+        return (WRONG | ODD)[self.fault](draft, step) if self.trip("propose") else draft
+
+
+class Textless(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
+def _sleeping(draft: Draft, step: StepView) -> Draft:
+    time.sleep(0.01)
+    return draft
+
+
+def _writing(draft: Draft, step: StepView) -> Draft:
+    step.committed_length.zero_()
+    return draft
 
 
 def _yielding(draft: Draft, step: StepView) -> Iterator[Draft]:
@@ -408,22 +430,45 @@ WRONG: dict[str, Callable[[Draft, StepView], object]] = {
     "a row too few": lambda draft, step: Draft(draft.token_ids[1:], draft.lengths[1:]),
     "a column too many": lambda draft, step: Draft(pad(draft.token_ids, (0, 1)), draft.lengths),
     "ids as floats": lambda draft, step: Draft(draft.token_ids.float(), draft.lengths),
+    "a huge draft": lambda draft, step: Draft(torch.zeros(len(step), 100_000, dtype=torch.int64), draft.lengths),
+    "ids on another device": lambda draft, step: Draft(draft.token_ids.to("meta"), draft.lengths),
     "lengths as floats": lambda draft, step: Draft(draft.token_ids, draft.lengths.float()),
     "lengths as bools": lambda draft, step: Draft(draft.token_ids, draft.lengths.bool()),
     "a negative length": lambda draft, step: Draft(draft.token_ids, draft.lengths - 100),
     "a length over the budget": lambda draft, step: Draft(draft.token_ids, step.budget + 1),
+    "lengths without end": lambda draft, step: Draft(draft.token_ids, torch.full_like(draft.lengths, 2**62)),
     "an id over the vocabulary": lambda draft, step: _with_ids(draft, step, VOCAB_SIZE),
     "padding within the length": lambda draft, step: _with_ids(draft, step, -1),
     "a sentinel within the length": lambda draft, step: _with_ids(draft, step, -2),
+    "a tensor as its law": lambda draft, step: Draft(draft.token_ids, draft.lengths, torch.ones(3)),
     "an undeclared kind": lambda draft, step: _with_law(draft, LawKind.SPARSE),
     "an unknown kind": lambda draft, step: _with_law(draft, 9),
     "a kind without its tensor": lambda draft, step: _with_law(draft, LawKind.DENSE_PROBS),
     "a law of another shape": lambda draft, step: _with_probs(draft, lambda probs: probs[..., 1:]),
+    "a law on another device": lambda draft, step: _with_probs(draft, lambda probs: probs.to("meta")),
     "a law of integers": lambda draft, step: _with_probs(draft, lambda probs: probs.long()),
     "probabilities of half the mass": lambda draft, step: _with_probs(draft, lambda probs: probs / 2),
     "negative probabilities": lambda draft, step: _with_probs(draft, lambda probs: probs + signs(probs)),
     "probabilities that are no numbers": lambda draft, step: _with_probs(draft, lambda probs: probs * torch.nan),
 }
+ODD: dict[str, Callable[[Draft, StepView], object]] = {"sleep": _sleeping, "write to the step": _writing}
+"""What is no wrong draft and not right either."""
+
+
+class KeepsByRow(Scripted):
+    """Drafts what was newest in a row before, whoever had the row then, and never forgets."""
+
+    def __init__(self, config: ProposerConfig) -> None:
+        super().__init__(config)
+        self.newest: dict[int, int] = {}
+
+    def propose(self, step: StepView) -> Draft:
+        rows = zip(step.rows.tolist(), step.newest_token.tolist(), step.budget.tolist(), strict=True)
+        drafts = []
+        for row, token, budget in rows:
+            drafts.append([self.newest.get(row, token)] * budget)
+            self.newest[row] = token
+        return Draft.from_lists(drafts, step.num_draft_tokens)
 
 
 class Vandal(Recorder):

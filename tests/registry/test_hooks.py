@@ -1,10 +1,19 @@
+import inspect
+import re
+
 import pytest
 
+from specdec import LLM, SamplingParams
+from specdec.core.bench.datasets import PromptRow, load_dataset
+from specdec.core.exporters import export
 from specdec.core.hooks import HookPlugins
+from specdec.core.metrics import Counter, Vector
 from specdec.core.registry import PluginSettings, Registry
 from specdec.core.registry.discovery import discover
 from specdec.core.speculative_config import SpeculativeConfig
-from specdec.sdk import PluginLoadError, StepStats
+from specdec.sdk import ConfigError, HookSpecs, PluginLoadError, StepStats
+
+HOOKS = {name: hook for name, hook in vars(HookSpecs).items() if not name.startswith("_")}
 
 STATS = StepStats(
     step=1,
@@ -107,7 +116,8 @@ def test_nobody_listening_is_known_before_arguments_are_built(offer):
 def test_blocked_plugin_is_not_imported(offer):
     offer("raise RuntimeError('imported')")
     assert statuses(load(allow=frozenset())) == {"dist-h:hooks": "blocked"}
-    assert statuses(load(deny=frozenset({"dist-h:hooks"}))) == {"dist-h:hooks": "blocked"}
+    for word in ("hooks", "dist-h:hooks", "dist-h", "Dist_H"):
+        assert statuses(load(deny=frozenset({word}))) == {"dist-h:hooks": "blocked"}
 
 
 def test_broken_plugin_is_a_row_and_a_warning_and_others_load(offer, caplog):
@@ -134,9 +144,10 @@ def test_of_two_plugins_with_one_name_neither_is_loaded(offer):
     ("source", "told"),
     [
         ("def on_stepp(stats): ...", "no hook on_stepp; did you mean on_step?"),
+        ("def zzz(): ...", "there is no hook zzz; hooks are register_proposers"),
         ("def on_step(stats, more): ...", "more"),
     ],
-    ids=["unknown hook", "unknown argument"],
+    ids=["unknown hook", "hook unlike any", "unknown argument"],
 )
 def test_hook_that_does_not_exist_is_refused(offer, caplog, source, told):
     offer(f"from specdec.sdk import hookimpl\n@hookimpl\n{source}\n@hookimpl\ndef on_engine_stop(): ...\n")
@@ -145,6 +156,13 @@ def test_hook_that_does_not_exist_is_refused(offer, caplog, source, told):
     assert (row.status, row.code) == ("broken", "SD-E117")
     assert told in row.reason
     assert not hooks.observers.wants("on_engine_stop")
+
+
+def test_plugin_without_a_hook_is_refused(offer):
+    offer("def on_step(stats): ...\n")
+    (row,) = load().entries
+    assert (row.status, row.code) == ("broken", "SD-E117")
+    assert "put @hookimpl" in row.reason
 
 
 @pytest.mark.parametrize("kind", ["wrapper", "hookwrapper"])
@@ -269,15 +287,124 @@ def test_name_registered_by_two_plugins_is_a_duplicate(install, write_module):
         registry.find("hooked")
 
 
-def test_datasets_are_collected_with_their_plugin(offer):
-    offer("""
-        from specdec.sdk import hookimpl
-        @hookimpl
-        def register_datasets(registry):
-            registry.add("prompts", len)
-        """)
-    (found,) = load().offers("register_datasets")
-    assert (found.name, found.value, found.plugin.label) == ("prompts", len, "dist-h:hooks")
+DATASET = """
+from specdec.sdk import hookimpl
+@hookimpl
+def register_datasets(registry):
+    registry.add("odes", rows)
+def rows(path):
+    {body}
+"""
+
+
+def test_a_registered_dataset_is_read_by_name(offer, tmp_path):
+    offer(DATASET.format(body="yield {'prompt': f'Ode to {path}', 'category': 'c'}; yield {'prompt': 'b'}"))
+    assert load_dataset("odes", tmp_path) == [PromptRow("1", "c", f"Ode to {tmp_path}"), PromptRow("2", "all", "b")]
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "told"),
+    [
+        ("yield {}['poem']", PluginLoadError, "dist-h:hooks 0.3.1"),
+        ("return [{'text': 'a'}]", ConfigError, 'dataset odes, row 1: no key "prompt"'),
+        ("return ['a']", ConfigError, "dataset odes, row 1: not an object"),
+        ("return [{'prompt': 'a', 'prompt_id': 1}] * 2", ConfigError, "two prompts have the id '1'"),
+        ("return []", ConfigError, "'dataset odes' holds no prompt"),
+    ],
+    ids=["raises", "key", "text", "ids", "empty"],
+)
+def test_a_registered_dataset_that_fails_is_blamed(offer, body, error, told):
+    offer(DATASET.format(body=body))
+    with pytest.raises(error, match=re.escape(told)):
+        load_dataset("odes", None)
+
+
+def test_an_unknown_dataset_is_told_what_is_offered(offer):
+    offer(DATASET.format(body="return []"))
+    with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  odes.*packaged, spec_bench, custom, odes"):
+        load_dataset("ode", None)
+
+
+EXPORTER = """
+from specdec.sdk import hookimpl
+@hookimpl
+def register_metrics_exporters(registry):
+    registry.add("lines", {value})
+"""
+METRICS = [
+    Counter("specdec:steps", 3, {"model_name": 'a "b"'}),
+    Vector("specdec:accepted", (2, 1), {"engine": "0"}),
+    Counter("specdec:steps", 4, {"model_name": "c"}),
+]
+
+
+def test_a_registered_exporter_gets_the_metrics(offer):
+    offer(EXPORTER.format(value="lambda metrics: '+'.join(metric.name for metric in metrics)"))
+    assert export("lines", METRICS, load()) == "specdec:steps+specdec:accepted+specdec:steps"
+
+
+@pytest.mark.parametrize("value", ["lambda metrics: 1 / 0", "3"])
+def test_an_exporter_that_fails_is_blamed(offer, value):
+    offer(EXPORTER.format(value=value))
+    with pytest.raises(PluginLoadError, match=r"(?s)SD-E118.*dist-h:hooks 0\.3\.1"):
+        export("lines", METRICS, load())
+
+
+def test_a_name_offered_by_two_plugins_is_refused(install, write_module):
+    for number in (1, 2):
+        write_module(f"h{number}", EXPORTER.format(value="str"))
+        install(f"dist-{number}", plugins=[f"hooks{number} = h{number}"])
+    with pytest.raises(PluginLoadError, match=r'(?s)"lines" is offered twice.*dist-1:hooks1'):
+        export("lines", METRICS, load())
+
+
+def test_an_unknown_exporter_is_told_what_is_offered(offer):
+    offer(EXPORTER.format(value="str"))
+    with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  lines.*prometheus, lines"):
+        export("line", METRICS, load())
+
+
+def test_prometheus_text_has_one_sample_per_label_set():
+    assert export("prometheus", METRICS, load()).splitlines() == [
+        "# TYPE specdec:steps_total counter",
+        'specdec:steps_total{model_name="a \\"b\\""} 3',
+        "# TYPE specdec:accepted_total counter",
+        'specdec:accepted_total{engine="0",position="0"} 2',
+        'specdec:accepted_total{engine="0",position="1"} 1',
+        'specdec:steps_total{model_name="c"} 4',
+    ]
+
+
+MAGIC = """
+@hookimpl
+def resolve_proposer(spec):
+    called.append("resolve_proposer")
+    return "h_mod:Mine"
+
+class Mine:
+    def __init__(self, config): ...
+    def propose(self, step):
+        raise KeyError("always")
+"""
+
+
+def noting(name):
+    arguments = ", ".join(list(inspect.signature(HOOKS[name]).parameters)[1:])
+    return f"@hookimpl\ndef {name}({arguments}):\n    called.append({name!r})\n"
+
+
+def test_every_hook_is_called(offer):
+    """In one run: a proposer that a hook resolves fails, a request ends, a dataset and an exporter are asked for."""
+    others = "".join(noting(name) for name in HOOKS if name != "resolve_proposer")
+    offer("from specdec.sdk import hookimpl\ncalled = []\n" + others + MAGIC)
+    config = {"method": "magic", "num_speculative_tokens": 2, "on_proposer_error": "skip_step"}
+    with LLM("tiny", speculative_config=config, max_model_len=128) as llm:
+        llm.generate(["def main("], SamplingParams(temperature=0, max_tokens=4))
+        with pytest.raises(ConfigError):
+            llm.export_metrics("nowhere")
+    with pytest.raises(ConfigError):
+        load_dataset("nowhere", None)
+    assert set(imported("h_mod").called) == set(HOOKS)
 
 
 def test_loading_twice_gives_the_same_rows(offer):

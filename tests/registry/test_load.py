@@ -5,7 +5,8 @@ import warnings
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
-from specdec.core.registry import ResolvedProposer, construct, load_proposer
+from specdec.core.registry import PluginSettings, ResolvedProposer, check, construct, load_proposer
+from specdec.core.registry.discovery import discover
 from specdec.core.speculative_config import SpeculativeConfig
 from specdec.sdk import (
     ConfigError,
@@ -317,6 +318,37 @@ def test_newer_api_version_is_refused_with_what_is_accepted(refused, version):
     assert error.code == "SD-E120"
     assert f"targets proposer API {version}" in str(error)
     assert "0.0 - 0.1" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"),
+    [("1.0", True), ("1.3", True), ("1.4", True), ("1.5", False), ("2.0", False), ("2.4", False), ("0.9", False)],
+)
+def test_a_minor_adds_and_a_major_may_break(load, refused, monkeypatch, version, accepted):
+    monkeypatch.setattr(check, "API_VERSION", (1, 4))
+    plugin = type("Mine", (Fine,), {"api_version": version})
+    if accepted:
+        assert load(plugin).cls is plugin
+    else:
+        assert "1.0 - 1.4" in str(refused(plugin))
+
+
+@pytest.mark.parametrize(
+    ("requirement", "status"),
+    [
+        ("specdec-sdk>=0.0.1", "ok"),
+        ("specdec-sdk", "ok"),
+        ("specdec-sdk<0.0.1", "broken"),
+        ("specdec-sdk>=99,<100", "broken"),
+        ("Specdec_SDK==99.*", "broken"),
+    ],
+)
+def test_older_and_newer_plugins_are_told_by_their_metadata(install, write_module, requirement, status):
+    write_module("x_mod", "raise AssertionError('imported')")
+    install("dist-x", proposers=["mine = x_mod:Mine"], requires=[requirement, "torch"])
+    (row,) = (row for row in discover("proposers", PluginSettings()) if row.name == "mine")
+    assert (row.status, row.code) == (status, "SD-E120" if status == "broken" else None)
+    assert row.reason is None or requirement.partition("-")[0].lower() in row.reason.lower()
 
 
 @pytest.mark.parametrize("version", [0.1, (0, 1), "1", "0.1.0", "new"])

@@ -1,0 +1,62 @@
+"""Whether drafting pays: two clocks per step, added up, and one warning if plain decoding would have been faster."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from specdec.sdk import PluginId, StepStats
+from specdec.sdk.errors import message
+
+logger = logging.getLogger("specdec")
+
+WINDOW = 64  # steps
+CERTAIN_LOSS = 1.1
+"""How much dearer a token must be: clocks of a busy machine are not exact."""
+
+
+@dataclass
+class Pace:
+    """Times of the steps that only decode, where a proposer was asked.
+
+    A token costs (draft + rest) / tokens per request and step. Without drafts it would cost at most `rest`: a step that
+    verifies nothing is no slower than one that does. So the warning may come late, and never for a proposer that pays.
+    Host clocks: what a device still computes when `propose` returns counts as rest, to the proposer's advantage.
+    """
+
+    plugin: PluginId
+    told: bool = False
+    num_steps: int = 0
+    draft_seconds: float = 0.0
+    rest_seconds: float = 0.0
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def record(self, stats: StepStats, seconds: float, draft_seconds: float) -> None:
+        """Count one step of `seconds`, `draft_seconds` of which the proposer took."""
+        if self.told or stats.num_tokens_computed != stats.num_requests + stats.num_draft_tokens:  # a prompt's chunk
+            return
+        self.num_steps += 1
+        self.draft_seconds += draft_seconds
+        self.rest_seconds += seconds - draft_seconds
+        self.num_requests += stats.num_requests
+        self.num_tokens += stats.num_committed_tokens
+        if self.num_steps == WINDOW:
+            self._judge()
+            self.num_steps = self.num_requests = self.num_tokens = 0
+            self.draft_seconds = self.rest_seconds = 0.0
+
+    def _judge(self) -> None:
+        tokens = self.num_tokens / self.num_requests
+        draft, rest = (1000 * seconds / self.num_steps for seconds in (self.draft_seconds, self.rest_seconds))
+        if draft + rest <= CERTAIN_LOSS * tokens * rest:
+            return
+        self.told = True
+        facts = {
+            "per step": f"draft {draft:.1f} ms, the rest {rest:.1f} ms, {tokens:.2f} tokens per request",
+            "break-even": f"{(draft + rest) / rest:.2f} tokens at this draft time, or a draft time of "
+            f"{(tokens - 1) * rest:.1f} ms at these tokens",
+            "seen in": f"the last {self.num_steps} decoding steps; what is generated does not change",
+            "try": "fewer num_speculative_tokens; where the time goes: specdec bench --profile",
+        }
+        logger.warning("%s", message("SD-W301", "the proposer costs more than it saves", facts, self.plugin))

@@ -1,0 +1,45 @@
+"""A write to a view is seen and named, of a large tensor by its version counter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from specdec.core.lent import MOST_ENTRIES, Snapshot, is_due
+from specdec.sdk.testing import step_view
+
+LARGE = torch.zeros(2, MOST_ENTRIES, dtype=torch.int64)
+
+
+@pytest.fixture
+def step():
+    return dataclasses.replace(step_view([[1, 2, 3], [4, 5]], num_draft_tokens=4), history=LARGE.clone())
+
+
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda step: step.budget[1:].add_(1), "step.budget: 1 entry at [1]: 4 -> 5"),
+        (lambda step: step.kept.token_ids.zero_(), "step.kept.token_ids: "),
+        (lambda step: step.newest_token.numpy().fill(9), "step.newest_token: 2 entries, the first at [0]: "),
+        (lambda step: step.history[1, -1].fill_(7), "step.history: written to"),
+    ],
+    ids=["one entry", "of the kept rows", "through numpy", "large"],
+)
+def test_a_write_is_named(step, write, told):
+    before = Snapshot(step)
+    write(step)
+    (change,) = before.changes()
+    assert str(change).startswith(told)
+
+
+def test_reading_changes_nothing(step):
+    before = Snapshot(step)
+    _ = step.newest_token + step.history[:, 0]
+    assert before.changes() == []
+
+
+def test_the_first_things_are_looked_at_and_then_one_of_many():
+    assert [number for number in range(1, 600) if is_due(number)] == [*range(1, 17), 256, 512]

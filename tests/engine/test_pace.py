@@ -1,0 +1,60 @@
+"""The warning that a proposer costs more than it saves comes when it does, once, and never when it pays."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec.core.pace import WINDOW, Pace
+from specdec.sdk import PluginId, StepStats
+
+
+def stats(num_requests=4, num_drafts=12, num_committed=4, num_prompt_tokens=0):
+    return StepStats(
+        step=1,
+        num_requests=num_requests,
+        num_tokens_computed=num_requests + num_drafts + num_prompt_tokens,
+        num_drafts=num_requests,
+        num_draft_tokens=num_drafts,
+        num_accepted_tokens=num_committed - num_requests,
+        num_committed_tokens=num_committed,
+    )
+
+
+@pytest.fixture
+def warnings_after(caplog):
+    def warnings_after(num_steps, step, seconds, draft_seconds):
+        pace = Pace(PluginId("mine", "mypkg:Mine", "dist-x", "1.0"))
+        for _ in range(num_steps):
+            pace.record(step, seconds, draft_seconds)
+        return [record.getMessage() for record in caplog.records]
+
+    return warnings_after
+
+
+def test_drafts_that_save_nothing_are_told_of_once(warnings_after):
+    (message,) = warnings_after(5 * WINDOW, stats(), 0.010, 0.005)
+    assert "SD-W301" in message
+    assert "[dist-x:mine 1.0]" in message
+    assert "draft 5.0 ms, the rest 5.0 ms, 1.00 tokens per request" in message
+    assert "2.00 tokens at this draft time, or a draft time of 0.0 ms at these tokens" in message
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "draft_seconds"),
+    [
+        (stats(num_committed=8), 0.010, 0.005),  # two tokens for twice the time
+        (stats(num_committed=12), 0.010, 0.006),  # three for 2.5 times
+        (stats(), 0.0102, 0.0002),  # nothing saved, next to nothing spent
+    ],
+    ids=["even", "pays", "cheap"],
+)
+def test_a_proposer_that_pays_or_hardly_costs_is_left_alone(warnings_after, step, seconds, draft_seconds):
+    assert warnings_after(5 * WINDOW, step, seconds, draft_seconds) == []
+
+
+def test_it_takes_a_whole_window(warnings_after):
+    assert warnings_after(WINDOW - 1, stats(), 0.010, 0.009) == []
+
+
+def test_steps_with_prompts_do_not_count(warnings_after):
+    assert warnings_after(5 * WINDOW, stats(num_prompt_tokens=100), 0.010, 0.009) == []
