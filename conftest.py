@@ -1,8 +1,112 @@
-"""The Python of README and docs runs as tests."""
+"""README and docs run as tests: their Python, and what they show of a shell.
 
-from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser
+A page has a folder of its own and an environment without the plugins of anybody else. A Python block that begins with
+`# some/file.py` is also saved there, and the blocks after it can import it. A `console` block that begins with `$ ` is
+a transcript: its commands run in that folder, one after the other, must succeed, and must print what stands below them,
+where `...` is anything.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sybil import Example, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser
+
+if TYPE_CHECKING:
+    from scripts.clean_environment import Environment
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]
+PROMPT = "$ "
+SAVED_AS = re.compile(r"# (\S+\.py)\n")
 
-pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=PAGES).pytest()
+
+class Page:
+    """Where a page's files are saved and its commands run."""
+
+    def __init__(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory()
+        self.folder = Path(self._temporary.name) / "work"
+        self.folder.mkdir()
+        self._importable = str(self.folder)
+        sys.path.insert(0, self._importable)
+
+    @cached_property
+    def environment(self) -> Environment:
+        """Made for the first command only."""
+        from scripts.clean_environment import Environment
+
+        return Environment.create(Path(self._temporary.name) / "environment", with_checkout=True)
+
+    def save(self, name: str, text: str) -> None:
+        """Write a file into the folder."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def run(self, command: str) -> str:
+        """What a command prints on standard output; `cd` counts for those after it."""
+        if command.startswith("cd "):
+            self.folder = (self.folder / command.removeprefix("cd ")).resolve(strict=True)
+            return ""
+        return self.environment.run("sh", "-c", command, cwd=self.folder)
+
+    def close(self) -> None:
+        """Remove everything."""
+        sys.path.remove(self._importable)
+        self._temporary.cleanup()
+
+
+def run_python(example: Example) -> None:
+    """A `python` block, saved where it names a file."""
+    named = SAVED_AS.match(example.parsed)
+    if named:
+        example.namespace["page"].save(named[1], example.parsed)
+    PythonEvaluator()(example)
+
+
+def run_transcript(example: Example) -> None:
+    """A `console` block. One that does not begin with a prompt is for reading only."""
+    if not example.parsed.startswith(PROMPT):
+        return
+    for part in re.split(rf"^{re.escape(PROMPT)}", example.parsed, flags=re.MULTILINE)[1:]:
+        command, expected = split(part)
+        printed = example.namespace["page"].run(command)
+        assert matches(expected, printed), f"$ {command}\nexpected:\n{expected}\nprinted:\n{printed}"
+
+
+def split(part: str) -> tuple[str, str]:
+    """A command, which goes on after a line that ends with a backslash, and what it is said to print."""
+    lines = part.splitlines()
+    end = next(i for i, line in enumerate(lines) if not line.endswith("\\"))
+    return "\n".join(lines[: end + 1]), "\n".join(lines[end + 1 :])
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Whether the lines are those, however they are spaced; `...` is anything, also several lines."""
+    pattern = r"\s+".join(re.escape(word).replace(r"\.\.\.", ".*") for word in expected.split())
+    return re.search(pattern, printed, flags=re.DOTALL) is not None
+
+
+def open_page(namespace: dict[str, object]) -> None:
+    """Before a page's first example."""
+    namespace["page"] = Page()
+
+
+def close_page(namespace: dict[str, object]) -> None:
+    """After a page's last example."""
+    namespace["page"].close()
+
+
+pytest_collect_file = Sybil(
+    parsers=[CodeBlockParser("python", run_python), CodeBlockParser("console", run_transcript)],
+    patterns=PAGES,
+    setup=open_page,
+    teardown=close_page,
+).pytest()

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from specdec import LLM, SamplingParams
 from specdec.core.bench.environment import environment
-from specdec.core.packaged import packaged
+from specdec.sdk.packaged import packaged
 
 RESULT = Path(__file__).parent / "results" / "drafters.json"
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -20,7 +20,7 @@ from scripts.drafters.first_round import PROMPT_LENGTH, held_out_prompts
 from transformers import AutoTokenizer
 
 from specdec import LLM, SamplingParams
-from specdec.core.packaged import packaged
+from specdec.sdk.packaged import packaged
 
 from .drafters import DRAFTERS
 

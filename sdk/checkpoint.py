@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError
+from .packaged import packaged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,11 +28,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, model: str | Path) -> Checkpoint:
-        """From a directory or a hub id (downloaded, configuration and weights only).
+        """From a directory, the name of a packaged model ("tiny/NAME"), or a hub id (configuration and weights only).
 
         Raises CheckpointError: SD-E105 if there is none, SD-E106 if its config.json is not a JSON object.
         """
-        directory = Path(model).expanduser()
+        directory = packaged(str(model)) or Path(model).expanduser()
         if not (directory / "config.json").is_file():
             directory = _from_hub(str(model))
         path = directory / "config.json"

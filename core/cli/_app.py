@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from specdec.sdk import SpecdecError
+from specdec.sdk.explanations import explanations
 
 from ..registry.discovery import SDK_DISTRIBUTION, PluginSettings
 from ._session import Session
@@ -34,6 +35,8 @@ class _Group(TyperGroup):
                 traceback.print_exception(error)
             else:
                 print(error, file=sys.stderr)
+                if error.code in explanations():
+                    print(f"more: specdec explain {error.code}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from None
 
 
@@ -63,11 +66,11 @@ def common_flags(
     ctx: typer.Context,
     plugins: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Allow only these plugins, by name or distribution:name."),
+        typer.Option(metavar="A,B", help="Allow only these plugins, by name, distribution:name or distribution."),
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option("-p", metavar="no:NAME", help="Deny one plugin; may be repeated, and wins over --plugins."),
+        typer.Option("-p", metavar="no:NAME", help="Deny a plugin or distribution; repeatable, wins over --plugins."),
     ] = None,
     no_plugins: Annotated[
         bool, typer.Option("--no-plugins", help="Allow no plugin at all, the packaged ones included.")
@@ -107,5 +110,6 @@ def _settings(plugins: str | None, without: list[str], *, no_plugins: bool) -> P
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. Class paths may name files in the working directory."""
+    sys.path.append(os.getcwd())  # last: a file there hides nothing that is installed
     build_app()(prog_name="specdec")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import importlib_metadata
 import typer
@@ -14,6 +14,9 @@ from specdec.sdk import PluginId
 
 from ._output import JsonOption
 from ._session import Session
+
+if TYPE_CHECKING:
+    from ..registry import Registrations
 
 NO_OPTIONS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -34,8 +37,8 @@ def command(
     from ..registry.load import options_model, static_needs
 
     session: Session = ctx.obj
-    plugin = _who(target, session)
-    cls = import_target(plugin)
+    plugin, registrations = _who(target, session)
+    cls = registrations.adapt_proposer(import_target(plugin))
     methods = check_class(cls, plugin)
     options = options_model(cls, plugin)
     if schema:
@@ -61,19 +64,17 @@ def command(
         _show(facts, session)
 
 
-def _who(target: str, session: Session) -> PluginId:
-    """Hook plugins are loaded only for a name that no entry point offers."""
+def _who(target: str, session: Session) -> tuple[PluginId, Registrations]:
+    """Hook plugins are loaded only for what no entry point offers."""
     from ..hooks import load_hooks
     from ..registry import Registry
     from ..registry.class_path import class_path
 
     registry = Registry.discover(session.settings)
     if registry.find(target) is None:
-        path = class_path(target)
-        if path is not None:
-            return registry.plugin(path)
         registry = Registry.discover(session.settings, load_hooks(session.settings).registrations)
-    return registry.plugin(target)
+        target = class_path(target) or target
+    return registry.plugin(target), registry.registrations
 
 
 def _options(model: type[BaseModel] | None) -> list[dict[str, Any]]:

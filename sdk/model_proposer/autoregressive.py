@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..types import Draft, StepView
+from ..services import Services
+from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
 
 
@@ -52,6 +53,12 @@ class AutoregressiveProposer(ModelProposer):
     def logits(self, states: Tensor) -> Tensor:
         """The logits [b, D] of the token that follows states [b, S]."""
 
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """See `ModelProposer.bind`."""
+        super().bind(target, services)
+        self._captured_pass = services.capture(self._one_each)
+        self._captured_logits = services.capture(self.logits)
+
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Run everything that the step committed; keeps the states that `propose` starts from."""
@@ -69,17 +76,18 @@ class AutoregressiveProposer(ModelProposer):
         if not self.ROWS_ARE_SHIFTED:
             position = position + 1
         budget = self.most_wanted(step)
-        cu_queries = torch.arange(len(rows) + 1, device=rows.device)
         for index in range(budget):
-            token_ids = sampler.draw(self.logits(states))
+            token_ids = sampler.draw(self._captured_logits(states))
             if index + 1 < budget:
-                states = self.advance(self._one_each(token_ids, rows, position + index, cu_queries), states)
+                states = self._captured_pass(token_ids, rows, position + index, states)
         return sampler.draft()
 
-    def _one_each(self, token_ids: Tensor, rows: Tensor, positions: Tensor, cu_queries: Tensor) -> DraftInputs:
+    def _one_each(self, token_ids: Tensor, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
+        """One drafted token per request at `positions` of `rows`; its new states."""
+        cu_queries = torch.arange(len(rows) + 1, device=rows.device)
         positions = positions.clamp(max=self.target.max_model_len - 1)  # of rows whose budget is used up
         attention = self.services.draft_kv().attention(rows, positions, cu_queries)
-        return DraftInputs(token_ids, positions, None, cu_queries[:-1], attention)
+        return self.advance(DraftInputs(token_ids, positions, None, cu_queries[:-1], attention), states)
 
     def _shifted(self, step: StepView) -> DraftInputs:
         """Row i is (the token after i, the hidden states at i)."""

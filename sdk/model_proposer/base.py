@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -41,6 +41,9 @@ class ModelProposer(ABC):
 
     Options: type[ModelOptions] = ModelOptions
 
+    default_model: ClassVar[str | None] = None
+    """The checkpoint for configurations that name none, as `model` would: a directory, "tiny/NAME" or a hub id."""
+
     vocabulary: DraftVocabulary | None = None
     """Set in `build` where the draft vocabulary differs from the target's; None: the same."""
 
@@ -72,11 +75,12 @@ class ModelProposer(ABC):
 
     @classmethod
     def open_checkpoint(cls, config: ProposerConfig) -> Checkpoint:
-        """The checkpoint that `model` names. Raises CheckpointError: SD-E133 if there is none, or as `open` does."""
-        if config.model is None:
+        """The checkpoint of `model`, or the default. Raises CheckpointError: SD-E133 if there is neither; as `open`."""
+        model = config.model or cls.default_model
+        if model is None:
             facts = {"fix": 'add "model": a checkpoint directory or hub id'}
             raise CheckpointError("SD-E133", f"{cls.__name__} needs a draft checkpoint", facts)
-        return Checkpoint.open(config.model)
+        return Checkpoint.open(model)
 
     @classmethod
     def default_draft_tokens(cls, model: str | None) -> int | None:
@@ -84,6 +88,7 @@ class ModelProposer(ABC):
 
         Raises CheckpointError: SD-E105, SD-E106, SD-E171.
         """
+        model = model or cls.default_model
         if model is None:
             return None
         methods = Checkpoint.open(model).get("speculators_config.proposal_methods", list, [])

@@ -69,7 +69,7 @@ class DraftSampler:
     def _reported(self, law: _Law) -> DraftLaw:
         parts = law.parts(self._vocabulary)
         kind = torch.full((len(self._step),), LawKind.ONE_HOT, dtype=torch.uint8, device=law.sampled.device)
-        kinds = torch.where(law.sampled, int(law.kind), int(LawKind.ONE_HOT)).to(torch.uint8)
+        kinds = torch.full_like(kind, int(law.kind))[: len(law.sampled)].masked_fill(~law.sampled, LawKind.ONE_HOT)
         kind = kinds if self._chosen is None else kind.index_copy(0, self._chosen, kinds)
         return DraftLaw(
             kind=kind,
@@ -98,7 +98,7 @@ class _Law(ABC):
     def __init__(self, sampling: SamplingView) -> None:
         assert sampling.temperature is not None, "declared by whoever reports a law"
         self.sampled = sampling.temperature > 0  # [b] bool; the others are greedy
-        self.temperature = torch.where(self.sampled, sampling.temperature, 1.0)[:, None]
+        self.temperature = sampling.temperature.masked_fill(~self.sampled, 1.0)[:, None]
         self.top_k, self.top_p, self.min_p = sampling.top_k, sampling.top_p, sampling.min_p
 
     @abstractmethod
@@ -117,7 +117,7 @@ class _Law(ABC):
         ranks = torch.arange(scaled.shape[1], device=scaled.device)
         inside = torch.ones_like(scaled, dtype=torch.bool)
         if self.top_k is not None:
-            k = torch.where(self.top_k > 0, self.top_k, scaled.shape[1])[:, None]
+            k = self.top_k.masked_fill(self.top_k <= 0, scaled.shape[1])[:, None]
             inside &= ranks < k
             of_k = scaled.masked_fill(~inside, -torch.inf).logsumexp(dim=-1, keepdim=True)
             log_mass = torch.where((self.top_k > 0)[:, None], of_k, log_mass)
@@ -147,7 +147,7 @@ class _SparseLaw(_Law):
         log_mass = (logits.float() / self.temperature).logsumexp(dim=-1, keepdim=True)
         inside = self._inside(scaled, log_mass)
         probs = scaled.masked_fill(~inside, -torch.inf).softmax(dim=-1)
-        choice = torch.where(self.sampled, _inverse_cdf(probs, uniform), 0)
+        choice = _inverse_cdf(probs, uniform).masked_fill(~self.sampled, 0)
         self._ids.append(ids.masked_fill(~inside, PADDING_TOKEN_ID))
         self._probs.append(probs)
         return ids.gather(1, choice[:, None])[:, 0]
@@ -155,7 +155,7 @@ class _SparseLaw(_Law):
     def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
         ids, probs = torch.stack(self._ids, dim=1), torch.stack(self._probs, dim=1)
         if vocabulary is not None:
-            ids = torch.where(ids >= 0, vocabulary.target_ids[ids.clamp(min=0)], PADDING_TOKEN_ID)
+            ids = vocabulary.target_ids[ids.clamp(min=0)].masked_fill(ids < 0, PADDING_TOKEN_ID)
         missing = self._top_m - ids.shape[-1]
         if missing > 0:  # a draft vocabulary smaller than M
             ids = torch.nn.functional.pad(ids, (0, missing), value=PADDING_TOKEN_ID)
@@ -176,7 +176,7 @@ class _DenseLaw(_Law):
         scaled, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
         inside = self._inside(scaled, scaled.logsumexp(dim=-1, keepdim=True))
         scaled = scaled.masked_fill(~inside, -torch.inf)
-        choice = torch.where(self.sampled, _inverse_cdf(scaled.softmax(dim=-1), uniform), 0)
+        choice = _inverse_cdf(scaled.softmax(dim=-1), uniform).masked_fill(~self.sampled, 0)
         self._logits.append(torch.empty_like(scaled).scatter_(1, order, scaled))
         return order.gather(1, choice[:, None])[:, 0]
 

@@ -1,0 +1,156 @@
+"""What `specdec new` writes, and that strangers can start from it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from scripts.clean_environment import Environment
+from typer.testing import CliRunner
+
+from specdec.core.cli._app import build_app
+from specdec.core.cli._scaffold import Names, sdk_range
+from specdec.sdk import ConfigError
+
+PACKAGES = ("lookup", "draft-model", "head", "block")
+KINDS = (*PACKAGES, "external")
+
+
+def new(*arguments):
+    return CliRunner().invoke(build_app(), ["new", *map(str, arguments)])
+
+
+def written(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and ".git/" not in str(path)}
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """Every kind, side by side."""
+    folder = tmp_path_factory.mktemp("generated")
+    for kind in KINDS:
+        result = new(f"some-{kind}", "--kind", kind, "--dir", folder, "--no-git")
+        assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_package_is_complete(generated, kind):
+    folder = generated / f"specdec-plugin-some-{kind}"
+    package = f"src/specdec_plugin_some_{kind.replace('-', '_')}"
+    modules = {"__init__.py", "proposer.py", "py.typed", *(["network.py"] if kind in ("head", "block") else [])}
+    assert written(folder) == {
+        ".github/workflows/test.yml",
+        ".gitignore",
+        "CHANGELOG.md",
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        "tests/test_conformance.py",
+        "tests/test_proposer.py",
+        *(f"{package}/{module}" for module in modules),
+    }
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    [(name, target)] = project["entry-points"]["specdec.proposers"].items()
+    assert (project["name"], name) == (folder.name, f"some-{kind}")
+    module, class_name = target.split(":")
+    assert f"class {class_name}(" in (folder / "src" / module / "proposer.py").read_text()
+
+
+def test_external_is_one_file_and_one_test(generated):
+    assert {name for name in written(generated) if "/" not in name} == {"some_external.py", "test_some_external.py"}
+
+
+def test_generated_code_is_small_clean_and_without_leftovers(generated):
+    for path in map(generated.joinpath, written(generated)):
+        text = path.read_text()
+        assert "$" not in text.replace("${{ matrix.python }}", ""), f"an unfilled place in {path}"
+        if path.suffix == ".py":
+            ast.parse(text)
+            assert len(text.splitlines()) < 130
+    ruff = [sys.executable, "-m", "ruff"]
+    rules = ["--select", "E,F,W,I,UP,B,SIM,C4,PT", "--no-cache"]
+    for folder in generated.glob("specdec-plugin-*"):
+        for command in ([*ruff, "check", *rules, "."], [*ruff, "format", "--check", "--no-cache", "."]):
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
+
+
+def test_a_lookup_installs_is_listed_and_passes_its_own_tests(generated, tmp_path):
+    """The other kinds, the whole kit and the speed are in test_every_kind.py."""
+    environment = Environment.create(tmp_path / "environment", with_checkout=True)
+    project = generated / "specdec-plugin-some-lookup"
+    environment.install(project)
+    rows = json.loads(environment.run("specdec", "list", "--json", cwd=tmp_path))
+    [row] = [row for row in rows if row["name"] == "some-lookup"]
+    assert (row["status"], row["distribution"]) == ("ok", "specdec-plugin-some-lookup")
+    assert " passed" in environment.run("pytest", "-q", "-p", "no:cacheprovider", cwd=project)
+
+
+def test_a_file_in_the_working_directory_can_be_named(generated):
+    """As the console script is run: without the working directory at the front of the path."""
+    code = "from specdec.core.cli._app import main; main()"
+    command = [sys.executable, "-P", "-c", code, "info", "some_external.SomeExternalProposer"]
+    done = subprocess.run(command, cwd=generated, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "because"),
+    [
+        ("", "letters, digits"),
+        ("my idea", "letters, digits"),
+        ("-idea", "letters, digits"),
+        ("2fast", "'2fast' cannot be a name in Python"),
+        ("class", "'class' cannot be a name in Python"),
+        ("ngram", "specdec-sdk offers a proposer of this name"),
+        ("Draft.Model", "specdec-sdk offers a proposer of this name"),
+        ("host", "the SDK has a class HostProposer"),
+    ],
+)
+def test_an_unusable_name_is_refused_and_nothing_written(tmp_path, name, because):
+    with pytest.raises(ConfigError, match="SD-E190") as error:
+        Names.checked(name, as_module=False)
+    assert because in str(error.value)
+    assert new("--dir", tmp_path / "new", "--", name).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_would_hide_a_module_is_refused(tmp_path):
+    assert new("json", "--kind", "external", "--dir", tmp_path).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+    assert Names.checked("json", as_module=False).package == "specdec_plugin_json"
+
+
+@pytest.mark.parametrize(("kind", "blocker"), [("lookup", "specdec-plugin-idea"), ("external", "test_idea.py")])
+def test_what_exists_is_never_overwritten(tmp_path, kind, blocker):
+    (tmp_path / blocker).write_text("mine")
+    assert new("idea", "--kind", kind, "--dir", tmp_path).exit_code == 2
+    assert written(tmp_path) == {blocker}
+    assert (tmp_path / blocker).read_text() == "mine"
+
+
+def test_names_are_normalised():
+    names = Names.checked("Specdec_Plugin_My.Idea", as_module=False)
+    assert (names.name, names.distribution) == ("my-idea", "specdec-plugin-my-idea")
+    assert (names.package, names.module, names.class_name) == ("specdec_plugin_my_idea", "my_idea", "MyIdeaProposer")
+
+
+@pytest.mark.parametrize(("no_git", "inside"), [(False, False), (True, False), (False, True)])
+def test_a_repository_is_made_unless_there_is_one_or_none_is_wanted(tmp_path, no_git, inside):
+    if inside:
+        subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    new("idea", "--dir", tmp_path, *(["--no-git"] if no_git else []))
+    assert (tmp_path / "specdec-plugin-idea" / ".git").is_dir() == (not no_git and not inside)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("0.1.0", ">=0.1.0,<0.2"), ("0.3.2.dev1+cpu", ">=0.3.2.dev1,<0.4"), ("1.4.0", ">=1.4.0,<2")],
+)
+def test_a_plugin_depends_on_the_sdk_that_it_was_made_with(version, expected):
+    assert sdk_range(version) == expected
