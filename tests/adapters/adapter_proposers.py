@@ -1,0 +1,95 @@
+"""Proposers that the tests of the adapters name by class path."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from specdec.plugins.eagle.proposer import Eagle3Proposer
+from specdec.plugins.ngram import NgramProposer
+from specdec.sdk import Draft, DraftLaw, LawKind, Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk.combinators import Chain
+
+
+class LookUpThenHead(Chain):
+    """A combinator of a host proposer and one with hidden states and draft KV."""
+
+    parts = (NgramProposer, Eagle3Proposer)
+
+
+class Silent:
+    """Never drafts."""
+
+    def __init__(self, config: ProposerConfig) -> None: ...
+
+    def propose(self, step: StepView) -> Draft:
+        return Draft.from_lists([()] * len(step), step.num_draft_tokens)
+
+
+class Counting:
+    """Drafts 0, 1, 2, ...: seldom right."""
+
+    def __init__(self, config: ProposerConfig) -> None: ...
+
+    def propose(self, step: StepView) -> Draft:
+        return Draft.from_lists([range(budget) for budget in step.budget.tolist()], step.num_draft_tokens)
+
+
+class Drawn:
+    """Draws from a fixed law that is not the target's, and reports it."""
+
+    truthful = True
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        cls.vocab_size = target.vocab_size
+        return Needs(law="dense", sampling=("temperature", "top_k", "top_p", "min_p"))
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.law = torch.arange(1.0, self.vocab_size + 1).softmax(0)
+
+    def propose(self, step: StepView) -> Draft:
+        k = step.num_draft_tokens
+        coins = torch.stack([step.random.uniform(index) for index in range(k)], dim=1)
+        ids = torch.searchsorted(self.law.cumsum(0).double(), coins).clamp(max=self.vocab_size - 1)
+        reported = self.law if self.truthful else self.law.flip(0)
+        kind = torch.full((len(step),), int(LawKind.DENSE_PROBS), dtype=torch.uint8)
+        return Draft(ids, step.budget, DraftLaw(kind=kind, probs=reported.expand(len(step), k, -1)))
+
+
+class Lying(Drawn):
+    """Draws from another law than it reports."""
+
+    truthful = False
+
+
+class Watching:
+    """Keeps what it was shown of the sampling parameters and the hidden states."""
+
+    seen: ClassVar[list[tuple[float, ...]]] = []
+    hidden: ClassVar[list[torch.Tensor]] = []
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        return Needs(
+            sampling=("temperature", "top_k", "top_p", "min_p"), hidden_states=(0, 2, target.num_layers, "final")
+        )
+
+    def __init__(self, config: ProposerConfig) -> None: ...
+
+    def observe(self, step: StepView) -> None:
+        given = step.sampling
+        values = (given.temperature, given.top_k, given.top_p, given.min_p)
+        Watching.seen.append(tuple(round(float(value), 4) for value in values))
+        Watching.hidden.append(step.kept.hidden.clone())
+
+    def propose(self, step: StepView) -> Draft:
+        return Draft.from_lists([[7] * budget for budget in step.budget.tolist()], step.num_draft_tokens)
+
+
+class Failing(Silent):
+    """Raises when it is asked."""
+
+    def propose(self, step: StepView) -> Draft:
+        raise RuntimeError("no idea")

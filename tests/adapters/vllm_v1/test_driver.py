@@ -1,0 +1,320 @@
+"""The proposer's life under another engine's steps: rows, lifecycle, counts, limits, misuse, laws."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specdec.core.hooks import load_hooks
+from specdec.core.registry import PluginSettings
+from specdec.core.speculation import Speculation
+from specdec.sdk import Draft, DraftLaw, HostProposer, LawKind, Needs, Phase, ProposerError
+from specdec.sdk.adapters.vllm_v1.driver import Driver
+from specdec.sdk.adapters.vllm_v1.engine_step import EngineStep, boundaries
+from specdec.sdk.testing.fakes import fake_target_info
+
+V, K = 64, 3
+
+
+class Counting(HostProposer):
+    """Drafts the numbers that follow the newest token, and remembers what it was told."""
+
+    needs = Needs(history=True, state="per_request", sampling=("temperature", "top_k"))
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.told = []
+        self.steps = []
+
+    def on_start(self, request):
+        self.told.append(("start", request.request_id, request.row, request.generation))
+
+    def on_preempt(self, request):
+        self.told.append(("preempt", request.request_id, request.row))
+
+    def on_finish(self, request):
+        self.told.append(("finish", request.request_id))
+        super().on_finish(request)
+
+    def observe(self, step):
+        self.steps.append(step)
+
+    def draft(self, tokens, k):
+        return [(tokens[-1] + 1 + i) % V for i in range(k)]
+
+
+class Bad:
+    """Returns or raises what the test put into `answer`."""
+
+    answer = None
+
+    def __init__(self, config):
+        pass
+
+    def propose(self, step):
+        answer = type(self).answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class WithLaw:
+    """Drafts 1, 2, .. with a dense law that differs per request."""
+
+    needs = Needs(law="dense")
+
+    def __init__(self, config):
+        pass
+
+    def propose(self, step):
+        ids = torch.arange(1, K + 1).expand(len(step), K)
+        probs = torch.zeros(len(step), K, V)
+        probs[:, :, 1 : K + 1] = 0.25
+        for b, request_id in enumerate(step.request_ids):
+            probs[b, :, 10 + int(request_id)] += 0.25
+        kind = torch.full((len(step),), LawKind.DENSE_PROBS, dtype=torch.uint8)
+        return Draft(ids, step.budget, DraftLaw(kind=kind, probs=probs))
+
+
+class Reading:
+    """Reads hidden states."""
+
+    needs = Needs(hidden_states=(2, "final", 0))
+
+    def __init__(self, config):
+        pass
+
+    def propose(self, step):
+        return Draft.from_lists([()] * len(step), K)
+
+
+def make_driver(cls, policy="disable", sample="greedy", **info):
+    target = fake_target_info(**info)
+    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": K, "on_proposer_error": policy}
+    settings = PluginSettings()
+    hooks = load_hooks(settings)
+    speculation = Speculation.prepare(config | {"draft_sample_method": sample}, target, settings, hooks)
+    embed = torch.nn.Embedding(V, 16)
+    model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
+    lender = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
+    return Driver(target, speculation, hooks.observers, lender, None)
+
+
+class Engine:
+    """vLLM's side: requests, what they have computed, and steps over any of them in any order."""
+
+    def __init__(self, driver):
+        self.driver = driver
+        self.proposer = driver._guest.proposer
+        self.states, self.tokens, self.computed, self.drafts = {}, {}, {}, {}
+
+    def add(self, name, prompt, **params):
+        values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "max_tokens": 50}
+        values |= {"min_tokens": 0, "stop_token_ids": [], "eos_token_id": None} | params
+        self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=SimpleNamespace(**values))
+        self.tokens[name], self.computed[name], self.drafts[name] = list(prompt), 0, []
+
+    def step(self, outputs, *, finished=(), preempted=(), chunk=None):
+        """outputs: name -> output tokens, in the order of the batch; [] computes `chunk` tokens of the prompt."""
+        for name in preempted:
+            self.computed[name], self.drafts[name] = 0, []
+        self.driver.begin_step(finished, preempted)
+        counts, verified, ids, positions, starts = {}, {}, [], [], []
+        for name, out in outputs.items():
+            start, drafts = self.computed[name], self.drafts[name] if out else []
+            rows = self.tokens[name][start : None if out else start + chunk] + drafts
+            starts.append(start)
+            counts[name] = len(rows)
+            ids += rows
+            positions += range(start, start + len(rows))
+            if drafts:
+                verified[name] = drafts
+            self.tokens[name] += out
+            self.computed[name] = len(self.tokens[name]) - 1 if out else start + chunk
+        step = EngineStep(
+            request_ids=tuple(outputs),
+            states=self.states,
+            starts=starts,
+            num_tokens=counts,
+            drafts=verified,
+            token_ids=torch.tensor(ids),
+            positions=torch.tensor(positions),
+            hidden=None,
+            num_draft_tokens=K,
+        )
+        drafts = self.driver.propose(step, list(outputs.values()))
+        self.drafts |= dict(zip(outputs, drafts, strict=True))
+        return dict(zip(outputs, drafts, strict=True))
+
+
+@pytest.fixture
+def engine():
+    return Engine(make_driver(Counting))
+
+
+def test_rows_are_stable_while_the_batch_is_reordered_and_requests_skip_steps(engine):
+    for name in "abc":
+        engine.add(name, [1, 2, 3])
+    engine.step({"a": [4], "b": [5], "c": [6]})
+    engine.step({"c": [7], "a": [5]})
+    engine.step({"b": [6], "c": [8], "a": [6]})
+    rows = [dict(zip(step.request_ids, step.rows.tolist(), strict=True)) for step in engine.proposer.steps]
+    assert rows == [{"a": 0, "b": 1, "c": 2}, {"c": 2, "a": 0}, {"b": 1, "c": 2, "a": 0}]
+    lengths = [step.committed_length.tolist() for step in engine.proposer.steps]
+    assert lengths == [[4, 4, 4], [5, 5], [5, 6, 6]]
+
+
+def test_drafts_stand_in_the_order_of_the_batch_as_python_ints(engine):
+    engine.add("a", [1])
+    engine.add("b", [1])
+    drafts = engine.step({"b": [20], "a": [10]})
+    assert drafts == {"b": [21, 22, 23], "a": [11, 12, 13]}
+    assert {type(token) for ids in drafts.values() for token in ids} == {int}
+
+
+def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
+    engine.add("a", [1, 2])
+    engine.step({"a": [10]})
+    engine.step({"a": [11, 12, 40]})  # two of [11, 12, 13] accepted
+    step = engine.proposer.steps[-1]
+    assert (step.num_drafted.tolist(), step.num_accepted.tolist(), step.phase.tolist()) == ([3], [2], [Phase.DECODE])
+    assert step.kept.token_ids.tolist() == [10, 11, 12]
+    assert step.kept.next_token_ids.tolist() == [11, 12, 40]
+    assert step.kept.positions.tolist() == [2, 3, 4]
+    assert step.history[0, :6].tolist() == [1, 2, 10, 11, 12, 40]
+    assert engine.driver.report()["num_accepted_draft_tokens"] == 2
+
+
+def test_a_prompt_in_chunks_is_shown_in_chunks_and_drafted_for_when_it_is_done(engine):
+    engine.add("a", list(range(1, 8)))
+    assert engine.step({"a": []}, chunk=4) == {"a": []}
+    assert engine.step({"a": [30]}) == {"a": [31, 32, 33]}
+    first, second = engine.proposer.steps
+    assert (first.phase.tolist(), second.phase.tolist()) == ([Phase.PREFILL], [Phase.PREFILL_DONE])
+    assert (first.kept.token_ids.tolist(), first.kept.next_token_ids.tolist()) == ([1, 2, 3, 4], [2, 3, 4, 5])
+    assert second.kept.positions.tolist() == [4, 5, 6]
+
+
+def test_a_preempted_request_comes_back_in_a_new_generation_from_position_0(engine):
+    engine.add("a", [1, 2])
+    engine.add("b", [3])
+    engine.step({"a": [10], "b": [20]})
+    engine.step({"b": [21]}, preempted={"a"})
+    engine.step({"b": [22], "a": [11]})
+    assert engine.proposer.told == [("start", "a", 0, 1), ("start", "b", 1, 1), ("preempt", "a", 0)]
+    last = engine.proposer.steps[-1]
+    assert dict(zip(last.request_ids, last.generation.tolist(), strict=True)) == {"b": 1, "a": 2}
+    assert last.kept.kept_start.tolist() == [2, 0]
+    assert last.num_drafted.tolist() == [3, 0]
+
+
+def test_requests_that_end_are_finished_once_and_at_once_where_tokens_say_so(engine):
+    engine.add("length", [1], max_tokens=2)
+    engine.add("stop", [1], stop_token_ids=[9])
+    engine.add("text", [1])
+    engine.step({"length": [2], "stop": [3], "text": [4]})
+    assert engine.step({"length": [5], "stop": [9], "text": [5]}) == {"length": [], "stop": [], "text": [6, 7, 8]}
+    assert engine.proposer.told[3:] == [("finish", "length"), ("finish", "stop")]
+    engine.add("next", [1])
+    engine.step({"next": [2]}, finished={"length", "stop", "text"})
+    assert engine.proposer.told[5:] == [("finish", "text"), ("start", "next", 0, 2)]
+
+
+def test_a_request_aborted_while_preempted_is_finished(engine):
+    engine.add("a", [1])
+    engine.add("b", [1])
+    engine.step({"a": [2], "b": [2]})
+    engine.step({"b": [3]}, preempted={"a"})
+    engine.step({"b": [4]}, finished={"a"})
+    assert engine.proposer.told[-1] == ("finish", "a")
+
+
+def test_drafts_end_with_what_the_request_can_still_use():
+    engine = Engine(make_driver(Counting, max_model_len=8))
+    engine.add("short", [1], max_tokens=3)
+    engine.add("long", [1, 2, 3, 4, 5])
+    assert engine.step({"short": [2], "long": [6]}) == {"short": [3], "long": [7]}
+    assert engine.step({"short": [3], "long": [7]}) == {"short": [], "long": []}
+
+
+def test_sampling_parameters_are_those_of_each_request(engine):
+    engine.add("a", [1], temperature=0.5, top_k=7)
+    engine.add("b", [1])
+    engine.step({"b": [2], "a": [2]})
+    sampling = engine.proposer.steps[-1].sampling
+    assert (sampling.temperature.tolist(), sampling.top_k.tolist()) == ([0.0, 0.5], [0, 7])
+
+
+MISUSE = {
+    "longer than K": (Draft(torch.zeros(1, K + 2, dtype=torch.int64), torch.tensor([K + 2])), "SD-E201"),
+    "longer than the budget": (Draft(torch.zeros(1, K, dtype=torch.int64), torch.tensor([K + 2])), "SD-E202"),
+    "an id outside the vocabulary": (Draft(torch.full((1, K), V), torch.tensor([K])), "SD-E203"),
+    "a negative id": (Draft(torch.full((1, K), -1), torch.tensor([K])), "SD-E203"),
+    "lists": ([[1, 2, 3]], "SD-E200"),
+    "nothing": (None, "SD-E200"),
+    "too few rows": (Draft.from_lists([], K), "SD-E201"),
+    "an exception": (KeyError("x"), "SD-E210"),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSE)
+def test_misuse_costs_drafts_and_nothing_else(misuse):
+    Bad.answer, code = MISUSE[misuse]
+    engine = Engine(make_driver(Bad))
+    engine.add("a", [1])
+    for token in range(2, 8):
+        assert engine.step({"a": [token]}) == {"a": []}
+    report = engine.driver.report()
+    assert report["errors"] == {code: 3}, "the default policy stops asking after three"
+    assert report["propose_calls"] == 3
+
+
+def test_raise_stops_the_step_with_the_proposers_name():
+    Bad.answer = None
+    engine = Engine(make_driver(Bad, policy="raise"))
+    engine.add("a", [1])
+    with pytest.raises(ProposerError, match="Bad"):
+        engine.step({"a": [2]})
+
+
+def test_laws_follow_their_requests_through_skipped_steps_and_other_orders():
+    engine = Engine(make_driver(WithLaw, sample="probabilistic"))
+    for name in ("0", "1", "2"):
+        engine.add(name, [1], temperature=1.0)
+    engine.step({"0": [2], "1": [2], "2": [2]})
+    q = engine.driver.laws_of(("2", "0"), [[1, 2], [1]])
+    assert q[:, 10:13].tolist() == [[0, 0, 0.25], [0, 0, 0.25], [0.25, 0, 0]]
+    engine.step({"2": [3], "0": [3]})
+    q = engine.driver.laws_of(("1", "2"), [[1, 2, 3], [1]])
+    assert q[:, 10:13].tolist() == [[0, 0.25, 0]] * 3 + [[0, 0, 0.25]]
+    assert engine.driver.laws_of(("1",), [[1]]) is None, "consumed once"
+
+
+def test_greedy_batches_keep_no_laws():
+    engine = Engine(make_driver(WithLaw, sample="probabilistic"))
+    engine.add("0", [1])
+    engine.step({"0": [2]})
+    assert engine.driver.laws_of(("0",), [[1, 2, 3]]) is None
+
+
+def test_hidden_states_come_in_the_order_of_the_needs():
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(req_ids=["a"], num_computed_tokens_cpu=torch.zeros(1, dtype=torch.int32).numpy()),
+        requests={},
+        input_ids=SimpleNamespace(gpu=torch.arange(4, dtype=torch.int32)),
+        positions=torch.arange(4),
+        get_model=lambda: SimpleNamespace(embed_input_ids=lambda ids: ids[:, None] + 10.0),
+    )
+    scheduled = SimpleNamespace(
+        total_num_scheduled_tokens=2,
+        num_scheduled_tokens={"a": 2},
+        scheduled_spec_decode_tokens={},
+        num_spec_tokens_to_schedule=K,
+    )
+    final, between = torch.full((4, 1), 9.0), [torch.full((4, 1), 2.0)]
+    step = EngineStep.read(runner, scheduled, final, between, Reading.needs)
+    assert boundaries(Reading.needs) == (2,)
+    assert step.hidden.tolist() == [[2, 9, 10], [2, 9, 11]]
+    assert step.token_ids.dtype == torch.int64

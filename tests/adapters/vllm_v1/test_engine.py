@@ -1,0 +1,195 @@
+"""Proposers inside the real vLLM: what it generates with them is what it generates without."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from specdec import LLM, SamplingParams
+
+pytestmark = pytest.mark.full
+
+NO_CORPUS = {"proposer_config": {"suffix_decoding_max_cached_requests": 0}}
+KEEPS_KV = {"enable_prefix_caching": False}
+DRAFTED = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+
+
+def same_in_the_core(prompts, method, specdec, k):
+    """Acceptance and outputs of our own engine on the same prompts."""
+    config = {"method": method, "num_speculative_tokens": k} | specdec
+    llm = LLM("tiny", speculative_config=config, max_model_len=512, max_num_seqs=8)
+    params = SamplingParams(temperature=0, max_tokens=48)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+    facts = llm.engine.metrics.acceptance.as_dict()
+    return [[list(one.token_ids) for one in output.outputs] for output in outputs], {k: facts[k] for k in DRAFTED}
+
+
+def counts(run):
+    return {name: run["reports"][0][name] for name in DRAFTED}
+
+
+@pytest.mark.parametrize(("method", "specdec"), [("ngram", {}), ("suffix", NO_CORPUS)])
+def test_host_proposers_generate_what_plain_vllm_does_and_are_accepted_as_in_the_core(
+    run_engine, plain, prompts, record, method, specdec
+):
+    run = run_engine(method, specdec=specdec)
+    outputs, accepted = same_in_the_core(prompts, method, specdec, k=4)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain == outputs
+    assert counts(run) == accepted
+    assert accepted["num_accepted_draft_tokens"] > 20
+    record("host proposers", run)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "draft_model"])
+def test_draft_networks_generate_what_plain_vllm_does_and_are_accepted_as_in_the_core(
+    run_engine, plain, prompts, record, tiny_drafter, method
+):
+    specdec = {"model": tiny_drafter(method)}
+    run = run_engine(method, specdec=specdec, **KEEPS_KV)
+    _, accepted = same_in_the_core(prompts, method, specdec, k=4)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain
+    assert counts(run) == accepted
+    record("draft networks with KV of their own", run)
+
+
+def test_states_between_layers_belong_to_the_kept_rows_and_the_targets_head_is_lent(run_engine, plain, record):
+    run = run_engine("Configured", specdec={"method": "vllm_proposers:EarlyExit"})
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["errors"] == {}, "the proposer checks each step"
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 0
+    record("hidden states, final and between layers", run)
+
+
+def test_no_misuse_kills_the_engine(run_engine, plain, prompts, record):
+    misuser = {"method": "vllm_proposers:Misuser", "on_proposer_error": "skip_step"}
+    run = run_engine("Configured", specdec=misuser, batches=[prompts, prompts])
+    assert run["outputs"] == [plain, plain]
+    assert set(run["reports"][0]["errors"]) == {"SD-E200", "SD-E201", "SD-E203", "SD-E210"}
+    assert sum(run["reports"][0]["errors"].values()) == run["reports"][0]["propose_calls"]
+    record("misuse contained", run)
+
+
+def test_a_failing_proposer_is_switched_off_after_three_errors_unless_asked_otherwise(run_engine, plain):
+    run = run_engine("Configured", specdec={"method": "vllm_proposers:Misuser"})
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["propose_calls"] == 3
+
+
+def test_raise_stops_the_engine_with_the_authors_line(run_engine):
+    run = run_engine("Configured", specdec={"method": "vllm_proposers:Misuser", "on_proposer_error": "raise"})
+    assert "SD-E203" in run["error"]
+    assert "vllm_proposers:Misuser" in run["error"]
+
+
+def test_chunks_and_preemptions_are_told_and_change_nothing(run_engine, prompts, record):
+    tight = {
+        "max_num_batched_tokens": 48,
+        "max_num_seqs": 8,
+        "block_size": 32,
+        "max_model_len": 320,
+        "num_gpu_blocks_override": 16,
+        "enable_prefix_caching": False,
+    }
+    witness = {"method": "vllm_proposers:Witness", "on_proposer_error": "raise"}
+    plain_tight = run_engine(**tight, sampling={"max_tokens": 100, "ignore_eos": True})
+    run = run_engine("Configured", specdec=witness, sampling={"max_tokens": 100, "ignore_eos": True}, **tight)
+    assert run["error"] is None
+    assert run["outputs"] == plain_tight["outputs"]
+    events = Counter(run["events"])
+    assert events["start"] == events["finish"] == len(prompts)
+    assert events["preempt"] > 0
+    assert events["PREFILL"] > 0
+    record("start, finish and preemption told, rows stable", run)
+
+
+def test_a_request_at_the_longest_length_costs_nobody_else_drafts(run_engine, prompts):
+    """vLLM alone drafts K zeros for everybody then."""
+    longest = max(map(len, prompts))
+    run = run_engine("ngram", max_model_len=longest + 40, sampling={"max_tokens": 200, "ignore_eos": True})
+    outputs = run["outputs"][0]
+    assert [len(out[0]) for out in outputs] == [
+        longest + 40 - len(ids) if len(ids) > longest - 160 else 200 for ids in prompts
+    ]
+
+
+def test_reported_laws_reach_the_verifier(run_engine, target, record):
+    """The target drafts for itself: with its q every draft is accepted, without q about as many as p is peaked."""
+    sampled = {"temperature": 1.0, "seed": 1}
+    itself = {"model": str(target), "proposer_config": {"draft_law": "dense"}}
+    probabilistic = {"draft_sample_method": "probabilistic"}
+    run = run_engine("draft_model", specdec=itself, sampling=sampled, speculative=probabilistic, **KEEPS_KV)
+    assert run["error"] is None
+    assert run["reports"][0]["draft_acceptance_rate"] > 0.99
+    record("draft probabilities in verification", run)
+
+
+def test_sampled_text_follows_the_targets_law(run_engine, target, tiny_drafter, prompts):
+    """Two tokens of a prompt, 1000 times: the first is sampled plainly, the second where a draft is judged."""
+    num_samples, top_k, prompt = 1000, 3, prompts[1][:16]
+    run = run_engine(
+        "eagle3",
+        k=2,
+        specdec={"model": tiny_drafter("eagle3")},
+        speculative={"draft_sample_method": "probabilistic"},
+        batches=[[prompt]],
+        sampling={"temperature": 1.0, "top_k": top_k, "n": num_samples, "max_tokens": 3, "ignore_eos": True, "seed": 7},
+        **KEEPS_KV,
+    )
+    assert run["error"] is None
+    assert 0 < run["reports"][0]["draft_acceptance_rate"] < 1
+    seen = Counter((one[0], one[1]) for one in run["outputs"][0][0])
+    law = two_token_law(target, prompt, top_k)
+    assert set(seen) <= set(law), "a token outside the target's filter"
+    chi_square = sum((seen[pair] - num_samples * p) ** 2 / (num_samples * p) for pair, p in law.items())
+    assert chi_square < 31.8, "8 degrees of freedom: 1 in 10,000 seeds gives more"
+
+
+def two_token_law(target, prompt, top_k):
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+
+    def following(ids):
+        with torch.inference_mode():
+            best = model(torch.tensor([ids])).logits[0, -1].topk(top_k)
+        return dict(zip(best.indices.tolist(), best.values.softmax(dim=-1).tolist(), strict=True))
+
+    firsts = following(prompt)
+    return {(a, b): p * q for a, p in firsts.items() for b, q in following([*prompt, a]).items()}
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+def test_two_tensor_parallel_workers_each_run_the_proposer_and_generate_what_one_does(
+    run_engine, plain, record, tiny_drafter, method
+):
+    specdec = {"model": tiny_drafter(method)} if method == "eagle3" else {}
+    run = run_engine(method, specdec=specdec, tensor_parallel_size=2, **KEEPS_KV)
+    assert run["outputs"][0] == plain
+    first, second = run["reports"]
+    assert first["pid"] != second["pid"]
+    assert first["propose_calls"] == second["propose_calls"] > 0
+    assert counts(run) == {name: second[name] for name in DRAFTED}
+    record("tensor parallelism (two workers)", run)
+
+
+REFUSED = {
+    "asynchronous scheduling": ({"async_scheduling": True}, "async scheduling is only supported with"),
+    "pipeline parallelism": ({"pipeline_parallel_size": 2, "tensor_parallel_size": 1}, "the last stage has neither"),
+    "draft KV with vLLM's prefix cache": ({"enable_prefix_caching": True}, "enable_prefix_caching=False"),
+}
+
+
+@pytest.mark.parametrize("capability", REFUSED)
+def test_what_cannot_survive_is_refused_at_start_with_the_reason(run_engine, tiny_drafter, record, capability):
+    engine, reason = REFUSED[capability]
+    run = run_engine("eagle3", specdec={"model": tiny_drafter("eagle3")}, **engine)
+    assert reason.lower() in run["error"].lower() + run["log"].lower(), "vLLM's own words for the first, ours otherwise"
+    assert run["outputs"] == []
+    record(capability, run, result="refused at start")
+
+
+def test_a_name_that_nobody_offers_stops_the_start_with_our_error(run_engine):
+    assert "SD-E101" in run_engine("ngrm")["error"]

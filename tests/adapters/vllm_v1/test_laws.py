@@ -1,0 +1,49 @@
+"""Draft laws as vLLM's verifier takes them are those of our own verification."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec.core.rejection.reference import draft_law
+from specdec.core.rejection.types import DraftLaws, LawKind
+from specdec.sdk.adapters.vllm_v1.laws import dense_rows
+
+V, K = 11, 3
+
+
+def mixed_laws(t2d=None):
+    generator = torch.Generator().manual_seed(3)
+    width = V if t2d is None else int((t2d >= 0).sum())
+    return DraftLaws(
+        kind=torch.tensor(
+            [LawKind.DENSE_PROBS, LawKind.ONE_HOT, LawKind.DENSE_LOGITS, LawKind.SPARSE], dtype=torch.uint8
+        ),
+        probs=torch.rand(4, K, width, generator=generator).softmax(dim=-1),
+        logits=torch.randn(4, K, width, generator=generator),
+        sparse_ids=torch.tensor([4, 9, -1]).expand(4, K, 3),
+        sparse_probs=torch.tensor([0.25, 0.75, 0.0]).expand(4, K, 3),
+        t2d=t2d,
+    )
+
+
+def check(laws):
+    drafts = [[4, 5], [7], [1, 2, 3], [9]]
+    rows = dense_rows(laws, drafts, V)
+    assert rows.shape == (7, V)
+    assert rows.dtype == torch.float32
+    assert rows.is_contiguous()
+    places = [(request, position, token) for request, ids in enumerate(drafts) for position, token in enumerate(ids)]
+    for row, (request, position, token) in zip(rows, places, strict=True):
+        law = draft_law(laws, request, position, V)
+        expected = torch.nn.functional.one_hot(torch.tensor(token), V).double() if law is None else law
+        torch.testing.assert_close(row.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_every_form_of_law_becomes_its_probabilities_over_target_ids():
+    check(mixed_laws())
+
+
+def test_laws_over_a_smaller_draft_vocabulary_are_mapped_to_target_ids():
+    t2d = torch.full((V,), -1)
+    t2d[torch.tensor([4, 5, 7, 1, 2, 3])] = torch.arange(6)
+    check(mixed_laws(t2d))

@@ -1,0 +1,133 @@
+"""What a user writes to vLLM, and which plans are refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+import specdec.sdk.adapters.vllm as selector
+from specdec.sdk import ConfigError, DraftKV, Needs, Refusal
+from specdec.sdk.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, differences
+from specdec.sdk.adapters.vllm_v1.plan import refuse_needs, refuse_plan
+from specdec.sdk.adapters.vllm_v1.settings import read_settings
+
+
+def read(method="ngram", section=None, k=5, sample="greedy"):
+    return read_settings(method, {"specdec": section} if section is not None else {}, k, sample)
+
+
+def test_a_name_alone_is_enough_and_a_failing_proposer_is_disabled_by_default():
+    config = read()
+    assert (config.method, config.num_speculative_tokens) == ("ngram", 5)
+    assert config.on_proposer_error == "disable"
+
+
+def test_options_checkpoint_and_policy_stand_in_additional_config():
+    section = {"model": "some/drafter", "on_proposer_error": "raise", "proposer_config": {"a": 1}}
+    config = read("eagle3", section, sample="probabilistic")
+    assert (config.method, config.model, config.on_proposer_error) == ("eagle3", "some/drafter", "raise")
+    assert (config.proposer_config, config.draft_sample_method) == ({"a": 1}, "probabilistic")
+
+
+def test_a_class_path_stands_in_additional_config():
+    assert read(None, {"method": "package.module:Class"}).method == "package.module:Class"
+
+
+@pytest.mark.parametrize(
+    ("method", "section", "code"),
+    [
+        ("ngram", {"num_speculative_tokens": 3}, "SD-E196"),
+        ("ngram", {"draft_sample_method": "greedy"}, "SD-E196"),
+        ("ngram", {"method": "suffix"}, "SD-E196"),
+        (None, {}, "SD-E133"),
+        ("ngram", ["proposer_config"], "SD-E132"),
+        ("ngram", {"on_proposer_error": "ignore"}, "SD-E132"),
+    ],
+)
+def test_what_is_said_twice_or_wrongly_is_refused_by_code(method, section, code):
+    with pytest.raises(ConfigError) as error:
+        read(method, section)
+    assert error.value.code == code
+
+
+def test_the_selector_makes_a_class_per_name_and_imports_no_vllm():
+    assert selector.some_name.method == "some_name"
+    assert selector.Configured.method is None
+    assert selector.some_name.__module__ == selector.__name__
+    with pytest.raises(AttributeError):
+        _ = selector.__path__
+
+
+def plan(**changes):
+    values = {
+        "scheduler_config.async_scheduling": False,
+        "parallel_config.pipeline_parallel_size": 1,
+        "parallel_config.data_parallel_size": 1,
+        "model_config.is_multimodal_model": False,
+        "model_config.uses_mrope": False,
+        "model_config.enable_prompt_embeds": False,
+        "speculative_config.rejection_sample_method": "standard",
+        "cache_config.enable_prefix_caching": False,
+        "kv_transfer_config": None,
+    } | changes
+    config = SimpleNamespace()
+    for name, value in values.items():
+        *section, field = name.split(".")
+        holder = config
+        for part in section:
+            holder.__dict__.setdefault(part, SimpleNamespace())
+            holder = getattr(holder, part)
+        setattr(holder, field, value)
+    return config
+
+
+def test_the_usual_plan_is_taken():
+    refuse_plan(plan())
+    refuse_needs(Needs(draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8)), plan())
+    refuse_needs(Needs(), plan(**{"cache_config.enable_prefix_caching": True}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("scheduler_config.async_scheduling", True, "async_scheduling=False"),
+        ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size=1"),
+        ("parallel_config.data_parallel_size", 2, "one engine per replica"),
+        ("model_config.is_multimodal_model", True, "a target for text"),
+        ("model_config.uses_mrope", True, "a target for text"),
+        ("model_config.enable_prompt_embeds", True, "enable_prompt_embeds=False"),
+        ("speculative_config.rejection_sample_method", "synthetic", "standard"),
+    ],
+)
+def test_a_plan_in_which_no_proposer_can_run_is_refused_with_what_would_work(field, value, reason):
+    with pytest.raises(Refusal, match=reason):
+        refuse_plan(plan(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("cache_config.enable_prefix_caching", True, "enable_prefix_caching=False"),
+        ("kv_transfer_config", object(), "no KV connector"),
+    ],
+)
+def test_a_plan_that_would_leave_holes_in_draft_kv_is_refused(field, value, reason):
+    with pytest.raises(Refusal, match=reason):
+        refuse_needs(Needs(draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8)), plan(**{field: value}))
+
+
+EXPECTED = {**METHODS, **FUNCTIONS, **FIELDS}
+
+
+def test_the_expected_signatures_do_not_differ_and_more_fields_do_not_matter():
+    assert differences(EXPECTED) == []
+    assert differences(EXPECTED | {"SchedulerOutput": (*FIELDS["SchedulerOutput"], "another")}) == []
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_signature_that_changed_is_named(name):
+    (line,) = differences(EXPECTED | {name: EXPECTED[name][:-1]})
+    assert name in line
+    assert EXPECTED[name][-1] in line
+    assert differences(EXPECTED | {name: None}) == [f"{name} is gone"]

@@ -1,0 +1,139 @@
+"""Proposers that the runs name by class path: they misuse the interface, check what they are shown, or sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from specdec.sdk import Draft, HostProposer, Needs, Phase, StrictModel
+
+VOCAB_SIZE = 4096
+
+
+class RepeatLast(HostProposer):
+    """Drafts the newest token over and over."""
+
+    def draft(self, tokens, k):
+        return [tokens[-1]] * k
+
+
+def _too_long(step):
+    return Draft(torch.zeros(len(step), step.num_draft_tokens + 3, dtype=torch.int64), step.budget + 3)
+
+
+def _outside(step):
+    return Draft(torch.full((len(step), step.num_draft_tokens), VOCAB_SIZE), step.budget)
+
+
+def _arrays(step):
+    return [np.zeros(step.num_draft_tokens, dtype=np.int64) for _ in range(len(step))]
+
+
+def _nothing(step):
+    return None
+
+
+def _fewer_rows(step):
+    return Draft.from_lists([[0]] * (len(step) - 1), step.num_draft_tokens)
+
+
+def _raises(step):
+    raise RuntimeError("on purpose")
+
+
+MISUSES = (_too_long, _outside, _arrays, _nothing, _fewer_rows, _raises)
+
+
+class Misuser:
+    """Each step another way that kills vLLM's engine when a class of its `custom_class` does it."""
+
+    def __init__(self, config):
+        self.calls = 0
+
+    def propose(self, step):
+        self.calls += 1
+        return MISUSES[self.calls % len(MISUSES)](step)
+
+
+class EarlyExit:
+    """Drafts with the target's head on a state between its layers, and checks that what it reads belongs together."""
+
+    needs = Needs(hidden_states=(0, "final", 7))
+
+    def __init__(self, config):
+        pass
+
+    def bind(self, target, services):
+        self.services, self.width = services, target.hidden_size
+
+    def observe(self, step):
+        kept = step.kept
+        embedded, final, _ = kept.hidden.split(self.width, dim=-1)
+        assert torch.equal(embedded, self.services.embed(kept.token_ids)), "boundary 0 is the embedding"
+        sampled = step.phase != Phase.PREFILL
+        chosen = self.services.lm_head(final[kept.last]).argmax(dim=-1)
+        assert torch.equal(chosen[sampled], step.newest_token[sampled]), "the final state gives the newest token"
+        assert torch.equal(kept.next_token_ids[kept.last][sampled], step.newest_token[sampled])
+
+    def propose(self, step):
+        between = step.kept.hidden[step.kept.last, -self.width :]
+        guess = self.services.lm_head(between).argmax(dim=-1)
+        return Draft(guess[:, None].expand(-1, step.num_draft_tokens), step.budget.clamp(max=1))
+
+
+class Witness(RepeatLast):
+    """Raises if what it is told of requests does not fit together."""
+
+    needs = Needs(history=True, state="per_request", sampling=("temperature", "top_k"))
+    events: ClassVar[Counter] = Counter()
+
+    class Options(StrictModel):
+        temperature: float = 0.0
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.expected = config.options.temperature
+        self.alive = {}  # request id -> (row, generation, next position); None: preempted
+        self.prompts = {}
+
+    def on_start(self, request):
+        assert request.request_id not in self.alive, "started twice"
+        self.events["start"] += 1
+        self.alive[request.request_id] = (request.row, request.generation, 0)
+        self.prompts[request.request_id] = list(request.prompt_token_ids)
+
+    def on_preempt(self, request):
+        self.events["preempt"] += 1
+        row, generation, _ = self.alive[request.request_id]
+        assert (row, generation) == (request.row, request.generation)
+        self.alive[request.request_id] = None
+
+    def on_finish(self, request):
+        self.events["finish"] += 1
+        del self.alive[request.request_id]
+        super().on_finish(request)
+
+    def observe(self, step):
+        facts = zip(
+            step.request_ids,
+            step.rows.tolist(),
+            step.generation.tolist(),
+            step.kept.kept_start.tolist(),
+            step.kept.next_position.tolist(),
+            step.committed_length.tolist(),
+            step.phase.tolist(),
+            strict=True,
+        )
+        assert len(set(step.rows.tolist())) == len(step), "two requests in a row"
+        assert step.sampling.temperature.tolist() == [self.expected] * len(step)
+        for request_id, row, generation, start, stop, length, phase in facts:
+            known = self.alive[request_id] or (row, generation, 0)
+            assert known == (row, generation, start), f"{request_id}: {known} before, {(row, generation, start)} now"
+            prompt = self.prompts[request_id]
+            assert step.history[row, : len(prompt)].tolist() == prompt
+            assert (stop == length - 1) == (phase != Phase.PREFILL)
+            self.events[Phase(phase).name] += 1
+            self.alive[request_id] = (row, generation, stop)
