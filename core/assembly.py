@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,26 @@ from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 
 from .engine_config import EngineConfig
 from .guest import Guest
-from .hooks import Observers, load_hooks
+from .hooks import HookPlugins, Observers, load_hooks
 from .kernels.arrange import arrange_for_cpu
 from .kernels.linear import packable_bytes
 from .memory import free_memory, num_kv_blocks
 from .metrics import EngineMetrics
 from .registry import PluginSettings
+from .rejection import plan
+from .rejection.rules import rule_of
+from .runner.addressing import Addressing
 from .runner.block_pool import BlockPool
+from .runner.device_addressing import DeviceAddressing
 from .runner.draft_store import DraftStore, LawBuffers
+from .runner.graphs import CudaRecorder, Graphs, Recorder
+from .runner.host_addressing import HostAddressing
 from .runner.kv_cache import KVCache
 from .runner.model_support import locate_model, longest_length
 from .runner.quantization import check_quantization, quantize
 from .runner.scheduler import Scheduler
 from .runner.step import Runner
-from .runner.target import TargetModel, experts_settings, load_config
+from .runner.target import Target, TargetModel, experts_settings, load_config
 from .speculation import Speculation, SpeculativeSettings
 from .speculators import with_verifier
 
@@ -43,7 +51,8 @@ class Parts:
     drafts: DraftStore
     runner: Runner
     metrics: EngineMetrics
-    observers: Observers
+    hooks: HookPlugins
+    observers: Observers  # those of `hooks`
     guest: Guest | None
     kv_capacity: int  # tokens of one request that the cache can hold
 
@@ -58,7 +67,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     device = _device(config.device)
     hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
     dtype = _dtype(config.dtype, hf_config, device)
-    info = _target_info(config, path, hf_config, dtype, device)
+    info = target_info(config, path, hf_config, dtype, device)
     hooks = load_hooks(settings)
     speculation = Speculation.prepare(speculative_config, info, settings, hooks)
     tokenizer = _tokenizer(config, path)
@@ -73,15 +82,26 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
     pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, lookahead)
-    cache = KVCache(target.layer_shapes, num_blocks, config.block_size, dtype, device)
+    addressing = ADDRESSING[device.type](scheduler, info, lookahead)
+    num_cache_blocks = num_blocks + addressing.num_pad_blocks
+    cache = KVCache(target.layer_shapes, num_cache_blocks, config.block_size, dtype, device)
     metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")
     drafts = DraftStore(speculation.law_buffers(info, device) if speculation else LawBuffers.none())
-    guest = None
+    guest, graphs = None, _graphs(config, info, device)
     if speculation:
-        services = speculation.services(info, target, tokenizer, scheduler, num_blocks, config.moe_backend)
+        capture = graphs.function if graphs else None
+        services = speculation.services(
+            info, target, tokenizer, scheduler, num_blocks, config.moe_backend, addressing, capture
+        )
         guest = speculation.guest(info, services, metrics, hooks.observers, device)
         target.capture(guest.needs.hidden_states)
-    runner = Runner(target, cache, scheduler, drafts, metrics, guest, config.enable_profiling)
+    served: Target = target
+    if graphs and isinstance(addressing, DeviceAddressing):
+        served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)
+    max_drafts = guest.views.num_draft_tokens if guest else 0
+    rule = speculation.config.rule if speculation else rule_of("standard")
+    judge = partial(rule.judge, workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device))
+    runner = Runner(served, cache, scheduler, drafts, metrics, guest, config.enable_profiling, addressing, judge)
     return Parts(
         info=info,
         target=target,
@@ -91,10 +111,39 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         drafts=drafts,
         runner=runner,
         metrics=metrics,
+        hooks=hooks,
         observers=hooks.observers,
         guest=guest,
         kv_capacity=num_blocks * config.block_size - lookahead,
     )
+
+
+def _by_lists(scheduler: Scheduler, info: TargetInfo, lookahead: int) -> Addressing:
+    return HostAddressing(scheduler)
+
+
+def _by_table(scheduler: Scheduler, info: TargetInfo, lookahead: int) -> Addressing:
+    width = -(-(info.max_model_len + lookahead) // info.block_size)
+    return DeviceAddressing(scheduler, info.max_num_seqs, width, torch.device(info.device))
+
+
+ADDRESSING: dict[str, Callable[[Scheduler, TargetInfo, int], Addressing]] = {"cpu": _by_lists, "cuda": _by_table}
+"""How KV is addressed on each type of device."""
+
+
+RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
+"""What records work for replay, for each type of device that can."""
+
+
+def _graphs(config: EngineConfig, info: TargetInfo, device: torch.device) -> Graphs | None:
+    """None where none are wanted or the device has none. Raises ConfigError SD-E147 if they were asked for there."""
+    if config.cuda_graphs is False:
+        return None
+    if device.type not in RECORDERS:
+        if config.cuda_graphs:
+            raise ConfigError("SD-E147", f"cuda_graphs were asked for, and device {str(device)!r} has none")
+        return None
+    return Graphs(RECORDERS[device.type](device), info.max_num_seqs, required=config.cuda_graphs is True)
 
 
 def _device(name: str) -> torch.device:
@@ -112,9 +161,10 @@ def _dtype(name: str, hf_config: Any, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else hf_config.dtype or torch.bfloat16
 
 
-def _target_info(
+def target_info(
     config: EngineConfig, path: str, hf_config: Any, dtype: torch.dtype, device: torch.device
 ) -> TargetInfo:
+    """What proposers are told of a target. Raises ConfigError SD-E148 (lengths), UnsupportedModelError SD-E142."""
     facts: dict[str, Any] = hf_config.to_dict()
     longest = longest_length(facts, hf_config.attribute_map)
     max_model_len = config.max_model_len or longest

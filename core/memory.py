@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from specdec.sdk import ConfigError, TargetInfo
 
 from .admission import Admission
+from .device_memory import CudaMemory, DeviceMemory
 from .engine_config import EngineConfig
 from .runner.target import TargetModel
 
@@ -17,7 +19,7 @@ from .runner.target import TargetModel
 def num_kv_blocks(
     config: EngineConfig, info: TargetInfo, target: TargetModel, admission: Admission | None, lookahead: int = 0
 ) -> int:
-    """As asked; else what all rows can use, within the given or a quarter of the free memory, draft KV included.
+    """As asked; else what all rows can use, within the memory that is given or left, draft KV included.
 
     `lookahead`: positions past a request's newest token that its draft pass writes.
     """
@@ -29,12 +31,37 @@ def num_kv_blocks(
     if config.kv_cache_memory_gib is not None:
         budget = int(config.kv_cache_memory_gib * 2**30)
     else:
-        budget = free_memory(target.device) // 4
+        budget = KV_BUDGETS[target.device.type](config, target)
     affordable = budget // per_block
     if affordable < 1:
         facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
         raise ConfigError("SD-E150", "the KV cache budget does not hold one block", facts)
     return min(usable, affordable)
+
+
+def quarter_of_free(config: EngineConfig, target: TargetModel) -> int:
+    """Untouched pages cost a CPU nothing, and others use its memory too."""
+    return free_memory(target.device) // 4
+
+
+def left_by_a_step(
+    config: EngineConfig, target: TargetModel, memory: Callable[[torch.device], DeviceMemory] = CudaMemory
+) -> int:
+    """The share of a device that the user gives, less what weights and the largest step take there.
+
+    What is loaded or recorded later (a draft network, graphs) comes out of the share that is not given.
+    """
+    device = memory(target.device)
+    num_rows = min(config.max_num_batched_tokens, config.max_num_seqs * ROWS_PER_REQUEST)
+    peak = device.peak(lambda: target.dummy_pass(config.max_num_batched_tokens, num_rows))
+    return int(config.gpu_memory_utilization * device.total()) - peak
+
+
+ROWS_PER_REQUEST = 8
+"""Rows of logits that a step is sized for: more drafts than are common."""
+
+KV_BUDGETS: dict[str, Callable[[EngineConfig, TargetModel], int]] = {"cpu": quarter_of_free, "cuda": left_by_a_step}
+"""Bytes for the KV cache where the user names none, for each type of device."""
 
 
 def free_memory(device: torch.device) -> int:

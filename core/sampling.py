@@ -11,6 +11,7 @@ from torch import Tensor
 from .rejection.types import SamplingRows
 from .request import Request
 from .runner.batch import BatchItem
+from .runner.transfer import upload
 
 _NEVER = float("-inf")
 
@@ -18,18 +19,17 @@ _NEVER = float("-inf")
 def sampling_rows(requests: Sequence[Request], device: torch.device) -> SamplingRows:
     """The parameters of each request; position is that of the first token it may emit in this step."""
     params = [request.params for request in requests]
-    floats = torch.tensor(
-        [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
-        dtype=torch.float32,
-    ).to(device)
-    integers = torch.tensor(
+    floats = upload(
+        [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], device, torch.float32
+    )
+    integers = upload(
         [
             [p.top_k for p in params],
             [request.seed for request in requests],
             [len(request.token_ids) for request in requests],
         ],
-        dtype=torch.int64,
-    ).to(device)
+        device,
+    )
     return SamplingRows(
         temperature=floats[0],
         top_k=integers[0],

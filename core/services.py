@@ -5,61 +5,61 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from specdec.sdk import AttentionMode, DraftKV, DraftKVStore, NetworkSettings, Refusal, TargetInfo
 
-from .kernels.attention import Span
 from .runner import draft_networks
+from .runner.addressing import Addressing
 from .runner.attention import attention_arguments
-from .runner.kv_cache import CacheView, KVCache, LayerShape
-from .runner.scheduler import Scheduler
-from .runner.target import TargetModel
+from .runner.kv_cache import KVCache, LayerShape
+
+
+class Lender(Protocol):
+    """Whoever lends its embedding and head."""
+
+    @property
+    def model(self) -> Any: ...  # get_input_embeddings, get_output_embeddings
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+Capture = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 
 
 class BlockDraftKV:
     """Draft KV laid out on the blocks that the target's cache gave each request."""
 
     def __init__(
-        self, spec: DraftKV, num_blocks: int, scheduler: Scheduler, dtype: torch.dtype, device: torch.device
+        self, spec: DraftKV, num_blocks: int, addressing: Addressing, dtype: torch.dtype, device: torch.device
     ) -> None:
+        """`num_blocks`: those of the pool; what the addressing needs beyond them is added."""
         layer = LayerShape(spec.num_heads, spec.head_dim, spec.value_head_dim or spec.head_dim)
-        self._cache = KVCache([layer] * spec.num_layers, num_blocks, scheduler.pool.block_size, dtype, device)
-        self._scheduler = scheduler
+        num_blocks += addressing.num_pad_blocks
+        self._cache = KVCache([layer] * spec.num_layers, num_blocks, addressing.block_size, dtype, device)
+        self._addressing = addressing
 
     def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [N, heads, head_dim] of the tokens at (rows [N], positions [N])."""
-        size = self._cache.block_size
-        blocks = {request.row: request.blocks for request in self._scheduler.running}
-        places = zip(rows.tolist(), positions.tolist(), strict=True)
-        slots = [blocks[row][position // size] * size + position % size for row, position in places]
-        index = torch.tensor(slots, device=self._cache.device)
-        self._cache.keys[layer].index_copy_(0, index, keys)
-        self._cache.values[layer].index_copy_(0, index, values)
+        slots = self._addressing.slots(rows, positions).to(self._cache.device)
+        self._cache.keys[layer].index_copy_(0, slots, keys)
+        self._cache.values[layer].index_copy_(0, slots, values)
 
     def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [length, heads, head_dim] of positions 0 .. length-1; a view where blocks are adjacent."""
-        blocks = next(request.blocks for request in self._scheduler.running if request.row == row)
-        slots = self._cache.span(blocks, 0, length, length).slots
+        slots = self._addressing.slots_of_row(self._cache, row, length)
         return self._cache.keys[layer][slots], self._cache.values[layer][slots]
 
     def attention(
         self, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: AttentionMode = "causal"
     ) -> Mapping[str, Any]:
         """What our attention function takes: where the pass's keys and values go, and what its queries see."""
-        cache = self._cache
-        blocks = {request.row: request.blocks for request in self._scheduler.running}
-        bounds = cu_queries.tolist()
-        slots: list[int] = []
-        spans: list[Span] = []
-        for row, start, first, stop in zip(rows.tolist(), starts.tolist(), bounds, bounds[1:], strict=False):
-            end = start + stop - first
-            slots += cache.slots(blocks[row], start, end)
-            spans.append(cache.span(blocks[row], first, stop - first, end, mode))
-        return attention_arguments(CacheView(cache, torch.tensor(slots, device=cache.device), tuple(spans)))
+        return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode))
 
 
 class EngineServices:
@@ -68,11 +68,13 @@ class EngineServices:
     def __init__(
         self,
         info: TargetInfo,
-        target: TargetModel,
+        target: Lender,
         tokenizer: Any,
         draft_kv: DraftKVStore | None,
         moe_backend: str | None = None,
+        capture: Capture | None = None,
     ) -> None:
+        """`capture`: makes a replayable form of a function of tensors; None: the device has none."""
         self.target = info
         self.tokenizer = tokenizer
         self.device = target.device
@@ -81,12 +83,12 @@ class EngineServices:
         self._head: Callable[[Tensor], Tensor] = target.model.get_output_embeddings()
         self._draft_kv = draft_kv
         self._moe_backend = moe_backend
+        self._capture = capture
 
     @property
     def logit_scale(self) -> float:
         """The configuration's factor on the head's output; 1 where it has none."""
-        config = self.target.config
-        return float(config.get("logit_scale") or 1 / (config.get("logits_scaling") or 1))
+        return logit_scale(self.target)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The target's input embeddings: [..., H] for [...] int64."""
@@ -127,5 +129,10 @@ class EngineServices:
         return self._draft_kv
 
     def capture(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The function itself: no device graphs are captured yet."""
-        return function
+        """See `specdec.sdk.Services.capture`."""
+        return function if self._capture is None else self._capture(function)
+
+
+def logit_scale(target: TargetInfo) -> float:
+    """The configuration's factor on the head's output; 1 where it has none."""
+    return float(target.config.get("logit_scale") or 1 / (target.config.get("logits_scaling") or 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from specdec.sdk import Services, TargetInfo
+from specdec.sdk.errors import message
 
 from .admission import Admission, admit
 from .draft_check import DraftChecker
@@ -17,13 +19,16 @@ from .hooks import HookPlugins, Observers
 from .memory import free_memory
 from .metrics import EngineMetrics
 from .registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
+from .runner.addressing import Addressing
 from .runner.draft_store import LawBuffers
+from .runner.host_addressing import HostAddressing, Rows
 from .runner.quantization import check_quantization
-from .runner.scheduler import Scheduler
-from .runner.target import TargetModel, experts_settings
+from .runner.target import experts_settings
 from .runner.views import ViewBuilder
-from .services import BlockDraftKV, EngineServices
+from .services import BlockDraftKV, Capture, EngineServices, Lender
 from .speculative_config import WHERE, SpeculativeConfig
+
+logger = logging.getLogger("specdec")
 
 SpeculativeSettings = str | Mapping[str, Any] | SpeculativeConfig | None
 
@@ -50,6 +55,13 @@ class Speculation:
         loaded = load_proposer(registry.resolve(config), config, info)
         law_budget = free_memory(torch.device(info.device)) // 4
         config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
+        if not config.rule.lossless:
+            facts = {
+                "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
+                "effect": "what is generated depends on the drafts, and does not follow the target's law",
+                "lossless": '"standard" and "block"',
+            }
+            logger.warning("%s", message("SD-W302", "drafts are verified by a lossy rule", facts))
         return cls(config, loaded, admit(loaded, info, law_budget_bytes=law_budget))
 
     @property
@@ -74,19 +86,24 @@ class Speculation:
     def services(
         self,
         info: TargetInfo,
-        target: TargetModel,
+        target: Lender,
         tokenizer: Any,
-        scheduler: Scheduler,
+        scheduler: Rows,
         num_blocks: int,
         moe_backend: str | None,
+        addressing: Addressing | None = None,
+        capture: Capture | None = None,
     ) -> EngineServices:
-        """What the proposer is lent, its draft KV included if it declared any."""
+        """What the proposer is lent, its draft KV included if it declared any.
+
+        `addressing`: that of the target's cache; None: there is none, and the scheduler's lists are read.
+        """
         spec = self.loaded.needs.draft_kv
         draft_kv = None
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            draft_kv = BlockDraftKV(spec, num_blocks, scheduler, dtype, target.device)
-        return EngineServices(info, target, tokenizer, draft_kv, moe_backend)
+            draft_kv = BlockDraftKV(spec, num_blocks, addressing or HostAddressing(scheduler), dtype, target.device)
+        return EngineServices(info, target, tokenizer, draft_kv, moe_backend, capture)
 
     def guest(
         self,

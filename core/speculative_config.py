@@ -12,20 +12,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from specdec.sdk import ConfigError, DraftSampleMethod
 from specdec.sdk.config import wrong_values
 
+from .rejection.rules import Rule, rule_of
+
 WHERE = "speculative_config"
 EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'
 
-REFUSED_REJECTION_METHODS = {
-    "block": "block verification is lossless, but this version does not have it",
-    "typical": "typical acceptance is lossy: it changes what is generated",
-    "synthetic": "synthetic acceptance is lossy: it accepts tokens that the target did not choose",
-    "fly": "entropy-gated acceptance is lossy: it changes what is generated",
-}
-
 
 def _offered_rejection_method(value: Any) -> Any:
-    if isinstance(value, str) and value in REFUSED_REJECTION_METHODS:
-        raise ValueError(f"{REFUSED_REJECTION_METHODS[value]}. Use 'standard'")
+    if value == "fly":
+        raise ValueError("entropy-gated acceptance is lossy, and not offered. Use 'standard'")
     return value
 
 
@@ -61,17 +56,28 @@ class SpeculativeConfig(BaseModel):
     num_speculative_tokens: int | None = Field(
         None, ge=1, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
     )
-    draft_sample_method: DraftSampleMethod = "greedy"
-    rejection_sample_method: Annotated[Literal["standard"], BeforeValidator(_offered_rejection_method)] = "standard"
+    draft_sample_method: DraftSampleMethod = Field(
+        "greedy", description="greedy: the most likely tokens; probabilistic: drawn, and verified with their law"
+    )
+    rejection_sample_method: Annotated[
+        Literal["standard", "block", "typical", "synthetic"], BeforeValidator(_offered_rejection_method)
+    ] = Field("standard", description="how drafts are verified; standard and block are lossless, the others are not")
+    synthetic_acceptance_rate: float | None = Field(
+        None, ge=0, le=1, description="what synthetic accepts of the drafts whose predecessors stand"
+    )
     proposer_config: Annotated[dict[str, Any], BeforeValidator(_nothing_as_empty)] = Field(
         default_factory=dict, description="the proposer's own options"
     )
-    on_proposer_error: Literal["raise", "skip_step", "disable"] = "raise"
+    on_proposer_error: Literal["raise", "skip_step", "disable"] = Field(
+        "raise", description="raise: end the step; skip_step: go on without drafts; disable: and ask no more after 3"
+    )
     moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
-    quantization: str | None = None
+    quantization: str | None = Field(None, description="of the draft network; None: as it is stored")
     dtype: str | None = Field(None, description="dtype of the draft network; None inherits the target's")
     trust_remote_code: bool = Field(False, strict=True, description="run modelling code of the draft checkpoint")
-    draft_tensor_parallel_size: Annotated[int | None, BeforeValidator(_single_rank)] = None
+    draft_tensor_parallel_size: Annotated[int | None, BeforeValidator(_single_rank)] = Field(
+        None, description="1; anything else is refused"
+    )
 
     def __init__(self, /, **values: Any) -> None:
         _require_proposer(values)
@@ -79,6 +85,18 @@ class SpeculativeConfig(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise wrong_values(WHERE, error) from error
+        if (self.rejection_sample_method == "synthetic") != (self.synthetic_acceptance_rate is not None):
+            facts = {
+                "rejection_sample_method": self.rejection_sample_method,
+                "synthetic_acceptance_rate": self.synthetic_acceptance_rate,
+                "fix": "give both, or neither",
+            }
+            raise ConfigError("SD-E132", f"{WHERE} says one half of synthetic acceptance", facts)
+
+    @property
+    def rule(self) -> Rule:
+        """How drafts are verified."""
+        return rule_of(self.rejection_sample_method, self.synthetic_acceptance_rate)
 
     @classmethod
     def parse(cls, value: object) -> SpeculativeConfig:

@@ -60,10 +60,14 @@ class Services(Protocol):
     """Lent at `bind`; valid until `close`."""
 
     @property
-    def target(self) -> TargetInfo: ...
+    def target(self) -> TargetInfo:
+        """What `bind` is given as well."""
+        ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """The target's."""
+        ...
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,5 +121,10 @@ class Services(Protocol):
         ...
 
     def capture(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The function as a replayable graph where the device has graphs, the function itself elsewhere."""
+        """The function as a replayable graph where the device has graphs, the function itself elsewhere.
+
+        Every argument is a tensor with one row per request, and so is the result, which is valid until the next call.
+        Each row must be computed from its own inputs and from tensors that keep their places (weights, draft KV), and
+        nothing may be read back to the host. A row may be computed, and what it writes written, more than once.
+        """
         ...

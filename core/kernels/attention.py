@@ -1,4 +1,4 @@
-"""Attention of ragged queries over paged keys and values, one implementation per kind of device.
+"""Attention of ragged queries over keys and values whose slots the host knows: the CPU's way, by views of them.
 
 Letters: B requests, N query tokens of all, n of one, T its tokens with KV, Hq query heads, Hkv key-value heads,
 G = Hq / Hkv, D head size of queries and keys, Dv of values.
@@ -10,25 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """What a layer asks of attention besides its tensors."""
-
-    scale: float
-    window: int | None = None  # a query sees this many positions, itself included; None: all before it
-    softcap: float | None = None  # scores are softcap * tanh(scores / softcap)
-
-
-Mode = Literal["causal", "causal_block", "full_block"]
-"""Which keys a query sees: all before it and itself; the same, with windows counted from the span's first query (a
-block of drafts); or every key, with windows counted so."""
+from .attention_spec import AttentionSpec, Mode
 
 
 @dataclass(frozen=True)
@@ -255,18 +242,13 @@ def _softmax_attention(
     return scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ values
 
 
-Part = Span | SpanGroup
-Divide = Callable[[Sequence[Span], int], Sequence[Part]]
-Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Part], AttentionSpec], Tensor]
-
-
-def keep_spans(spans: Sequence[Span], num_slots: int) -> Sequence[Part]:
+def keep_spans(spans: Sequence[Span], num_slots: int) -> Sequence[Span | SpanGroup]:
     """Every request on its own: a group looks at its output, for which a host would wait on its device."""
     return spans
 
 
-DIVIDE: Mapping[str, Divide] = {"cpu": group_spans, "cuda": keep_spans}
+DIVIDE: Mapping[str, Callable[[Sequence[Span], int], Sequence[Span | SpanGroup]]] = {
+    "cpu": group_spans,
+    "cuda": keep_spans,
+}
 """How a batch of so many slots is divided into calls, for each device type."""
-
-ATTEND: Mapping[str, Attend] = {"cpu": attend_by_span, "cuda": attend_by_span}
-"""The implementation for each device type."""

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 
 from specdec.sdk import UnsupportedModelError
 
-from ..kernels.attention import AttentionSpec
+from ..kernels.attention_spec import AttentionSpec
 from .kv_cache import LayerShape
 
 ATTENTION_NAME = "specdec"

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from ..rejection.types import DraftRows
 from ..request import Request
+from .addressing import Addressing, Extent
+from .attention import AttentionContext
 from .draft_store import DraftStore, StoredDraft
-from .kv_cache import CacheView, KVCache
+from .kv_cache import KVCache
+from .transfer import upload
 
 
 @dataclass(frozen=True)
@@ -50,18 +53,18 @@ class Batch:
     items: tuple[BatchItem, ...]
     token_ids: Tensor  # [N] int64
     positions: Tensor  # [N] int64
-    cache: CacheView
+    cache: AttentionContext
     logits_rows: Tensor  # [R] int64
     cu_rows: Tensor  # [B+1] int64, bounds of each request's logits rows
     drafts: DraftRows
 
 
-def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache) -> Batch:
+def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing) -> Batch:
     """Take the stored drafts of the scheduled requests and lay everything out, in the order of their KV."""
     items: list[BatchItem] = []
     token_ids: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
+    extents: list[Extent] = []
     logits_rows: list[int] = []
     cu_rows = [0]
     for share in sorted(scheduled, key=lambda share: share.request.blocks[0]):
@@ -69,55 +72,34 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
         draft = store.take(request.row, request.generation, share.num_draft_tokens)
         item = BatchItem(share, draft, len(token_ids))
         items.append(item)
-        stop = start + item.num_rows
         token_ids += request.token_ids[start : start + share.num_tokens]
         token_ids += item.draft_token_ids
-        positions += range(start, stop)
-        slots += cache.slots(request.blocks, start, stop)
+        positions += range(start, start + item.num_rows)
+        extents.append(Extent(request.row, request.generation, request.blocks, item.first_token, start, item.num_rows))
         if share.samples:
             logits_rows += range(len(token_ids) - len(item.draft_token_ids) - 1, len(token_ids))
         cu_rows.append(len(logits_rows))
-    spans = tuple(
-        cache.span(
-            item.scheduled.request.blocks,
-            item.first_token,
-            item.num_rows,
-            item.scheduled.start + item.num_rows,
-        )
-        for item in items
-    )
-    on_device = _to_device([token_ids, positions, slots, logits_rows, cu_rows], cache.device)
+    on_device = upload([token_ids, positions, logits_rows, cu_rows], cache.device)
     return Batch(
         items=tuple(items),
         token_ids=on_device[0],
         positions=on_device[1],
-        cache=CacheView(cache, _as_slice(slots) or on_device[2], spans),
-        logits_rows=on_device[3],
-        cu_rows=on_device[4],
+        cache=addressing.of_batch(cache, extents),
+        logits_rows=on_device[2],
+        cu_rows=on_device[3],
         drafts=_draft_rows(items, store, cache.device),
     )
-
-
-def _as_slice(numbers: list[int]) -> slice | None:
-    """The numbers as a slice; None if they are not consecutive."""
-    first, stop = numbers[0], numbers[0] + len(numbers)
-    return slice(first, stop) if numbers == list(range(first, stop)) else None
-
-
-def _to_device(lists: Sequence[list[int]], device: torch.device) -> tuple[Tensor, ...]:
-    """Several lists of ints in one transfer."""
-    flat = torch.tensor([value for values in lists for value in values], dtype=torch.int64).to(device)
-    return torch.split(flat, [len(values) for values in lists])
 
 
 def _draft_rows(items: Sequence[BatchItem], store: DraftStore, device: torch.device) -> DraftRows:
     width = max(len(item.draft_token_ids) for item in items)
     padded = [item.draft_token_ids + [-1] * (width - len(item.draft_token_ids)) for item in items]
     lengths = [len(item.draft_token_ids) for item in items]
+    flat, num_drafts = upload([[token_id for ids in padded for token_id in ids], lengths], device)
     rows = [item.scheduled.request.row for item in items]
     kinds = [item.draft.kind if item.draft else store.NO_LAW for item in items]
     return DraftRows(
-        token_ids=torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(items), width),
-        lengths=torch.tensor(lengths, dtype=torch.int64, device=device),
+        token_ids=flat.view(len(items), width),
+        lengths=num_drafts,
         laws=store.laws(rows, kinds, width),
     )

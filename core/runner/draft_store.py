@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.sdk import DraftLaw, LawForm, LawKind
 
 from ..rejection.types import DraftLaws
+from .transfer import upload
 
 
 @dataclass(frozen=True)
@@ -91,20 +92,28 @@ class DraftStore:
         if law is not None:
             without_law = [ids for ids, kind in zip(token_ids, kinds, strict=True) if kind is LawKind.ONE_HOT and ids]
             self.num_one_hot_fallbacks += len(without_law)
-            self._put_law(torch.tensor(rows, device=law.kind.device), law, set(kinds))
+            self._put_law(rows, law, kinds)
 
-    def _put_law(self, rows: Tensor, law: DraftLaw, present: set[LawKind]) -> None:
+    def _put_law(self, rows: Sequence[int], law: DraftLaw, kinds: Sequence[LawKind]) -> None:
         buffers = self._buffers
+        device = law.kind.device
+
+        def chosen(wanted: LawKind) -> tuple[Tensor, Tensor]:
+            """Places in the law and rows of this kind, listed here: a device would have to be asked how many."""
+            places = [place for place, kind in enumerate(kinds) if kind is wanted]
+            at, into = upload([places, [rows[place] for place in places]], device)
+            return at, into
+
         for source, kind in ((law.probs, LawKind.DENSE_PROBS), (law.logits, LawKind.DENSE_LOGITS)):
-            if kind in present and source is not None and buffers.dense is not None:
-                chosen = law.kind == kind
-                buffers.dense[rows[chosen], : source.shape[1]] = source[chosen].float()
-        if LawKind.SPARSE in present and buffers.sparse_ids is not None and buffers.sparse_probs is not None:
+            if kind in kinds and source is not None and buffers.dense is not None:
+                at, into = chosen(kind)
+                buffers.dense[into, : source.shape[1]] = source[at].float()
+        if LawKind.SPARSE in kinds and buffers.sparse_ids is not None and buffers.sparse_probs is not None:
             assert law.sparse_ids is not None, "checked when it was reported"
             assert law.sparse_probs is not None, "checked when it was reported"
-            chosen, width = law.kind == LawKind.SPARSE, law.sparse_ids.shape[1]
-            buffers.sparse_ids[rows[chosen], :width] = law.sparse_ids[chosen]
-            buffers.sparse_probs[rows[chosen], :width] = law.sparse_probs[chosen].float()
+            (at, into), width = chosen(LawKind.SPARSE), law.sparse_ids.shape[1]
+            buffers.sparse_ids[into, :width] = law.sparse_ids[at]
+            buffers.sparse_probs[into, :width] = law.sparse_probs[at].float()
 
     def take(self, row: int, generation: int, limit: int) -> StoredDraft | None:
         """Remove and return a row's draft, cut to `limit` tokens; None if it has none of this generation."""
@@ -122,7 +131,7 @@ class DraftStore:
         def gather(source: Tensor | None, *wanted: LawKind) -> Tensor | None:
             if source is None or present.isdisjoint(wanted):
                 return None
-            return source[torch.tensor(rows, device=source.device), :width]
+            return source[upload([rows], source.device)[0], :width]
 
         dense_probs = gather(buffers.dense, LawKind.DENSE_PROBS)
         dense_logits = gather(buffers.dense, LawKind.DENSE_LOGITS)
@@ -130,7 +139,7 @@ class DraftStore:
         sparse_probs = gather(buffers.sparse_probs, LawKind.SPARSE)
         device = next(t.device for t in (dense_probs, dense_logits, sparse_ids) if t is not None)
         return DraftLaws(
-            kind=torch.tensor([int(kind) for kind in kinds], dtype=torch.uint8, device=device),
+            kind=upload([[int(kind) for kind in kinds]], device, torch.uint8)[0],
             probs=dense_probs,
             logits=dense_logits,
             sparse_ids=sparse_ids,

@@ -13,7 +13,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..kernels.attention import ATTEND, DIVIDE, AttentionSpec, Mode, Part, Span
+from ..kernels.attention import DIVIDE, Span, SpanGroup, attend_by_span
+from ..kernels.attention_spec import AttentionSpec, Mode
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,14 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class CacheView:
-    """The cache as one batch sees it: where new keys and values go, and which keys each query sees."""
+    """The cache as a batch sees it that the host knows: where new keys and values go, which keys each query sees."""
 
     cache: KVCache
     slots: Tensor | slice  # [N] int64; a slice where they are consecutive, which is faster
     spans: tuple[Span, ...]
 
     @cached_property
-    def _parts(self) -> Sequence[Part]:
+    def _parts(self) -> Sequence[Span | SpanGroup]:
         return DIVIDE[self.cache.device.type](self.spans, self.cache.num_slots)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
@@ -102,4 +103,4 @@ class CacheView:
         else:
             stored_keys.index_copy_(0, self.slots, keys)
             stored_values.index_copy_(0, self.slots, values)
-        return ATTEND[query.device.type](query, stored_keys, stored_values, self._parts, spec)
+        return attend_by_span(query, stored_keys, stored_values, self._parts, spec)

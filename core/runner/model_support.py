@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.sdk import ConfigError, UnsupportedModelError
-
-from ..packaged import packaged
+from specdec.sdk.packaged import packaged
 
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _MULTIMODAL_KEYS = ("vision_config", "audio_config", "image_token_id", "image_token_index", "audio_token_id")

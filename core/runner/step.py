@@ -13,15 +13,18 @@ from specdec.sdk import StepStats
 
 from ..guest import Guest
 from ..metrics import EngineMetrics
+from ..rejection.rules import Judge
 from ..rejection.sampler import verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request import Request, Status
 from ..sampling import adjust_logits, sampling_rows
+from .addressing import Addressing
 from .batch import Batch, BatchItem, build_batch
 from .draft_store import DraftStore
+from .host_addressing import HostAddressing
 from .kv_cache import KVCache
 from .scheduler import Scheduler
-from .target import TargetModel, TargetOutput
+from .target import Target, TargetOutput
 from .views import Committed
 
 
@@ -30,29 +33,35 @@ class Runner:
 
     def __init__(
         self,
-        target: TargetModel,
+        target: Target,
         cache: KVCache,
         scheduler: Scheduler,
         drafts: DraftStore,
         metrics: EngineMetrics,
         guest: Guest | None,
         profile: bool,
+        addressing: Addressing | None = None,
+        judge: Judge = verify,
     ) -> None:
+        """`addressing`: of the cache; None: the scheduler's lists. `judge`: how drafts are verified."""
         self._target = target
+        self._addressing = addressing or HostAddressing(scheduler)
         self._cache = cache
         self._scheduler = scheduler
         self._drafts = drafts
         self._metrics = metrics
         self._guest = guest
         self._profile = profile
+        self._judge = judge
         self._num_steps = 0
 
     def step(self) -> tuple[list[Committed], StepStats]:
         """Advance every scheduled request. Returns what was committed to each, finished ones included."""
+        start = time.perf_counter()
         with self._timed("schedule"):
             plan = self._scheduler.schedule(self._num_useful_drafts)
             self._announce(plan.preempted, [share.request for share in plan.shares])
-            batch = build_batch(plan.shares, self._drafts, self._cache)
+            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
         with self._timed("forward"):
             output = self._target.forward(batch)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
@@ -61,7 +70,10 @@ class Runner:
             committed = self._commit(batch, verdict, logprobs)
         with self._timed("propose"):
             self._propose(committed, batch, output.hidden)
-        return committed, self._stats(batch, committed)
+        stats = self._stats(batch, committed)
+        if self._guest:
+            self._guest.keep_pace(stats, time.perf_counter() - start)
+        return committed, stats
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
@@ -90,16 +102,14 @@ class Runner:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             adjust_logits(output.logits, batch.items, first_rows[:-1])
         sampling = sampling_rows(requests, self._cache.device)
-        return verify(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
+        return self._judge(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
 
     def _commit(self, batch: Batch, verdict: Verdict, logprobs: dict[str, Tensor]) -> list[Committed]:
-        output_ids = verdict.output_ids.tolist()
-        num_accepted = verdict.num_accepted.tolist()
-        self._metrics.counts["bad_logits_rows"] += sum(1 for bits in verdict.status.tolist() if bits & STATUS_BAD_ROW)
-        committed = [
-            self._commit_one(item, ids[: accepted + 1], accepted, logprobs)
-            for item, ids, accepted in zip(batch.items, output_ids, num_accepted, strict=True)
-        ]
+        outcome = torch.cat([verdict.num_accepted[:, None], verdict.status[:, None], verdict.output_ids], dim=1)
+        committed = []
+        for item, (accepted, status, *ids) in zip(batch.items, outcome.tolist(), strict=True):  # waits for the device
+            self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
+            committed.append(self._commit_one(item, ids[: accepted + 1], accepted, logprobs))
         ended = [each.request for each in committed if each.request.finish_reason is not None]
         for request in ended:
             self._release(request)
@@ -144,7 +154,7 @@ class Runner:
         going_on = [each for each in committed if each.request.finish_reason is None]
         if not going_on:
             return
-        budgets = [_budget(each, guest) for each in going_on]
+        budgets = [draft_budget(each, guest) for each in going_on]
         with torch.inference_mode():
             draft = guest.draft(guest.views.build(going_on, budgets, batch, hidden), budgets)
         if draft is not None:
@@ -181,7 +191,7 @@ class Runner:
         self._metrics.seconds[stage] += time.perf_counter() - start
 
 
-def _budget(each: Committed, guest: Guest) -> int:
+def draft_budget(each: Committed, guest: Guest) -> int:
     """The most drafts that can be of use to a request in its next step."""
     request = each.request
     if not each.token_ids or not request.params.speculative or not guest.wants_drafts_for(request.request_id):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -17,10 +16,9 @@ from specdec.sdk.errors import did_you_mean
 
 from .attention import ATTENTION_NAME, AttentionContext, ShapeProbe, attention_arguments
 from .batch import Batch
+from .hidden_states import HiddenState, HiddenStates
 from .kv_cache import LayerShape
 from .model_support import refuse_unsupported
-
-HiddenState = int | Literal["final"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,16 @@ class TargetOutput:
     hidden: Tensor | None  # [N, L*H]; None if nobody asked
 
 
+class Target(Protocol):
+    """Whatever computes a batch's logits: the engine's own form of a model, or an adapter's."""
+
+    model: Any  # a transformers causal LM
+    device: torch.device
+    dtype: torch.dtype
+
+    def forward(self, batch: Batch) -> TargetOutput: ...
+
+
 class TargetModel:
     """Weights and modelling code come from transformers; batching, attention and cache are ours."""
 
@@ -39,9 +47,8 @@ class TargetModel:
         self.config = model.config
         self.device = device
         self.dtype: torch.dtype = model.dtype
-        self._captured: dict[HiddenState, Tensor] = {}
-        self._wanted: tuple[HiddenState, ...] = ()
         self.layer_shapes = self._probe()
+        self._hidden = HiddenStates(model, (), self.num_layers)
 
     @classmethod
     def load(
@@ -93,6 +100,13 @@ class TargetModel:
             raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
         return [probe.layers[layer] for layer in range(num_layers)]
 
+    def dummy_pass(self, num_tokens: int, num_rows: int) -> None:
+        """A pass of this many tokens without a cache, with logits for the last `num_rows`: for what it takes."""
+        tokens = torch.zeros(1, num_tokens, dtype=torch.int64, device=self.device)
+        positions = torch.zeros_like(tokens)
+        rows = torch.arange(num_tokens - num_rows, num_tokens, device=self.device)
+        self._forward(tokens, positions, ShapeProbe(), rows).float().softmax(dim=-1)
+
     def _forward(self, tokens: Tensor, positions: Tensor, context: AttentionContext, logits_rows: Tensor) -> Tensor:
         with torch.inference_mode():
             output = self.model(
@@ -108,46 +122,11 @@ class TargetModel:
     def forward(self, batch: Batch) -> TargetOutput:
         """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
         logits = self._forward(batch.token_ids[None], batch.positions[None], batch.cache, batch.logits_rows)
-        hidden = None
-        if self._wanted:
-            hidden = torch.cat([self._captured[wanted][0] for wanted in self._wanted], dim=-1)
-            self._captured.clear()
-        return TargetOutput(logits, hidden)
+        return TargetOutput(logits, self._hidden.take())
 
     def capture(self, hidden_states: Sequence[HiddenState]) -> None:
         """Make every forward pass return these hidden states: boundaries 0 .. num_layers, or 'final'. Called once."""
-        self._wanted = tuple(hidden_states)
-        decoder = self.model.get_decoder()
-        boundaries = any(wanted != "final" for wanted in self._wanted)
-        layers = self._decoder_layers(decoder) if boundaries else nn.ModuleList()
-        for wanted in dict.fromkeys(self._wanted):
-            if wanted == "final":
-                decoder.register_forward_hook(self._keep_output(wanted))
-            elif wanted == len(layers):
-                layers[-1].register_forward_hook(self._keep_output(wanted))
-            else:
-                layers[wanted].register_forward_pre_hook(partial(self._keep_input, wanted), with_kwargs=True)
-
-    def _decoder_layers(self, decoder: nn.Module) -> nn.ModuleList:
-        for child in decoder.children():
-            if isinstance(child, nn.ModuleList) and len(child) == self.num_layers:
-                return child
-        raise UnsupportedModelError(
-            "SD-E145",
-            "the layers of this model cannot be found, so hidden states between them cannot be shown",
-            {"model_type": self.config.model_type},
-        )
-
-    def _keep_input(
-        self, wanted: HiddenState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._captured[wanted] = args[0] if args else kwargs["hidden_states"]
-
-    def _keep_output(self, wanted: HiddenState) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self._captured[wanted] = output if isinstance(output, Tensor) else output[0]
-
-        return hook
+        self._hidden = HiddenStates(self.model, hidden_states, self.num_layers)
 
 
 def experts_settings(moe_backend: str | None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,17 @@ from specdec.sdk import KeptRows, Needs, Phase, SamplingView, StepView
 
 from ..kernels.philox import Stream, uniform
 from ..request import Request
-from .batch import Batch, BatchItem
+from .batch import BatchItem
+from .transfer import upload
+
+
+class Computed(Protocol):
+    """The tokens of one forward pass."""
+
+    @property
+    def token_ids(self) -> Tensor: ...  # [N] int64
+    @property
+    def positions(self) -> Tensor: ...  # [N] int64
 
 
 @dataclass(frozen=True)
@@ -75,11 +86,11 @@ class ViewBuilder:
         self._recorded: dict[int, tuple[int, int]] = {}  # row -> generation, tokens in the history
 
     def build(
-        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Batch, hidden: Tensor | None
+        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, hidden: Tensor | None
     ) -> StepView:
         """The view of the requests that go on; `hidden` [N, L*H] of the whole batch."""
         requests = [each.request for each in committed]
-        columns = [
+        columns: list[list[int]] = [
             [request.row for request in requests],
             [request.generation for request in requests],
             [each.phase for each in committed],
@@ -90,10 +101,9 @@ class ViewBuilder:
             list(budgets),
             [request.draft_key for request in requests],
         ]
-        facts = torch.tensor(columns, dtype=torch.int64, device=self.device)
-        rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys = facts.unbind()
-        for request in requests:
-            self._record(request)
+        facts = upload(columns, self.device)
+        rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys = facts
+        self._record(requests)
         return StepView(
             request_ids=tuple(request.request_id for request in requests),
             num_draft_tokens=self.num_draft_tokens,
@@ -115,54 +125,68 @@ class ViewBuilder:
     def _newest(each: Committed) -> int:
         return -1 if each.token_ids else each.request.num_computed_tokens
 
-    def _record(self, request: Request) -> None:
+    def _record(self, requests: Sequence[Request]) -> None:
         if self._history is None:
             return
-        generation, recorded = self._recorded.get(request.row, (-1, 0))
-        start = recorded if generation == request.generation else 0
-        new = torch.tensor(request.token_ids[start:], dtype=torch.int64)
-        self._history[request.row, start : start + len(new)] = new.to(self.device)
-        self._recorded[request.row] = (request.generation, len(request.token_ids))
+        starts = [self._num_recorded(request) for request in requests]
+        news = upload([request.token_ids[start:] for request, start in zip(requests, starts, strict=True)], self.device)
+        for request, start, new in zip(requests, starts, news, strict=True):
+            self._history[request.row, start : start + len(new)] = new
+            self._recorded[request.row] = (request.generation, len(request.token_ids))
 
-    def _kept_rows(self, committed: Sequence[Committed], batch: Batch, hidden: Tensor | None) -> KeptRows:
-        """Host form: kept rows only. Device form: every computed row of the requests that go on."""
+    def _num_recorded(self, request: Request) -> int:
+        generation, recorded = self._recorded.get(request.row, (-1, 0))
+        return recorded if generation == request.generation else 0
+
+    def _kept_rows(self, committed: Sequence[Committed], batch: Computed, hidden: Tensor | None) -> KeptRows:
+        """Host form: kept rows only, whose tokens the host knows. Device form: every computed row that goes on."""
         compact = self.needs.placement == "host"
         index: list[int] = []
         bounds = [0]
+        kept_ids: list[int] = []
+        kept_positions: list[int] = []
         next_ids: list[int] = []
         for each in committed:
             first, kept, position = each.item.first_token, each.num_kept, each.first_position
             shown = kept if compact else each.item.num_rows
             index += range(first, first + shown)
             bounds.append(len(index))
+            kept_ids += each.request.token_ids[position : position + kept]
+            kept_positions += range(position, position + kept)
             next_ids += each.request.token_ids[position + 1 : position + kept + 1] + [-1] * (shown - kept)
-        token_ids, positions = batch.token_ids, batch.positions
-        if index != list(range(len(token_ids))):
-            chosen = torch.tensor(index, dtype=torch.int64).to(token_ids.device, non_blocking=True)
-            token_ids, positions = token_ids[chosen], positions[chosen]
-            hidden = None if hidden is None else hidden[chosen]
+        counts = [each.num_kept for each in committed]
+        starts = [each.first_position for each in committed]
+        cu_rows, num_kept, kept_start, next_token_ids = upload([bounds, counts, starts, next_ids], self.device)
+        chosen = None
+        if index != list(range(len(batch.token_ids))):
+            (chosen,) = upload([index], batch.token_ids.device)
+        if compact:
+            token_ids, positions = upload([kept_ids, kept_positions], self.device)
+        else:
+            token_ids, positions = _rows(batch.token_ids, chosen), _rows(batch.positions, chosen)
         return KeptRows(
-            cu_rows=self._ints(bounds),
-            num_kept=self._ints([each.num_kept for each in committed]),
-            kept_start=self._ints([each.first_position for each in committed]),
-            positions=positions.to(self.device),
-            token_ids=token_ids.to(self.device),
-            next_token_ids=self._ints(next_ids),
-            hidden=None if hidden is None else hidden.to(self.device),
+            cu_rows=cu_rows,
+            num_kept=num_kept,
+            kept_start=kept_start,
+            positions=positions,
+            token_ids=token_ids,
+            next_token_ids=next_token_ids,
+            hidden=None if hidden is None else _rows(hidden, chosen).to(self.device),
         )
-
-    def _ints(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def _sampling(self, requests: Sequence[Request]) -> SamplingView | None:
         if not self.needs.sampling:
             return None
         columns = {
-            name: torch.tensor(
-                [attrgetter(name)(request.params) for request in requests],
-                dtype=torch.int64 if name == "top_k" else torch.float32,
-                device=self.device,
-            )
+            name: upload(
+                [[attrgetter(name)(request.params) for request in requests]],
+                self.device,
+                torch.int64 if name == "top_k" else torch.float32,
+            )[0]
             for name in self.needs.sampling
         }
         return SamplingView(**columns, all_greedy=all(request.params.greedy for request in requests))
+
+
+def _rows(computed: Tensor, chosen: Tensor | None) -> Tensor:
+    return computed if chosen is None else computed[chosen]

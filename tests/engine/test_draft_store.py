@@ -8,7 +8,6 @@ from engine_helpers import counter, make_llm, proposer_of, run
 
 from specdec import SamplingParams
 from specdec.core.rejection import sampler
-from specdec.core.runner import step as step_module
 from specdec.core.runner.draft_store import DraftStore, LawBuffers
 from specdec.sdk import DraftLaw, LawKind
 
@@ -192,7 +191,7 @@ class Spy:
         self.seen = {}
         self.num_batches_with_laws = 0
 
-    def verify(self, logits, cu_rows, drafts, sampling, coins=None):
+    def verify(self, logits, cu_rows, drafts, sampling):
         laws = drafts.laws
         self.num_batches_with_laws += laws is not None
         for b, key in enumerate(zip(sampling.seed.tolist(), sampling.position.tolist(), strict=True)):
@@ -201,7 +200,7 @@ class Spy:
                 kind = LawKind.ONE_HOT if laws is None else LawKind(int(laws.kind[b]))
                 assert key not in self.seen, "a draft is verified twice"
                 self.seen[key] = (drafts.token_ids[b, :count].tolist(), kind, self.law(laws, kind, b, count))
-        return sampler.verify(logits, cu_rows, drafts, sampling, coins)
+        return sampler.verify(logits, cu_rows, drafts, sampling)
 
     @staticmethod
     def law(laws, kind, b, count):
@@ -221,10 +220,10 @@ TIGHT = {"num_kv_blocks": 13, "max_num_batched_tokens": 60}
 
 def run_with_spy(monkeypatch, prompts, sequences, *, proposer="DenseLaws", kind="probs", params=None, **settings):
     spy = Spy()
-    monkeypatch.setattr(step_module, "verify", spy.verify)
     method = settings.pop("draft_sample_method", "probabilistic")
     speculative = {"draft_sample_method": method}
     llm = make_llm(proposer, options={"sequences": sequences, "kind": kind}, speculative=speculative, **settings)
+    monkeypatch.setattr(llm.engine.parts.runner, "_judge", spy.verify)
     for seed, prompt in enumerate(prompts):
         llm.engine.add_request(prompt, (params or [SAMPLED] * len(prompts))[seed].replace(seed=seed), str(seed))
         llm.engine.step()  # arrivals one by one: batches of every size and order

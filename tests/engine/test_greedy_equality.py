@@ -9,7 +9,6 @@ from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, t
 from engine_proposers import is_wrong, ragged_length
 
 from specdec.core.rejection import sampler
-from specdec.core.runner import step as step_module
 
 K = 4
 NUM_TOKENS = GREEDY.max_tokens
@@ -145,8 +144,8 @@ def test_logits_are_computed_only_where_a_token_is_sampled_or_a_draft_verified(m
         num_rows.append((len(logits), int(drafts.lengths.sum())))
         return sampler.verify(logits, cu_rows, drafts, sampling)
 
-    monkeypatch.setattr(step_module, "verify", spy)
     llm = llm_with("truth", sequences, max_num_batched_tokens=32)
+    monkeypatch.setattr(llm.engine.parts.runner, "_judge", spy)
     generate(llm, prompts[:1])
     num_chunks = -(-len(prompts[0]) // 32)
     assert num_rows[:num_chunks] == [(0, 0)] * (num_chunks - 1) + [(1, 0)]

@@ -1,0 +1,42 @@
+"""What a device's memory holds at most during a piece of work: the base that the KV cache is sized from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+
+class DeviceMemory(Protocol):
+    """What sizing asks of a device."""
+
+    def total(self) -> int:
+        """Bytes there are."""
+        ...
+
+    def peak(self, work: Callable[[], object]) -> int:
+        """Bytes in use at most while the work runs, those of other processes and libraries included."""
+        ...
+
+
+class CudaMemory:
+    """The memory of one CUDA device, as PyTorch's allocator and the driver see it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def total(self) -> int:
+        """See `DeviceMemory`."""
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def peak(self, work: Callable[[], object]) -> int:
+        """See `DeviceMemory`."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        work()
+        torch.cuda.synchronize(self._device)
+        reserved = torch.cuda.max_memory_reserved(self._device)
+        torch.cuda.empty_cache()  # what is left in use by others is then what the driver counts beyond our own
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free - torch.cuda.memory_reserved(self._device) + reserved

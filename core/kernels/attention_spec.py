@@ -1,0 +1,19 @@
+"""What is asked of attention, whatever computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["causal", "causal_block", "full_block"]
+"""Which keys a query sees: all before it and itself; the same, with windows counted from the pass's first query (a
+block of drafts); or every key, with windows counted so."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What a layer asks of attention besides its tensors."""
+
+    scale: float
+    window: int | None = None  # a query sees this many positions, itself included; None: all before it
+    softcap: float | None = None  # scores are softcap * tanh(scores / softcap)

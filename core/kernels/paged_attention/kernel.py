@@ -1,0 +1,270 @@
+"""Paged attention as Triton kernels: one program per tile of queries that share a key head, and per range of keys.
+
+The queries of the heads that share a key lie in one tile, so a key is read once for all of them. A batch of few tokens
+(decoding, verification) has too few tiles to fill a device; keys are then divided into ranges, attended apart and
+joined by their maxima and masses (flash-decoding). Ranges are as long for one request as for many, so that what a
+request gives does not depend on its neighbours in such a batch.
+"""
+
+# ruff: noqa: ANN001, ANN201, PLR0913
+# mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..attention_spec import AttentionSpec
+from ..launch import next_power_of_two
+from . import Pages
+
+MINUS_INF = tl.constexpr(float("-inf"))
+LOG2_E = tl.constexpr(1.4426950408889634)
+SHORTEST_RANGE = 256  # keys; shorter ranges cost more to join than they gain
+MOST_RANGES = 16
+FEW_TOKENS = 512  # up to this many a batch leaves a device idle, and what its ranges leave behind is small
+CAUSAL, CAUSAL_BLOCK, FULL_BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+MODES = {"causal": 0, "causal_block": 1, "full_block": 2}
+
+
+@triton.jit
+def keys_of_tile(
+    first_row,
+    start,
+    num_keys,
+    window,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    MODE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """The first key that any query of a tile sees, and the one after the last."""
+    begin, stop = start * 0, num_keys
+    if MODE != FULL_BLOCK:
+        stop = tl.minimum(num_keys, start + (first_row + ROWS - 1) // GROUP + 1)
+    if WINDOWED:
+        first = start - window
+        if MODE == CAUSAL:
+            first += first_row // GROUP + 1
+        begin = tl.maximum(first, 0)
+    return begin, stop
+
+
+@triton.jit
+def is_seen(key, query, start, window, MODE: tl.constexpr, WINDOWED: tl.constexpr):
+    """Whether queries [ROWS, 1] see keys [1, KEYS], by their positions; `start` is that of the pass's first query."""
+    seen = key >= 0
+    if MODE != FULL_BLOCK:
+        seen = key <= query
+    if WINDOWED:
+        seen = seen & (key > query - window if MODE == CAUSAL else key >= start - window)
+    return seen
+
+
+@triton.jit
+def attend_pages_kernel(
+    query_ptr,
+    query_stride,
+    keys_ptr,
+    keys_stride,
+    values_ptr,
+    values_stride,
+    output_ptr,
+    maxima_ptr,
+    sums_ptr,
+    table_ptr,
+    table_width,
+    num_keys_ptr,
+    cu_queries_ptr,
+    num_kv_heads,
+    scale,
+    softcap,
+    window,
+    range_length,
+    num_ranges,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PADDED_VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    MODE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    RANGED: tl.constexpr,
+):
+    """Grid [any, B * Hkv, ranges]. With RANGED the output is fp32 [N, Hq, ranges, Dv] and not yet divided."""
+    request, kv_head = tl.program_id(1) // num_kv_heads, tl.program_id(1) % num_kv_heads
+    first_query = tl.load(cu_queries_ptr + request)
+    num_queries = tl.load(cu_queries_ptr + request + 1) - first_query
+    num_keys = tl.load(num_keys_ptr + request)
+    start = num_keys - num_queries
+    table_ptr += request.to(tl.int64) * table_width
+    dims, value_dims = tl.arange(0, PADDED_DIM), tl.arange(0, PADDED_VALUE_DIM)
+    for first_row in range(tl.program_id(0) * ROWS, num_queries * GROUP, tl.num_programs(0) * ROWS):
+        rows = first_row + tl.arange(0, ROWS)
+        real = rows < num_queries * GROUP
+        positions = start + rows // GROUP
+        tokens, heads = (first_query + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
+
+        begin, stop = keys_of_tile(first_row, start, num_keys, window, GROUP, ROWS, MODE, WINDOWED)
+        if RANGED:
+            begin = tl.maximum(begin, tl.program_id(2) * range_length)
+            stop = tl.minimum(stop, (tl.program_id(2) + 1) * range_length)
+        begin = begin // KEYS * KEYS  # tiles of keys lie alike for every query, and so do their sums
+
+        query = tl.load(
+            query_ptr + (tokens * query_stride + heads * DIM)[:, None] + dims[None, :],
+            mask=real[:, None] & (dims[None, :] < DIM),
+            other=0.0,
+        )
+        maxima = tl.full([ROWS], MINUS_INF, tl.float32)
+        sums = tl.full([ROWS], 0.0, tl.float32)
+        total = tl.full([ROWS, PADDED_VALUE_DIM], 0.0, tl.float32)
+        for at in range(begin, stop, KEYS):
+            key_positions = at + tl.arange(0, KEYS)
+            there = key_positions < stop
+            block = tl.load(table_ptr + key_positions // BLOCK_SIZE, mask=there, other=0)
+            slots = block.to(tl.int64) * BLOCK_SIZE + key_positions % BLOCK_SIZE
+            keys = tl.load(
+                keys_ptr + (slots * keys_stride)[None, :] + kv_head * DIM + dims[:, None],
+                mask=there[None, :] & (dims[:, None] < DIM),
+                other=0.0,
+            )
+            scores = tl.dot(query, keys, input_precision="ieee") * scale
+            if CAPPED:
+                scores = softcap * (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0)
+            seen = there[None, :] & is_seen(key_positions[None, :], positions[:, None], start, window, MODE, WINDOWED)
+            scores = tl.where(seen, scores * LOG2_E, MINUS_INF)
+            new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+            origin = tl.where(new_maxima == MINUS_INF, 0.0, new_maxima)
+            weights = tl.exp2(scores - origin[:, None])
+            shrunk = tl.exp2(maxima - origin)
+            values = tl.load(
+                values_ptr + (slots * values_stride)[:, None] + kv_head * VALUE_DIM + value_dims[None, :],
+                mask=there[:, None] & (value_dims[None, :] < VALUE_DIM),
+                other=0.0,
+            )
+            sums = sums * shrunk + tl.sum(weights, 1)
+            total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
+            maxima = new_maxima
+
+        places = tokens * (num_kv_heads * GROUP) + heads
+        if RANGED:
+            places = places * num_ranges + tl.program_id(2)
+            tl.store(maxima_ptr + places, maxima, mask=real)
+            tl.store(sums_ptr + places, sums, mask=real)
+        else:
+            total = total / sums[:, None]
+        if begin < stop:
+            tl.store(
+                output_ptr + (places * VALUE_DIM)[:, None] + value_dims[None, :],
+                total.to(output_ptr.dtype.element_ty),
+                mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
+            )
+
+
+@triton.jit
+def join_ranges_kernel(
+    totals_ptr,
+    maxima_ptr,
+    sums_ptr,
+    output_ptr,
+    num_ranges,
+    VALUE_DIM: tl.constexpr,
+    PADDED_VALUE_DIM: tl.constexpr,
+    RANGES: tl.constexpr,
+):
+    """Grid [N * Hq]."""
+    head = tl.program_id(0).to(tl.int64)
+    places, value_dims = tl.arange(0, RANGES), tl.arange(0, PADDED_VALUE_DIM)
+    here = places < num_ranges
+    maxima = tl.load(maxima_ptr + head * num_ranges + places, mask=here, other=MINUS_INF)
+    sums = tl.load(sums_ptr + head * num_ranges + places, mask=here, other=0.0)
+    weights = tl.exp2(maxima - tl.max(maxima, 0))
+    weights = weights / tl.sum(weights * sums, 0)
+    totals = tl.load(
+        totals_ptr + (head * num_ranges + places)[:, None] * VALUE_DIM + value_dims[None, :],
+        mask=(maxima > MINUS_INF)[:, None] & (value_dims[None, :] < VALUE_DIM),
+        other=0.0,
+    )
+    output = tl.sum(totals * weights[:, None], 0).to(output_ptr.dtype.element_ty)
+    tl.store(output_ptr + head * VALUE_DIM + value_dims, output, mask=value_dims < VALUE_DIM)
+
+
+def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+    """See `naive.attend_pages`."""
+    num_tokens, num_heads, dim = query.shape
+    num_kv_heads, value_dim = values.shape[1:]
+    num_requests, group = len(pages.num_keys), num_heads // num_kv_heads
+    query = query.contiguous()
+    output = query.new_empty(num_tokens, num_heads, value_dim)
+    totals = maxima = sums = output
+    num_queries, num_ranges, range_length = pages.max_queries, 1, 0
+    if num_tokens <= FEW_TOKENS:
+        num_queries = -(-num_tokens // num_requests)  # a program goes on to the next tile where there are more
+        num_ranges, range_length = ranges_of(pages.max_keys)
+    if num_ranges > 1:
+        totals = query.new_empty(num_tokens, num_heads, num_ranges, value_dim, dtype=torch.float32)
+        maxima, sums = totals.new_empty(2, num_tokens, num_heads, num_ranges)
+    tile = tile_of(group * num_queries, max(dim, value_dim), query.dtype)
+    num_tiles = -(-group * num_queries // tile["ROWS"])
+    attend_pages_kernel[(num_tiles, num_requests * num_kv_heads, num_ranges)](
+        query,
+        query.stride(0),
+        keys,
+        keys.stride(0),
+        values,
+        values.stride(0),
+        totals,
+        maxima,
+        sums,
+        pages.block_table,
+        pages.block_table.stride(0),
+        pages.num_keys,
+        pages.cu_queries,
+        num_kv_heads,
+        spec.scale,
+        spec.softcap or 0.0,
+        spec.window or 0,
+        range_length,
+        num_ranges,
+        GROUP=group,
+        DIM=dim,
+        VALUE_DIM=value_dim,
+        PADDED_DIM=padded(dim),
+        PADDED_VALUE_DIM=padded(value_dim),
+        BLOCK_SIZE=pages.block_size,
+        MODE=MODES[pages.mode],
+        WINDOWED=spec.window is not None,
+        CAPPED=spec.softcap is not None,
+        RANGED=num_ranges > 1,
+        **tile,
+    )
+    if num_ranges > 1:
+        join_ranges_kernel[(num_tokens * num_heads,)](
+            totals, maxima, sums, output, num_ranges, value_dim, padded(value_dim), MOST_RANGES, num_warps=2
+        )
+    return output
+
+
+def ranges_of(max_keys: int) -> tuple[int, int]:
+    """Into how many ranges of how many keys the keys of a request are divided."""
+    length = -(-max_keys // (MOST_RANGES * SHORTEST_RANGE)) * SHORTEST_RANGE
+    return -(-max_keys // length), length
+
+
+def tile_of(num_rows: int, dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """How many query rows and keys a program works on at a time, and how: what the compiler spills nowhere."""
+    exact, wide = dtype == torch.float32, dim > 128
+    rows = 16 if num_rows <= 16 or exact else 32 if num_rows <= 32 or wide else 64
+    keys = 16 if wide and exact else 32 if wide or exact or rows == 64 else 64
+    return {"ROWS": rows, "KEYS": keys, "num_warps": 8 if rows == 64 and dim <= 64 else 4, "num_stages": 2}
+
+
+def padded(dim: int) -> int:
+    """The width of a tile that holds a head: a power of two, as wide as a product needs."""
+    return max(16, next_power_of_two(dim))

@@ -1,0 +1,51 @@
+"""Paged attention in plain torch, request by request in fp32; the kernel beside it must agree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..attention_spec import AttentionSpec, Mode
+from . import Pages
+
+
+def attend_pages(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [slots, Hkv, D]
+    values: Tensor,  # [slots, Hkv, Dv]
+    pages: Pages,
+    spec: AttentionSpec,
+) -> Tensor:  # [N, Hq, Dv]
+    """Softmax attention of every query over the keys of its request that it sees."""
+    output = query.new_zeros(*query.shape[:2], values.shape[2])
+    bounds = pages.cu_queries.tolist()
+    for b, num_keys in enumerate(pages.num_keys.tolist()):
+        own = slice(bounds[b], bounds[b + 1])
+        position = torch.arange(num_keys, device=query.device)
+        block = pages.block_table[b, position // pages.block_size].long()
+        slots = block * pages.block_size + position % pages.block_size
+        seen = _seen(num_keys, own.stop - own.start, spec.window, pages.mode).to(query.device)
+        output[own] = _attend(query[own], keys[slots], values[slots], seen, spec)
+    return output
+
+
+def _seen(num_keys: int, num_queries: int, window: int | None, mode: Mode) -> Tensor:
+    """[n, T] bool, true where a query sees a key."""
+    key = torch.arange(num_keys)
+    first = num_keys - num_queries
+    query = first + torch.arange(num_queries)[:, None]
+    seen = (key <= query) if mode != "full_block" else torch.ones(num_queries, num_keys, dtype=torch.bool)
+    if window is None:
+        return seen
+    return seen & (key > query - window if mode == "causal" else key >= first - window)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, spec: AttentionSpec) -> Tensor:
+    """[n, Hq, D], [T, Hkv, D], [T, Hkv, Dv] -> [n, Hq, Dv]."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (each.float().repeat_interleave(group, dim=1) for each in (keys, values))
+    scores = torch.einsum("nhd,thd->hnt", query.float(), keys) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("hnt,thd->nhd", weights, values).to(query.dtype)

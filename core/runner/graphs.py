@@ -1,0 +1,261 @@
+"""Work of a few shapes, recorded once on a device and replayed: its many launches cost the host one.
+
+What is recorded reads its inputs from fixed places and leaves its outputs in fixed places. Work of any other shape is
+padded to the next recorded one, or runs as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import ConfigError
+
+from ..rejection.types import DraftRows
+from .batch import Batch
+from .device_addressing import DeviceAddressing
+from .kv_cache import KVCache
+from .paged_view import PagedView
+from .target import Target, TargetOutput
+
+logger = logging.getLogger("specdec")
+
+MOST_TOKENS = 512  # of a recorded pass: a larger one takes longer than its launches
+Work = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """What recording asks of a device."""
+
+    def record(self, work: Work) -> Work:
+        """Run the work, then record it. Returns what replays it. Raises RuntimeError if it cannot be recorded."""
+        ...
+
+
+class CudaRecorder:
+    """CUDA graphs that share one pool of memory: at most one of them is running."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Work) -> Work:
+        """See `Recorder`. Kernels are compiled and workspaces made in two runs before, on a stream of their own."""
+        with torch.cuda.device(self._device):
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                work()
+                work()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                work()
+        return graph.replay
+
+
+def batch_sizes(most: int) -> list[int]:
+    """The numbers of requests that work is recorded for: 1, 2, 4, the multiples of 8, and the most there can be."""
+    return [*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A shape of a step: so many requests with at most so many tokens each."""
+
+    num_requests: int
+    num_queries: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_requests * self.num_queries
+
+
+def buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
+    """Decoding and verification, the largest first: what it needs of the shared memory the others fit into."""
+    shapes = [Bucket(size, n) for size in batch_sizes(max_requests) for n in {1, num_draft_tokens + 1}]
+    small = [bucket for bucket in shapes if bucket.num_tokens <= MOST_TOKENS]
+    return sorted(small, key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)
+
+
+class StaticInputs:
+    """The places that a recorded forward pass reads, as large as the largest needs; smaller ones use the front."""
+
+    def __init__(self, largest: Bucket, max_requests: int, pad_row: int, device: torch.device) -> None:
+        def integers(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int64, device=device)
+
+        self._pad_row = pad_row
+        self.token_ids = integers(largest.num_tokens)
+        self.positions = integers(largest.num_tokens)
+        self.logits_rows = integers(largest.num_tokens)
+        self.rows = integers(max_requests)
+        self.starts = integers(max_requests)
+        self.cu_queries = integers(max_requests + 1)
+        self.rows.fill_(pad_row)
+
+    def load(self, batch: Batch, view: PagedView, bucket: Bucket) -> None:
+        """Put a batch in. Padding requests have no tokens and the pad row; tokens of nobody go to the pad block."""
+        count, requests = bucket.num_tokens, bucket.num_requests
+        _put(self.token_ids[:count], batch.token_ids, 0)
+        _put(self.positions[:count], batch.positions, 0)
+        _put(self.logits_rows[:count], batch.logits_rows, 0)
+        _put(self.rows[:requests], view.rows, self._pad_row)
+        _put(self.starts[:requests], view.starts, 0)
+        _put(self.cu_queries[: requests + 1], view.cu_queries, len(batch.token_ids))
+
+
+def _put(place: Tensor, values: Tensor, padding: int) -> None:
+    place[: len(values)].copy_(values)
+    if len(values) < len(place):
+        place[len(values) :].fill_(padding)
+
+
+class GraphedTarget:
+    """A target whose steps of few tokens are replayed. Its outputs are valid until the next step."""
+
+    def __init__(self, target: Target, cache: KVCache, addressing: DeviceAddressing, shapes: Sequence[Bucket]) -> None:
+        """`shapes`: the largest first."""
+        self.model, self.device, self.dtype = target.model, target.device, target.dtype
+        self._target = target
+        self._cache, self._table = cache, addressing.table
+        most = max(bucket.num_requests for bucket in shapes)
+        self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, target.device)
+        self._shapes = shapes
+        self._replays: dict[Bucket, Work] = {}
+        self._logits: Tensor | None = None  # [most tokens, V]
+        self._hidden: Tensor | None = None  # [most tokens, L*H]
+
+    def record(self, recorder: Recorder) -> None:
+        """Record every shape. Raises RuntimeError if the model cannot be recorded."""
+        for bucket in self._shapes:
+            self._replays[bucket] = recorder.record(partial(self._run, bucket))
+
+    def _run(self, bucket: Bucket) -> None:
+        inputs, count, requests = self._inputs, bucket.num_tokens, bucket.num_requests
+        view = PagedView(
+            self._cache,
+            self._table,
+            inputs.rows[:requests],
+            inputs.starts[:requests],
+            inputs.cu_queries[: requests + 1],
+            bucket.num_queries,
+        )
+        output = self._target.forward(
+            Batch(
+                items=(),
+                token_ids=inputs.token_ids[:count],
+                positions=inputs.positions[:count],
+                cache=view,
+                logits_rows=inputs.logits_rows[:count],
+                cu_rows=inputs.starts[:0],
+                drafts=DraftRows(inputs.rows.new_empty(0, 0), inputs.rows[:0]),
+            )
+        )
+        if self._logits is None:  # the largest, run before anything is recorded
+            self._logits = torch.empty_like(output.logits)
+            self._hidden = None if output.hidden is None else torch.empty_like(output.hidden)
+        self._logits[:count].copy_(output.logits)
+        if self._hidden is not None and output.hidden is not None:
+            self._hidden[:count].copy_(output.hidden)
+
+    def forward(self, batch: Batch) -> TargetOutput:
+        """See `TargetModel.forward`."""
+        bucket = self.bucket_of(batch)
+        if bucket is None:
+            return self._target.forward(batch)
+        assert isinstance(batch.cache, PagedView), "the view of a device"
+        assert self._logits is not None, "made when the shape was recorded"
+        self._inputs.load(batch, batch.cache, bucket)
+        self._replays[bucket]()
+        hidden = None if self._hidden is None else self._hidden[: len(batch.token_ids)]
+        return TargetOutput(self._logits[: len(batch.logits_rows)], hidden)
+
+    def bucket_of(self, batch: Batch) -> Bucket | None:
+        """The smallest recorded shape that has room for a batch; None if it is too large for all."""
+        most = max(item.num_rows for item in batch.items)
+        fitting = [b for b in self._replays if b.num_queries >= most and b.num_requests >= len(batch.items)]
+        return min(fitting, key=lambda bucket: bucket.num_tokens, default=None)
+
+
+class GraphedFunction:
+    """A function of tensors with one row per request, recorded for each number of rows when it is first needed.
+
+    Missing rows are copies of the first: it is computed again, and what it writes is written twice. The result is valid
+    until the next call. Where recording fails the function runs as it is from then on.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], recorder: Recorder, sizes: Sequence[int]) -> None:
+        self._function = function
+        self._recorder: Recorder | None = recorder
+        self._sizes = sizes
+        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, list[Tensor]]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """The function's result, row by row."""
+        count = len(tensors[0])
+        size = next((size for size in self._sizes if size >= count), None)
+        if size is None or self._recorder is None:
+            return self._function(*tensors)
+        key = (size, *((tensor.shape[1:], tensor.dtype) for tensor in tensors))
+        if key not in self._recorded:
+            try:
+                self._recorded[key] = self._record(self._recorder, size, tensors)
+            except RuntimeError as error:
+                logger.warning("a draft network cannot be recorded as a CUDA graph and runs without: %s", error)
+                self._recorder = None
+                return self._function(*tensors)
+        inputs, replay, output = self._recorded[key]
+        _fill(inputs, tensors)
+        replay()
+        return output[0][:count]
+
+    def _record(
+        self, recorder: Recorder, size: int, tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Work, list[Tensor]]:
+        inputs = [tensor.new_empty(size, *tensor.shape[1:]) for tensor in tensors]
+        _fill(inputs, tensors)
+        output: list[Tensor] = []
+
+        def work() -> None:
+            output[:] = [self._function(*inputs)]
+
+        return inputs, recorder.record(work), output
+
+
+def _fill(inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for place, values in zip(inputs, tensors, strict=True):
+        place[: len(values)].copy_(values)
+        if len(values) < len(place):
+            place[len(values) :].copy_(values[:1].expand_as(place[len(values) :]))
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What an engine records: its target's steps at the start, its proposer's passes when they are first needed."""
+
+    recorder: Recorder
+    max_num_seqs: int
+    required: bool  # whether a target that cannot be recorded is an error
+
+    def target(self, target: Target, cache: KVCache, addressing: DeviceAddressing, num_draft_tokens: int) -> Target:
+        """The target with its small steps recorded; itself where that fails. Raises ConfigError if it is required."""
+        graphed = GraphedTarget(target, cache, addressing, buckets(self.max_num_seqs, num_draft_tokens))
+        try:
+            graphed.record(self.recorder)
+        except RuntimeError as error:
+            if self.required:
+                raise ConfigError("SD-E147", "the target cannot be recorded", {"because": error}) from error
+            logger.warning("the target cannot be recorded as CUDA graphs and runs without: %s", error)
+            return target
+        return graphed
+
+    def function(self, function: Callable[..., Tensor]) -> GraphedFunction:
+        """A function with one row per request, recorded."""
+        return GraphedFunction(function, self.recorder, batch_sizes(self.max_num_seqs))

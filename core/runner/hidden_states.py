@@ -1,0 +1,66 @@
+"""Hidden states of chosen layers, kept as a transformers model computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from specdec.sdk import UnsupportedModelError
+
+HiddenState = int | Literal["final"]
+
+
+class HiddenStates:
+    """What the last forward pass computed at boundaries 0 .. num_layers, or 'final'; until `remove`."""
+
+    def __init__(self, model: Any, wanted: Sequence[HiddenState], num_layers: int) -> None:
+        """Raises UnsupportedModelError SD-E145 if the states between layers are wanted and the layers not found."""
+        self._wanted = tuple(wanted)
+        self._kept: dict[HiddenState, Tensor] = {}
+        decoder = model.get_decoder()
+        boundaries = any(each != "final" for each in self._wanted)
+        layers = _decoder_layers(decoder, num_layers, model.config) if boundaries else nn.ModuleList()
+        self._handles = [self._hook(decoder, layers, each) for each in dict.fromkeys(self._wanted)]
+
+    def take(self) -> Tensor | None:
+        """[N, L*H] of the last pass over N tokens; None if nothing is wanted."""
+        if not self._wanted:
+            return None
+        hidden = torch.cat([self._kept[each][0] for each in self._wanted], dim=-1)
+        self._kept.clear()
+        return hidden
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, decoder: nn.Module, layers: nn.ModuleList, wanted: HiddenState) -> Any:
+        if wanted == "final":
+            return decoder.register_forward_hook(partial(self._keep_output, wanted))
+        if wanted == len(layers):
+            return layers[-1].register_forward_hook(partial(self._keep_output, wanted))
+        return layers[wanted].register_forward_pre_hook(partial(self._keep_input, wanted), with_kwargs=True)
+
+    def _keep_input(
+        self, wanted: HiddenState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._kept[wanted] = args[0] if args else kwargs["hidden_states"]
+
+    def _keep_output(self, wanted: HiddenState, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._kept[wanted] = output if isinstance(output, Tensor) else output[0]
+
+
+def _decoder_layers(decoder: nn.Module, num_layers: int, config: Any) -> nn.ModuleList:
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and len(child) == num_layers:
+            return child
+    raise UnsupportedModelError(
+        "SD-E145",
+        "the layers of this model cannot be found, so hidden states between them cannot be shown",
+        {"model_type": config.model_type},
+    )

@@ -1,0 +1,78 @@
+"""Slots by the scheduler's lists of blocks: for a CPU, where a request's keys are then a view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.attention import Span
+from ..kernels.attention_spec import Mode
+from ..request import Request
+from .addressing import Extent
+from .block_pool import BlockPool
+from .kv_cache import CacheView, KVCache
+
+
+class Rows(Protocol):
+    """Who has which row and which blocks: the scheduler, or an adapter's table."""
+
+    @property
+    def pool(self) -> BlockPool: ...
+    @property
+    def running(self) -> list[Request]: ...
+
+
+class HostAddressing:
+    """See `Addressing`, of which this is the form without a block table."""
+
+    num_pad_blocks = 0
+
+    def __init__(self, scheduler: Rows) -> None:
+        self._scheduler = scheduler
+        self.block_size = scheduler.pool.block_size
+
+    def of_batch(self, cache: KVCache, extents: Sequence[Extent]) -> CacheView:
+        """See `Addressing`."""
+        return self._view(cache, extents, "causal")
+
+    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> CacheView:
+        """See `Addressing`."""
+        requests, bounds = self._requests(), cu_queries.tolist()
+        extents: list[Extent] = []
+        for row, start, first, stop in zip(rows.tolist(), starts.tolist(), bounds, bounds[1:], strict=False):
+            request = requests[row]
+            extents.append(Extent(row, request.generation, request.blocks, first, start, stop - first))
+        return self._view(cache, extents, mode)
+
+    @staticmethod
+    def _view(cache: KVCache, extents: Sequence[Extent], mode: Mode) -> CacheView:
+        slots: list[int] = []
+        spans: list[Span] = []
+        for _, _, blocks, first_query, start, num_queries in extents:
+            stop = start + num_queries
+            slots += cache.slots(blocks, start, stop)
+            spans.append(cache.span(blocks, first_query, num_queries, stop, mode))
+        return CacheView(cache, _as_slice(slots) or torch.tensor(slots, device=cache.device), tuple(spans))
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """See `Addressing`."""
+        requests, size = self._requests(), self.block_size
+        places = zip(rows.tolist(), positions.tolist(), strict=True)
+        slots = [requests[row].blocks[position // size] * size + position % size for row, position in places]
+        return torch.tensor(slots, device=rows.device)
+
+    def slots_of_row(self, cache: KVCache, row: int, length: int) -> slice | Tensor:
+        """See `Addressing`."""
+        return cache.span(self._requests()[row].blocks, 0, length, length).slots
+
+    def _requests(self) -> dict[int, Request]:
+        return {request.row: request for request in self._scheduler.running}
+
+
+def _as_slice(numbers: list[int]) -> slice | None:
+    """The numbers as a slice; None if they are not consecutive."""
+    first, stop = numbers[0], numbers[0] + len(numbers)
+    return slice(first, stop) if numbers == list(range(first, stop)) else None

@@ -1,0 +1,105 @@
+"""The engine as a GPU addresses its cache, run on a CPU: block tables, paged attention, device forms of views."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, tokens
+
+from specdec.core import assembly
+from specdec.core.runner.block_table import BlockTable
+from specdec.core.runner.device_addressing import DeviceAddressing
+from specdec.plugins.dflash.proposer import DFlashProposer
+from specdec.plugins.draft_model.proposer import DraftModelProposer
+from specdec.plugins.eagle.proposer import Eagle3Proposer
+
+CPU = torch.device("cpu")
+PAD = 99
+SETTINGS = {
+    "plain": {},
+    "chunked": {"max_num_batched_tokens": 48},
+    "scarce": {"num_kv_blocks": 20, "max_num_batched_tokens": 60},
+}
+
+
+class OnDevice:
+    """Mixed into a proposer: the form of kept rows that a device would be shown."""
+
+    @classmethod
+    def needs(cls, config, target):
+        return super().needs(config, target).replace(placement="device")
+
+
+class DeviceEagle3(OnDevice, Eagle3Proposer):
+    pass
+
+
+class DeviceDFlash(OnDevice, DFlashProposer):
+    pass
+
+
+class DeviceDraftModel(OnDevice, DraftModelProposer):
+    pass
+
+
+DRAFTERS = {"eagle3": DeviceEagle3, "dflash": DeviceDFlash, "draft": DeviceDraftModel}
+
+
+@pytest.fixture(autouse=True)
+def by_table(monkeypatch):
+    monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
+
+
+def generate(llm, prompts):
+    assert isinstance(llm.engine.parts.runner._addressing, DeviceAddressing)
+    return tokens(llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_equals_transformers(name, prompts, truth, sequences, reference_model):
+    options = {"sequences": sequences, "wrong_every": 3, "ragged": True}
+    llm = make_llm("Scripted", options=options, **SETTINGS[name])
+    assert_same_tokens(generate(llm, prompts[:6]), truth[:6], prompts[:6], reference_model)
+    assert (counter(llm, "num_preemptions") > 0) == (name == "scarce")
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters_with_kv_of_their_own_draft_as_they_do_by_lists(name, prompts, truth, target_path, monkeypatch):
+    """The same tokens, and exactly as many drafts accepted: their KV holds the same rows."""
+    method = f"{__name__}:{DRAFTERS[name].__name__}"
+    accepted = {}
+    for way in ("cuda", "cpu"):
+        with monkeypatch.context() as patched:
+            if way == "cpu":
+                patched.setitem(assembly.ADDRESSING, "cpu", assembly._by_lists)
+            llm = make_llm(method, k=3, speculative={"model": str(target_path.parent / name)}, max_num_seqs=3)
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:5]], GREEDY)
+            assert tokens(outputs) == truth[:5]
+            accepted[way] = counter(llm, "spec_decode_num_accepted_tokens")
+    assert accepted["cuda"] == accepted["cpu"] > 0
+
+
+def test_block_table_sends_only_what_is_new():
+    table = BlockTable(3, 4, PAD, CPU)
+    table.update([(0, 1, [5, 6]), (2, 1, [7])])
+    version = table.blocks._version
+    table.update([(0, 1, [5, 6]), (2, 1, [7])])
+    assert table.blocks._version == version
+    table.update([(0, 1, [5, 6, 8])])
+    assert table.blocks.tolist() == [[5, 6, 8, PAD], [PAD] * 4, [7, PAD, PAD, PAD], [PAD] * 4]
+
+
+def test_a_row_that_changes_hands_forgets_its_predecessors_blocks():
+    table = BlockTable(1, 4, PAD, CPU)
+    table.update([(0, 1, [5, 6, 8])])
+    table.update([(0, 2, [9])])
+    assert table.blocks[0].tolist() == [9, PAD, PAD, PAD]
+
+
+def test_positions_behind_a_request_lie_in_the_pad_block():
+    table = BlockTable(2, 3, PAD, CPU)
+    table.update([(0, 1, [5])])
+    rows, positions = torch.tensor([0, 0, 0, 0, table.pad_row]), torch.tensor([0, 15, 16, 1000, 3])
+    found = table.slots(rows, positions, block_size=16).tolist()
+    assert found[:2] == [80, 95]
+    assert all(slot // 16 == PAD for slot in found[2:])

@@ -1,0 +1,176 @@
+"""Recorded steps: which shape serves a batch, what padding does, and that nothing generated changes.
+
+A recorder stands in for the device. It runs the work when it is told to record it and again at every replay, from the
+inputs that lie in the fixed places, so that the real passes of the model are what is compared.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engine_helpers import GREEDY, assert_same_tokens, make_llm, tokens
+
+from specdec.core import assembly
+from specdec.core.runner.graphs import MOST_TOKENS, Bucket, GraphedFunction, GraphedTarget, batch_sizes, buckets
+from specdec.plugins.eagle.proposer import Eagle3Proposer
+from specdec.sdk import ConfigError
+
+
+class Replayer:
+    """Counts recordings and replays."""
+
+    def __init__(self, device=None):
+        self.num_recorded = self.num_replays = 0
+
+    def record(self, work):
+        work()
+        self.num_recorded += 1
+
+        def replay():
+            self.num_replays += 1
+            work()
+
+        return replay
+
+
+class Refuser:
+    def __init__(self, device=None):
+        pass
+
+    def record(self, work):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class DeviceEagle3(Eagle3Proposer):
+    """Shown the form of kept rows that a device would be shown."""
+
+    @classmethod
+    def needs(cls, config, target):
+        return super().needs(config, target).replace(placement="device")
+
+
+@pytest.fixture
+def by_table(monkeypatch):
+    monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
+
+
+@pytest.fixture
+def recorder(by_table, monkeypatch):
+    made = Replayer()
+    monkeypatch.setitem(assembly.RECORDERS, "cpu", lambda device: made)
+    return made
+
+
+def generate(llm, prompts):
+    return tokens(llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 8, 9, 16, 64, 100])
+def test_every_number_of_requests_has_a_size_that_is_not_much_larger(most):
+    sizes = batch_sizes(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    for count in range(1, most + 1):
+        size = next(size for size in sizes if size >= count)
+        assert size <= max(2 * count, count + 7)
+
+
+def test_shapes_are_recorded_from_the_largest_down_and_none_is_too_large():
+    shapes = buckets(64, 5)
+    assert [shape.num_tokens for shape in shapes] == sorted((shape.num_tokens for shape in shapes), reverse=True)
+    assert Bucket(64, 6) in shapes
+    assert Bucket(1, 1) in shapes
+    assert max(shape.num_tokens for shape in buckets(4096, 5)) <= MOST_TOKENS
+    assert {shape.num_queries for shape in buckets(8, 0)} == {1}
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_replayed_steps_generate_what_transformers_generates(
+    count, recorder, prompts, truth, sequences, reference_model
+):
+    llm = make_llm("Scripted", options={"sequences": sequences, "wrong_every": 3, "ragged": True}, max_num_seqs=4)
+    assert isinstance(llm.engine.parts.runner._target, GraphedTarget)
+    assert recorder.num_recorded == len(buckets(4, 4))
+    assert_same_tokens(generate(llm, prompts[:count]), truth[:count], prompts[:count], reference_model)
+    assert recorder.num_replays > 10
+
+
+def test_passes_of_a_drafter_are_replayed_and_draft_the_same(recorder, prompts, truth, target_path, monkeypatch):
+    """Three requests in a shape for four: the row that is computed twice changes nothing."""
+    settings = {"k": 3, "speculative": {"model": str(target_path.parent / "eagle3")}, "max_num_seqs": 4}
+    llm = make_llm(f"{__name__}:DeviceEagle3", **settings)
+    before = recorder.num_recorded
+    assert generate(llm, prompts[:3]) == truth[:3]
+    assert recorder.num_recorded > before, "no pass of the drafter was recorded"
+    plain = make_llm(f"{__name__}:DeviceEagle3", **settings, cuda_graphs=False)
+    assert generate(plain, prompts[:3]) == truth[:3]
+    assert llm.engine.metrics.acceptance.num_accepted_tokens == plain.engine.metrics.acceptance.num_accepted_tokens > 0
+
+
+def batch_of(*num_rows):
+    return SimpleNamespace(items=[SimpleNamespace(num_rows=count) for count in num_rows])
+
+
+def test_the_smallest_recorded_shape_with_room_serves_a_batch(recorder):
+    graphed = make_llm("Noise", k=4, max_num_seqs=8).engine.parts.runner._target
+    assert graphed.bucket_of(batch_of(1)) == Bucket(1, 1)
+    assert graphed.bucket_of(batch_of(1, 1, 1)) == Bucket(4, 1)
+    assert graphed.bucket_of(batch_of(1, 3)) == Bucket(2, 5)
+    assert graphed.bucket_of(batch_of(6)) is None
+
+
+def test_padding_belongs_to_nobody_whatever_was_there_before(recorder, prompts):
+    """After a larger batch in the same places: rows without tokens in the pad row, tokens that no request owns."""
+    llm = make_llm(max_num_seqs=4)
+    for index in range(4):
+        llm.engine.add_request(prompts[index], GREEDY.replace(max_tokens=3 if index == 3 else 9), str(index))
+    for _ in range(5):
+        llm.engine.step()
+    inputs, table = llm.engine.parts.runner._target._inputs, llm.engine.parts.runner._addressing.table
+    assert inputs.rows.tolist()[3:] == [table.pad_row]
+    assert inputs.cu_queries.tolist() == [0, 1, 2, 3, 3]
+    assert table.blocks[table.pad_row].eq(llm.engine.parts.scheduler.pool.num_blocks).all()
+
+
+def test_a_function_is_recorded_once_per_size_and_padded_with_its_first_row():
+    seen = []
+
+    def double(left, right):
+        seen.append(left.tolist())
+        return left * 2 + right[:, 0]
+
+    recorder = Replayer()
+    function = GraphedFunction(double, recorder, [1, 2, 4])
+    for count in (3, 4, 3):
+        left = torch.arange(count) + count
+        assert function(left, torch.ones(count, 2)).tolist() == (left * 2 + 1).tolist()
+    assert recorder.num_recorded == 1
+    assert seen[-1] == [3, 4, 5, 3]
+    assert function(torch.arange(5), torch.ones(5, 2)).tolist() == [1, 3, 5, 7, 9]
+    assert recorder.num_recorded == 1, "five rows fit no size"
+
+
+def test_a_target_that_cannot_be_recorded_runs_without_or_is_refused(by_table, monkeypatch, caplog, prompts, truth):
+    monkeypatch.setitem(assembly.RECORDERS, "cpu", Refuser)
+    with caplog.at_level(logging.WARNING, "specdec"):
+        llm = make_llm(max_num_seqs=2)
+    assert "cannot be recorded" in caplog.text
+    assert generate(llm, prompts[:1]) == truth[:1]
+    with pytest.raises(ConfigError, match="cannot be recorded"):
+        make_llm(max_num_seqs=2, cuda_graphs=True)
+
+
+def test_a_function_that_cannot_be_recorded_runs_as_it_is_and_says_so(caplog):
+    function = GraphedFunction(torch.neg, Refuser(), [1, 2])
+    with caplog.at_level(logging.WARNING, "specdec"):
+        assert [function(torch.ones(2)).tolist() for _ in range(2)] == [[-1, -1]] * 2
+    assert caplog.text.count("cannot be recorded") == 1
+
+
+def test_graphs_on_a_cpu_are_refused_only_where_they_were_asked_for():
+    with pytest.raises(ConfigError, match="cuda_graphs"):
+        make_llm(cuda_graphs=True)
+    assert not isinstance(make_llm().engine.parts.runner._target, GraphedTarget)

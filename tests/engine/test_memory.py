@@ -1,0 +1,59 @@
+"""The KV cache is sized from what the user gives, or from what the largest step leaves of a device."""
+
+from __future__ import annotations
+
+import pytest
+from engine_helpers import make_llm
+
+from specdec.core.engine_config import EngineConfig
+from specdec.core.memory import left_by_a_step
+from specdec.sdk import ConfigError
+
+GIB = 2**30
+
+
+class Card:
+    """A device of 10 GiB on which the work takes 4, weights included."""
+
+    def __init__(self, device=None):
+        self.num_runs = 0
+
+    def total(self):
+        return 10 * GIB
+
+    def peak(self, work):
+        work()
+        self.num_runs += 1
+        return 4 * GIB
+
+
+@pytest.fixture(scope="module")
+def target():
+    return make_llm().engine.parts.target
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5, 0.3])
+def test_the_cache_gets_what_a_step_leaves_of_the_given_share(share, target):
+    config = EngineConfig(model="tiny", gpu_memory_utilization=share, max_num_batched_tokens=32, max_num_seqs=4)
+    card = Card()
+    assert left_by_a_step(config, target, lambda device: card) == int(share * 10 * GIB) - 4 * GIB
+    assert card.num_runs == 1
+
+
+def test_a_dummy_pass_is_as_large_as_the_largest_step(target):
+    shapes = []
+    hook = target.model.register_forward_hook(lambda module, args, output: shapes.append(tuple(output.logits.shape)))
+    target.dummy_pass(64, 16)
+    hook.remove()
+    assert shapes == [(1, 16, target.config.vocab_size)]
+
+
+def test_a_share_outside_of_the_device_is_refused():
+    for share in (0, 1.5):
+        with pytest.raises(ConfigError, match="gpu_memory_utilization"):
+            EngineConfig(model="tiny", gpu_memory_utilization=share)
+
+
+def test_a_budget_that_holds_no_block_is_refused():
+    with pytest.raises(ConfigError, match="SD-E150"):
+        make_llm(kv_cache_memory_gib=1e-6)

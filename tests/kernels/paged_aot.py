@@ -1,0 +1,72 @@
+"""Compile the paged attention kernels for GPUs that are not here, with the reports of `tests/rejection/aot.py`.
+
+python paged_aot.py VARIANT:TARGET...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
+
+import aot
+
+from specdec.core.kernels.paged_attention.kernel import (
+    MODES,
+    MOST_RANGES,
+    attend_pages_kernel,
+    join_ranges_kernel,
+    padded,
+    tile_of,
+)
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+GROUP = 4
+
+
+def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = "causal", layer: bool = False):
+    """One variant; `layer`: with a window and a softcap."""
+    out = "fp32" if ranged else dtype
+    types = {"query_ptr": f"*{dtype}", "keys_ptr": f"*{dtype}", "values_ptr": f"*{dtype}", "output_ptr": f"*{out}"}
+    types |= dict.fromkeys(("query_stride", "keys_stride", "values_stride"), "i32")
+    types |= dict.fromkeys(("maxima_ptr", "sums_ptr"), "*fp32")
+    types |= dict.fromkeys(("table_ptr", "num_keys_ptr", "cu_queries_ptr"), "*i32")
+    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "range_length", "num_ranges"), "i32")
+    types |= {"scale": "fp32", "softcap": "fp32"}
+    tile = tile_of(num_rows, dim, DTYPES[dtype])
+    options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
+    constants = tile | {"GROUP": GROUP, "DIM": dim, "VALUE_DIM": dim, "BLOCK_SIZE": 16, "MODE": MODES[mode]}
+    constants |= {"PADDED_DIM": padded(dim), "PADDED_VALUE_DIM": padded(dim), "RANGED": ranged}
+    constants |= {"WINDOWED": layer, "CAPPED": layer}
+    return aot.flat(attend_pages_kernel, types, constants, options)
+
+
+def joining(dtype: str, dim: int):
+    types = {"totals_ptr": "*fp32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
+    types |= {"output_ptr": f"*{dtype}", "num_ranges": "i32"}
+    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": MOST_RANGES}
+    return aot.flat(join_ranges_kernel, types, constants, {"num_warps": 2})
+
+
+DECODE, VERIFY, PROMPT = 4, 24, 8192
+LAYER = {"ranged": True, "layer": True}
+BUILDS = {
+    **{f"decode-{t}-{dim}": attention(t, dim, DECODE, ranged=True) for t in DTYPES for dim in (32, 64, 128, 256)},
+    **{f"verify-bf16-{dim}": attention("bf16", dim, VERIFY, ranged=True) for dim in (64, 80, 128, 256)},
+    **{f"prompt-{t}-{dim}": attention(t, dim, PROMPT, ranged=False) for t in DTYPES for dim in (64, 128, 256)},
+    "prompt-bf16-128-window": attention("bf16", 128, PROMPT, ranged=False, layer=True),
+    **{f"verify-bf16-128-{mode}": attention("bf16", 128, VERIFY, mode=mode, **LAYER) for mode in MODES},
+    **{f"join-{t}-{dim}": joining(t, dim) for t in ("bf16", "fp32") for dim in (64, 128, 256)},
+}
+
+
+if __name__ == "__main__":
+    aot.BUILDS.update(BUILDS)
+    for variant in sys.argv[1:]:
+        wanted, target = variant.split(":")
+        for name in BUILDS if wanted == "all" else [wanted]:
+            print(json.dumps(aot.report(name, target)), flush=True)

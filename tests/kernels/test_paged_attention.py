@@ -1,0 +1,166 @@
+"""Paged attention: the Triton kernel, interpreted, gives what the plain form gives, and that what spans give.
+
+Interpreted kernels take milliseconds per program, so shapes are small; tiles are those of a real launch. The
+interpreter multiplies bfloat16 as if its bits were integers: that dtype is in `tests/gpu`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from inspect import signature
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.varlen import varlen_attn
+
+from specdec.core.kernels.attention import Span, attend_by_span
+from specdec.core.kernels.attention_spec import AttentionSpec
+from specdec.core.kernels.paged_attention import Pages, kernel, naive, varlen
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of 0 / 0 in rows that pad a tile
+BLOCK_SIZE = 4
+HEADS = {"mha": (2, 2), "gqa": (6, 2), "mqa": (3, 1)}
+MODES = ("causal", "causal_block", "full_block")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+Inputs = tuple[Tensor, Tensor, Tensor, Pages]
+
+
+def inputs(
+    shapes, *, heads="gqa", dims=(24, 24), dtype=torch.float32, mode="causal", max_keys=0, block_size=BLOCK_SIZE
+) -> Inputs:
+    """Random queries and a cache in which (num_queries, num_keys) requests lie in shuffled blocks, NaN between them."""
+    g = torch.Generator().manual_seed(0)
+    num_heads, num_kv_heads = HEADS[heads]
+    width = max(1, *(-(-t // block_size) for _, t in shapes))
+    order = torch.randperm(width * len(shapes) + 1, generator=g)
+    table = order[: width * len(shapes)].view(len(shapes), width).int()
+    num_slots = len(order) * block_size
+    keys, values = (torch.full((num_slots, num_kv_heads, dim), torch.nan) for dim in dims)
+    for row, (_, num_keys) in zip(table, shapes, strict=True):
+        position = torch.arange(num_keys)
+        slots = row[position // block_size].long() * block_size + position % block_size
+        for stored in (keys, values):
+            stored[slots] = torch.randn(num_keys, *stored.shape[1:], generator=g)
+    query = torch.randn(sum(n for n, _ in shapes), num_heads, dims[0], generator=g)
+    pages = Pages(
+        block_table=table.to(DEVICE),
+        num_keys=torch.tensor([t for _, t in shapes], dtype=torch.int32, device=DEVICE),
+        cu_queries=torch.tensor([0] + [n for n, _ in shapes], device=DEVICE).cumsum(0).int(),
+        block_size=block_size,
+        max_queries=max(n for n, _ in shapes),
+        max_keys=max_keys or width * block_size,
+        mode=mode,
+    )
+    return *(each.to(DEVICE, dtype) for each in (query, keys, values)), pages
+
+
+def assert_agree(given: Inputs, spec: AttentionSpec, tolerance: float = 2e-6) -> None:
+    found, expected = kernel.attend_pages(*given, spec), naive.attend_pages(*given, spec)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+RAGGED = [(1, 9), (3, 3), (0, 0), (2, 7)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("window", [None, 3], ids=["all", "window"])
+def test_kernel_on_a_ragged_batch(mode, window):
+    assert_agree(inputs(RAGGED, mode=mode), AttentionSpec(0.3, window, 5.0 if window else None))
+
+
+def test_ranges_of_keys_join_to_the_whole():
+    """A request that ends in the second of three ranges, one that needs all, and one with a window in the last."""
+    given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=3 * kernel.SHORTEST_RANGE, block_size=16)
+    assert kernel.ranges_of(given[3].max_keys) == (3, kernel.SHORTEST_RANGE)
+    assert_agree(given, AttentionSpec(0.3))
+    assert_agree(given, AttentionSpec(0.3, window=10))
+
+
+def test_a_prompt_longer_than_a_tile_and_a_program_that_goes_on_to_the_next(monkeypatch):
+    given = inputs([(1, 20), (1, 4), (1, 1), (30, 37)], heads="gqa")
+    assert_agree(given, AttentionSpec(0.2))  # tiles follow the average: the prompt's programs take several each
+    monkeypatch.setattr(kernel, "FEW_TOKENS", 0)
+    assert_agree(given, AttentionSpec(0.2))  # tiles follow the longest, in one range
+
+
+def test_kernel_in_half_precision_and_odd_head_sizes():
+    assert_agree(inputs([(2, 6), (1, 5)], dims=(40, 24), dtype=torch.float16), AttentionSpec(0.2), tolerance=2e-3)
+
+
+def test_neighbours_change_no_bit():
+    alone, spec = inputs([(2, 300)], heads="mqa", max_keys=1024, block_size=16), AttentionSpec(0.3)
+    query, keys, values, pages = alone
+    both = replace(
+        pages,
+        block_table=pages.block_table.repeat(2, 1),
+        num_keys=torch.tensor([300, 40], dtype=torch.int32, device=DEVICE),
+        cu_queries=torch.tensor([0, 2, 4], dtype=torch.int32, device=DEVICE),
+    )
+    found = kernel.attend_pages(query.repeat(2, 1, 1), keys, values, both, spec)[:2]
+    assert torch.equal(found, kernel.attend_pages(*alone, spec))
+
+
+def test_queries_of_nobody_change_nothing():
+    query, keys, values, pages = inputs([(1, 5), (2, 6)])
+    padded = torch.cat([query, torch.full_like(query, torch.nan)])
+    for attend in (kernel.attend_pages, naive.attend_pages):
+        found = attend(padded, keys, values, pages, AttentionSpec(0.3))[: len(query)]
+        assert torch.equal(found, attend(query, keys, values, pages, AttentionSpec(0.3)))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
+@pytest.mark.parametrize("window", [None, 1, 4, 100], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_plain_form_gives_what_attention_by_spans_gives(mode, window, softcap, heads):
+    """Which is compared with attention written out in fp64: one law on every device."""
+    shapes = [(1, 9), (7, 7), (1, 1), (4, 11), (3, 33)]
+    query, keys, values, pages = (
+        each.cpu() if isinstance(each, Tensor) else each for each in inputs(shapes, heads=heads, mode=mode)
+    )
+    spec, spans, start = AttentionSpec(0.3, window, softcap), [], 0
+    for row, (num_queries, num_keys) in zip(pages.block_table.cpu(), shapes, strict=True):
+        position = torch.arange(num_keys)
+        slots = row[position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
+        spans.append(Span(start, num_queries, num_keys, slots, torch.device("cpu"), mode))
+        start += num_queries
+    found = naive.attend_pages(query, keys, values, pages, spec)
+    torch.testing.assert_close(found, attend_by_span(query, keys, values, spans, spec), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif("block_table" not in signature(varlen_attn).parameters, reason="this torch takes no block table")
+@pytest.mark.parametrize("window", [None, 9], ids=["all", "window"])
+def test_torchs_own_form_is_called_as_the_installed_torch_wants_it(window):
+    """By shapes only: what computes it needs a GPU."""
+    query, keys, values, pages = inputs([(2, 6), (1, 5)], dims=(64, 64), dtype=torch.bfloat16, block_size=16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = varlen.attend_pages(query, keys, values, pages, AttentionSpec(0.3, window))
+    assert (found.shape, found.dtype) == (query.shape, query.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_torchs_own_form_is_not_chosen_where_a_trial_fails(dtype):
+    assert not varlen.is_served(torch.device("cpu"), dtype, 16)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("window", [None, 1, 70], ids=str)
+def test_kernel_over_heads_sizes_modes_and_windows(window, mode, dim, heads):
+    given = inputs([(1, 90), (6, 71), (0, 0), (1, 1), (17, 40)], heads=heads, dims=(dim, dim), mode=mode)
+    assert_agree(given, AttentionSpec(dim**-0.5, window), tolerance=5e-6)
+    assert_agree(given, AttentionSpec(dim**-0.5, window, 8.0), tolerance=5e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_queries", range(1, 9))
+@pytest.mark.parametrize("num_keys", [8, 63, 64, 65, 255, 256, 257])
+def test_kernel_at_the_edges_of_tiles_and_ranges(num_keys, num_queries):
+    given = inputs([(num_queries, num_keys)], heads="mha", max_keys=512, block_size=16)
+    assert_agree(given, AttentionSpec(0.3))
