@@ -22,24 +22,24 @@ class SamplingParams(StrictModel):
 
     temperature: Temperature = Field(1.0, description="0: greedy, the lowest id wins a tie")
     top_k: int = Field(0, ge=-1, description="0 or -1: off")
-    top_p: float = Field(1.0, gt=0, le=1)
-    min_p: float = Field(0.0, ge=0, le=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="the likeliest tokens that make up this mass; 1: off")
+    min_p: float = Field(0.0, ge=0, le=1, description="tokens at least this likely, relative to the likeliest; 0: off")
     seed: int | None = Field(
         None, ge=-(2**63), lt=2**63, description="None: derived from the engine's seed and the request's number"
     )
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: int = Field(16, ge=1, description="output tokens, at most")
     min_tokens: int = Field(0, ge=0, description="no end of sequence and no stop token before this many")
     stop: tuple[str, ...] = Field((), description="texts that end the request; not part of its output")
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    ignore_eos: bool = False
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="tokens that end the request")
+    ignore_eos: bool = Field(False, description="go on after an end of sequence")
     repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False, description="of prompt and output tokens")
-    frequency_penalty: Penalty = 0.0
-    presence_penalty: Penalty = 0.0
-    logit_bias: dict[int, Bias] | None = None
+    frequency_penalty: Penalty = Field(0.0, description="of output tokens, for each occurrence")
+    presence_penalty: Penalty = Field(0.0, description="of output tokens, once")
+    logit_bias: dict[int, Bias] | None = Field(None, description="token id -> what is added to its logit")
     logprobs: int | None = Field(None, ge=0, le=20, description="also return this many top log-probabilities")
     n: int = Field(1, ge=1, description="independent outputs per prompt")
-    detokenize: bool = True
-    skip_special_tokens: bool = True
+    detokenize: bool = Field(True, description="False: token ids only")
+    skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
     speculative: bool = Field(True, description="False: no drafts for this request")
     num_speculative_tokens: int | None = Field(None, ge=0, description="at most this many drafts a step")
 

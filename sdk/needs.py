@@ -16,9 +16,9 @@ SamplingField = Literal["temperature", "top_k", "top_p", "min_p"]
 class DraftKV(StrictModel):
     """Key-value storage of the proposer's own, on the target's block tables and within its memory budget."""
 
-    num_layers: int = Field(ge=1)
+    num_layers: int = Field(ge=1, description="attention layers that keep any")
     num_heads: int = Field(ge=1, description="key-value heads")
-    head_dim: int = Field(ge=1)
+    head_dim: int = Field(ge=1, description="of keys")
     value_head_dim: int | None = Field(None, ge=1, description="of values, where it differs from head_dim")
     dtype: str | None = Field(None, description="torch dtype name; None: the target's")
     rows_per_pass: int = Field(1, ge=1, description="positions past the newest token that one draft pass writes")
@@ -37,7 +37,7 @@ class Needs(StrictModel):
         description="k: the residual stream after k layers, before the final norm; 'final': after the final norm. "
         "Kept rows carry them concatenated in this order.",
     )
-    draft_kv: DraftKV | None = None
+    draft_kv: DraftKV | None = Field(None, description="key-value storage of its own")
     law: LawForm = Field("one_hot", description="the richest form of draft law that a draft may report")
     sparse_top_m: int = Field(0, ge=0, description="entries per draft position of a sparse law")
     draft_vocabulary: tuple[int, ...] | None = Field(
@@ -46,7 +46,9 @@ class Needs(StrictModel):
     min_draft_tokens: int = Field(0, ge=0, description="the fewest drafts that a useful draft of this proposer has")
     max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft; None: any K")
     per_row_length: bool = Field(True, description="False: every row that drafts at all drafts the same number")
-    state: Literal["none", "per_request", "shared"] = "none"
+    state: Literal["none", "per_request", "shared"] = Field(
+        "none", description="what it keeps between steps; shared: requests may change each other's drafts"
+    )
     history: bool = Field(False, description="reads the token history of its requests")
     sampling: tuple[SamplingField, ...] = Field((), description="sampling parameters that it reads")
     deterministic: bool = Field(True, description="the same step, seed and state give the same draft")

@@ -31,14 +31,6 @@ from ._session import Session
 EXIT_DIFFERENT = 1
 
 
-class Dataset(StrEnum):
-    """Where prompts come from."""
-
-    PACKAGED = "packaged"
-    SPEC_BENCH = "spec_bench"
-    CUSTOM = "custom"
-
-
 class CheckEqual(StrEnum):
     """Whether outputs are compared with plain decoding's."""
 
@@ -56,13 +48,14 @@ def command(  # noqa: PLR0913 - one parameter per flag
     temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the first prompt; each next one has one more.")] = 0,
     dataset_name: Annotated[
-        Dataset,
+        str,
         typer.Option(
+            metavar="packaged|spec_bench|custom|NAME",
             help="spec_bench: its question.jsonl, of which the first turn is used; "
-            'custom: JSONL with "prompt" and, if you like, "category".'
+            'custom: JSONL with "prompt" and, if you like, "category"; NAME: one that a plugin registers.',
         ),
-    ] = Dataset.PACKAGED,
-    dataset_path: Annotated[Path | None, typer.Option(help="The file of spec_bench or custom.")] = None,
+    ] = "packaged",
+    dataset_path: Annotated[Path | None, typer.Option(help="The file of spec_bench, custom or the plugin.")] = None,
     category: Annotated[str | None, typer.Option(help="Only prompts of this category.")] = None,
     chat: ChatOption = False,
     repeat: Annotated[int, typer.Option(min=1, help="Times each prompt is measured, beside its baseline.")] = 3,
@@ -99,7 +92,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         "output_len": output_len,
         "temperature": temperature,
         "seed": seed,
-        "dataset_name": dataset_name.value,
+        "dataset_name": dataset_name,
         "dataset_path": dataset_path,
         "category": category,
         "chat": chat,

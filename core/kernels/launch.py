@@ -7,8 +7,16 @@ from typing import Any
 TILE = 8192  # logits per program of a streaming pass: 64 per thread, which hides the reductions
 STREAMING: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 PER_ROW: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False}
+PER_BLOCK: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}  # it keeps more alive than 16 have room for
+MIN_TILES = 32  # room for the tiles of 262144 logits costs nothing, and every other number would be another variant
+WANTED_PROGRAMS = 256  # enough to fill a large device
 
 
 def next_power_of_two(count: int) -> int:
     """The smallest power of two that is at least count (at least 1)."""
     return 1 << max(0, count - 1).bit_length()
+
+
+def splits_of(count: int, num_tiles: int) -> int:
+    """Among how many programs to share the tiles of each of `count` rows: few rows alone would leave a device idle."""
+    return min(num_tiles, max(1, WANTED_PROGRAMS // max(1, count)))

@@ -90,12 +90,16 @@ def _random_bits(seed: Tensor, position: Tensor, stream: Tensor | int, step: Ten
     if seed.device.type == "cpu" and shape.numel() <= FEW:
         counters = zip(*(_integers(source, shape) for source in sources), strict=True)
         return torch.tensor([_block(*counter) >> (64 - bits) for counter in counters]).view(shape)
-    at, use, turn, key = (
-        torch.as_tensor(source, dtype=torch.int64, device=seed.device).expand(shape).reshape(-1) for source in sources
-    )
+    at, use, turn, key = (_on_device(source, seed.device).expand(shape).reshape(-1) for source in sources)
     fields = torch.stack((at, at >> 32, use, turn, key, key >> 32)).bitwise_and_(LOW_32_BITS)
     words = philox(fields[:4], fields[4:])
     return ((words[0] << (bits - 32)) | (words[1] >> (64 - bits))).view(shape)
+
+
+def _on_device(source: Tensor | int, device: torch.device) -> Tensor:
+    if isinstance(source, int):
+        return torch.full((), source, dtype=torch.int64, device=device)  # a copy from the host would wait for it
+    return source.to(device, torch.int64)
 
 
 def _integers(source: Tensor | int, shape: torch.Size) -> Iterable[int]:

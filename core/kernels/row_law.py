@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .filters import FilterRows, cutoffs
+from .filters import FilterRows, apply_filters, drop_below
 from .pick import empty_tiles, tile_masses
 
 LOG2_E = math.log2(math.e)
@@ -22,11 +22,8 @@ LOGITS_IN_CACHE = 1 << 17
 
 @dataclass(frozen=True)
 class RowLaw:
-    """Laws of R rows as scalars per row, and the weights that this backend keeps beside them."""
+    """Laws of R rows: the weight of each token, and the mass of all."""
 
-    scale: Tensor  # [R, 1] log2(e) / temperature
-    cutoff: Tensor | None  # [R, 1] logits below it have probability 0; None: every token survives in every row
-    max: Tensor  # [R, 1]
     cdf: Tensor  # [R, tiles] float64, cumulative tile masses; the last column is the mass
     weights: Tensor  # [R, tiles, width], p times mass
     vocab_size: int
@@ -38,7 +35,7 @@ class RowLaw:
 
     def probs(self, rows: Tensor) -> Tensor:
         """p of the given rows, int64 [M], as new weights [M, tiles, width] of mass 1."""
-        return self.weights[rows] / self.mass[rows].to(self.weights.dtype).unsqueeze(2)
+        return self.weights[rows].div_(self.mass[rows].to(self.weights.dtype).unsqueeze(2))
 
 
 def compute_dtype(logits: Tensor) -> torch.dtype:
@@ -67,25 +64,32 @@ def mend(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return torch.where(bad, one_hot, logits), torch.where(bad, 0.0, maxima), bad.squeeze(1)
 
 
-def row_law(logits: Tensor, scale: Tensor, filters: FilterRows | None = None, greedy: Tensor | None = None) -> RowLaw:
-    """The law of each row of logits [R, V].
+def row_law(
+    logits: Tensor,
+    scale: Tensor,
+    filters: FilterRows | None = None,
+    greedy: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> RowLaw:
+    """The law of each of N rows of logits [R, V], a few rows at a time while they are in cache.
 
-    scale [R] is `scale_of` the row's temperature; greedy [R] marks rows whose law is the maximum whatever the
-    filters say (ties share it, and a uniform of 0 picks the lowest index).
+    rows int64 [N] says which, rising; None: all of them. scale [N] is `scale_of` the row's temperature; greedy [N]
+    marks rows whose law is the maximum whatever the filters say (ties share it, and a uniform of 0 picks the lowest
+    index).
     """
-    logits, maxima, bad, weights, masses = _weigh(logits, scale)
-    scale = scale.to(weights.dtype).unsqueeze(1)
-    flat = weights.flatten(1)[:, : logits.shape[1]]
-    cutoff = None
-    if filters is not None:
-        cutoff = cutoffs(logits, maxima, scale, filters)
-    if greedy is not None:
-        everything = torch.full_like(maxima, -torch.inf) if cutoff is None else cutoff
-        cutoff = torch.where(greedy.unsqueeze(1), maxima, everything)
-    if cutoff is not None:
-        flat.masked_fill_(logits < cutoff, 0.0)
-        masses = tile_masses(weights)
-    return RowLaw(scale, cutoff, maxima, masses.cumsum(-1, dtype=torch.float64), weights, logits.shape[1], bad)
+    num_rows, vocab_size = len(scale), logits.shape[1]
+    weights = empty_tiles(num_rows, vocab_size, logits.new_empty(0, dtype=compute_dtype(logits)))
+    step = rows_in_cache(vocab_size, logits)
+    masses, flags = [], []
+    for first in range(0, max(1, num_rows), step):
+        part = slice(first, min(first + step, num_rows))
+        of_part = None if filters is None else filters.part(part)
+        top = None if greedy is None else greedy[part]
+        mass, bad = _fill(weights[part], _take(logits, rows, part), scale[part], of_part, top)
+        masses.append(mass)
+        flags.append(bad)
+    cdf = torch.cat(masses).cumsum(-1, dtype=torch.float64)
+    return RowLaw(cdf, weights, vocab_size, _joined(flags, step, num_rows, scale.device))
 
 
 def rows_in_cache(vocab_size: int, rows: Tensor) -> int:
@@ -93,25 +97,37 @@ def rows_in_cache(vocab_size: int, rows: Tensor) -> int:
     return max(1, LOGITS_IN_CACHE // max(1, vocab_size)) if rows.device.type == "cpu" else max(1, len(rows))
 
 
-def _weigh(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """(mended logits, maxima, bad, weights, tile masses) of all rows, a few at a time while they are in cache."""
-    weights = empty_tiles(len(logits), logits.shape[1], logits.new_empty(0, dtype=compute_dtype(logits)))
-    step = rows_in_cache(logits.shape[1], logits)
-    starts = range(0, max(1, len(logits)), step)
-    parts = [_weigh_part(logits[i : i + step], scale[i : i + step], weights[i : i + step]) for i in starts]
-    if len(parts) == 1:
-        logits, maxima, bad, masses = parts[0]
-        return logits, maxima, bad, weights, masses
-    maxima, masses = torch.cat([part[1] for part in parts]), torch.cat([part[3] for part in parts])
-    if all(part[2] is None for part in parts):
-        return logits, maxima, None, weights, masses
-    flags = [maxima.new_zeros(len(part[1]), dtype=torch.bool) if part[2] is None else part[2] for part in parts]
-    return torch.cat([part[0] for part in parts]), maxima, torch.cat(flags), weights, masses
+def _take(logits: Tensor, rows: Tensor | None, part: slice) -> Tensor:
+    """Part of the wanted rows, without a copy where they are neighbours."""
+    if rows is None:
+        return logits[part]
+    wanted = rows[part]
+    if not len(wanted):
+        return logits[:0]
+    first, last = int(wanted[0]), int(wanted[-1])
+    return logits[first : last + 1] if last - first == len(wanted) - 1 else logits[wanted]
 
 
-def _weigh_part(logits: Tensor, scale: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """`mend` some rows, and write the weights of their tokens."""
+def _joined(flags: list[Tensor | None], step: int, num_rows: int, device: torch.device) -> Tensor | None:
+    """One flag per row [N] from those of parts of `step` rows, None standing for all false."""
+    if all(flag is None for flag in flags):
+        return None
+    joined = torch.zeros(num_rows, dtype=torch.bool, device=device)
+    for i, flag in enumerate(flags):
+        if flag is not None:
+            joined[i * step : (i + 1) * step] = flag
+    return joined
+
+
+def _fill(
+    weights: Tensor, logits: Tensor, scale: Tensor, filters: FilterRows | None, greedy: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Write the weights [n, tiles, width] of the laws of logits [n, V]; (tile masses, bad rows)."""
     logits, maxima, bad = mend(logits.to(weights.dtype))
-    flat = weights.flatten(1)[:, : logits.shape[1]]
-    torch.sub(logits, maxima, out=flat).mul_(scale.to(weights.dtype).unsqueeze(1)).exp2_()
-    return logits, maxima, bad, tile_masses(weights)
+    scale = scale.to(weights.dtype).unsqueeze(1)
+    torch.sub(logits, maxima, out=weights.flatten(1)[:, : logits.shape[1]]).mul_(scale).exp2_()
+    if filters is not None:
+        apply_filters(logits, maxima, scale, filters, weights)
+    if greedy is not None:
+        drop_below(torch.where(greedy.unsqueeze(1), maxima, -torch.inf), logits, weights)
+    return tile_masses(weights), bad

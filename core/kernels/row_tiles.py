@@ -86,6 +86,18 @@ def load_stats(maxima_ptr, sums_ptr, scale, num_tiles, TILES: tl.constexpr):
 
 
 @triton.jit
+def last_to_arrive(counter_ptr, SHARED: tl.constexpr):
+    """Whether this program is the last of those along axis 0 to come here; the counter is then 0 again."""
+    tl.debug_barrier()
+    last = tl.full([], 1, tl.int1)
+    if SHARED:
+        last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        if last:
+            tl.store(counter_ptr, 0)
+    return last
+
+
+@triton.jit
 def pick_lane(weights, u, LANES: tl.constexpr):
     """(lane, rest): the smallest lane whose cumulative weight exceeds u times the total, and what u leaves over.
 

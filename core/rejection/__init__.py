@@ -1,6 +1,6 @@
-"""Lossless verification of drafts: `verify` and `sample`, their types, the specification and its proof."""
+"""Lossless verification of drafts: `verify`, `verify_block`, `sample`; their types, specification and proof."""
 
-from .sampler import sample, verify
+from .sampler import plan, sample, verify, verify_block
 from .types import (
     IMPOSSIBLE,
     NO_PROPOSAL,
@@ -12,6 +12,7 @@ from .types import (
     DraftRows,
     LawKind,
     SamplingRows,
+    StopReason,
     Verdict,
 )
 
@@ -26,7 +27,10 @@ __all__ = [
     "DraftRows",
     "LawKind",
     "SamplingRows",
+    "StopReason",
     "Verdict",
+    "plan",
     "sample",
     "verify",
+    "verify_block",
 ]

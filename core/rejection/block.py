@@ -21,8 +21,7 @@ from ..kernels.row_law import RowLaw
 from .coins import draw_block_coins, draw_coins
 from .draft_law import LawTable, law_tables
 from .layout import Layout
-from .sampler import verify
-from .torch_backend import draw_rows, greedy_requests, logprobs_of, prob_of_drafts
+from .torch_backend import draw_rows, greedy_requests, logprobs_of, prob_of, verify
 from .types import (
     NO_PROPOSAL,
     PADDING_TOKEN_ID,
@@ -33,15 +32,18 @@ from .types import (
     SamplingRows,
     Verdict,
 )
+from .workspace import Workspace
 
 
 def verify_block(
-    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None = None
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None = None,
+    workspace: Workspace | None = None,  # unused: for kernels
 ) -> Verdict:
-    """`verify` with the block rule for requests whose drafts come with their law. Same arguments, same law.
-
-    `accept_prob` is min(1, p/q) of every draft of such a request, because all of them are examined.
-    """
+    """See `verify_block` in `sampler.py`: the batched torch form."""
     one_at_a_time = verify(logits, cu_rows, drafts, sampling, coins or draw_coins(drafts, sampling))
     if drafts.laws is None or sampling.all_greedy or not len(logits) or not drafts.token_ids.shape[1]:
         return one_at_a_time
@@ -51,12 +53,16 @@ def verify_block(
     assert together.accept_prob is not None
     assert together.logprobs is not None
     wide = applies.unsqueeze(1)
+    assert one_at_a_time.residual_mass is not None
+    assert together.residual_mass is not None
     return Verdict(
         output_ids=torch.where(wide, together.output_ids, one_at_a_time.output_ids),
         num_accepted=torch.where(applies, together.num_accepted, one_at_a_time.num_accepted),
-        accept_prob=torch.where(wide, together.accept_prob, one_at_a_time.accept_prob),
         status=torch.where(applies, together.status, one_at_a_time.status),
+        stop_reason=torch.where(applies, together.stop_reason, one_at_a_time.stop_reason),
+        accept_prob=torch.where(wide, together.accept_prob, one_at_a_time.accept_prob),
         logprobs=torch.where(wide, together.logprobs, one_at_a_time.logprobs),
+        residual_mass=torch.where(applies, together.residual_mass, one_at_a_time.residual_mass),
     )
 
 
@@ -85,15 +91,16 @@ class _Block:
         layout = Layout.of(len(logits), cu_rows, drafts)
         greedy = greedy_requests(sampling)
         law, drawn = draw_rows(logits, cu_rows, sampling, coins, greedy)
-        tables = law_tables(drafts.laws)
+        tables = law_tables(drafts.laws, layout.has_draft)
+        places = layout.offsets[:-1]
         known = torch.zeros_like(drafts.laws.kind, dtype=torch.bool)
         q = torch.zeros_like(drafts.token_ids, dtype=torch.float64)
         for kind, table in tables.items():
             of_kind = drafts.laws.kind == kind
             known |= of_kind
             token_ids = drafts.token_ids.clamp(0, law.vocab_size - 1)
-            q = torch.where(of_kind.unsqueeze(1), table.prob_of(token_ids), q)
-        p = prob_of_drafts(law, drafts, layout)
+            q = torch.where(of_kind.unsqueeze(1), table.prob_of(token_ids, places), q)
+        p = prob_of(law, layout.rows[:, :-1], drafts.token_ids)
         judged = layout.legal(drafts.token_ids != NO_PROPOSAL, law.bad)
         length = judged.cumprod(1).sum(1)
         ratio = torch.where(p > 0, p / q, 0.0)
@@ -125,6 +132,7 @@ class _Block:
         status = self.layout.status(emitted, self.law.bad)
         width = self.drafts.token_ids.shape[1]
         before = self.layout.offsets[:-1] < stop.unsqueeze(1)
+        mass = torch.full_like(stop, torch.nan, dtype=torch.float64)
         tokens[:, :-1] = torch.where(before, self.drafts.token_ids, tokens[:, :-1])
         for requests, kind in self._at(self.applies & (stop < self.length)):
             cdf, residual = self._residual(requests, stop[requests], kind)
@@ -135,13 +143,16 @@ class _Block:
             current = tokens[requests, stop[requests]]
             tokens[requests, stop[requests]] = torch.where(wanted & ~empty, drawn, current)
             status[requests] |= (wanted & empty) * STATUS_EMPTY_RESIDUAL
+            mass[requests] = torch.where(wanted, cdf[:, -1], mass[requests])
         examined = torch.arange(width, device=stop.device) < self.length.unsqueeze(1)
         verdict = Verdict(
             output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
             num_accepted=stop,
-            accept_prob=torch.where(examined, self.ratio.clamp(max=1.0).float(), torch.nan),
             status=status,
-            logprobs=torch.where(emitted, logprobs_of(self.law, tokens, self.layout, None), torch.nan),
+            stop_reason=self.layout.stop_reason(self.drafts, stop),
+            accept_prob=torch.where(examined, self.ratio.clamp(max=1.0).float(), torch.nan),
+            logprobs=torch.where(emitted, logprobs_of(self.law, tokens, self.layout.rows, None), torch.nan),
+            residual_mass=mass.float(),
         )
         return verdict, self.applies
 

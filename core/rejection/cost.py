@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..kernels.launch import TILE
+import torch
+
+from ..kernels.launch import TILE, splits_of
+from ..kernels.row_filter import num_passes
 
 BYTES_OF_TILE_STATS = 8  # a maximum and a sum, float32
 
@@ -21,6 +24,7 @@ class Step:
     law_statistics: bool = False  # the dense law is logits whose maximum and mass are not known yet
     sparse_ids: int = 0
     filters: bool = False
+    dtype: torch.dtype = torch.bfloat16  # of the logits; it decides how many passes a search makes
 
 
 def minimum_bytes(step: Step, acceptance: float) -> float:
@@ -59,6 +63,11 @@ def moved_bytes(step: Step, acceptance: float) -> float:
 
 
 def num_launches(step: Step) -> int:
-    """Kernels launched: statistics (none for plain sampling, whose only row the verdict reads), cutoffs, verdict."""
+    """Kernels launched: statistics (none for plain sampling, whose only row the verdict reads), filters, verdict.
+
+    Filters are one launch, or one for each pass where rows are so few that programs share them.
+    """
     statistics = 1 if step.num_drafts or step.filters else 0
-    return statistics + step.law_statistics + step.filters + 1
+    num_rows, num_tiles = step.num_requests * (step.num_drafts + 1), -(-step.vocab_size // TILE)
+    passes = num_passes(step.dtype) if splits_of(num_rows, num_tiles) > 1 else 1
+    return statistics + step.law_statistics + passes * step.filters + 1

@@ -8,47 +8,59 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.row_law import row_law, scale_of
+from ..kernels.pick import rows_where
+from ..kernels.row_law import RowLaw, row_law, scale_of
 from .types import DraftLaws, LawKind
 
 
 class LawTable(Protocol):
-    """One form of draft law, over [B, K] draft positions."""
+    """One form of draft law, over the places of B requests."""
 
-    def prob_of(self, token_ids: Tensor) -> Tensor:
-        """q of token_ids [B, K] (target ids, all within the target vocabulary), float64 [B, K]."""
+    def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
+        """q of token_ids [B, W] (target ids, all within the target vocabulary) at places [W]; float64 [B, W]."""
 
-    def subtract(self, weights: Tensor, requests: Tensor, positions: Tensor) -> None:
-        """Subtract the law of each (request, position) pair, int64 [M], from weights [M, V] in place."""
+    def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
+        """Subtract the law of each (request, place) pair, int64 [M], from weights [M, V] in place."""
 
 
 @dataclass(frozen=True)
 class DenseTable:
-    """Laws as weights over a draft vocabulary; q is a weight divided by its mass."""
+    """Laws as probabilities over a draft vocabulary."""
 
-    weights: Tensor  # [B, K, Vq]
-    mass: Tensor | None  # [B, K] float64; None: 1
+    probs: Tensor  # [B, K, Vq]
     t2d: Tensor | None  # [V]
 
-    def prob_of(self, token_ids: Tensor) -> Tensor:
-        draft_vocab = self.weights.shape[2]
-        draft_ids = token_ids if self.t2d is None else self.t2d[token_ids]
-        known = (draft_ids >= 0) & (draft_ids < draft_vocab)
-        index = draft_ids.clamp(0, draft_vocab - 1).unsqueeze(2)
-        probs = self.weights.gather(2, index).squeeze(2).double()
-        if self.mass is not None:
-            probs = probs / self.mass
+    def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
+        draft_ids, known = _draft_ids(token_ids, self.t2d, self.probs.shape[2])
+        return torch.where(known, self.probs[_requests(token_ids), places, draft_ids].double(), 0.0)
+
+    def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
+        _subtract(weights, self.probs[requests, places].to(weights.dtype), self.t2d)
+
+
+@dataclass(frozen=True)
+class LogitsTable:
+    """Laws made of logits over a draft vocabulary, where they are wanted."""
+
+    law: RowLaw  # of N rows
+    rows: Tensor  # [B, K] the row of each place
+    t2d: Tensor | None  # [V]
+
+    def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
+        draft_ids, known = _draft_ids(token_ids, self.t2d, self.law.vocab_size)
+        rows = self.rows[:, places]
+        probs = self.law.weights.flatten(1)[rows, draft_ids].double() / self._mass(rows)
         return torch.where(known, probs, 0.0)
 
-    def subtract(self, weights: Tensor, requests: Tensor, positions: Tensor) -> None:
-        law = self.weights[requests, positions].to(weights.dtype)  # [M, Vq]
-        if self.mass is not None:
-            law = law / self.mass[requests, positions].to(weights.dtype).unsqueeze(1)
-        if self.t2d is None:
-            shared = min(law.shape[1], weights.shape[1])
-            weights[:, :shared] -= law[:, :shared]
-        else:
-            weights -= torch.where(self.t2d >= 0, law[:, self.t2d.clamp(min=0)], 0.0)
+    def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
+        rows = self.rows[requests, places]
+        law = self.law.weights[rows].flatten(1)[:, : self.law.vocab_size].to(weights.dtype)
+        _subtract(weights, law / self._mass(rows).to(weights.dtype).unsqueeze(1), self.t2d)
+
+    def _mass(self, rows: Tensor) -> Tensor:
+        """NaN where the logits are no law."""
+        mass = self.law.mass.squeeze(1)[rows]
+        return mass if self.law.bad is None else mass.masked_fill(self.law.bad[rows], torch.nan)
 
 
 @dataclass(frozen=True)
@@ -58,29 +70,57 @@ class SparseTable:
     ids: Tensor  # [B, K, M], -1 padded
     probs: Tensor  # [B, K, M]
 
-    def prob_of(self, token_ids: Tensor) -> Tensor:
-        return torch.where(self.ids == token_ids.unsqueeze(2), self.probs, 0.0).sum(2, dtype=torch.float64)
+    def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
+        same = self.ids[:, places] == token_ids.unsqueeze(2)
+        return torch.where(same, self.probs[:, places], 0.0).sum(2, dtype=torch.float64)
 
-    def subtract(self, weights: Tensor, requests: Tensor, positions: Tensor) -> None:
-        ids = self.ids[requests, positions]  # [M, top_m]
-        probs = self.probs[requests, positions].to(weights.dtype)
+    def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
+        ids = self.ids[requests, places]  # [M, top_m]
+        probs = self.probs[requests, places].to(weights.dtype)
         known = (ids >= 0) & (ids < weights.shape[1])
         weights.scatter_add_(1, torch.where(known, ids, 0), torch.where(known, -probs, 0.0))
 
 
-def law_tables(laws: DraftLaws) -> dict[LawKind, LawTable]:
-    """The forms of law present in this batch."""
+def law_tables(laws: DraftLaws, wanted: Tensor) -> dict[LawKind, LawTable]:
+    """The forms of law present in this batch; logits become laws only at the wanted places, bool [B, K]."""
     tables: dict[LawKind, LawTable] = {}
     if laws.probs is not None:
-        tables[LawKind.DENSE_PROBS] = DenseTable(laws.probs, None, laws.t2d)
+        tables[LawKind.DENSE_PROBS] = DenseTable(laws.probs, laws.t2d)
     if laws.logits is not None:
-        shape, draft_vocab = laws.logits.shape[:2], laws.logits.shape[2]
-        rows = laws.logits.reshape(-1, draft_vocab)
-        unit = scale_of(torch.ones(1, device=rows.device)).expand(len(rows))
-        law = row_law(rows, unit)
-        weights = law.weights.flatten(1)[:, :draft_vocab].view(*shape, draft_vocab)
-        mass = law.mass if law.bad is None else law.mass.masked_fill(law.bad.unsqueeze(1), torch.nan)
-        tables[LawKind.DENSE_LOGITS] = DenseTable(weights, mass.view(shape), laws.t2d)
+        rows = rows_where((wanted & (laws.kind == LawKind.DENSE_LOGITS).unsqueeze(1)).flatten())
+        if rows.numel():
+            tables[LawKind.DENSE_LOGITS] = _logits_table(laws.logits, rows, laws.t2d)
     if laws.sparse_ids is not None and laws.sparse_probs is not None:
         tables[LawKind.SPARSE] = SparseTable(laws.sparse_ids, laws.sparse_probs)
     return tables
+
+
+def _logits_table(logits: Tensor, rows: Tensor, t2d: Tensor | None) -> LogitsTable:
+    """The laws of some of logits [B, K, Vq], whose places are numbered by rows."""
+    batch, num_drafts, draft_vocab = logits.shape
+    scale = scale_of(torch.ones(1, device=logits.device)).expand(len(rows))
+    every = len(rows) == batch * num_drafts
+    law = row_law(logits.reshape(-1, draft_vocab), scale, rows=None if every else rows)
+    index = torch.zeros(batch * num_drafts, dtype=torch.int64, device=logits.device)
+    index[rows] = torch.arange(len(rows), device=logits.device)
+    return LogitsTable(law, index.view(batch, num_drafts), t2d)
+
+
+def _requests(token_ids: Tensor) -> Tensor:
+    return torch.arange(len(token_ids), device=token_ids.device).unsqueeze(1)
+
+
+def _draft_ids(token_ids: Tensor, t2d: Tensor | None, draft_vocab: int) -> tuple[Tensor, Tensor]:
+    """(draft ids, clamped to the draft vocabulary; whether they are in it) of target ids."""
+    draft_ids = token_ids if t2d is None else t2d[token_ids]
+    known = (draft_ids >= 0) & (draft_ids < draft_vocab)
+    return draft_ids.clamp(0, draft_vocab - 1), known
+
+
+def _subtract(weights: Tensor, law: Tensor, t2d: Tensor | None) -> None:
+    """Subtract laws [M, Vq] over draft ids from weights [M, V] over target ids."""
+    if t2d is None:
+        shared = min(law.shape[1], weights.shape[1])
+        weights[:, :shared] -= law[:, :shared]
+    else:
+        weights -= torch.where(t2d >= 0, law[:, t2d.clamp(min=0)], 0.0)

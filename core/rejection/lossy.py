@@ -11,7 +11,7 @@ from torch import Tensor
 from ..kernels.philox import Stream, uniform
 from .coins import draw_coins
 from .layout import Layout
-from .torch_backend import draw_rows, greedy_requests, logprobs_of, prob_of_drafts
+from .torch_backend import draw_rows, greedy_requests, logprobs_of, prob_of
 from .types import NO_PROPOSAL, PADDING_TOKEN_ID, Coins, DraftRows, SamplingRows, Verdict
 
 
@@ -58,7 +58,7 @@ class _Rows:
         self.greedy = greedy_requests(sampling)
         self.law, drawn = draw_rows(logits, cu_rows, sampling, coins, self.greedy)
         self.tokens = drawn[self.layout.rows]  # [B, K + 1]
-        self.prob = prob_of_drafts(self.law, drafts, self.layout)
+        self.prob = prob_of(self.law, self.layout.rows[:, :-1], drafts.token_ids)
 
     def verdict(self, accept: Tensor) -> Verdict:
         """The verdict of a rule that accepts [B, K]; greedy requests always take their argmax."""
@@ -75,8 +75,10 @@ class _Rows:
         return Verdict(
             output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
             num_accepted=num_accepted,
-            accept_prob=torch.where(examined, self.prob.float(), torch.nan),
             status=self.layout.status(emitted, self.law.bad),
-            logprobs=torch.where(emitted, logprobs_of(self.law, tokens, self.layout, self.greedy), torch.nan),
+            stop_reason=self.layout.stop_reason(self.drafts, num_accepted),
+            accept_prob=torch.where(examined, self.prob.float(), torch.nan),
+            logprobs=torch.where(emitted, logprobs_of(self.law, tokens, self.layout.rows, self.greedy), torch.nan),
+            residual_mass=torch.full_like(num_accepted, torch.nan, dtype=torch.float32),
             lossless=False,
         )

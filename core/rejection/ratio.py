@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..kernels.pick import cumulate, pick, rows_where
 from ..kernels.row_law import RowLaw, rows_in_cache
 from .draft_law import LawTable, law_tables
-from .layout import Layout
-from .types import NO_PROPOSAL, STATUS_EMPTY_RESIDUAL, Coins, DraftLaws, DraftRows, LawKind
+from .stretch import Stretch
+from .types import NO_PROPOSAL, Coins, DraftLaws, LawKind
 
 
 @dataclass(frozen=True)
@@ -23,43 +22,39 @@ class RatioTest:
     """The outcome of the test at every draft; it holds for the requests it applies to."""
 
     tables: dict[LawKind, LawTable]
-    kind: Tensor  # [B, 1]
+    kind: Tensor  # [B]
     applies: Tensor  # [B, 1] bool, a law is reported and the request is not greedy
-    accept: Tensor  # [B, K] bool
-    prob: Tensor  # [B, K] float64, min(1, p/q)
+    accept: Tensor  # [B, W] bool
+    prob: Tensor  # [B, W] float64, min(1, p/q)
 
 
 def ratio_test(
-    target_prob: Tensor,
-    vocab_size: int,
-    drafts: DraftRows,
-    laws: DraftLaws,
-    greedy: Tensor | None,
-    coins: Coins,
+    target_prob: Tensor, vocab_size: int, stretch: Stretch, laws: DraftLaws, greedy: Tensor | None, coins: Coins
 ) -> RatioTest:
     """Accept where p > 0 and (p >= q or u * q < p): no division, no logarithm, and p == q accepts for every u.
 
-    target_prob [B, K] is p of each draft, 0 for an id outside the vocabulary; greedy [B] marks requests that use
+    target_prob [B, W] is p of each draft, 0 for an id outside the vocabulary; greedy [B] marks requests that use
     no law. A row tagged with a form of which no tensor is given is verified as one-hot: lossless for any draft.
     """
     assert coins.accept is not None, "rows with a reported law need accept coins"
-    tables = law_tables(laws)
-    token_ids = drafts.token_ids.clamp(0, vocab_size - 1)
+    num_drafts = coins.accept.shape[1]
+    tables = law_tables(laws, stretch.drafts_to_judge(num_drafts))
+    token_ids = stretch.token_ids.clamp(0, vocab_size - 1)
+    places = stretch.places.clamp(max=num_drafts - 1)
     draft_prob = torch.zeros_like(target_prob)
-    kinds = laws.kind.unsqueeze(1)
-    applies = torch.zeros_like(kinds, dtype=torch.bool)
+    applies = torch.zeros_like(laws.kind, dtype=torch.bool)
     for kind, table in tables.items():
-        of_kind = kinds == kind
+        of_kind = laws.kind == kind
         applies |= of_kind
-        draft_prob = torch.where(of_kind, table.prob_of(token_ids), draft_prob)
+        draft_prob = torch.where(of_kind.unsqueeze(1), table.prob_of(token_ids, places), draft_prob)
     if greedy is not None:
-        applies &= ~greedy.unsqueeze(1)
+        applies &= ~greedy
     possible = target_prob > 0
-    likelier = (target_prob >= draft_prob) | (coins.accept * draft_prob < target_prob)
+    likelier = (target_prob >= draft_prob) | (coins.accept[:, places] * draft_prob < target_prob)
     return RatioTest(
         tables=tables,
-        kind=kinds,
-        applies=applies,
+        kind=laws.kind,
+        applies=applies.unsqueeze(1),
         accept=likelier & possible,
         prob=torch.where(possible, (target_prob / draft_prob).clamp_(max=1.0), 0.0),
     )
@@ -67,43 +62,36 @@ def ratio_test(
 
 @dataclass(frozen=True)
 class Recovered:
-    """Tokens drawn from the residual law of one form, at the stop of the requests that need it."""
+    """What the residual gives at the stops of the requests that the test stopped at a draft."""
 
-    requests: Tensor  # [M] int64
-    token_ids: Tensor  # [M] int64
-    wanted: Tensor  # [M] bool, the request rejected a draft of this form
-    empty: Tensor  # [M] bool, its residual has no mass
+    token_ids: Tensor  # [B]
+    found: Tensor  # [B] bool, the token is to be emitted
+    empty: Tensor  # [B] bool, the residual has no mass
+    mass: Tensor  # [B] float32, of the residual; NaN where none was needed
 
 
-def recover(
-    test: RatioTest, law: RowLaw, drafts: DraftRows, coins: Coins, layout: Layout, num_accepted: Tensor
-) -> list[Recovered]:
-    """Draw from (p - q)+ for every request that the test stopped at a draft; one entry per form of law."""
-    drawn = pad(layout.has_draft & (drafts.token_ids != NO_PROPOSAL), (0, 1))  # [B, K + 1]
-    stop = num_accepted.unsqueeze(1)
-    rejected = (test.applies & drawn.gather(1, stop)).squeeze(1)
-    rows = layout.rows.gather(1, stop).squeeze(1)
+def recover(test: RatioTest, law: RowLaw, stretch: Stretch, coins: Coins, num_accepted: Tensor) -> Recovered:
+    """Draw from (p - q)+ for every request that the test stopped at a draft of this stretch."""
+    stops = stretch.going & (num_accepted < len(stretch.places))
+    stop = num_accepted.clamp(max=len(stretch.places) - 1).unsqueeze(1)
+    drawn = stretch.token_ids != NO_PROPOSAL
+    rejected = stops & (test.applies & drawn.gather(1, stop)).squeeze(1)
+    rows = stretch.rows.gather(1, stop).squeeze(1)
     if law.bad is not None:
         rejected &= ~law.bad[rows]
-    uniforms = coins.output.gather(1, stop).squeeze(1)
-    recovered = []
+    places = stretch.places[stop.squeeze(1)]
+    uniforms = coins.output.gather(1, places.unsqueeze(1)).squeeze(1)
+    token_ids = torch.zeros_like(num_accepted)
+    mass = torch.full_like(num_accepted, torch.nan, dtype=torch.float64)
     for kind, table in test.tables.items():
-        wanted = rejected & (test.kind.squeeze(1) == kind)
+        wanted = rejected & (test.kind == kind)
         chosen = rows_where(wanted)
         for requests in torch.split(chosen, rows_in_cache(law.vocab_size, chosen)) if chosen.numel() else ():
-            residual = law.probs(rows[requests])
-            places = num_accepted[requests].clamp(max=drafts.token_ids.shape[1] - 1)
-            table.subtract(residual.flatten(1)[:, : law.vocab_size], requests, places)
-            cdf = cumulate(residual.clamp_(min=0.0))
-            token_ids = pick(residual, cdf, uniforms[requests]).clamp_(max=law.vocab_size - 1)
-            recovered.append(Recovered(requests, token_ids, wanted[requests], ~(cdf[:, -1] > 0)))
-    return recovered
-
-
-def with_recovered(tokens: Tensor, status: Tensor, num_accepted: Tensor, recovered: list[Recovered]) -> None:
-    """Write recovered tokens into tokens [B, K + 1] at the stops; an empty residual keeps the draw from p."""
-    for part in recovered:
-        stops = num_accepted[part.requests]
-        current = tokens[part.requests, stops]
-        tokens[part.requests, stops] = torch.where(part.wanted & ~part.empty, part.token_ids, current)
-        status[part.requests] |= (part.wanted & part.empty) * STATUS_EMPTY_RESIDUAL
+            weights = law.probs(rows[requests])
+            of_drafts = places[requests].clamp(max=coins.output.shape[1] - 2)
+            table.subtract(weights.flatten(1)[:, : law.vocab_size], requests, of_drafts)
+            cdf = cumulate(weights.clamp_(min=0.0))
+            found = pick(weights, cdf, uniforms[requests]).clamp_(max=law.vocab_size - 1)
+            token_ids[requests] = torch.where(wanted[requests], found, token_ids[requests])
+            mass[requests] = torch.where(wanted[requests], cdf[:, -1], mass[requests])
+    return Recovered(token_ids, mass > 0, rejected & ~(mass > 0), mass.float())

@@ -24,6 +24,7 @@ from .types import (
     DraftRows,
     LawKind,
     SamplingRows,
+    StopReason,
     Verdict,
 )
 
@@ -121,6 +122,11 @@ class Step:
             return self.target_token() == x
         return bool(self.p[x] >= self.q[x] or self.accept_coin * self.q[x] < self.p[x])
 
+    def residual(self) -> Tensor:
+        """(p - q)+ over the vocabulary."""
+        assert self.q is not None
+        return (self.p - self.q).clamp(min=0)
+
     def continued(self) -> tuple[int, int]:
         """The token emitted where there is no draft, and status bits."""
         return self.target_token(), STATUS_BAD_ROW if self.bad else 0
@@ -131,10 +137,9 @@ class Step:
             return self.target_token(), STATUS_BAD_ROW
         if self.q is None:
             return self.target_token(), 0
-        residual = (self.p - self.q).clamp(min=0)
-        if not residual.sum() > 0:
+        if not self.residual().sum() > 0:
             return self.target_token(), STATUS_EMPTY_RESIDUAL
-        return draw(residual, self.output_coin), 0
+        return draw(self.residual(), self.output_coin), 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,8 @@ class Outcome:
     accept_probs: list[float]  # of the examined drafts
     logprobs: list[float]  # log p of each output id
     status: int
+    stop_reason: StopReason
+    residual_mass: float = math.nan  # of the draft that its law rejected
 
 
 def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
@@ -160,7 +167,12 @@ def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
         token, status = step.recovered() if x != NO_PROPOSAL else step.continued()
         output_ids = [*accepted, token]
         logprobs = [float(each.p[y].log()) for each, y in zip(steps, output_ids, strict=False)]
-        return Outcome(output_ids, probs, logprobs, status)
+        reason = StopReason.REJECTED if x != NO_PROPOSAL else StopReason.NO_PROPOSAL
+        reason = StopReason.BONUS if len(accepted) == len(drafts) else reason
+        by_law = x != NO_PROPOSAL and step.q is not None and not step.bad
+        return Outcome(
+            output_ids, probs, logprobs, status, reason, float(step.residual().sum()) if by_law else math.nan
+        )
     raise AssertionError("the bonus step always emits")
 
 
@@ -177,7 +189,7 @@ def verify(
             steps = [_step(row, b, i, drafts, sampling, coins) for i, row in enumerate(rows)]
             outcomes.append(verify_request(steps, drafts.token_ids[b, :length].tolist()))
         else:
-            outcomes.append(Outcome([], [], [], 0))
+            outcomes.append(Outcome([], [], [], 0, StopReason.NO_ROWS))
     width = drafts.token_ids.shape[1]
     output_ids = [outcome.output_ids + [PADDING_TOKEN_ID] * (width + 1) for outcome in outcomes]
     accept_probs = [outcome.accept_probs + [math.nan] * width for outcome in outcomes]
@@ -185,9 +197,11 @@ def verify(
     return Verdict(
         output_ids=torch.tensor([ids[: width + 1] for ids in output_ids]),
         num_accepted=torch.tensor([max(0, len(outcome.output_ids) - 1) for outcome in outcomes]),
-        accept_prob=torch.tensor([probs[:width] for probs in accept_probs], dtype=torch.float32),
         status=torch.tensor([outcome.status for outcome in outcomes]),
+        stop_reason=torch.tensor([outcome.stop_reason for outcome in outcomes], dtype=torch.uint8),
+        accept_prob=torch.tensor([probs[:width] for probs in accept_probs], dtype=torch.float32),
         logprobs=torch.tensor([logprobs[: width + 1] for logprobs in all_logprobs], dtype=torch.float32),
+        residual_mass=torch.tensor([outcome.residual_mass for outcome in outcomes], dtype=torch.float32),
     )
 
 

@@ -1,8 +1,9 @@
-"""The two calls of the engine, and the table that chooses their backend by device type."""
+"""Verification, plain sampling, and the tables that choose a backend by device type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Protocol
@@ -10,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from . import torch_backend
+from . import block, torch_backend
 from .types import Coins, DraftRows, SamplingRows, Verdict
 from .workspace import Workspace
 
@@ -29,7 +30,13 @@ class VerifyBackend(Protocol):
     ) -> Verdict: ...
 
 
-def _with_kernels(
+@cache
+def _has_kernels() -> bool:
+    """triton is installed: CUDA and ROCm on Linux. Without it the torch forms serve a device too."""
+    return find_spec("triton") is not None
+
+
+def _verify_with_kernels(
     logits: Tensor,
     cu_rows: Tensor,
     drafts: DraftRows,
@@ -37,15 +44,34 @@ def _with_kernels(
     coins: Coins | None,
     workspace: Workspace | None,
 ) -> Verdict:
-    """The Triton backend where triton is installed (CUDA and ROCm on Linux), else the torch backend."""
-    if find_spec("triton") is None:
+    if not _has_kernels():
         return torch_backend.verify(logits, cu_rows, drafts, sampling, coins, workspace)
     from . import triton_backend
 
     return triton_backend.verify(logits, cu_rows, drafts, sampling, coins, workspace)
 
 
-VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType({"cpu": torch_backend.verify, "cuda": _with_kernels})
+def _verify_block_with_kernels(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None,
+    workspace: Workspace | None,
+) -> Verdict:
+    if not _has_kernels():
+        return block.verify_block(logits, cu_rows, drafts, sampling, coins, workspace)
+    from . import triton_backend
+
+    return triton_backend.verify_block(logits, cu_rows, drafts, sampling, coins, workspace)
+
+
+VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
+    {"cpu": torch_backend.verify, "cuda": _verify_with_kernels}
+)
+BLOCK_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
+    {"cpu": block.verify_block, "cuda": _verify_block_with_kernels}
+)
 
 
 def verify(
@@ -67,11 +93,43 @@ def verify(
     Raises ValueError where shapes contradict each other, no backend serves the device, or the workspace is too small.
     """
     _check(logits, cu_rows, drafts, sampling, coins)
-    backend = VERIFY_BACKENDS.get(logits.device.type)
+    return _backend(VERIFY_BACKENDS, logits)(logits, cu_rows, drafts, sampling, coins, workspace)
+
+
+def verify_block(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None = None,
+    workspace: Workspace | None = None,
+) -> Verdict:
+    """`verify` with the block rule for requests whose drafts come with their law. Same arguments, same law.
+
+    `accept_prob` is min(1, p/q) of every draft of such a request, because all of them are examined.
+    """
+    _check(logits, cu_rows, drafts, sampling, coins)
+    return _backend(BLOCK_BACKENDS, logits)(logits, cu_rows, drafts, sampling, coins, workspace)
+
+
+def plan(
+    max_requests: int, max_drafts: int, vocab_size: int, device: torch.device, draft_vocab_size: int = 0
+) -> Workspace | None:
+    """The memory of every later call, or None on a device without kernels, whose calls allocate what they need.
+
+    draft_vocab_size > 0 if draft laws may come as logits.
+    """
+    if device.type != "cuda" or not _has_kernels():
+        return None
+    return Workspace.plan(max_requests, max_drafts, vocab_size, device, draft_vocab_size)
+
+
+def _backend(backends: Mapping[str, VerifyBackend], logits: Tensor) -> VerifyBackend:
+    backend = backends.get(logits.device.type)
     if backend is None:
-        known = ", ".join(VERIFY_BACKENDS)
+        known = ", ".join(backends)
         raise ValueError(f"no rejection sampler for device type {logits.device.type!r}; there is one for: {known}")
-    return backend(logits, cu_rows, drafts, sampling, coins, workspace)
+    return backend
 
 
 def sample(logits: Tensor, sampling: SamplingRows, coins: Coins | None = None) -> Verdict:

@@ -7,17 +7,30 @@ coupled rule); rows with a reported law accept by ratio and, where they reject, 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..kernels.filters import FilterRows
 from ..kernels.pick import first_argmax, pick
 from ..kernels.row_law import RowLaw, compute_dtype, mend, row_law, scale_of
 from .coins import draw_coins
 from .layout import Layout
-from .ratio import ratio_test, recover, with_recovered
-from .types import NO_PROPOSAL, PADDING_TOKEN_ID, Coins, DraftRows, SamplingRows, Verdict
+from .ratio import ratio_test, recover
+from .stretch import Stretch, places_at_once
+from .types import (
+    NO_PROPOSAL,
+    PADDING_TOKEN_ID,
+    STATUS_BAD_ROW,
+    STATUS_EMPTY_RESIDUAL,
+    Coins,
+    DraftRows,
+    SamplingRows,
+    StopReason,
+    Verdict,
+)
 from .workspace import Workspace
 
 
@@ -40,15 +53,15 @@ def verify(
 
 def _no_rows(drafts: DraftRows, sampling: SamplingRows) -> Verdict:
     num_requests, num_positions = drafts.token_ids.shape
-    nothing_examined = torch.full_like(drafts.token_ids, torch.nan, dtype=torch.float32)
+    nothing = torch.full_like(drafts.token_ids, torch.nan, dtype=torch.float32)
     return Verdict(
         output_ids=drafts.token_ids.new_full((num_requests, num_positions + 1), PADDING_TOKEN_ID),
         num_accepted=torch.zeros_like(drafts.lengths),
-        accept_prob=None if sampling.all_greedy else nothing_examined,
         status=torch.zeros_like(drafts.lengths),
-        logprobs=None
-        if sampling.all_greedy
-        else nothing_examined.new_full((num_requests, num_positions + 1), torch.nan),
+        stop_reason=torch.full_like(drafts.lengths, StopReason.NO_ROWS, dtype=torch.uint8),
+        accept_prob=None if sampling.all_greedy else nothing,
+        logprobs=None if sampling.all_greedy else nothing.new_full((num_requests, num_positions + 1), torch.nan),
+        residual_mass=None if sampling.all_greedy else nothing.new_full((num_requests,), torch.nan),
     )
 
 
@@ -66,40 +79,108 @@ def _verify_greedy(logits: Tensor, drafts: DraftRows, layout: Layout) -> Verdict
     return Verdict(
         output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
         num_accepted=num_accepted,
-        accept_prob=None,
         status=layout.status(emitted, bad),
+        stop_reason=layout.stop_reason(drafts, num_accepted),
     )
 
 
 def _verify_sampled(
     logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins, layout: Layout
 ) -> Verdict:
+    """Stretch after stretch of places, each for the requests that accepted every draft before it."""
     greedy = greedy_requests(sampling)
-    law, drawn = draw_rows(logits, cu_rows, sampling, coins, greedy)
-    tokens = drawn[layout.rows]  # [B, K + 1]
-    accept = tokens[:, :-1] == drafts.token_ids
-    prob = prob_of_drafts(law, drafts, layout)
+    num_places = drafts.token_ids.shape[1] + 1
+    step = places_at_once(logits, len(drafts.lengths), num_places)
+    going = layout.last.squeeze(1) == 0
+    parts: list[_Judged] = []
+    for first in range(0, num_places, step):
+        stretch = Stretch.of(layout, drafts, first, min(first + step, num_places), going)
+        parts.append(_judge(logits, cu_rows, drafts, sampling, coins, greedy, stretch))
+        going = parts[-1].num_accepted == len(stretch.places)
+        if going.device.type == "cpu" and not going.any():
+            break
+    whole = parts[0] if step >= num_places else _joined(parts, num_places)
+    return Verdict(
+        output_ids=whole.output_ids,
+        num_accepted=whole.num_accepted,
+        status=whole.status,
+        stop_reason=layout.stop_reason(drafts, whole.num_accepted),
+        accept_prob=whole.accept_prob[:, :-1],
+        logprobs=whole.logprobs,
+        residual_mass=whole.residual_mass,
+    )
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The outcome at W places."""
+
+    output_ids: Tensor  # [B, W], -1 where nothing is emitted
+    num_accepted: Tensor  # [B]
+    accept_prob: Tensor  # [B, W] float32, NaN where nothing is examined
+    status: Tensor  # [B]
+    logprobs: Tensor  # [B, W] float32, NaN where nothing is emitted
+    residual_mass: Tensor  # [B] float32, NaN where no law rejected
+
+
+def _judge(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins,
+    greedy: Tensor | None,
+    stretch: Stretch,
+) -> _Judged:
+    law, drawn = draw_rows(logits, cu_rows, sampling, coins, greedy, stretch.logits_rows)
+    tokens = drawn[stretch.rows]  # [B, W]
+    accept = tokens == stretch.token_ids
+    prob = prob_of(law, stretch.rows, stretch.token_ids)
     if greedy is not None:
         prob = torch.where(greedy.unsqueeze(1), (accept & (prob > 0)).double(), prob)
     test = None
     if drafts.laws is not None and drafts.token_ids.shape[1]:
-        test = ratio_test(prob, law.vocab_size, drafts, drafts.laws, greedy, coins)
+        test = ratio_test(prob, law.vocab_size, stretch, drafts.laws, greedy, coins)
         accept = torch.where(test.applies, test.accept, accept)
         prob = torch.where(test.applies, test.prob, prob)
-    accept = layout.legal(accept, law.bad)
+    bad = None if law.bad is None else law.bad[stretch.rows]
+    accept = stretch.legal(accept, bad)
     num_accepted = accept.cumprod(1).sum(1)
-    emitted = layout.emitted(num_accepted)
-    status = layout.status(emitted, law.bad)
+    emitted = stretch.emitted(num_accepted)
+    status = torch.zeros_like(num_accepted) if bad is None else (bad & emitted).any(1) * STATUS_BAD_ROW
+    residual_mass = torch.full_like(num_accepted, torch.nan, dtype=torch.float32)
     if test is not None:
-        tokens[:, :-1] = torch.where(accept, drafts.token_ids, tokens[:, :-1])
-        with_recovered(tokens, status, num_accepted, recover(test, law, drafts, coins, layout, num_accepted))
-    examined = emitted[:, :-1] & layout.has_draft & (drafts.token_ids != NO_PROPOSAL)
-    return Verdict(
+        recovered = recover(test, law, stretch, coins, num_accepted)
+        tokens = torch.where(accept, stretch.token_ids, tokens)
+        at_stop = stretch.stops_at(num_accepted) & recovered.found.unsqueeze(1)
+        tokens = torch.where(at_stop, recovered.token_ids.unsqueeze(1), tokens)
+        status = status | recovered.empty * STATUS_EMPTY_RESIDUAL
+        residual_mass = recovered.mass
+    examined = emitted & (stretch.token_ids != NO_PROPOSAL)
+    return _Judged(
         output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
         num_accepted=num_accepted,
         accept_prob=torch.where(examined, prob.float(), torch.nan),
         status=status,
-        logprobs=torch.where(emitted, logprobs_of(law, tokens, layout, greedy), torch.nan),
+        logprobs=torch.where(emitted, logprobs_of(law, tokens, stretch.rows, greedy), torch.nan),
+        residual_mass=residual_mass,
+    )
+
+
+def _joined(parts: list[_Judged], num_places: int) -> _Judged:
+    """Parts side by side, then padding; a request stops in one of them at most."""
+
+    def beside(name: str, padding: float) -> Tensor:
+        joined = torch.cat([getattr(part, name) for part in parts], 1)
+        return pad(joined, (0, num_places - joined.shape[1]), value=padding)
+
+    return _Judged(
+        output_ids=beside("output_ids", PADDING_TOKEN_ID),
+        num_accepted=torch.stack([part.num_accepted for part in parts]).sum(0),
+        accept_prob=beside("accept_prob", torch.nan),
+        status=torch.stack([part.status for part in parts]).sum(0),
+        logprobs=beside("logprobs", torch.nan),
+        residual_mass=torch.stack([part.residual_mass for part in parts]).nanmean(0),
     )
 
 
@@ -110,12 +191,17 @@ def greedy_requests(sampling: SamplingRows) -> Tensor | None:
 
 
 def draw_rows(
-    logits: Tensor, cu_rows: Tensor, sampling: SamplingRows, coins: Coins, greedy: Tensor | None
+    logits: Tensor,
+    cu_rows: Tensor,
+    sampling: SamplingRows,
+    coins: Coins,
+    greedy: Tensor | None,
+    rows: Tensor | None = None,
 ) -> tuple[RowLaw, Tensor]:
-    """The law of every row, and the token that the row's output coin draws from it, int64 [R]."""
-    rows = torch.arange(len(logits), dtype=cu_rows.dtype, device=cu_rows.device)
-    owner = (torch.searchsorted(cu_rows, rows, right=True) - 1).clamp_(0, len(cu_rows) - 2)
-    place = (rows - cu_rows[owner]).clamp_(max=coins.output.shape[1] - 1)
+    """The law of each of N rows, and the token that the row's output coin draws from it, int64 [N]; None: all rows."""
+    numbers = torch.arange(len(logits), device=cu_rows.device) if rows is None else rows
+    owner = (torch.searchsorted(cu_rows, numbers, right=True) - 1).clamp_(0, len(cu_rows) - 2)
+    place = (numbers - cu_rows[owner]).clamp_(max=coins.output.shape[1] - 1)
     uniforms = coins.output[owner, place]
     greedy_rows = None
     if greedy is not None:
@@ -124,14 +210,12 @@ def draw_rows(
     filters = None
     if sampling.any_filter:
         filters = FilterRows(sampling.top_k[owner], sampling.top_p[owner], sampling.min_p[owner])
-    law = row_law(logits, scale_of(sampling.temperature)[owner], filters, greedy_rows)
+    law = row_law(logits, scale_of(sampling.temperature)[owner], filters, greedy_rows, rows)
     return law, pick(law.weights, law.cdf, uniforms).clamp_(max=law.vocab_size - 1)
 
 
-def prob_of_drafts(law: RowLaw, drafts: DraftRows, layout: Layout) -> Tensor:
-    """p of each draft, float64 [B, K]; 0 for an id outside the vocabulary and on a bad row."""
-    rows = layout.rows[:, :-1]
-    token_ids = drafts.token_ids
+def prob_of(law: RowLaw, rows: Tensor, token_ids: Tensor) -> Tensor:
+    """p of token_ids [B, W] on rows [B, W] of the law, float64; 0 for an id outside the vocabulary and on a bad row."""
     known = (token_ids >= 0) & (token_ids < law.vocab_size)
     if law.bad is not None:
         known &= ~law.bad[rows]
@@ -139,8 +223,8 @@ def prob_of_drafts(law: RowLaw, drafts: DraftRows, layout: Layout) -> Tensor:
     return torch.where(known, weights.double() / law.mass.squeeze(1)[rows], 0.0)
 
 
-def logprobs_of(law: RowLaw, tokens: Tensor, layout: Layout, greedy: Tensor | None) -> Tensor:
-    """log p of a token at each place, float32 [B, K + 1]; 0 for a greedy request, whose law gives one token."""
-    weights = law.weights.flatten(1)[layout.rows, tokens.clamp(0, law.vocab_size - 1)]
-    logprobs = weights.double().log() - law.mass.squeeze(1)[layout.rows].log()
+def logprobs_of(law: RowLaw, tokens: Tensor, rows: Tensor, greedy: Tensor | None) -> Tensor:
+    """log p of tokens [B, W] on rows [B, W], float32; 0 for a greedy request, whose law gives one token."""
+    weights = law.weights.flatten(1)[rows, tokens.clamp(0, law.vocab_size - 1)]
+    logprobs = weights.double().log() - law.mass.squeeze(1)[rows].log()
     return (logprobs if greedy is None else logprobs.masked_fill(greedy.unsqueeze(1), 0.0)).float()

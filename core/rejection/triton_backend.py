@@ -1,4 +1,4 @@
-"""Verification in at most four launches of Triton kernels, without a copy of the logits and without host reads.
+"""Verification by Triton kernels, without a copy of the logits and without host reads.
 
 Statistics of the rows; statistics of draft logits, if laws come as such; cutoffs, if a request filters; the verdict.
 """
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from ..kernels.filters import FilterRows
-from ..kernels.launch import next_power_of_two
+from ..kernels.launch import MIN_TILES, next_power_of_two, splits_of
 from ..kernels.row_filter.kernel import filter_rows
 from ..kernels.row_stats import TileStats
 from ..kernels.row_stats.kernel import draft_stats, row_stats
 from ..kernels.verdict import DenseLaw, Laws, Requests, Rows, SparseLaw, Variant
 from ..kernels.verdict.kernel import verdict
-from . import torch_backend
+from . import block, torch_backend
 from .types import Coins, DraftLaws, DraftRows, LawKind, SamplingRows, Verdict
 from .workspace import Workspace
 
-WANTED_PROGRAMS = 256  # enough to fill a large device where a few requests need a pass over the vocabulary
+MIN_PLACES = 16  # as with MIN_TILES, for drafts of up to 15
 
 
 def verify(
@@ -35,6 +35,33 @@ def verify(
     """See `verify` in `sampler.py`. float64 logits, which no kernel takes, are left to the torch backend."""
     if logits.dtype == torch.float64 or not len(drafts.lengths):
         return torch_backend.verify(logits, cu_rows, drafts, sampling, coins)
+    return _launch(logits, cu_rows, drafts, sampling, coins, workspace, together=False)
+
+
+def verify_block(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None,
+    workspace: Workspace | None = None,
+) -> Verdict:
+    """See `verify_block` in `sampler.py`."""
+    if logits.dtype == torch.float64 or not len(drafts.lengths):
+        return block.verify_block(logits, cu_rows, drafts, sampling, coins)
+    return _launch(logits, cu_rows, drafts, sampling, coins, workspace, together=drafts.laws is not None)
+
+
+def _launch(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    coins: Coins | None,
+    workspace: Workspace | None,
+    *,
+    together: bool,
+) -> Verdict:
     num_requests, num_drafts = drafts.token_ids.shape
     if workspace is None:
         draft_vocab = 0 if drafts.laws is None or drafts.laws.logits is None else drafts.laws.logits.shape[2]
@@ -44,23 +71,28 @@ def verify(
     row_stats(logits, cu_rows, sampling.temperature, stats, skip_last=not sampling.any_filter)
     if sampling.any_filter:
         filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
-        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff)
+        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff, workspace.search)
     laws = _laws(drafts, workspace)
     outputs = workspace.outputs(num_requests, num_drafts)
+    splits = _splits(stats, laws, sampling.any_filter)
+    variant = _variant(stats, drafts.laws, laws, sampling.any_filter, coins is not None)
     verdict(
         _rows(logits, cu_rows, stats, workspace),
         _requests(drafts, sampling, coins),
         laws,
-        workspace.scratch(num_requests, logits.shape[1]),
+        workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
         outputs,
-        _variant(stats, drafts.laws, laws, sampling.any_filter, coins is not None),
+        variant._replace(block=together, shared=splits > 1),
+        splits,
     )
     return Verdict(
         output_ids=outputs.token_ids,
         num_accepted=outputs.num_accepted,
-        accept_prob=None if sampling.all_greedy else outputs.accept_prob,
         status=outputs.status,
+        stop_reason=outputs.stop_reason,
+        accept_prob=None if sampling.all_greedy else outputs.accept_prob,
         logprobs=None if sampling.all_greedy else outputs.logprobs,
+        residual_mass=None if sampling.all_greedy else outputs.residual_mass,
     )
 
 
@@ -144,15 +176,20 @@ def _dense(values: Tensor, stats: TileStats) -> DenseLaw:
     return DenseLaw(values, values.stride(0), values.stride(1), size, stats.maxima, stats.sums, num_tiles, num_drafts)
 
 
-def _variant(stats: TileStats, given: DraftLaws | None, laws: Laws, filters: bool, coins: bool) -> Variant:
-    num_requests, num_places, num_tiles = stats.maxima.shape
+def _splits(stats: TileStats, laws: Laws, filters: bool) -> int:
+    """Programs per request: one, unless a pass over the vocabulary may be left, for a residual or the last row."""
+    num_requests, _, num_tiles = stats.maxima.shape
     dense = laws.probs.size > 0 or laws.logits.size > 0
-    may_share = dense or not filters
+    return splits_of(num_requests, num_tiles) if dense or not filters else 1
+
+
+def _variant(stats: TileStats, given: DraftLaws | None, laws: Laws, filters: bool, coins: bool) -> Variant:
+    """As few variants as possible: each one is compiled when it is first needed."""
+    _, num_places, num_tiles = stats.maxima.shape
     return Variant(
         tile=stats.tile,
-        tiles=next_power_of_two(max(num_tiles, laws.logits.num_tiles)),
-        places=next_power_of_two(num_places),
-        splits=min(num_tiles, max(1, WANTED_PROGRAMS // num_requests)) if may_share else 1,
+        tiles=next_power_of_two(max(MIN_TILES, num_tiles, laws.logits.num_tiles)),
+        places=next_power_of_two(max(MIN_PLACES, num_places)),
         probs=laws.probs.size > 0,
         logits=laws.logits.size > 0,
         sparse=next_power_of_two(laws.sparse.num_ids) if laws.sparse.num_ids else 0,

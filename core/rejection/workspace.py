@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.launch import TILE
+from ..kernels.row_filter import SearchScratch
 from ..kernels.row_stats import TileStats
 from ..kernels.verdict import Outputs, Scratch
 
@@ -26,6 +27,7 @@ class Workspace:
     draft_maxima: Tensor  # float32
     draft_sums: Tensor  # float32
     cutoff: Tensor  # float32
+    search: SearchScratch
     residual: Tensor  # float32
     counter: Tensor  # int32
     token_ids: Tensor  # int64
@@ -33,6 +35,8 @@ class Workspace:
     accept_prob: Tensor  # float32
     logprobs: Tensor  # float32
     status: Tensor  # int64
+    stop_reason: Tensor  # uint8
+    residual_mass: Tensor  # float32
 
     @classmethod
     def plan(
@@ -61,13 +65,16 @@ class Workspace:
             draft_maxima=floats(max_requests * max_drafts * draft_tiles),
             draft_sums=floats(max_requests * max_drafts * draft_tiles),
             cutoff=floats(places),
-            residual=floats(max_requests * tiles),
+            search=SearchScratch.allocate(device),
+            residual=floats(places * tiles),
             counter=torch.zeros(max_requests, dtype=torch.int32, device=device),
             token_ids=integers(places),
             num_accepted=integers(max_requests),
             accept_prob=floats(max_requests * max_drafts),
             logprobs=floats(places),
             status=integers(max_requests),
+            stop_reason=torch.empty(max_requests, dtype=torch.uint8, device=device),
+            residual_mass=floats(max_requests),
         )
 
     def stats(self, num_requests: int, num_places: int, vocab_size: int) -> TileStats:
@@ -80,10 +87,10 @@ class Workspace:
         shape = (num_requests, num_drafts, -(-draft_vocab_size // self.tile))
         return TileStats(_front(self.draft_maxima, *shape), _front(self.draft_sums, *shape), self.tile)
 
-    def scratch(self, num_requests: int, vocab_size: int) -> Scratch:
+    def scratch(self, num_requests: int, num_places: int, vocab_size: int) -> Scratch:
         """What the programs of a request share."""
         num_tiles = -(-vocab_size // self.tile)
-        return Scratch(_front(self.residual, num_requests, num_tiles), _front(self.counter, num_requests))
+        return Scratch(_front(self.residual, num_requests, num_places, num_tiles), _front(self.counter, num_requests))
 
     def outputs(self, num_requests: int, num_drafts: int) -> Outputs:
         """Where the verdict goes."""
@@ -93,6 +100,8 @@ class Workspace:
             accept_prob=_front(self.accept_prob, num_requests, num_drafts),
             logprobs=_front(self.logprobs, num_requests, num_drafts + 1),
             status=_front(self.status, num_requests),
+            stop_reason=_front(self.stop_reason, num_requests),
+            residual_mass=_front(self.residual_mass, num_requests),
         )
 
 

@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from specdec.core.kernels.launch import PER_ROW, STREAMING, TILE
+from specdec.core.kernels.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
+from specdec.core.kernels.row_filter import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, num_passes
 from specdec.core.kernels.row_filter.kernel import filter_rows_kernel
 from specdec.core.kernels.row_stats.kernel import draft_stats_kernel, row_stats_kernel
 from specdec.core.kernels.verdict import DenseLaw, Laws, Outputs, Requests, Rows, Scratch, SparseLaw, Variant
@@ -37,6 +39,7 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TILES = 32  # tiles of 8192 that a vocabulary of up to 262144 needs
 VEC = [["tt.divisibility", 16]]
 
@@ -71,11 +74,15 @@ def draft_statistics(dtype: str) -> Build:
     return flat(draft_stats_kernel, types, {"TILE": TILE}, STREAMING)
 
 
-def row_filters(dtype: str) -> Build:
+def row_filters(dtype: str, shared: bool) -> Build:
     types = {"logits_ptr": f"*{dtype}", "row_stride": "i64", "cu_rows_ptr": "*i64", "temperature_ptr": "*fp32"}
     types |= {"top_k_ptr": "*i64", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32", "maxima_ptr": "*fp32"}
-    types |= {"sums_ptr": "*fp32", "cutoff_ptr": "*fp32", "vocab_size": "i32", "num_places": "i32", "num_tiles": "i32"}
-    return flat(filter_rows_kernel, types, {"TILE": TILE, "TILES": TILES}, PER_ROW)
+    types |= {"sums_ptr": "*fp32", "cutoff_ptr": "*fp32", "state_ptr": "*fp64", "partial_ptr": "*fp64"}
+    types |= {"counter_ptr": "*i32", "vocab_size": "i32", "num_places": "i32", "num_tiles": "i32", "turn": "i32"}
+    constants = {"TILE": TILE, "TILES": TILES, "SHARED": shared, "SHIFT": 32 - KEY_BITS[DTYPES[dtype]]}
+    constants |= {"PIVOTS": PIVOTS_OF_MANY if shared else PIVOTS_OF_ONE}
+    constants |= {"LAST_TURN": num_passes(DTYPES[dtype]) - 1}
+    return flat(filter_rows_kernel, types, constants, PER_ROW)
 
 
 def verdicts(dtype: str, law: str = "fp32", **variant: Any) -> Build:
@@ -86,11 +93,12 @@ def verdicts(dtype: str, law: str = "fp32", **variant: Any) -> Build:
         "requests": Requests(i64, "i64", i64, f32, i64, i64, "*fp64", "*fp64", "i32"),
         "laws": Laws("*u8", dense, dense, SparseLaw(i64, f32, "i32", "i32"), i64),
         "scratch": Scratch(f32, "*i32"),
-        "outputs": Outputs(i64, i64, f32, f32, i64),
+        "outputs": Outputs(i64, i64, f32, f32, i64, "*u8", f32),
     }
     aligned = {at for i, group in enumerate(arguments.values()) for at in _aligned(group, (i,))}
-    constant = Variant(tile=TILE, tiles=TILES, places=8, **variant)
-    return Build(verdict_kernel, {**arguments, "VARIANT": "constexpr"}, {"VARIANT": constant}, aligned, PER_ROW)
+    constant = Variant(tile=TILE, tiles=TILES, places=16, **variant)
+    options = PER_BLOCK if constant.block else PER_ROW
+    return Build(verdict_kernel, {**arguments, "VARIANT": "constexpr"}, {"VARIANT": constant}, aligned, options)
 
 
 def _aligned(group: Any, at: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -105,19 +113,24 @@ BUILDS: dict[str, Build] = {
     **{f"stats-{dtype}": statistics(dtype, skip_last=False) for dtype in ("bf16", "fp16", "fp32")},
     "stats-bf16-skip_last": statistics("bf16", skip_last=True),
     **{f"draft_stats-{dtype}": draft_statistics(dtype) for dtype in ("bf16", "fp32")},
-    **{f"filters-{dtype}": row_filters(dtype) for dtype in ("bf16", "fp16", "fp32")},
-    **{f"one_hot-{dtype}": verdicts(dtype, skip_last=True, splits=32) for dtype in ("bf16", "fp16", "fp32")},
-    "one_hot-bf16-one_split": verdicts("bf16", skip_last=True),
+    **{f"filters-{dtype}": row_filters(dtype, shared=False) for dtype in ("bf16", "fp16", "fp32")},
+    **{f"filters-{dtype}-shared": row_filters(dtype, shared=True) for dtype in ("bf16", "fp32")},
+    **{f"one_hot-{dtype}": verdicts(dtype, skip_last=True, shared=True) for dtype in ("bf16", "fp16", "fp32")},
+    "one_hot-bf16-alone": verdicts("bf16", skip_last=True),
     "one_hot-bf16-filters": verdicts("bf16", filters=True),
     "one_hot-bf16-coins": verdicts("bf16", coins=True, skip_last=True),
-    **{f"probs-{dtype}": verdicts(dtype, probs=True, skip_last=True, splits=32) for dtype in ("bf16", "fp32")},
-    "probs-bf16-mapped": verdicts("bf16", probs=True, mapped=True, skip_last=True, splits=32),
-    "probs-bf16-filters": verdicts("bf16", probs=True, filters=True, splits=32),
-    **{f"logits-{d}": verdicts(d, d, logits=True, skip_last=True, splits=32) for d in ("bf16", "fp32")},
-    "logits-bf16-mapped": verdicts("bf16", "bf16", logits=True, mapped=True, skip_last=True, splits=32),
-    "sparse-bf16": verdicts("bf16", sparse=64, skip_last=True, splits=32),
+    **{f"probs-{dtype}": verdicts(dtype, probs=True, skip_last=True, shared=True) for dtype in ("bf16", "fp32")},
+    "probs-bf16-mapped": verdicts("bf16", probs=True, mapped=True, skip_last=True, shared=True),
+    "probs-bf16-filters": verdicts("bf16", probs=True, filters=True, shared=True),
+    **{f"logits-{d}": verdicts(d, d, logits=True, skip_last=True, shared=True) for d in ("bf16", "fp32")},
+    "logits-bf16-mapped": verdicts("bf16", "bf16", logits=True, mapped=True, skip_last=True, shared=True),
+    "sparse-bf16": verdicts("bf16", sparse=64, skip_last=True, shared=True),
     "sparse-bf16-filters": verdicts("bf16", sparse=64, filters=True),
-    "every_kind-bf16": verdicts("bf16", probs=True, logits=True, sparse=64, mapped=True, filters=True, splits=32),
+    "block_probs-bf16": verdicts("bf16", probs=True, block=True, skip_last=True),
+    "block_probs-bf16-shared": verdicts("bf16", probs=True, block=True, skip_last=True, shared=True),
+    "block_logits-bf16-mapped": verdicts("bf16", "bf16", logits=True, mapped=True, block=True, skip_last=True),
+    "block_sparse-bf16": verdicts("bf16", sparse=64, block=True, skip_last=True),
+    "every_kind-bf16": verdicts("bf16", probs=True, logits=True, sparse=64, mapped=True, filters=True, shared=True),
 }  # fmt: skip
 
 
@@ -130,6 +143,7 @@ def report(name: str, target: str) -> dict[str, Any]:
     """What the machine code of a variant uses."""
     kernel = compiled(BUILDS[name], TARGETS[target])
     facts: dict[str, Any] = {"variant": name, "target": target, "shared_bytes": kernel.metadata.shared}
+    facts["tile_per_thread"] = TILE // (32 * kernel.metadata.num_warps)
     return facts | (_amd(kernel.asm["amdgcn"]) if target.startswith("gfx") else _nvidia(kernel.asm["cubin"]))
 
 

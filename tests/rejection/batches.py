@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,13 +32,14 @@ class Batch:
     cu_rows: Tensor
     drafts: DraftRows
     sampling: SamplingRows
+    backend: Callable[..., Verdict] = verify
 
     @property
     def num_requests(self) -> int:
         return len(self.drafts.lengths)
 
     def verify(self, coins: Coins | None = None) -> Verdict:
-        return verify(self.logits, self.cu_rows, self.drafts, self.sampling, coins)
+        return self.backend(self.logits, self.cu_rows, self.drafts, self.sampling, coins)
 
     def rows(self, request: int) -> Tensor:
         return self.logits[int(self.cu_rows[request]) : int(self.cu_rows[request + 1])]
@@ -139,16 +141,26 @@ def select(batch: Batch, requests: Tensor) -> Batch:
         cu_rows,
         DraftRows(drafts.token_ids[requests], drafts.lengths[requests], laws),
         replace(sampling, **{name: getattr(sampling, name)[requests] for name in names}),
+        batch.backend,
     )
 
 
 def equal(left: Verdict, right: Verdict) -> bool:
     """Bitwise equality of two verdicts, NaN equal to NaN."""
-    pairs = [(left.output_ids, right.output_ids), (left.num_accepted, right.num_accepted), (left.status, right.status)]
-    if left.accept_prob is None or right.accept_prob is None:
-        return left.accept_prob is right.accept_prob and all(torch.equal(a, b) for a, b in pairs)
-    same = torch.allclose(left.accept_prob, right.accept_prob, rtol=0, atol=0, equal_nan=True)
-    return same and all(torch.equal(a, b) for a, b in pairs)
+    return close(left, right, rtol=0.0, atol=0.0)
+
+
+def close(left: Verdict, right: Verdict, rtol: float = 1e-5, atol: float = 2e-6) -> bool:
+    """Equal integers, and probabilities within rounding."""
+    integers = ("output_ids", "num_accepted", "status", "stop_reason")
+    same = all(torch.equal(getattr(left, name), getattr(right, name)) for name in integers)
+    for name in ("accept_prob", "logprobs", "residual_mass"):
+        one, other = getattr(left, name), getattr(right, name)
+        if one is None or other is None:
+            same &= one is other
+        else:
+            same &= torch.allclose(one, other, rtol=rtol, atol=atol, equal_nan=True)
+    return same
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:

@@ -7,8 +7,8 @@ from .mutation import Mutant
 RATIO, LAYOUT, DRAFT_LAW = "rejection/ratio.py", "rejection/layout.py", "rejection/draft_law.py"
 BACKEND, FILTERS, PICK = "rejection/torch_backend.py", "kernels/filters.py", "kernels/pick.py"
 
-SUBTRACT = "table.subtract(residual.flatten(1)[:, : law.vocab_size], requests, places)"
-DRAFTED_ID = "drafts.token_ids[requests, places].unsqueeze(1)"
+SUBTRACT = "table.subtract(weights.flatten(1)[:, : law.vocab_size], requests, of_drafts)"
+DRAFTED_ID = "stretch.token_ids.gather(1, stop)[requests]"
 
 MUTANTS = [
     Mutant("residual_is_p", "dense", RATIO, before=SUBTRACT, after="None"),
@@ -17,7 +17,7 @@ MUTANTS = [
         "dense",
         RATIO,
         before=SUBTRACT,
-        after=f"residual.flatten(1).scatter_(1, {DRAFTED_ID}, 0.0)",
+        after=f"weights.flatten(1).scatter_(1, {DRAFTED_ID}, 0.0)",
     ),
     Mutant(
         "residual_minus_q_only_at_draft",
@@ -25,18 +25,18 @@ MUTANTS = [
         RATIO,
         before=SUBTRACT,
         after=f"""
-            kept, flat, x = residual.clone(), residual.flatten(1), {DRAFTED_ID}
+            kept, flat, x = weights.clone(), weights.flatten(1), {DRAFTED_ID}
             {SUBTRACT}
-            residual = kept.squeeze(2).scatter(1, x, flat.gather(1, x)).unsqueeze(2)""",
+            weights = kept.squeeze(2).scatter(1, x, flat.gather(1, x)).unsqueeze(2)""",
     ),
     Mutant(
         "accept_by_p_alone",
         "dense",
         RATIO,
-        before="(target_prob >= draft_prob) | (coins.accept * draft_prob < target_prob)",
-        after="coins.accept < target_prob",
+        before="(target_prob >= draft_prob) | (coins.accept[:, places] * draft_prob < target_prob)",
+        after="coins.accept[:, places] < target_prob",
     ),
-    Mutant("abs_instead_of_clamp", "dense", RATIO, before="residual.clamp_(min=0.0)", after="residual.abs_()"),
+    Mutant("abs_instead_of_clamp", "dense", RATIO, before="weights.clamp_(min=0.0)", after="weights.abs_()"),
     Mutant(
         "always_accept",
         "dense",
@@ -48,22 +48,22 @@ MUTANTS = [
         "residual_of_the_row_before",
         "dense",
         RATIO,
-        before="rows = layout.rows.gather(1, stop)",
-        after="rows = layout.rows.gather(1, (stop - 1).clamp(min=0))",
+        before="rows = stretch.rows.gather(1, stop)",
+        after="rows = stretch.rows.gather(1, (stop - 1).clamp(min=0))",
     ),
     Mutant(
         "residual_of_the_next_draft_law",
         "dense",
         RATIO,
-        before="places = num_accepted[requests]",
-        after="places = (num_accepted[requests] + 1)",
+        before="of_drafts = places[requests]",
+        after="of_drafts = (places[requests] + 1)",
     ),
     Mutant(
         "tested_against_the_next_row",
         "dense",
         BACKEND,
-        before="rows = layout.rows[:, :-1]",
-        after="rows = layout.rows[:, 1:]",
+        before="prob = prob_of(law, stretch.rows, stretch.token_ids)",
+        after="prob = prob_of(law, stretch.rows.roll(-1, 1), stretch.token_ids)",
     ),
     Mutant(
         "bonus_of_the_row_before",
@@ -76,43 +76,43 @@ MUTANTS = [
         "residual_temperature_differs",
         "dense",
         DRAFT_LAW,
-        before="law = self.weights[requests, positions].to(weights.dtype)",
-        after="law = torch.nn.functional.normalize(self.weights[requests, positions] ** 0.8, p=1.0)",
+        before="self.probs[requests, places].to(weights.dtype), self.t2d",
+        after="torch.nn.functional.normalize(self.probs[requests, places] ** 0.8, p=1.0, dim=1), self.t2d",
     ),
     Mutant(
         "impossible_read_as_no_proposal",
         "impossible",
         RATIO,
-        before="drafts.token_ids != NO_PROPOSAL",
-        after="drafts.token_ids >= 0",
+        before="drawn = stretch.token_ids != NO_PROPOSAL",
+        after="drawn = stretch.token_ids >= 0",
     ),
     Mutant(
         "no_proposal_read_as_impossible",
         "hole",
         RATIO,
-        before="layout.has_draft & (drafts.token_ids != NO_PROPOSAL)",
-        after="layout.has_draft",
+        before="drawn = stretch.token_ids != NO_PROPOSAL",
+        after="drawn = stretch.has_draft",
     ),
     Mutant(
         "mass_outside_draft_vocabulary_dropped",
         "mapped",
         DRAFT_LAW,
-        before="law[:, self.t2d.clamp(min=0)], 0.0)",
-        after="law[:, self.t2d.clamp(min=0)], 1.0)",
+        before="law[:, t2d.clamp(min=0)], 0.0)",
+        after="law[:, t2d.clamp(min=0)], 1.0)",
     ),
     Mutant(
         "test_looks_up_target_ids_in_draft_law",
         "mapped",
         DRAFT_LAW,
-        before="draft_ids = token_ids if self.t2d is None else self.t2d[token_ids]",
+        before="draft_ids = token_ids if t2d is None else t2d[token_ids]",
         after="draft_ids = token_ids",
     ),
     Mutant(
         "draft_logits_not_normalised",
         "logits",
         DRAFT_LAW,
-        before="probs = probs / self.mass",
-        after="probs = probs * 1.0",
+        before="draft_ids].double() / self._mass(rows)",
+        after="draft_ids].double()",
     ),
     Mutant(
         "sparse_law_not_subtracted",
@@ -132,8 +132,8 @@ MUTANTS = [
         "top_p_before_top_k",
         "filtered",
         FILTERS,
-        before="scale[rows], cutoff[rows], filters.top_p[rows]",
-        after="scale[rows], torch.full_like(cutoff[rows], -torch.inf), filters.top_p[rows]",
+        before="cutoff = torch.minimum(cutoff, maxima)\n    drop_below(cutoff, logits, weights)",
+        after="cutoff = torch.minimum(cutoff, maxima)",
     ),
     Mutant("top_k_keeps_one_less", "top_k", FILTERS, before="top_k - 1, 0)", after="(top_k - 2).clamp(min=0), 0)"),
     Mutant(

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import Coins, LawKind, Verdict, reference, verify
+from specdec.core.kernels.row_law import RowLaw, row_law
+from specdec.core.rejection import Coins, LawKind, StopReason, Verdict, reference, stretch, torch_backend, verify
 from specdec.core.rejection.coins import draw_coins
 
-from .batches import ALL_KINDS, Batch, Shape, equal, random_batch
+from .batches import ALL_KINDS, Batch, Shape, close, equal, random_batch
 from .mutation import copied
 
 BOUNDARY = 1e-6
@@ -88,6 +89,51 @@ def test_same_logprobs_of_emitted_tokens(kinds: tuple[LawKind, ...]) -> None:
         assert want.logprobs is not None
         torch.testing.assert_close(got.logprobs, want.logprobs, rtol=1e-5, atol=1e-5, equal_nan=True)
         assert torch.equal(got.logprobs.isnan(), got.output_ids < 0)
+
+
+@pytest.mark.parametrize("kinds", [ALL_KINDS, (LawKind.ONE_HOT,)], ids=["reported", "one_hot"])
+def test_same_reason_of_the_stop_and_residual_mass_there(kinds: tuple[LawKind, ...]) -> None:
+    reasons = set()
+    for seed in range(20):
+        batch = random_batch(seed, Shape(kinds=kinds))
+        got = batch.verify()
+        want = reference.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
+        assert torch.equal(got.stop_reason, want.stop_reason)
+        assert got.residual_mass is not None
+        assert want.residual_mass is not None
+        torch.testing.assert_close(got.residual_mass, want.residual_mass, rtol=1e-5, atol=1e-6, equal_nan=True)
+        reasons |= set(got.stop_reason.tolist())
+    assert reasons == set(StopReason)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_reading_one_place_at_a_time_changes_no_token(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [random_batch(seed, shape) for seed in range(NUM_BATCHES)]
+    for batch in batches[::3]:
+        batch.logits[:: 1 + len(batch.logits) % 4, 0] = torch.nan
+    at_once = [batch.verify() for batch in batches]
+    monkeypatch.setattr(stretch, "LOGITS_AT_ONCE", 1)
+    assert all(close(batch.verify(), verdict) for batch, verdict in zip(batches, at_once, strict=True))
+
+
+def test_no_row_after_the_stop_of_its_request_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def recording(*arguments: object, **options: object) -> RowLaw:
+        read.extend(arguments[4].tolist())
+        return row_law(*arguments, **options)
+
+    monkeypatch.setattr(stretch, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(torch_backend, "row_law", recording)
+    for seed in range(NUM_BATCHES):
+        batch = random_batch(seed, Shape(num_drafts=6))
+        read.clear()
+        verdict = batch.verify()
+        emitted = (verdict.output_ids >= 0).sum(1)
+        wanted = [
+            first + i for first, n in zip(batch.cu_rows.tolist(), emitted.tolist(), strict=False) for i in range(n)
+        ]
+        assert sorted(read) == wanted
 
 
 def as_on_a_device(path: str, text: str) -> str:

@@ -1,8 +1,9 @@
 """What the kernels cost on GPUs that are not here: compiled ahead of time, read from the machine code.
 
-The unmarked test compiles five variants, one per target or more: both kinds of statistics pass, the verdict for the
-commonest drafts, and the one with every kind of law, which holds the code of all the others. All 25 variants on all
-four targets are marked. A process that interprets kernels cannot compile them, so a second one does.
+The unmarked test compiles seven variants: both kinds of statistics pass, the filters as programs share them, the
+verdict for the commonest drafts, and the one with every kind of law, which holds the code of all the others but the
+block rule; each target occurs. All 31 variants on all four targets are marked. A process that interprets kernels
+cannot compile them, so a second one does.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specdec.core.rejection.cost import Step, minimum_bytes, moved_bytes, num_launches
 
 AOT = Path(__file__).with_name("aot.py")
-PER_THREAD_STATS, PER_THREAD_RESIDUAL = 64, 16  # elements of a full tile that one thread works through
 STATS_BUDGET, RESIDUAL_BUDGET = 8, 16  # SASS instructions per element on sm_90
 SLICE = ["stats-bf16:sm_90", "stats-fp32:sm_90", "probs-bf16:sm_90", "one_hot-bf16:sm_80", "every_kind-bf16:sm_100"]
-SLICE += ["stats-bf16:gfx942"]
+SLICE += ["stats-bf16:gfx942", "filters-bf16-shared:sm_90"]
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
@@ -44,8 +45,7 @@ def broken_budgets(report: dict[str, Any]) -> list[str]:
     if not report["wide_loads"]:
         broken.append("no 128-bit load")
     if report["target"] == "sm_90":
-        stats = "stats" in report["variant"]
-        width, budget = (PER_THREAD_STATS, STATS_BUDGET) if stats else (PER_THREAD_RESIDUAL, RESIDUAL_BUDGET)
+        width, budget = report["tile_per_thread"], STATS_BUDGET if "stats" in report["variant"] else RESIDUAL_BUDGET
         for length, powers in report["exp2_blocks"]:
             if length / min(width, powers) > budget:
                 broken.append(f"{length / min(width, powers):.1f} instructions per element, budget {budget}")
@@ -62,12 +62,13 @@ def test_representative_variants_keep_their_budgets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_variant_keeps_its_budgets(target: str, tmp_path: Path) -> None:
     found = reports([f"all:{target}"], tmp_path)
-    assert len(found) >= 25
+    assert len(found) >= 31
     assert [line for report in found for line in broken_budgets(report)] == []
 
 
 def test_budget_check_names_what_it_found() -> None:
-    report = {"variant": "stats-bf16", "target": "sm_90", "spills": 3, "wide_loads": 0, "exp2_blocks": [[640, 64]]}
+    report = {"variant": "stats-bf16", "target": "sm_90", "spills": 3, "wide_loads": 0, "tile_per_thread": 64}
+    report["exp2_blocks"] = [[640, 64]]
     assert broken_budgets(report) == [
         "stats-bf16 on sm_90: 3 spills, None bytes of stack",
         "stats-bf16 on sm_90: no 128-bit load",
@@ -95,3 +96,5 @@ def test_number_of_launches() -> None:
     assert num_launches(STEPS["draft_logits"]) == 3
     assert num_launches(Step(64, 0, 151_936, 2)) == 1
     assert num_launches(Step(64, 5, 151_936, 2, filters=True)) == 3
+    assert num_launches(Step(8, 5, 151_936, 2, filters=True)) == 2 + 9
+    assert num_launches(Step(8, 5, 151_936, 4, filters=True, dtype=torch.float32)) == 2 + 17

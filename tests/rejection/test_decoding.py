@@ -78,7 +78,7 @@ SLIPS = {
         "seeds = sampling.seed[:1].unsqueeze(1)",
     ),
     "wrong_stream": (COINS, "positions, Stream.RESAMPLE", "positions, Stream.ACCEPT"),
-    "coin_of_the_last_place": (RATIO, "coins.output.gather(1, stop)", "coins.output[:, -1:]"),
+    "coin_of_the_last_place": (RATIO, "coins.output.gather(1, places.unsqueeze(1))", "coins.output[:, -1:]"),
 }
 
 

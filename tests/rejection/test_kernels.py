@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.kernels.filters import FilterRows
+from specdec.core.kernels.row_filter import SearchScratch
 from specdec.core.kernels.row_filter import kernel as filter_kernel
 from specdec.core.kernels.row_filter import naive as filter_naive
 from specdec.core.kernels.row_stats import TileStats
@@ -38,9 +39,9 @@ def rows(vocab_size: int, dtype: torch.dtype, bad: bool) -> Tensor:
     return logits.to(dtype).to(DEVICE)
 
 
-def empty(num_places: int, vocab_size: int) -> TileStats:
-    shape = (3, num_places, -(-vocab_size // TILE))
-    return TileStats(torch.full(shape, 9.0, device=DEVICE), torch.full(shape, 9.0, device=DEVICE), TILE)
+def empty(num_places: int, vocab_size: int, tile: int = TILE) -> TileStats:
+    shape = (3, num_places, -(-vocab_size // tile))
+    return TileStats(torch.full(shape, 9.0, device=DEVICE), torch.full(shape, 9.0, device=DEVICE), tile)
 
 
 def assert_same(got: TileStats, want: TileStats) -> None:
@@ -80,17 +81,24 @@ FILTERS = {
     "all": (9, 0.9, 0.02),
     "off": (0, 1.0, 0.0),
 }
-SLICE = {("all", torch.float32), ("top_k", torch.bfloat16), ("top_p", torch.bfloat16), ("min_p", torch.float16)}
+SLICE = {("all", torch.float32, TILE), ("top_k", torch.bfloat16, TILE), ("top_p", torch.bfloat16, 64)}
+SLICE |= {("all", torch.bfloat16, 64), ("min_p", torch.float16, TILE)}
 FILTER_CASES = [
-    pytest.param(name, dtype, marks=() if (name, dtype) in SLICE else pytest.mark.full, id=f"{name}-{dtype}")
+    pytest.param(
+        name, dtype, tile, marks=() if (name, dtype) in SLICE else pytest.mark.full, id=f"{name}-{dtype}-{tile}"
+    )
     for name in FILTERS
     for dtype in DTYPES
+    for tile in (TILE, 64)
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype"), FILTER_CASES)
-def test_row_filters(name: str, dtype: torch.dtype) -> None:
-    """Exactly the same cutoffs: a search that ends a neighbour too early keeps or drops a token."""
+@pytest.mark.parametrize(("name", "dtype", "tile"), FILTER_CASES)
+def test_row_filters(name: str, dtype: torch.dtype, tile: int) -> None:
+    """Exactly the same cutoffs: a search that ends a neighbour too early keeps or drops a token.
+
+    Three programs share a row of three tiles, one has a row of one tile to itself.
+    """
     logits = rows(37, dtype, bad=name == "all")
     top_k, top_p, min_p = FILTERS[name]
     filters = FilterRows(
@@ -104,9 +112,9 @@ def test_row_filters(name: str, dtype: torch.dtype) -> None:
         (stats_kernel.row_stats, filter_kernel.filter_rows),
         (stats_naive.row_stats, filter_naive.filter_rows),
     ):
-        stats, cutoff = empty(3, 37), torch.full((3, 3), 9.0, device=DEVICE)
+        stats, cutoff = empty(3, 37, tile), torch.full((3, 3), 9.0, device=DEVICE)
         stats_of(logits, CU_ROWS.to(DEVICE), temperature, stats)
-        function(logits, CU_ROWS.to(DEVICE), temperature, filters, stats, cutoff)
+        function(logits, CU_ROWS.to(DEVICE), temperature, filters, stats, cutoff, SearchScratch.allocate(DEVICE))
         results.append((stats, cutoff))
     (got, got_cutoff), (want, want_cutoff) = results
     assert_same(got, want)

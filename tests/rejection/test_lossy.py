@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.core.rejection import DraftRows, LawKind, reference, triton_backend, verify
-from specdec.core.rejection.block import verify_block
+from specdec.core.rejection import DraftRows, LawKind, reference, triton_backend, verify, verify_block
 from specdec.core.rejection.lossy import verify_synthetic, verify_typical
 from specdec.core.rejection.reference import Params
 
@@ -28,7 +27,8 @@ def test_only_the_rules_named_lossy_give_verdicts_that_are_not_lossless() -> Non
     assert not verify_synthetic(*arguments, torch.full((3,), 0.5)).lossless
     for rule in (verify, verify_block, reference.verify):
         assert rule(*arguments).lossless
-    assert triton_backend.verify(*arguments, None).lossless
+    for rule in (triton_backend.verify, triton_backend.verify_block):
+        assert rule(*arguments, None).lossless
 
 
 def test_typical_acceptance_compares_with_the_entropy_of_the_row() -> None:

@@ -8,18 +8,21 @@ last tile, given and drawn uniforms. The marked ones are the same over more seed
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.core.rejection import STATUS_BAD_ROW, Coins, LawKind, Verdict, sample, triton_backend, verify
+from specdec.core.rejection import STATUS_BAD_ROW, Coins, LawKind, plan, sample, triton_backend, verify
+from specdec.core.rejection.block import verify_block
 from specdec.core.rejection.coins import draw_coins
 from specdec.core.rejection.workspace import Workspace
 
-from .batches import Batch, Shape, equal, random_batch, select, tensors_of
-from .interpreted import poisoned, quiet, with_tile, workspace_for
+from .batches import Batch, Shape, close, equal, random_batch, select, tensors_of
+from .interpreted import Verify, poisoned, quiet, with_tile, workspace_for
 from .test_against_reference import compare
 
 pytestmark = quiet
@@ -40,16 +43,6 @@ def small(name: str, seed: int) -> tuple[Batch, int]:
     return random_batch(seed, replace(shape, num_requests=4, dtype=dtype)), tile
 
 
-def close(got: Verdict, want: Verdict) -> bool:
-    """Equal integers, probabilities within rounding."""
-    same = all(torch.equal(getattr(got, n), getattr(want, n)) for n in ("output_ids", "num_accepted", "status"))
-    for name in ("accept_prob", "logprobs"):
-        left, right = getattr(got, name), getattr(want, name)
-        same &= (left is None) == (right is None)
-        same &= left is None or torch.allclose(left, right, rtol=1e-5, atol=2e-6, equal_nan=True)
-    return same
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_same_verdict_as_the_torch_backend_and_the_reference(name: str) -> None:
     for seed in (0, 1):
@@ -57,6 +50,26 @@ def test_same_verdict_as_the_torch_backend_and_the_reference(name: str) -> None:
         assert compare(batch, with_tile(tile)).different == []
         got = with_tile(tile)(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
         assert close(got, batch.verify())
+
+
+@pytest.mark.parametrize("tile", [4, 16], ids=["shared", "alone"])
+def test_same_verdict_of_the_block_rule_as_the_torch_form(tile: int) -> None:
+    """A request of several tiles is shared by programs, which make every residual that may be wanted."""
+    for seed in (0, 1):
+        batch = random_batch(seed, Shape(num_requests=4, greedy=0.1, filters=tile == 16))
+        arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
+        assert close(with_tile(tile, triton_backend.verify_block)(*arguments), verify_block(*arguments))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["reported", "filtered", "mapped", "greedy"])
+def test_same_verdict_of_the_block_rule_over_many_seeds(name: str, dtype: torch.dtype) -> None:
+    shape, _, tile = SHAPES[name]
+    for seed in range(2, 10):
+        batch = random_batch(seed, replace(shape, dtype=dtype))
+        arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
+        assert close(with_tile(tile, triton_backend.verify_block)(*arguments), verify_block(*arguments))
 
 
 @pytest.mark.full
@@ -119,16 +132,30 @@ class Recorder(TorchDispatchMode):
 VIEWS = {"aten.view.default", "aten.slice.Tensor", "aten.detach.default", "aten.alias.default"}
 
 
-@pytest.mark.parametrize("name", ["one_hot", "filtered"])
-def test_call_with_a_workspace_allocates_nothing_and_reads_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launches are left out here: what remains is all that the host does."""
+@pytest.mark.parametrize("rule", [triton_backend.verify, triton_backend.verify_block], ids=["one_by_one", "block"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_call_with_a_workspace_allocates_nothing_and_reads_nothing(
+    name: str, rule: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launches are left out here: what remains is all that the host does, and it may only take views."""
     batch, tile = small(name, 1)
     workspace = workspace_for(batch.logits, batch.drafts, tile)
     for launch in ("row_stats", "draft_stats", "filter_rows", "verdict"):
         monkeypatch.setattr(triton_backend, launch, lambda *arguments, **options: None)
     with Recorder() as recorder:
-        triton_backend.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling, None, workspace)
+        rule(batch.logits, batch.cu_rows, batch.drafts, batch.sampling, None, workspace)
     assert recorder.names <= VIEWS
+
+
+@pytest.mark.parametrize("call", [lambda x: x.item(), lambda x: x + 1, lambda x: x.cpu().clone(), torch.empty_like])
+def test_recorder_notices_reads_and_allocations(call: Callable[[Tensor], object]) -> None:
+    with Recorder() as recorder:
+        call(torch.ones(()))
+    assert not recorder.names <= VIEWS
+
+
+def test_device_without_kernels_plans_no_memory() -> None:
+    assert plan(4, 3, 40, torch.device("cpu")) is None
 
 
 def test_inputs_are_not_modified() -> None:

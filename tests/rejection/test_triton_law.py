@@ -1,17 +1,21 @@
 """The exact output law of the interpreted Triton kernels, within 2e-7 of the target's.
 
 A proof takes some hundreds of verified requests, each tens of milliseconds. The thresholds of the torch backend say
-where to look first. The unmarked proofs are three that between them have every branch of the kernel that moves
+where to look first. The unmarked proofs are four that between them have every branch of the kernel that moves
 probability: the coupled rule with its lazily made last row; a dense law over a mapped vocabulary, its residual shared
-by programs; a sparse law. All other forms are marked, and those with filters, whose cutoffs `test_kernels` compares.
+by programs; a sparse law; the block rule. All other forms are marked, and those with filters, whose cutoffs
+`test_kernels` compares.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from specdec.core.rejection import triton_backend, verify
+from specdec.core.rejection.block import verify_block
 from specdec.core.rejection.exact_law import ExactLaw, Problem, exact_law
 from specdec.core.rejection.reference import Params
 
@@ -45,12 +49,24 @@ SLICE = [
 ]
 REST = [(d, s, 3, 2) for d in DRAFTERS for s in ("unit", "all")]
 REST += [(d, s, 5, 1) for d in ("one_hot", "dense_probs", "dense_logits") for s in ("top_k", "top_p", "min_p")]
+BLOCK_REST = [("dense_logits", "unit"), ("sparse", "temperature"), ("mapped_logits", "unit"), ("dense_probs", "all")]
 CASES = [*SLICE, *(pytest.param(*case, marks=pytest.mark.full) for case in REST)]
 
 
 @pytest.mark.parametrize(("drafter", "sampling", "vocab_size", "num_drafts"), CASES)
 def test_kernels_follow_the_target_law(drafter: str, sampling: str, vocab_size: int, num_drafts: int) -> None:
     law = law_through(with_tile(4), problem(drafter, sampling, vocab_size, num_drafts))
+    assert law.total_variation <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [("dense_probs", "unit"), *(pytest.param(d, s, marks=pytest.mark.full) for d, s in BLOCK_REST)],
+)
+def test_kernels_follow_the_target_law_by_the_block_rule(drafter: str, sampling: str) -> None:
+    stated = replace(problem(drafter, sampling, 3, 2), block=True)
+    near = exact_law(verify_block, stated, num_iterations=30)
+    law = exact_law(with_tile(2, triton_backend.verify_block), stated, ITERATIONS, near)
     assert law.total_variation <= TOLERANCE
 
 

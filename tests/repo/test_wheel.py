@@ -36,6 +36,7 @@ def test_wheel_carries_types_assets_licence_and_entry_points(names: list[str]) -
     assert "specdec/py.typed" in names
     for asset in ("target/model.safetensors", "target/config.json", "target/tokenizer.json", "prompts.jsonl"):
         assert f"specdec/assets/tiny/{asset}" in names
+    assert {f"specdec/{path.relative_to(ROOT)}" for path in (ROOT / "sdk").rglob("*.toml")} <= set(names)
     info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
     assert f"{info}/entry_points.txt" in names
     assert f"{info}/licenses/LICENSE" in names

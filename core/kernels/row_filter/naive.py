@@ -6,13 +6,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..filters import FilterRows, cutoffs
+from ..filters import FilterRows, apply_filters
 from ..row_law import scale_of
 from ..row_stats import TileStats
+from . import SearchScratch
 
 
 def filter_rows(
-    logits: Tensor, cu_rows: Tensor, temperature: Tensor, filters: FilterRows, stats: TileStats, cutoff: Tensor
+    logits: Tensor,
+    cu_rows: Tensor,
+    temperature: Tensor,
+    filters: FilterRows,
+    stats: TileStats,
+    cutoff: Tensor,
+    scratch: SearchScratch,  # unused: only the kernel's programs share rows
 ) -> None:
     """Set the cutoff [B, places] of every row, and the tile sums of filtered rows to those of the survivors.
 
@@ -27,7 +34,8 @@ def filter_rows(
             top = row.amax(1, keepdim=True)
             cutoff[b, i] = -torch.inf
             if temperature[b] > 0 and top.isfinite():
-                cutoff[b, i] = cutoffs(row, top, scales[b].view(1, 1), of_request)
+                weights = ((row - top) * scales[b]).exp2_().unsqueeze(2)
+                cutoff[b, i] = apply_filters(row, top, scales[b].view(1, 1), of_request, weights)
                 stats.sums[b, i] = survivor_sums(row[0], scales[b], cutoff[b, i], stats.maxima[b, i], stats.tile)
 
 

@@ -71,7 +71,7 @@ class Laws(NamedTuple):
 class Scratch(NamedTuple):
     """What the programs of one request share."""
 
-    residual: Any  # [B, tiles] float32
+    residual: Any  # [B, places, tiles] float32, masses of the tiles of a residual
     counter: Any  # [B] int32, 0 between launches
 
 
@@ -83,6 +83,8 @@ class Outputs(NamedTuple):
     accept_prob: Any  # [B, K] float32
     logprobs: Any  # [B, K + 1] float32
     status: Any  # [B] int64
+    stop_reason: Any  # [B] uint8
+    residual_mass: Any  # [B] float32
 
 
 class Variant(NamedTuple):
@@ -91,11 +93,12 @@ class Variant(NamedTuple):
     tile: int  # logits per tile
     tiles: int  # power of two >= tiles of a row, of target and draft logits
     places: int  # power of two >= K + 1
-    splits: int = 1  # programs per request
+    shared: bool = False  # several programs work on a request
     probs: bool = False  # dense probabilities may occur
     logits: bool = False  # dense logits may occur
     sparse: int = 0  # power of two >= M, 0: no sparse law occurs
     mapped: bool = False  # the draft vocabulary is another
     filters: bool = False  # rows have cutoffs
     coins: bool = False  # uniforms are given
+    block: bool = False  # drafts that come with their law are judged together
     skip_last: bool = False  # statistics of each request's last row are missing and made if it is needed

@@ -1,6 +1,6 @@
 """Device functions for drafts that come with their law q: q of one id, and draws from the residual (p - q)+."""
 
-# ruff: noqa: ANN001, ANN201, PLR0913, RUF059, SIM102
+# ruff: noqa: ANN001, ANN201, RUF059, SIM102
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
@@ -75,38 +75,57 @@ def load_law(row_ptr, size, tile, t2d_ptr, vocab_size, WIDTH: tl.constexpr, MAPP
 
 
 @triton.jit
-def residual_tile(row, vocab_size, laws, kind, request, place, tile, WIDTH: tl.constexpr, VARIANT: tl.constexpr):
-    """(p - q)+ of a tile, fp32 [WIDTH], for a dense law. NaN is kept: a law that is none empties the residual."""
-    row_ptr, top, scale, cutoff, mass = row
-    weights = law_weights(row_ptr, tile, top, scale, cutoff, vocab_size, WIDTH, VARIANT.filters)
-    law = weights
-    if VARIANT.probs:
-        if kind == DENSE_PROBS:
-            law_ptr = laws.probs.table + request * laws.probs.stride + place * laws.probs.step
-            law = load_law(law_ptr, laws.probs.size, tile, laws.t2d, vocab_size, WIDTH, VARIANT.mapped, 0.0)
+def dense_law(laws, kind, request, place, VARIANT: tl.constexpr):
+    """What `residual_tile` needs of the law of a place: its probabilities, or its logits, maximum and 1 / mass."""
+    probs_ptr = laws.probs.table + request * laws.probs.stride + place * laws.probs.step
+    logits_ptr = laws.logits.table
+    top = tl.full([], 0.0, tl.float32)
+    inverse = tl.full([], 0.0, tl.float32)
     if VARIANT.logits:
         if kind == DENSE_LOGITS:
-            law_ptr, law_top, law_mass = logits_law(laws.logits, request, place, VARIANT)
-            size = laws.logits.size
-            values = load_law(law_ptr, size, tile, laws.t2d, vocab_size, WIDTH, VARIANT.mapped, MINUS_INF)
-            law = tl.exp2((values - law_top) * LOG2_E) * (1.0 / law_mass).to(tl.float32)
-    return tl.maximum(weights * (1.0 / mass).to(tl.float32) - law, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            logits_ptr, top, mass = logits_law(laws.logits, request, place, VARIANT)
+            inverse = (1.0 / mass).to(tl.float32)
+    return probs_ptr, logits_ptr, top, inverse
 
 
 @triton.jit
-def draw_dense_residual(row, vocab_size, laws, kind, request, place, sums_ptr, num_tiles, u, VARIANT: tl.constexpr):
-    """(token, found) from the residual of a dense law, whose tile masses are at sums_ptr."""
+def residual_tile(row, vocab_size, laws, law, kind, tile, WIDTH: tl.constexpr, VARIANT: tl.constexpr):
+    """(p - q)+ of a tile, fp32 [WIDTH], for a dense law. NaN is kept: a law that is none empties the residual."""
+    row_ptr, top, scale, cutoff, mass = row
+    probs_ptr, logits_ptr, law_top, law_inverse = law
+    weights = law_weights(row_ptr, tile, top, scale, cutoff, vocab_size, WIDTH, VARIANT.filters)
+    q = weights
+    if VARIANT.probs:
+        if kind == DENSE_PROBS:
+            q = load_law(probs_ptr, laws.probs.size, tile, laws.t2d, vocab_size, WIDTH, VARIANT.mapped, 0.0)
+    if VARIANT.logits:
+        if kind == DENSE_LOGITS:
+            size = laws.logits.size
+            values = load_law(logits_ptr, size, tile, laws.t2d, vocab_size, WIDTH, VARIANT.mapped, MINUS_INF)
+            q = tl.exp2((values - law_top) * LOG2_E) * law_inverse
+    return tl.maximum(weights * (1.0 / mass).to(tl.float32) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def load_residual(sums_ptr, num_tiles, VARIANT: tl.constexpr):
+    """Tile masses of a residual, fp64 [tiles]."""
     tiles = tl.arange(0, VARIANT.tiles)
-    masses = tl.load(sums_ptr + tiles, mask=tiles < num_tiles, other=0.0, cache_modifier=".cg").to(tl.float64)
-    found = tl.sum(masses, 0) > 0
+    return tl.load(sums_ptr + tiles, mask=tiles < num_tiles, other=0.0, cache_modifier=".cg").to(tl.float64)
+
+
+@triton.jit
+def draw_dense_residual(row, left, vocab_size, laws, kind, request, place, u, VARIANT: tl.constexpr):
+    """(token, found) from the residual of a dense law, whose tile masses are left."""
+    found = tl.sum(left, 0) > 0
     token = tl.full([], 0, tl.int32)
     if found:
-        tile, rest = pick_lane(masses, u, VARIANT.tiles)
+        law = dense_law(laws, kind, request, place, VARIANT)
+        tile, rest = pick_lane(left, u, VARIANT.tiles)
         SMALL: tl.constexpr = small_width(VARIANT.tile)
-        residual = residual_tile(row, vocab_size, laws, kind, request, place, tile, VARIANT.tile, VARIANT)
+        residual = residual_tile(row, vocab_size, laws, law, kind, tile, VARIANT.tile, VARIANT)
         part, rest = pick_part(residual, rest, VARIANT.tile, SMALL)
         tile = tile * (VARIANT.tile // SMALL) + part
-        residual = residual_tile(row, vocab_size, laws, kind, request, place, tile, SMALL, VARIANT)
+        residual = residual_tile(row, vocab_size, laws, law, kind, tile, SMALL, VARIANT)
         lane, rest = pick_lane(residual.to(tl.float64), rest, SMALL)
         token = tile * SMALL + lane
     return token, found
@@ -163,13 +182,12 @@ def sparse_residual_tile(row, vocab_size, law, request, place, tile, WIDTH: tl.c
 
 
 @triton.jit
-def draw_sparse_residual(row, masses, vocab_size, law, request, place, u, VARIANT: tl.constexpr):
-    """(token, found) from the residual of a sparse law.
+def draw_sparse_residual(row, left, vocab_size, law, request, place, u, VARIANT: tl.constexpr):
+    """(token, found) from the residual of a sparse law, whose tile masses are left.
 
     A tile whose mass was a rounding of nothing turns out empty when it is looked at, and the draw is repeated
     without it.
     """
-    left = sparse_masses(row, masses, vocab_size, law, request, place, VARIANT)
     token = tl.full([], 0, tl.int32)
     found = tl.full([], 0, tl.int1)
     SMALL: tl.constexpr = small_width(VARIANT.tile)

@@ -1,0 +1,133 @@
+"""Write the pages of docs/reference/ that are read off the code: python -m scripts.reference_docs"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import importlib_metadata
+from pydantic import BaseModel
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+import specdec
+import specdec.sdk
+from scripts.described import described, docstring, keys
+from specdec.core import llm, outputs
+from specdec.core.cli._app import build_app
+from specdec.core.engine_config import EngineConfig
+from specdec.core.sampling_params import SamplingParams
+from specdec.core.speculative_config import SpeculativeConfig
+from specdec.sdk import (
+    checkpoint,
+    combinators,
+    config,
+    errors,
+    hooks,
+    host_proposer,
+    model_proposer,
+    needs,
+    proposer_protocol,
+    services,
+    testing,
+    types,
+)
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+WRITTEN = "\nThis page is read off the code by `python -m scripts.reference_docs`.\n"
+PROPOSERS = "specdec.proposers"
+OURS = "specdec-sdk"
+
+
+def contract() -> str:
+    """What `specdec.sdk` exports, module by module; hooks have their own page."""
+    modules = {
+        "The proposer": proposer_protocol,
+        "A base for plain Python": host_proposer,
+        "Needs": needs,
+        "The data that crosses": types,
+        "Services": services,
+        "Configuration": config,
+        "Checkpoints": checkpoint,
+        "Errors": errors,
+    }
+    sections = [f"# The contract\n\n`from specdec.sdk import ...`, and [hooks](hooks.md).\n{WRITTEN}"]
+    for title, module in modules.items():
+        sections += [f"## {title}\n\n{docstring(module)}\n", *described(module, specdec.sdk.__all__)]
+    return "\n".join(sections)
+
+
+def hooks_page() -> str:
+    """Hook specifications, and the types that they use."""
+    intro = f"# Hooks\n\n{docstring(hooks)}\n\n[How to write them](../how-to/observe-a-run.md).\n{WRITTEN}"
+    specifications = described(hooks, ["HookSpecs"])
+    others = described(hooks, [name for name in specdec.sdk.__all__ if name != "HookSpecs"])
+    return "\n".join([intro, "## Specifications\n", *specifications, "## Names for them\n", *others])
+
+
+def configuration() -> str:
+    """`speculative_config`, the engine's settings, and the options of the packaged proposers."""
+    sections = [
+        f"# Configuration\n{WRITTEN}",
+        _keys_of("speculative_config", SpeculativeConfig, "`LLM(speculative_config=...)`, in a shell `-sc JSON`."),
+        _keys_of("Engine", EngineConfig, "`LLM(model, ...)`."),
+        _keys_of("Sampling", SamplingParams, "`LLM.generate(prompts, SamplingParams(...))`."),
+        "## Options of the packaged proposers\n",
+        "Keys of `proposer_config`. `specdec info NAME` shows those of any proposer.\n",
+    ]
+    for entry in sorted(importlib_metadata.distribution(OURS).entry_points.select(group=PROPOSERS)):
+        sections.append(f"### {entry.name}\n\n{keys(entry.load().Options)}\n")
+    return "\n".join(sections)
+
+
+def _keys_of(title: str, model: type[BaseModel], where: str) -> str:
+    return f"## {title}\n\n{where} {docstring(model)}\n\n{keys(model)}\n"
+
+
+def engine() -> str:
+    """What `specdec` exports; sampling parameters are on the page of configuration."""
+    intro = f"# The engine\n\n`from specdec import ...`, and [SamplingParams](configuration.md#sampling).\n{WRITTEN}"
+    sections = [*described(llm, specdec.__all__), *described(outputs, specdec.__all__)]
+    return "\n".join([intro, "## Names\n", *sections])
+
+
+def helpers() -> str:
+    """The packages below the contract that export names."""
+    sections = [f"# Bases, combinators, testing\n{WRITTEN}"]
+    for package in (model_proposer, combinators, testing):
+        sections.append(f"## {package.__name__}\n\n{docstring(package)}\n")
+        for module in _homes(package):
+            sections += described(module, package.__all__)
+    return "\n".join(sections)
+
+
+def command_line() -> str:
+    """typer's own description of every verb."""
+    command = get_command(build_app())
+    context = command.make_context("specdec", ["list"], resilient_parsing=True)
+    text = get_docs_for_click(obj=command, ctx=context, name="specdec", title="Command line")
+    return text.replace("```console\n$ ", "```text\n").rstrip() + "\n" + WRITTEN
+
+
+def _homes(package: ModuleType) -> Sequence[ModuleType]:
+    """The modules in which what a package exports is declared, in the order of its names."""
+    values = (getattr(package, name) for name in package.__all__)
+    homes = dict.fromkeys(value.__module__ for value in values if inspect.isclass(value) or inspect.isfunction(value))
+    return [import_module(home) for home in homes if home.startswith(package.__name__)]
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "contract.md": contract,
+    "hooks.md": hooks_page,
+    "configuration.md": configuration,
+    "engine.md": engine,
+    "helpers.md": helpers,
+    "command-line.md": command_line,
+}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page(), encoding="utf-8")
