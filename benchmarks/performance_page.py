@@ -1,4 +1,4 @@
-"""Writes the tables of docs/explanation/performance.md from the recorded results: `python -m benchmarks.performance_page`."""
+"""Writes the tables of the page on performance from the recorded results: `python -m benchmarks.performance_page`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def written(page: str) -> str:
 
 def speeds() -> str:
     """Every comparison: its conditions, and tokens per second."""
-    parts = [
-        part for result in _comparisons() for part in (report.conditions(result), report.speeds(result).markdown())
-    ]
+    parts = [f"{report.conditions(result)}\n\n{report.speeds(result).markdown()}" for result in _comparisons()]
     return "\n\n".join(parts) or NOTHING
 
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.scaling --save benchmarks/results/scaling.json --plot benchmarks/results/scaling.svg
 
-A Llama of the width of the 0.1 B model (768, vocabulary 32,000) with two layers, fp32 on a CPU, greedy; medians over the
-steps of what the engine's own profile says of each stage. Drafts are synthetic and cost nothing, except along the
+A Llama of the width of the 0.1 B model (768, vocabulary 32,000) with two layers, fp32 on a CPU, greedy; medians over
+the steps of what the engine's own profile says of each stage. Drafts are synthetic and cost nothing, except along the
 context, where they are looked up in the text. "schedule" includes the batch and the drafts that are taken from the
 store, "propose" their storage.
 
@@ -168,7 +168,7 @@ def sheet(result: dict[str, Any]) -> Sheet:
         ]
         for line in result["lines"]
     ]
-    head = ["axis", "from, to", "drafts", "stage", "ms", f"law, ms: {'fixed + per unit'}", "off by at most"]
+    head = ["axis", "from, to", "drafts", "stage", "ms", "law, ms: fixed + per unit", "off by at most"]
     return Sheet("Cost of a step", head, rows)
 
 

@@ -78,17 +78,18 @@ def _members(node: ast.ClassDef, cls: type, comments: dict[int, str]) -> Iterato
         rows = [(f"`{_declared(each)}`", ast.unparse(each.value), comments.get(each.lineno, "")) for each in members]
         yield table(("member", "value", ""), rows)
     else:
-        fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and not _is_private(each)]
-        yield table(("field", "type", ""), [_field(each, comments) for each in fields]) if fields else ""
+        pairs = zip(node.body, [*node.body[1:], None], strict=True)
+        fields = [pair for pair in pairs if isinstance(pair[0], ast.AnnAssign) and not _is_private(pair[0])]
+        yield table(("field", "type", ""), [_field(*pair, comments) for pair in fields]) if fields else ""
     for each in node.body:
         if isinstance(each, ast.FunctionDef) and not _is_private(each):
             yield "* " + indent(f"{_signature(each)}\n\n{docstring(each)}".strip(), "  ").lstrip()
 
 
-def _field(node: ast.AnnAssign, comments: dict[int, str]) -> tuple[str, str, str]:
+def _field(node: ast.AnnAssign, following: ast.stmt | None, comments: dict[int, str]) -> tuple[str, str, str]:
     default = "" if node.value is None else f" = {ast.unparse(node.value)}"
     lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    comment = " ".join(comments[line] for line in lines if line in comments)
+    comment = " ".join(comments[line] for line in lines if line in comments) or _text_below(following)
     return f"`{_declared(node)}`", f"`{ast.unparse(node.annotation)}{default}`", comment
 
 

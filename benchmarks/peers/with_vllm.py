@@ -17,6 +17,7 @@ REASONS = {
     "medusa": "vLLM's CPU runner has no Medusa",
     "mtp": "vLLM has MTP only for models that declare its layers",
 }
+KV_BLOCK = 128  # tokens, vLLM's choice for a CPU
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -52,7 +53,8 @@ def _kv_bytes(task: Task) -> int:
     """Room for every request in fp32, of the target and of a drafter that needs as much."""
     config = AutoConfig.from_pretrained(task.target.path)
     per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return 2 * task.max_batch * task.max_model_len * per_token
+    per_request = (-(-task.max_model_len // KV_BLOCK) + 1) * KV_BLOCK
+    return 2 * (task.max_batch * per_request + KV_BLOCK) * per_token
 
 
 def _speculative(method: str, task: Task) -> dict[str, Any] | None:

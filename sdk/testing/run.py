@@ -36,10 +36,10 @@ def check_proposer(
     """Check a proposer against the contract, on the CPU and offline.
 
     proposer: a class, a `method` of `speculative_config` or a checkpoint. `speculative_config`: its other keys, as
-    `LLM` takes them (`num_speculative_tokens` is 4 if left out). only: ids of checks, instead of the whole level.
-    expected_failures: check id -> reason; one that passes after all counts as a failure. on_fail "raise" raises the
-    first Violation. Raises ConfigError SD-E132 for an unknown check or an empty reason, PluginLoadError or ConfigError
-    if there is no such proposer.
+    `LLM` takes them (`num_speculative_tokens` is 4 if left out, or the most that it drafts). only: ids of checks,
+    instead of the whole level. expected_failures: check id -> reason; one that passes after all counts as a failure.
+    on_fail "raise" raises the first Violation. Raises ConfigError SD-E132 for an unknown check or an empty reason,
+    PluginLoadError or ConfigError if there is no such proposer.
     """
     subject = Subject(proposer, dict(speculative_config or {}), target, seed, plugin_settings or PluginSettings())
     return list(results(subject, level, only, expected_failures or {}, on_fail=on_fail))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from specdec.core.llm import LLM
 from specdec.core.registry import LoadedProposer, PluginSettings, Registry, ResolvedProposer, load_proposer
 from specdec.core.speculative_config import SpeculativeConfig
 
-from ..errors import PluginId, Refusal
+from ..errors import PluginId, Refusal, SpecdecError
 from ..needs import Needs
 from ..types import TargetInfo
 from .report import NotApplicable
@@ -50,19 +51,29 @@ class Subject:
         return load_target(self.target_model)
 
     @cached_property
-    def config(self) -> SpeculativeConfig:
-        """The whole `speculative_config`."""
+    def _given(self) -> SpeculativeConfig:
         key = "model" if isinstance(self.asked, str) and _is_checkpoint(self.asked) else "method"
-        return SpeculativeConfig.parse({key: self.label, "num_speculative_tokens": NUM_DRAFT_TOKENS, **self.settings})
+        return SpeculativeConfig.parse({key: self.label, **self.settings})
+
+    @cached_property
+    def config(self) -> SpeculativeConfig:
+        """The whole `speculative_config`; K, if it was left out, is 4, or the most that the proposer drafts."""
+        if self._given.num_speculative_tokens is not None:
+            return self._given
+        most = None
+        with suppress(SpecdecError):  # whatever it is, the check `loads` shows it
+            least = self._given.replace(num_speculative_tokens=1)
+            most = load_proposer(self.resolved, least, self.target.info).needs.max_draft_tokens
+        return self._given.replace(num_speculative_tokens=min(NUM_DRAFT_TOKENS, most or NUM_DRAFT_TOKENS))
 
     @cached_property
     def resolved(self) -> ResolvedProposer:
         """The class, and who to blame. Raises PluginLoadError or ConfigError, as the engine does."""
         registrations = load_hooks(self.plugin_settings).registrations
         if isinstance(self.asked, str):
-            return Registry.discover(self.plugin_settings, registrations).resolve(self.config)
+            return Registry.discover(self.plugin_settings, registrations).resolve(self._given)
         cls = registrations.adapt_proposer(self.asked)
-        return ResolvedProposer(PluginId(self.asked.__name__, self.label), cls, self.config.model)
+        return ResolvedProposer(PluginId(self.asked.__name__, self.label), cls, self._given.model)
 
     @cached_property
     def needs(self) -> Needs:

@@ -9,15 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks import performance_page
+from benchmarks.peers import goals, report
+from benchmarks.peers.contender import Contender
+from benchmarks.peers.successors import CIRCLE, Spoiled, successor
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # benchmarks are run from the checkout's root
-
-from benchmarks import performance_page  # noqa: E402
-from benchmarks.peers import goals, report  # noqa: E402
-from benchmarks.peers.contender import Contender  # noqa: E402
-from benchmarks.peers.successors import CIRCLE, Spoiled, successor  # noqa: E402
-
 PLAIN = Contender("ours", "plain", "float32")
 INT8 = PLAIN._replace(precision="int8")
 THEIRS = PLAIN._replace(engine="transformers")
@@ -29,9 +26,9 @@ def result(tmp_path_factory):
     path = tmp_path_factory.mktemp("peers") / "result.json"
     arguments = "--engines ours transformers --methods plain ngram --precisions float32 --batch 1 2 --rounds 2"
     command = [sys.executable, "-m", "benchmarks.peers", *arguments.split(), "--num-prompts", "1", "--output-len", "8"]
-    done = subprocess.run(
-        [*command, "--save", str(path)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )  # fmt: skip
+    command += ["--save", str(path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(path.read_text())
 
