@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
 
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import did_you_mean
 
 from .hooks import HookPlugins
-from .metrics import Counter, Metric
+from .metrics import Counter, Metric, Vector
 
 PROMETHEUS = "prometheus"
 
@@ -30,25 +34,27 @@ def export(name: str, metrics: Sequence[Metric], hooks: HookPlugins) -> str:
         return str(exporters[name].value(metrics))
 
 
-def prometheus_text(metrics: Sequence[Metric]) -> str:
-    """Text format 0.0.4: a TYPE line per name, then one sample per set of labels; names end in `_total`."""
-    lines: list[str] = []
-    for metric in metrics:
-        name = f"{metric.name}_total"
-        declaration = f"# TYPE {name} counter"
-        lines += [] if declaration in lines else [declaration]
-        if isinstance(metric, Counter):
-            lines.append(_sample(name, metric.labels, metric.value))
-        else:
+@dataclass(frozen=True, eq=False)  # a registry keeps collectors by identity
+class _Families:
+    """The metrics as prometheus-client collects them: one family per name, whatever their order."""
+
+    metrics: Sequence[Metric]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        families: dict[str, CounterMetricFamily] = {}
+        for metric in self.metrics:
+            labels = (*metric.labels, "position") if isinstance(metric, Vector) else tuple(metric.labels)
+            family = families.setdefault(metric.name, CounterMetricFamily(metric.name, metric.name, labels=labels))
+            if isinstance(metric, Counter):
+                family.add_metric(tuple(metric.labels.values()), metric.value)
+                continue
             for position, value in enumerate(metric.values):
-                lines.append(_sample(name, metric.labels | {"position": str(position)}, value))
-    return "\n".join(lines) + "\n"
+                family.add_metric((*metric.labels.values(), str(position)), value)
+        yield from families.values()
 
 
-def _sample(name: str, labels: dict[str, str], value: float) -> str:
-    told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"{name}{{{told}}} {value}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def prometheus_text(metrics: Sequence[Metric]) -> str:
+    """Prometheus's text format; names end in `_total`."""
+    registry = CollectorRegistry()
+    registry.register(_Families(metrics))
+    return generate_latest(registry).decode()

@@ -75,12 +75,13 @@ def _members(node: ast.ClassDef, cls: type, comments: dict[int, str]) -> Iterato
         yield keys(cls) if cls.model_fields else ""
     elif any(isinstance(base, ast.Name) and base.id in ENUMS for base in node.bases):
         members = [each for each in node.body if isinstance(each, ast.Assign)]
-        rows = [(f"`{_declared(each)}`", ast.unparse(each.value), comments.get(each.lineno, "")) for each in members]
-        yield table(("member", "value", ""), rows)
+        values = [(f"`{_declared(each)}`", ast.unparse(each.value), comments.get(each.lineno, "")) for each in members]
+        yield table(("member", "value", ""), values)
     else:
         pairs = zip(node.body, [*node.body[1:], None], strict=True)
-        fields = [pair for pair in pairs if isinstance(pair[0], ast.AnnAssign) and not _is_private(pair[0])]
-        yield table(("field", "type", ""), [_field(*pair, comments) for pair in fields]) if fields else ""
+        fields = [(each, below) for each, below in pairs if isinstance(each, ast.AnnAssign) and not _is_private(each)]
+        rows = [_field(each, below, comments) for each, below in fields]
+        yield table(("field", "type", ""), rows) if rows else ""
     for each in node.body:
         if isinstance(each, ast.FunctionDef) and not _is_private(each):
             yield "* " + indent(f"{_signature(each)}\n\n{docstring(each)}".strip(), "  ").lstrip()
