@@ -21,8 +21,7 @@ from .kernels.linear import packable_bytes
 from .memory import free_memory, num_kv_blocks
 from .metrics import EngineMetrics
 from .registry import PluginSettings
-from .rejection import plan
-from .rejection.rules import rule_of
+from .rejection import plan, verify
 from .runner.addressing import Addressing
 from .runner.block_pool import BlockPool
 from .runner.device_addressing import DeviceAddressing
@@ -99,8 +98,8 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     if graphs and isinstance(addressing, DeviceAddressing):
         served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)
     max_drafts = guest.views.num_draft_tokens if guest else 0
-    rule = speculation.config.rule if speculation else rule_of("standard")
-    judge = partial(rule.judge, workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device))
+    rule = speculation.judge if speculation else verify
+    judge = partial(rule, workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device))
     runner = Runner(served, cache, scheduler, drafts, metrics, guest, config.enable_profiling, addressing, judge)
     return Parts(
         info=info,

@@ -19,6 +19,7 @@ from .hooks import HookPlugins, Observers
 from .memory import free_memory
 from .metrics import EngineMetrics
 from .registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
+from .rejection.rules import LOSSY, Judge, judge_of
 from .runner.addressing import Addressing
 from .runner.draft_store import LawBuffers
 from .runner.host_addressing import HostAddressing, Rows
@@ -55,7 +56,7 @@ class Speculation:
         loaded = load_proposer(registry.resolve(config), config, info)
         law_budget = free_memory(torch.device(info.device)) // 4
         config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
-        if not config.rule.lossless:
+        if config.rejection_sample_method in LOSSY:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
                 "effect": "what is generated depends on the drafts, and does not follow the target's law",
@@ -63,6 +64,11 @@ class Speculation:
             }
             logger.warning("%s", message("SD-W302", "drafts are verified by a lossy rule", facts))
         return cls(config, loaded, admit(loaded, info, law_budget_bytes=law_budget))
+
+    @property
+    def judge(self) -> Judge:
+        """How drafts are verified."""
+        return judge_of(self.config.rejection_sample_method, self.config.synthetic_acceptance_rate)
 
     @property
     def lookahead(self) -> int:

@@ -12,8 +12,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from specdec.sdk import ConfigError, DraftSampleMethod
 from specdec.sdk.config import wrong_values
 
-from .rejection.rules import Rule, rule_of
-
 WHERE = "speculative_config"
 EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'
 
@@ -92,11 +90,6 @@ class SpeculativeConfig(BaseModel):
                 "fix": "give both, or neither",
             }
             raise ConfigError("SD-E132", f"{WHERE} says one half of synthetic acceptance", facts)
-
-    @property
-    def rule(self) -> Rule:
-        """How drafts are verified."""
-        return rule_of(self.rejection_sample_method, self.synthetic_acceptance_rate)
 
     @classmethod
     def parse(cls, value: object) -> SpeculativeConfig:

@@ -34,7 +34,7 @@ API_VERSION = (0, 1)
 
 
 class Proposer(Protocol):
-    """Anything that offers drafts. Called once a step, after the step's tokens were committed."""
+    """Anything that offers drafts. Called after a step's tokens were committed, if any request may be drafted for."""
 
     def __init__(self, config: ProposerConfig) -> None: ...
 

@@ -72,6 +72,7 @@ def build(contender: Contender, task: Task) -> Generate:
     """Start the engine."""
     settings = configuration(contender, task)
     os.environ |= ENVIRONMENT
+    os.environ["NUMBA_NUM_THREADS"] = str(task.num_threads)  # n-gram's; it resets what OpenMP uses everywhere
     import vllm
 
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,13 @@ class Int8Linear(nn.Module):
         self.register_buffer("narrow", narrow)
         self.register_buffer("scale", scale)
         self.bias = plain.bias
+        self._dtype = plain.weight.dtype
         self._fits = all(size % multiple == 0 for size, multiple in zip(weight.t().shape, _MULTIPLES, strict=True))
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], as they count, in the dtype of the layer that was replaced: for code that looks at it."""
+        return (self.narrow.float() * self.scale[:, None].float()).to(self._dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of the input."""

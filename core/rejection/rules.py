@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -29,25 +28,21 @@ class Judge(Protocol):
     ) -> Verdict: ...
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A way to verify drafts, and whether what is generated then follows the target's law."""
-
-    judge: Judge
-    lossless: bool
+LOSSY = frozenset({"typical", "synthetic"})
+"""The rules under which what is generated does not follow the target's law."""
 
 
-def rule_of(name: str, rate: float | None = None) -> Rule:
-    """ "standard" and "block" are lossless, "typical" and "synthetic" are not; `rate` is what "synthetic" accepts."""
+def judge_of(name: str, rate: float | None = None) -> Judge:
+    """The rule of a name: "standard", "block", or one of LOSSY. `rate` is what "synthetic" accepts."""
     match name:
         case "standard":
-            return Rule(verify, lossless=True)
+            return verify
         case "block":
-            return Rule(verify_block, lossless=True)
+            return verify_block
         case "typical":
-            return Rule(_typical, lossless=False)
+            return _typical
         case "synthetic" if rate is not None:
-            return Rule(partial(_synthetic, rate), lossless=False)
+            return partial(_synthetic, rate)
     raise ValueError(f"there is no rule {name!r} with rate {rate}")
 
 

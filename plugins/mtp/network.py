@@ -46,7 +46,7 @@ class MtpModule(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, hidden: Tensor, attention: Mapping[str, Any]) -> Tensor:
         """The block's output [M, H]: row i reads the token after position i and the hidden state at i."""
-        dtype = self.projection.weight.dtype
+        dtype = next(self.hidden_norm.parameters()).dtype
         embedded = self.embedding_norm(self.embedding(token_ids).to(dtype))
         pair = [embedded, self.hidden_norm(hidden.to(dtype))]
         states = self.projection(torch.cat(pair[::-1] if self._hidden_first else pair, dim=-1))[None]

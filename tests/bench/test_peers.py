@@ -33,6 +33,7 @@ def result(tmp_path_factory):
     return json.loads(path.read_text())
 
 
+@pytest.mark.full  # three processes that load torch
 def test_every_contender_generates_every_token_and_the_same_text(result):
     rows = {(row["engine"], row["method"], row["batch"]): row for row in result["runs"]}
     batch_1 = {(engine, method, 1) for engine in ("ours", "transformers") for method in ("plain", "ngram")}
@@ -43,6 +44,7 @@ def test_every_contender_generates_every_token_and_the_same_text(result):
         assert row["same_text"] == 1
 
 
+@pytest.mark.full  # three processes that load torch
 def test_an_engine_that_refuses_is_a_row_with_its_reason(result):
     (row,) = result["refused"]
     assert (row["engine"], row["method"], row["batch"]) == ("transformers", "ngram", 2)

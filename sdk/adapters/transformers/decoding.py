@@ -104,7 +104,7 @@ class SpeculativeDecoding:
             self._guest,
             profile=False,
             addressing=addressing,
-            judge=speculation.config.rule.judge,
+            judge=speculation.judge,
         )
         self._numbers = count()
 
