@@ -15,20 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
 from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 if TYPE_CHECKING:
     from scripts.clean_environment import Environment
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The blocks of a page build on each other: one worker of pytest-xdist runs them all."""
-    for item in items:
-        if item.path.suffix == ".md":
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 TILE = 8192  # logits per program of a streaming pass: 64 per thread, which hides the reductions
+
+
+def registers(count: int) -> dict[str, Any]:
+    """The most that a thread may use. Without a bound, ptxas spills a few to fit in more threads; ROCm has none."""
+    return {} if torch.version.hip else {"maxnreg": count}
+
+
 STREAMING: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
-PER_ROW: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False}
-PER_BLOCK: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}  # it keeps more alive than 16 have room for
+PER_ROW: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False, **registers(128)}
+PER_BLOCK: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False, **registers(255)}  # it keeps more alive
 MIN_TILES = 32  # room for the tiles of 262144 logits costs nothing, and every other number would be another variant
 WANTED_PROGRAMS = 256  # enough to fill a large device
 

@@ -136,7 +136,8 @@ BUILDS: dict[str, Build] = {
 
 def compiled(build: Build, target: GPUTarget) -> CompiledKernel:
     source = ASTSource(build.kernel, build.signature, build.constants, dict.fromkeys(build.aligned, VEC))
-    return triton.compile(source, target=target, options=build.options)
+    options = {k: v for k, v in build.options.items() if k != "maxnreg" or target.backend == "cuda"}
+    return triton.compile(source, target=target, options=options)
 
 
 def report(name: str, target: str) -> dict[str, Any]:

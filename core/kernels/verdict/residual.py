@@ -67,7 +67,7 @@ def load_law(row_ptr, size, tile, t2d_ptr, vocab_size, WIDTH: tl.constexpr, MAPP
     ids = tile * WIDTH + tl.arange(0, WIDTH)
     if MAPPED:
         drafts = tl.load(t2d_ptr + ids, mask=ids < vocab_size, other=-1).to(tl.int32)
-        known = (drafts >= 0) & (drafts < size)
+        known = drafts.to(tl.uint32, bitcast=True) < size.to(tl.uint32)  # -1 is the largest
         values = tl.load(row_ptr + drafts, mask=known, other=OTHER).to(tl.float32)
     else:
         values = load_tile(row_ptr, tile, size, WIDTH, OTHER)
