@@ -119,3 +119,15 @@ def test_row_filters(name: str, dtype: torch.dtype, tile: int) -> None:
     (got, got_cutoff), (want, want_cutoff) = results
     assert_same(got, want)
     torch.testing.assert_close(got_cutoff, want_cutoff, rtol=2e-7 if min_p else 0, atol=0)
+
+
+def test_value_below_the_cutoff_that_shares_its_key_is_no_survivor() -> None:
+    """Ten bf16 logits of 1 have the key of the cutoff of min-p, 1.003; their mass would lower the edge of top-p."""
+    logits = torch.tensor([[3.0, 2.0, *[1.0] * 10]], dtype=torch.bfloat16, device=DEVICE)
+    one = torch.ones(1, device=DEVICE)
+    filters = FilterRows(torch.zeros(1, dtype=torch.int64, device=DEVICE), 0.6 * one, math.exp(-1.997) * one)
+    stats = TileStats(torch.empty(1, 1, 1, device=DEVICE), torch.empty(1, 1, 1, device=DEVICE), TILE)
+    cu_rows, cutoff = torch.tensor([0, 1], device=DEVICE), torch.empty(1, 1, device=DEVICE)
+    stats_kernel.row_stats(logits, cu_rows, one, stats)
+    filter_kernel.filter_rows(logits, cu_rows, one, filters, stats, cutoff, SearchScratch.allocate(DEVICE))
+    assert cutoff.tolist() == [[3.0]]

@@ -32,8 +32,10 @@ class Fixture:
     seeds: tuple[int, ...] = (0, 1, 2)
     block: bool = False
     ties: bool = False
+    flat: bool = False  # a draft is as likely under the target as under its law, give or take
 
 
+BLOCK_SHAPE = Shape(6, 4, 5, kinds=(LawKind.DENSE_PROBS, LawKind.SPARSE), filters=False, greedy=0.0, idle=0.0)
 FIXTURES = {
     "one_hot": Fixture(Shape(4, 3, 21, kinds=(LawKind.ONE_HOT,), filters=False, greedy=0.0), 8),
     "greedy": Fixture(Shape(4, 2, 9, greedy=1.0, filters=False), 4, ties=True),
@@ -45,12 +47,8 @@ FIXTURES = {
     "mapped": Fixture(Shape(4, 2, 11, kinds=(LawKind.DENSE_PROBS,), filters=False, greedy=0.0, mapped=True), 4),
     "filters": Fixture(Shape(3, 1, 9, kinds=(LawKind.ONE_HOT,), greedy=0.0, idle=0.0), 4, seeds=(20, 6, 0, 1, 2)),
     "holes": Fixture(Shape(12, 2, 5, kinds=(LawKind.DENSE_PROBS,), filters=False, greedy=0.0, idle=0.0), 8),
-    "block": Fixture(Shape(4, 3, 11, kinds=(LawKind.DENSE_PROBS,), filters=False, greedy=0.0, idle=0.0), 4, block=True),
-    "block_alone": Fixture(
-        Shape(4, 3, 11, kinds=(LawKind.DENSE_PROBS, LawKind.SPARSE), filters=False, greedy=0.0, idle=0.0),
-        16,
-        block=True,
-    ),
+    "block": Fixture(BLOCK_SHAPE, 2, (25, 10, 4), block=True, flat=True),
+    "block_alone": Fixture(BLOCK_SHAPE, 8, (25, 10, 4), block=True, flat=True),
 }
 
 SLICE = [
@@ -84,7 +82,7 @@ REST = [
 REST += [
     Mutant("search_forgets_the_other_programs", "filters", FILTER, "for other in range(tl.num_programs(0)):", "for other in range(1):"),
     Mutant("search_ends_a_pass_too_early", "filters", FILTER, "if beyond - least <= 1:", "if beyond - least <= 1 << 22:"),
-    Mutant("share_of_all_and_not_of_the_survivors", "filters", FILTER, "each = tl.where(values >= cutoff, tl.exp2((values - top) * scale), 0.0)", "each = tl.exp2((values - top) * scale)"),
+    Mutant("top_p_is_a_share_of_too_little", "filters", FILTER, "top_p.to(tl.float64) * tl.max(amounts, 0)", "top_p.to(tl.float64) * tl.min(amounts, 0)"),
     Mutant("residual_not_scaled_by_survival", "block", BLOCK, "mass = mass / survival", "mass = mass * 1.0"),
     Mutant("coins_of_the_plain_rule", "block", JUDGE, "turn = place + 1 if VARIANT.block else 0", "turn = 0"),
     Mutant("no_look_ahead_mass", "block_alone", BLOCK, "coin * (mass + 1.0 - survival) < mass", "coin < survival"),
@@ -99,6 +97,8 @@ def differs(backend: object, fixture: Fixture) -> bool:
         batch = random_batch(seed, fixture.shape)
         if fixture.ties:
             batch = replace(batch, logits=batch.logits.round())
+        if fixture.flat:
+            batch = replace(batch, logits=batch.logits / 5)
         laws, logits = batch.drafts.laws, batch.logits
         draft_vocab = 0 if laws is None or laws.logits is None else laws.logits.shape[2]
         shape = (*batch.drafts.token_ids.shape, logits.shape[1])
