@@ -24,6 +24,7 @@ from .registry import PluginSettings
 from .rejection import plan, verify
 from .runner.addressing import Addressing
 from .runner.block_pool import BlockPool
+from .runner.compiled import compile_decoder
 from .runner.device_addressing import DeviceAddressing
 from .runner.draft_store import DraftStore, LawBuffers
 from .runner.graphs import CudaRecorder, Graphs, Recorder
@@ -94,6 +95,8 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         )
         guest = speculation.guest(info, services, metrics, hooks.observers, device)
         target.capture(guest.needs.hidden_states)
+    if config.torch_compile:
+        compile_decoder(target)
     served: Target = target
     if graphs and isinstance(addressing, DeviceAddressing):
         served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)

@@ -42,4 +42,10 @@ class EngineConfig(StrictModel):
     cuda_graphs: bool | None = Field(
         None, strict=True, description="record steps of few tokens and replay them; None: on a GPU, where that works"
     )
+    torch_compile: bool = Field(
+        False,
+        strict=True,
+        description="compile the target's decoder for steps of few tokens; the first start takes a minute, later ones "
+        "read torch's cache",
+    )
     enable_profiling: bool = Field(False, description="time every stage of the step")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from specdec.sdk import ConfigError, DraftSampleMethod
 from specdec.sdk.config import wrong_values
+
+from .settings_text import as_mapping
 
 WHERE = "speculative_config"
 EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'
@@ -101,14 +102,7 @@ class SpeculativeConfig(BaseModel):
         """The keys that were written down, not validated yet. Raises ConfigError: SD-E130, SD-E132."""
         if isinstance(value, SpeculativeConfig):
             return {name: getattr(value, name) for name in value.model_fields_set} | dict(value.unclaimed)
-        values = _from_json(value) if isinstance(value, str) else value
-        if not isinstance(values, Mapping):
-            facts = {
-                "expected": f"an object such as {EXAMPLE}",
-                "found": f"{type(values).__name__}: {values!r}",
-            }
-            raise ConfigError("SD-E132", f"{WHERE} is not an object", facts)
-        return {str(key): item for key, item in values.items()}
+        return as_mapping(value, WHERE, EXAMPLE)
 
     @property
     def unclaimed(self) -> Mapping[str, Any]:
@@ -132,24 +126,3 @@ def _require_proposer(values: Mapping[str, Any]) -> None:
             "fix": f"name one: {EXAMPLE}; `specdec list` shows all",
         }
         raise ConfigError("SD-E133", f"{WHERE} names no proposer", facts)
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
-    except json.JSONDecodeError as error:
-        line = error.doc.splitlines()[error.lineno - 1] if error.doc.strip() else ""
-        facts = {
-            "position": f"line {error.lineno}, column {error.colno}: {error.msg}",
-            "found": f"{line}\n{'^':>{error.colno}}" if line else "an empty text",
-            "fix": f"an object such as {EXAMPLE}; in a shell, put single quotes around it",
-        }
-        raise ConfigError("SD-E130", f"{WHERE} is not JSON", facts) from error
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ConfigError("SD-E130", f"{WHERE} has a key twice", {"key": ", ".join(repeated)})
-    return dict(pairs)

@@ -38,7 +38,7 @@ from .targets import CATEGORIES, prompts_of, random_llama, tiny
 from .worker import CLOCKS
 
 ENGINES = {
-    "ours": (ours, ("float32", "int8", "bfloat16")),
+    "ours": (ours, tuple(ours.PRECISIONS)),
     "transformers": (with_transformers, ("float32", "bfloat16")),
     "vllm": (with_vllm, ("float32", "bfloat16")),
 }

@@ -15,7 +15,7 @@ class Contender(NamedTuple):
 
     engine: str  # "ours", "transformers" or "vllm"
     method: str  # "plain", or how tokens are drafted
-    precision: str  # "float32", "bfloat16", or "int8": int8 weights, fp32 elsewhere
+    precision: str  # "float32", "bfloat16", or "int8": int8 weights, fp32 elsewhere; "-compiled": by torch.compile
 
     def __str__(self) -> str:
         return f"{self.engine} {self.method} {self.precision}"

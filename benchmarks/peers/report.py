@@ -11,7 +11,13 @@ from rich.table import Table
 from .contender import Contender
 
 ENGINES = {"ours": "ours", "transformers": "transformers", "vllm": "vLLM"}
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8 weights"}
+PRECISIONS = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "int8": "int8 weights",
+    "float32-compiled": "fp32, compiled",
+    "int8-compiled": "int8 weights, compiled",
+}
 
 
 class Sheet(NamedTuple):
@@ -81,7 +87,8 @@ def conditions(result: dict[str, Any]) -> str:
         f"{target['name']}: {target['num_parameters'] / 1e6:.1f} M parameters, vocabulary {target['vocab_size']}. "
         f"{machine['cpu_model']}, {machine['cores']} cores, {task['num_threads']} thread(s) for every engine. Greedy, "
         f"{result['prompts']}, {task['output_len']} output tokens, at most {task['k']} drafts a step (Medusa 3); "
-        f"{result['rounds']} rounds, {result['clock']} clock. {versions}, vLLM {compiled}, transformers eager."
+        f"{result['rounds']} rounds, {result['clock']} clock. {versions}, vLLM {compiled}, transformers eager, "
+        "ours compiled where that is said."
     )
 
 

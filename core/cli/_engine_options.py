@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..settings_text import as_mapping
 from ._output import Format
 
 ModelArgument = Annotated[
@@ -32,6 +33,15 @@ NumThreadsOption = Annotated[
     typer.Option("--num-threads", min=1, help="CPU threads; default: 1 for a small model, else torch's own."),
 ]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-config",
+        "-ec",
+        metavar="JSON",
+        help='Further settings, which win over flags, for example \'{"quantization": "int8_weight_only"}\'.',
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors and the result.")]
 
 
@@ -65,6 +75,13 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"(torch|transformers|huggingface_hub)(\.|$)")
 
 
-def engine_settings(model: str, device: str, dtype: Dtype, max_model_len: int | None) -> dict[str, Any]:
-    """The common flags as fields of EngineConfig."""
-    return {"model": model, "device": device, "dtype": dtype.value, "max_model_len": max_model_len}
+def engine_settings(
+    model: str, device: str, dtype: Dtype, max_model_len: int | None, engine_config: str | None
+) -> dict[str, Any]:
+    """The common flags as fields of EngineConfig. Raises ConfigError."""
+    from ..engine_config import EngineConfig
+
+    further = as_mapping(engine_config, "--engine-config", '{"block_size": 32}') if engine_config is not None else {}
+    settings = {"model": model, "device": device, "dtype": dtype.value, "max_model_len": max_model_len} | further
+    EngineConfig(**settings)  # refuses what is no setting of an engine
+    return settings

@@ -16,6 +16,7 @@ from ._engine_options import (
     DeviceOption,
     Dtype,
     DtypeOption,
+    EngineOption,
     MaxModelLenOption,
     ModelArgument,
     NumThreadsOption,
@@ -74,6 +75,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.AUTO,
     max_model_len: MaxModelLenOption = None,
+    engine_config: EngineOption = None,
     num_threads: NumThreadsOption = None,
     how: Annotated[
         Format, typer.Option("--format", help="human: tables; json: the result as one object; quiet: one line.")
@@ -84,8 +86,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     """Measure a proposer: acceptance, speed-up over plain decoding, and equality of the outputs."""
     how = Format.JSON if as_json else how
     quiet = is_quiet(ctx, how, quiet)
-    engine = engine_settings(model, device, dtype, max_model_len)
-    engine |= {"max_num_seqs": max_concurrency, "enable_profiling": profile}
+    engine = engine_settings(model, device, dtype, max_model_len, engine_config)
+    engine = {"max_num_seqs": max_concurrency, "enable_profiling": profile} | engine
     settings = {
         "speculative_config": speculative_config,
         "num_prompts": num_prompts,

@@ -17,6 +17,7 @@ from ._engine_options import (
     DeviceOption,
     Dtype,
     DtypeOption,
+    EngineOption,
     MaxModelLenOption,
     ModelArgument,
     NumThreadsOption,
@@ -68,6 +69,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.AUTO,
     max_model_len: MaxModelLenOption = None,
+    engine_config: EngineOption = None,
     num_threads: NumThreadsOption = None,
     how: Annotated[
         Format, typer.Option("--format", help="json: one object per prompt and line; quiet: the text only.")
@@ -88,7 +90,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
     )
     session: Session = ctx.obj
-    settings = engine_settings(model, device, dtype, max_model_len) | {"plugin_settings": session.settings}
+    settings = engine_settings(model, device, dtype, max_model_len, engine_config) | {
+        "plugin_settings": session.settings
+    }
     with LLM(speculative_config=speculative_config, **settings) as llm:
         set_num_threads(num_threads, llm.engine)
         job = _Job(llm, texts, params, chat=chat)

@@ -6,7 +6,6 @@ coupled rule); rows with a reported law accept by ratio and, where they reject, 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..kernels.filters import FilterRows
-from ..kernels.pick import first_argmax, pick
-from ..kernels.row_law import RowLaw, compute_dtype, mend, row_law, scale_of
+from ..kernels.pick import pick
+from ..kernels.row_law import RowLaw, row_law, scale_of
 from .coins import draw_coins
+from .greedy import verify_greedy
 from .layout import Layout
 from .ratio import ratio_test, recover
 from .stretch import Stretch, places_at_once
@@ -45,9 +45,9 @@ def verify(
     """See `verify` in `sampler.py`. Allocates what it needs; the workspace is for kernels."""
     if not len(logits):
         return _no_rows(drafts, sampling)
-    layout = Layout.of(len(logits), cu_rows, drafts)
     if sampling.all_greedy:
-        return _verify_greedy(logits, drafts, layout)
+        return verify_greedy(logits, cu_rows, drafts)
+    layout = Layout.of(len(logits), cu_rows, drafts)
     return _verify_sampled(logits, cu_rows, drafts, sampling, coins or draw_coins(drafts, sampling), layout)
 
 
@@ -62,25 +62,6 @@ def _no_rows(drafts: DraftRows, sampling: SamplingRows) -> Verdict:
         accept_prob=None if sampling.all_greedy else nothing,
         logprobs=None if sampling.all_greedy else nothing.new_full((num_requests, num_positions + 1), torch.nan),
         residual_mass=None if sampling.all_greedy else nothing.new_full((num_requests,), torch.nan),
-    )
-
-
-def _verify_greedy(logits: Tensor, drafts: DraftRows, layout: Layout) -> Verdict:
-    logits = logits.to(compute_dtype(logits))
-    maxima, best = first_argmax(logits)
-    bad = None
-    if logits.device.type != "cpu" or not math.isfinite(maxima.sum().item()):
-        logits, _, bad = mend(logits)
-        best = first_argmax(logits)[1]
-    tokens = best[layout.rows]  # [B, K + 1]
-    accept = layout.legal(tokens[:, :-1] == drafts.token_ids, bad)
-    num_accepted = accept.cumprod(1).sum(1)
-    emitted = layout.emitted(num_accepted)
-    return Verdict(
-        output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
-        num_accepted=num_accepted,
-        status=layout.status(emitted, bad),
-        stop_reason=layout.stop_reason(drafts, num_accepted),
     )
 
 

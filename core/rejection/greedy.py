@@ -1,0 +1,66 @@
+"""Verification of a batch in which every request takes the maximum: a comparison of a few numbers per request.
+
+It is done where the numbers are few and cheap to look at, in Python on the host: the same as some forty operations on
+tensors of this size takes several times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.pick import first_argmax
+from ..kernels.row_law import compute_dtype, mend
+from .types import NO_PROPOSAL, PADDING_TOKEN_ID, STATUS_BAD_ROW, DraftRows, StopReason, Verdict
+
+
+def verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows) -> Verdict:
+    """See `verify` in `sampler.py`. Waits for a device."""
+    best, bad = _best_tokens(logits)
+    bounds = cu_rows.tolist()
+    ends = [
+        _end_of(best[first:stop], bad[first:stop], token_ids[:length])
+        for first, stop, token_ids, length in zip(
+            bounds, bounds[1:], drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=False
+        )
+    ]
+    width, device = drafts.token_ids.shape[1] + 1, logits.device
+    padded = [end.output_ids + [PADDING_TOKEN_ID] * (width - len(end.output_ids)) for end in ends]
+    return Verdict(
+        output_ids=torch.tensor(padded, device=device),
+        num_accepted=torch.tensor([max(len(end.output_ids) - 1, 0) for end in ends], device=device),
+        status=torch.tensor([end.status for end in ends], device=device),
+        stop_reason=torch.tensor([end.stop_reason for end in ends], dtype=torch.uint8, device=device),
+    )
+
+
+@dataclass(frozen=True)
+class _End:
+    output_ids: list[int]
+    status: int
+    stop_reason: StopReason
+
+
+def _end_of(best: list[int], bad: list[bool], drafts: list[int]) -> _End:
+    """Where one request stops: `best` and `bad` of its rows."""
+    if not best:
+        return _End([], 0, StopReason.NO_ROWS)
+    matches = zip(best, bad, drafts, strict=False)
+    stop = next((i for i, (token, is_bad, draft) in enumerate(matches) if token != draft or is_bad), len(drafts))
+    reason = StopReason.BONUS
+    if stop < len(drafts):
+        reason = StopReason.NO_PROPOSAL if drafts[stop] == NO_PROPOSAL else StopReason.REJECTED
+    return _End(best[: stop + 1], STATUS_BAD_ROW * any(bad[: stop + 1]), reason)
+
+
+def _best_tokens(logits: Tensor) -> tuple[list[int], list[bool]]:
+    """Of each row: its first maximum, and whether it has none because of NaN or +inf."""
+    maxima, best = first_argmax(logits.to(compute_dtype(logits)))
+    if math.isfinite(maxima.sum().item()):
+        return best.tolist(), [False] * len(best)
+    logits, _, bad = mend(logits)
+    best = first_argmax(logits)[1]
+    return best.tolist(), [False] * len(best) if bad is None else bad.tolist()
