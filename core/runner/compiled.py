@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -79,8 +80,9 @@ class CompiledForward:
     def __init__(self, plain: Callable[..., Any]) -> None:
         self._plain = plain
         self._operator = _Operator()
+        # What is compiled is kept by code object, and which model it is for is not among its guards: hence a copy.
         self._compiled = torch.compile(
-            plain,
+            FunctionType(_call.__code__.replace(), globals()),
             dynamic=True,
             fullgraph=True,
             options={"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe},  # weights do not change
@@ -90,7 +92,11 @@ class CompiledForward:
         if input_ids.shape[1] > MOST_TOKENS:
             return self._plain(input_ids, specdec_context=specdec_context, **others)
         with _served_by(specdec_context):
-            return self._compiled(input_ids, specdec_context=self._operator, **others)
+            return self._compiled(self._plain, input_ids, specdec_context=self._operator, **others)
+
+
+def _call(function: Callable[..., Any], *args: Any, **others: Any) -> Any:
+    return function(*args, **others)
 
 
 def compile_decoder(target: TargetModel) -> None:

@@ -16,11 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is dep
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled_before():
-    torch.compiler.reset()
-
-
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     """Two layers, so that it compiles in seconds."""
@@ -91,3 +86,18 @@ def test_without_a_compiler_the_target_runs_as_it_is(model_path, own_prompts, ca
     assert warning.startswith("SD-W303 ")
     assert "/nowhere/c++" in warning
     assert generated(llm, own_prompts) == generated(make_llm(model=model_path, max_model_len=256), own_prompts)
+
+
+@needs_a_compiler
+def test_two_compiled_models_keep_apart(model_path, own_prompts):
+    """Same modelling code, other layers and other hooks: nothing of the first may serve the second."""
+    first = make_llm(model=model_path, max_model_len=256, torch_compile=True)
+    narrow = {"model": model_path, "max_model_len": 256, "quantization": "int8_weight_only"}
+    options = {"hidden_states": (1,)}
+    second = make_llm("Recorder", k=2, options=options, torch_compile=True, **narrow)
+    expected = generated(make_llm(**narrow), own_prompts)
+    plain = generated(make_llm(model=model_path, max_model_len=256), own_prompts)
+    assert expected != plain
+    assert generated(second, own_prompts) == expected
+    assert generated(first, own_prompts) == plain
+    assert proposer_of(second).steps[-1][0].hidden.shape[1] == 32
