@@ -1,7 +1,9 @@
 """The engine on a CUDA device against the bandwidth of its memory and against transformers, in one run.
 
-    PYTHONPATH=src python3 benchmarks/gpu.py --output benchmarks/results/gpu.json     # under nine minutes on an H200
-    python3 benchmarks/gpu.py --smoke                                                 # tiny models, on a CPU
+    python3 benchmarks/gpu.py --output benchmarks/results/gpu.json     # under nine minutes on an H200
+    python3 benchmarks/gpu.py --smoke                                  # tiny models, on a CPU
+
+A checkout is enough: where specdec is not installed, the one beside this file is taken. Missing packages are named.
 
 Llama shapes of 1B and 8B parameters in bf16, made here: nothing is downloaded. Weights are random, but the head is the
 embedding table turned by one token and the layers add little, so that a token is followed by its successor however a
@@ -9,7 +11,7 @@ batch is rounded. A decoding step at batch 1 has to read every weight but the em
 more than bandwidth / weight bytes tokens per second; the bandwidth is that of a copy, measured first, bytes read and
 bytes written counted. Speculation is measured at a stated acceptance: its drafts are successors, spoiled at random, and
 cost nothing. Greedy, prompts of random tokens, prefill included; first every contender once to warm up, then in turn,
-medians over the rounds.
+medians over the rounds. transformers' `generate` is run as it comes: a dynamic cache, sdpa, no compilation.
 
 Step overhead is what a decoding step takes beyond the target's forward pass on the device: scheduling, the batch,
 verification, commit, and whatever the host adds to the launch.
@@ -28,18 +30,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from pydantic import Field
-from transformers import LlamaConfig, LlamaForCausalLM
+sys.path.append(str(Path(__file__).resolve().parents[1] / "src"))  # behind what is installed
 
-from specdec import LLM, SamplingParams
-from specdec.core.runner.batch import Batch
-from specdec.core.runner.target import Target, TargetOutput
-from specdec.sdk import Draft, Needs, ProposerConfig, StepView, StrictModel
+try:
+    import torch
+    import transformers
+    from pydantic import Field
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from specdec import LLM, SamplingParams
+    from specdec.core.runner.batch import Batch
+    from specdec.core.runner.target import Target, TargetOutput
+    from specdec.sdk import Draft, Needs, ProposerConfig, StepView, StrictModel
+except ModuleNotFoundError as error:
+    packages = ["torch", "transformers", "importlib-metadata", "pluggy", "prometheus-client", "pydantic"]
+    missing = [package for package in packages if find_spec(package.replace("-", "_")) is None]
+    fix = f"python3 -m pip install {' '.join(missing)}" if missing else "a checkout with the links of src/specdec"
+    sys.exit(f"benchmarks/gpu.py: {error}; missing here: {', '.join(missing) or error.name}\n  fix: {fix}")
 
 WORST_SECONDS = 480  # rounds end when this much has passed: the whole run stays under nine minutes
 
@@ -107,6 +118,7 @@ def make_model(directory: Path, shape: Shape, dtype: torch.dtype, device: torch.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     model.save_pretrained(directory)
+    model.generation_config.eos_token_id = None  # no contender ends early, and none checks for it
     return model
 
 
@@ -187,7 +199,6 @@ class Bench:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=self.shape.output_len,
-                min_new_tokens=self.shape.output_len,
                 do_sample=False,
             )
 

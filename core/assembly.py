@@ -86,7 +86,9 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     num_cache_blocks = num_blocks + addressing.num_pad_blocks
     cache = KVCache(target.layer_shapes, num_cache_blocks, config.block_size, dtype, device)
     metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")
-    drafts = DraftStore(speculation.law_buffers(info, device) if speculation else LawBuffers.none())
+    laws = speculation.law_buffers(info, device) if speculation else LawBuffers.none()
+    has_table = isinstance(addressing, DeviceAddressing)
+    drafts = DraftStore(laws, speculation.unread_drafts(info, device) if speculation and has_table else None)
     guest, graphs = None, _graphs(config, info, device)
     if speculation:
         capture = graphs.function if graphs else None
@@ -102,7 +104,8 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)
     max_drafts = guest.views.num_draft_tokens if guest else 0
     rule = speculation.judge if speculation else verify
-    judge = partial(rule, workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device))
+    draft_vocab = laws.dense.shape[2] if laws.dense is not None else 0
+    judge = partial(rule, workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device, draft_vocab))
     runner = Runner(served, cache, scheduler, drafts, metrics, guest, config.enable_profiling, addressing, judge)
     return Parts(
         info=info,

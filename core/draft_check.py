@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.sdk import Draft, DraftLaw, LawForm, LawKind, Needs, PluginId, ProposerError, StepView
 
 from .lent import is_due
+from .runner.unread_drafts import Report
 
 _KINDS: dict[LawForm, frozenset[LawKind]] = {
     "one_hot": frozenset({LawKind.ONE_HOT}),
@@ -24,8 +25,9 @@ _SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2
 class CheckedDraft:
     """A draft that can be stored: ids on the host, one list per request of the step."""
 
-    token_ids: list[list[int]]
+    token_ids: list[list[int]]  # of an unread draft zeros, as many as were asked for
     law: DraftLaw | None
+    unread: Draft | None = None  # None: it was read
 
 
 class DraftChecker:
@@ -43,6 +45,29 @@ class DraftChecker:
 
         `budgets` are the step's, one per request, from the engine rather than from a view that may have been changed.
         """
+        draft = self._checked_form(draft, step)
+        read: list[list[int]] = torch.cat([draft.lengths[:, None], draft.token_ids], dim=1).tolist()  # waits once
+        lengths = [row[0] for row in read]
+        self._check_lengths(lengths, step.request_ids, budgets)
+        token_ids = [row[1 : length + 1] for row, length in zip(read, lengths, strict=True)]
+        self._check_ids(token_ids, step.request_ids)
+        if draft.law is not None:
+            self._check_law(draft.law, draft, step, read=True)
+        return CheckedDraft(token_ids, draft.law)
+
+    def check_unread(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
+        """What can be known of a draft without waiting for it; the values of its law are read when that is due."""
+        draft = self._checked_form(draft, step)
+        if draft.law is not None:
+            self._check_law(draft.law, draft, step, read=False)
+        return CheckedDraft([[0] * budget for budget in budgets], draft.law, draft)
+
+    def check_read(self, request_ids: Sequence[str], reports: Sequence[Report]) -> None:
+        """Lengths and ids of drafts that were returned unread."""
+        self._check_lengths([each.length for each in reports], request_ids, [each.budget for each in reports])
+        self._check_ids([each.token_ids[: each.length] for each in reports], request_ids)
+
+    def _checked_form(self, draft: object, step: StepView) -> Draft:
         if not isinstance(draft, Draft):
             facts = {
                 "expected": "specdec.sdk.Draft",
@@ -53,14 +78,7 @@ class DraftChecker:
         width = step.num_draft_tokens
         self._check_form("token_ids", draft.token_ids, (len(step), width), {torch.int64, torch.int32})
         self._check_form("lengths", draft.lengths, (len(step),), {torch.int64, torch.int32})
-        read: list[list[int]] = torch.cat([draft.lengths[:, None], draft.token_ids], dim=1).tolist()  # waits once
-        lengths = [row[0] for row in read]
-        self._check_lengths(lengths, step, budgets)
-        token_ids = [row[1 : length + 1] for row, length in zip(read, lengths, strict=True)]
-        self._check_ids(token_ids, step)
-        if draft.law is not None:
-            self._check_law(draft.law, draft, step)
-        return CheckedDraft(token_ids, draft.law)
+        return draft
 
     def _check_form(self, field: str, found: object, shape: tuple[int, ...], dtypes: set[torch.dtype]) -> None:
         if not isinstance(found, Tensor):
@@ -78,21 +96,21 @@ class DraftChecker:
         }
         raise self._error("SD-E201", f"Draft.{field} has the wrong form", facts)
 
-    def _check_lengths(self, lengths: Sequence[int], step: StepView, budgets: Sequence[int]) -> None:
+    def _check_lengths(self, lengths: Sequence[int], request_ids: Sequence[str], budgets: Sequence[int]) -> None:
         for b, (length, budget) in enumerate(zip(lengths, budgets, strict=True)):
             if not 0 <= length <= budget:
                 raise self._error(
                     "SD-E202",
                     "a draft is longer than its budget" if length > 0 else "a draft has a negative length",
                     {
-                        "request": f"{step.request_ids[b]!r}, row {b} of the step",
+                        "request": f"{request_ids[b]!r}, row {b} of the step",
                         "expected": f"0 .. {budget}",
                         "found": length,
                         "fix": "draft at most step.budget[b] tokens; a budget of 0 asks for none",
                     },
                 )
 
-    def _check_ids(self, token_ids: Sequence[Sequence[int]], step: StepView) -> None:
+    def _check_ids(self, token_ids: Sequence[Sequence[int]], request_ids: Sequence[str]) -> None:
         for b, ids in enumerate(token_ids):
             if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
                 position, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < self._vocab_size)
@@ -100,33 +118,22 @@ class DraftChecker:
                     "SD-E203",
                     "a draft token id lies outside the target's vocabulary",
                     {
-                        "request": f"{step.request_ids[b]!r}, row {b} of the step, draft position {position}",
+                        "request": f"{request_ids[b]!r}, row {b} of the step, draft position {position}",
                         "expected": f"0 .. {self._vocab_size - 1}",
                         "found": bad,
                         "fix": "put padding behind lengths[b]; map ids of a smaller draft vocabulary to the target's",
                     },
                 )
 
-    def _check_law(self, law: DraftLaw, draft: Draft, step: StepView) -> None:
+    def _check_law(self, law: DraftLaw, draft: Draft, step: StepView, *, read: bool) -> None:
         if not isinstance(law, DraftLaw):
             facts = {"expected": "specdec.sdk.DraftLaw, or None", "found": type(law).__name__}
             raise self._error("SD-E204", "Draft.law is no DraftLaw", facts)
         shape = (len(step), step.num_draft_tokens)
         self._check_form("law.kind", law.kind, shape[:1], {torch.uint8})
-        kinds: set[int] = set(law.kind.tolist())
-        undeclared = kinds - _KINDS[self._needs.law]
-        if undeclared:
-            names = {int(kind): kind.name for kind in LawKind}
-            found = ", ".join(names.get(kind, str(kind)) for kind in sorted(undeclared))
-            raise self._error(
-                "SD-E204",
-                "a draft law has a form that was not declared",
-                {
-                    "declared": f"Needs.law = {self._needs.law!r}",
-                    "found": found,
-                    "fix": "declare the form in Needs(law=...), or tag the row LawKind.ONE_HOT",
-                },
-            )
+        self._num_checked_laws += 1
+        due = is_due(self._num_checked_laws)
+        kinds = self._kinds_of(law) if read or due else self._possible_kinds(law)
         vocabulary = self._needs.draft_vocabulary
         dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
         sparse = (*shape, self._needs.sparse_top_m)
@@ -142,11 +149,33 @@ class DraftChecker:
         for kind in kinds - {LawKind.ONE_HOT}:
             for name, tensor, form, dtypes in wanted[LawKind(kind)]:
                 self._check_form(f"law.{name}", tensor, form, dtypes)
-        self._num_checked_laws += 1
-        if is_due(self._num_checked_laws):
+        if due:
             for kind, probs in ((LawKind.DENSE_PROBS, law.probs), (LawKind.SPARSE, law.sparse_probs)):
                 if probs is not None:
                     self._check_probabilities(probs, law.kind == kind, draft, step)
+
+    def _kinds_of(self, law: DraftLaw) -> set[int]:
+        """The tags of its rows; waits for them."""
+        kinds: set[int] = set(law.kind.tolist())
+        undeclared = kinds - _KINDS[self._needs.law]
+        if undeclared:
+            names = {int(kind): kind.name for kind in LawKind}
+            found = ", ".join(names.get(kind, str(kind)) for kind in sorted(undeclared))
+            raise self._error(
+                "SD-E204",
+                "a draft law has a form that was not declared",
+                {
+                    "declared": f"Needs.law = {self._needs.law!r}",
+                    "found": found,
+                    "fix": "declare the form in Needs(law=...), or tag the row LawKind.ONE_HOT",
+                },
+            )
+        return kinds
+
+    def _possible_kinds(self, law: DraftLaw) -> set[int]:
+        """The declared tags that the law brings tensors for; rows with any other count as one-hot."""
+        brought = {LawKind.DENSE_PROBS: law.probs, LawKind.DENSE_LOGITS: law.logits, LawKind.SPARSE: law.sparse_ids}
+        return {int(kind) for kind, tensor in brought.items() if tensor is not None} & _KINDS[self._needs.law]
 
     def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, step: StepView) -> None:
         drafted = (torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]) & rows[:, None]

@@ -25,6 +25,7 @@ from .lent import Snapshot, is_due
 from .metrics import EngineMetrics
 from .pace import Pace
 from .registry import LoadedProposer, author_frame, told
+from .runner.unread_drafts import Report
 from .runner.views import ViewBuilder
 
 logger = logging.getLogger("specdec")
@@ -102,17 +103,18 @@ class Guest:
             self._started.remove(request.request_id)
             self._notify("on_finish", request, request_ids=(request.request_id,))
 
-    def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
+    def draft(self, step: StepView, budgets: Sequence[int], *, read: bool = True) -> CheckedDraft | None:
         """Show it the step, then ask for drafts if any are wanted. None: no drafts from this step.
 
-        `budgets` are those that the view shows: the view itself may have been written to.
+        `budgets` are those that the view shows: the view itself may have been written to. Without `read` the draft's
+        tokens stay on the device, and are for `check_read` later.
         """
         if not self.enabled:
             return None
         self._num_steps += 1
         lent = Snapshot(step) if is_due(self._num_steps) else None
         start = time.perf_counter()
-        checked = self._asked(step, budgets)
+        checked = self._asked(step, budgets, read=read)
         self._draft_seconds = time.perf_counter() - start
         if lent is None or self._contained("propose", partial(self._require_unchanged, lent), step.request_ids):
             return checked
@@ -124,15 +126,19 @@ class Guest:
             self._pace.record(stats, seconds, self._draft_seconds)
         self._draft_seconds = 0.0
 
-    def _asked(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
+    def check_read(self, request_ids: Sequence[str], reports: Sequence[Report]) -> None:
+        """Check drafts of an earlier step, one for each request, that were not read when they were made."""
+        if self.enabled:
+            self._contained("propose", partial(self._checker.check_read, request_ids, reports), request_ids)
+
+    def _asked(self, step: StepView, budgets: Sequence[int], *, read: bool) -> CheckedDraft | None:
         if not self._observes(step) or not any(budgets):
             return None
         self._metrics.counts["proposer_propose_calls"] += 1
+        check = self._checker.check if read else self._checker.check_unread
         checked: list[CheckedDraft] = []
         self._contained(
-            "propose",
-            lambda: checked.append(self._checker.check(self.proposer.propose(step), step, budgets)),
-            step.request_ids,
+            "propose", lambda: checked.append(check(self.proposer.propose(step), step, budgets)), step.request_ids
         )
         return checked[0] if checked else None
 

@@ -25,6 +25,7 @@ from .runner.draft_store import LawBuffers
 from .runner.host_addressing import HostAddressing, Rows
 from .runner.quantization import check_quantization
 from .runner.target import experts_settings
+from .runner.unread_drafts import UnreadDrafts
 from .runner.views import ViewBuilder
 from .services import BlockDraftKV, Capture, EngineServices, Lender
 from .speculative_config import WHERE, SpeculativeConfig
@@ -88,6 +89,12 @@ class Speculation:
             t2d = torch.full((info.vocab_size,), -1, dtype=torch.int64, device=device)
             t2d[torch.tensor(needs.draft_vocabulary, device=device)] = torch.arange(width, device=device)
         return LawBuffers.allocate(needs.law, (info.max_num_seqs, k, width), t2d, device)
+
+    def unread_drafts(self, info: TargetInfo, device: torch.device) -> UnreadDrafts | None:
+        """Where drafts stay on the device until they are verified; None for a proposer on the host."""
+        if self.loaded.needs.placement == "host":
+            return None
+        return UnreadDrafts(info.max_num_seqs, self.loaded.config.num_draft_tokens, info.vocab_size, device)
 
     def services(
         self,

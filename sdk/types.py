@@ -80,6 +80,7 @@ class KeptRows:
     token_ids: Tensor  # [N] int64
     next_token_ids: Tensor  # [N] int64, the token that follows; undefined in rejected rows
     hidden: Tensor | None  # [N, L*H] in the target's dtype; None unless asked for
+    most_rows: int | None = None  # no request has more, and a pass may be padded to as many; None: not known, or not so
 
     @property
     def next_position(self) -> Tensor:

@@ -34,8 +34,15 @@ class Addressing(Protocol):
         """Blocks that a cache has beyond those of the pool."""
         ...
 
-    def of_batch(self, cache: KVCache, extents: Sequence[Extent]) -> AttentionContext:
-        """A cache as a batch sees it whose requests are known to the host, in the order of their queries."""
+    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
+        """The lists that `of_batch` reads on the device: they travel with the batch's own."""
+        ...
+
+    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> AttentionContext:
+        """A cache as a batch sees it whose requests are known to the host, in the order of their queries.
+
+        `columns`: those of the same extents.
+        """
         ...
 
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> AttentionContext:

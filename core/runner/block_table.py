@@ -26,6 +26,10 @@ class BlockTable:
 
     def update(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> None:
         """Bring rows up to date, each with its generation and the blocks of whoever has it now."""
+        self.write(*upload(self.changes(owned), self.blocks.device))
+
+    def changes(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> tuple[list[int], list[int]]:
+        """What `update` would write: places in the table, and the blocks there. They count as written from now on."""
         places: list[int] = []
         entries: list[int] = []
         for row, generation, blocks in owned:
@@ -37,9 +41,12 @@ class BlockTable:
                 places += range(first, first + len(new))
                 entries += new
                 self._sent[row] = (generation, len(blocks))
-        if places:
-            index, values = upload([places, entries], self.blocks.device)
-            self.blocks.view(-1).index_copy_(0, index, values.int())
+        return places, entries
+
+    def write(self, places: Tensor, entries: Tensor) -> None:
+        """Put entries [n] at their places [n]."""
+        if len(places):
+            self.blocks.view(-1).index_copy_(0, places, entries.int())
 
     def slots(self, rows: Tensor, positions: Tensor, block_size: int) -> Tensor:
         """Where the tokens at (rows [N], positions [N]) lie in a cache: [N] int64."""

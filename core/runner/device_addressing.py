@@ -13,7 +13,6 @@ from .block_table import BlockTable
 from .kv_cache import KVCache
 from .paged_view import PagedView
 from .scheduler import Scheduler
-from .transfer import upload
 
 
 class DeviceAddressing:
@@ -26,15 +25,20 @@ class DeviceAddressing:
         self.block_size = scheduler.pool.block_size
         self.table = BlockTable(num_rows, width, scheduler.pool.num_blocks, device)
 
-    def of_batch(self, cache: KVCache, extents: Sequence[Extent]) -> PagedView:
+    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
         """See `Addressing`."""
-        self.table.update((extent.row, extent.generation, extent.blocks) for extent in extents)
         rows = [extent.row for extent in extents]
         starts = [extent.start for extent in extents]
         bounds = [0, *(extent.first_query + extent.num_queries for extent in extents)]
+        changes = self.table.changes((extent.row, extent.generation, extent.blocks) for extent in extents)
+        return [rows, starts, bounds, *changes]
+
+    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> PagedView:
+        """See `Addressing`."""
+        rows, starts, cu_queries, places, entries = columns
+        self.table.write(places, entries)
         most = max(extent.num_queries for extent in extents)
-        rows_there, starts_there, cu_queries = upload([rows, starts, bounds], cache.device)
-        return PagedView(cache, self.table, rows_there, starts_there, cu_queries, most)
+        return PagedView(cache, self.table, rows, starts, cu_queries, most)
 
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> PagedView:
         """See `Addressing`."""

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.sdk import DraftLaw, LawForm, LawKind
+from specdec.sdk import Draft, DraftLaw, LawForm, LawKind
 
 from ..rejection.types import DraftLaws
 from .transfer import upload
+from .unread_drafts import Report, UnreadDrafts, of_one_kind
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class StoredDraft:
     """One row's draft on the host; its law, if any, is in the buffers."""
 
     generation: int
-    token_ids: list[int]
+    token_ids: list[int]  # zeros, as many as were asked for, while the draft is unread
     kind: LawKind
 
 
@@ -64,7 +65,9 @@ class DraftStore:
 
     NO_LAW = LawKind.ONE_HOT  # what a row without a draft counts as
 
-    def __init__(self, buffers: LawBuffers) -> None:
+    def __init__(self, buffers: LawBuffers, unread: UnreadDrafts | None = None) -> None:
+        """`unread`: where drafts lie whose tokens stay on the device until they are verified; None: they do not."""
+        self.unread = unread
         self._buffers = buffers
         self._drafts: dict[int, StoredDraft] = {}
         self.num_one_hot_fallbacks = 0
@@ -80,27 +83,61 @@ class DraftStore:
         generations: Sequence[int],
         token_ids: Sequence[list[int]],
         law: DraftLaw | None,
+        unread: Draft | None = None,
     ) -> None:
-        """Store one draft per row, replacing what was there. `law` is in the order of `rows`; kept if there is room."""
+        """Store one draft per row, replacing what was there. `law` is in the order of `rows`; kept if there is room.
+
+        `unread`: the draft whose tokens `token_ids` stands for with zeros.
+        """
         law = law if self._buffers.keep_laws else None
+        if unread is not None:
+            self._put_unread(rows, generations, token_ids, law, unread)
+            return
         kinds = [LawKind.ONE_HOT] * len(rows) if law is None else [LawKind(k) for k in law.kind.tolist()]
-        for row, generation, ids, kind in zip(rows, generations, token_ids, kinds, strict=True):
-            if ids:
-                self._drafts[row] = StoredDraft(generation, ids, kind)
-            else:
-                self._drafts.pop(row, None)
+        self._put_tokens(rows, generations, token_ids, kinds)
         if law is not None:
             without_law = [ids for ids, kind in zip(token_ids, kinds, strict=True) if kind is LawKind.ONE_HOT and ids]
             self.num_one_hot_fallbacks += len(without_law)
             self._put_law(rows, law, kinds)
 
+    def _put_unread(
+        self,
+        rows: Sequence[int],
+        generations: Sequence[int],
+        token_ids: Sequence[list[int]],
+        law: DraftLaw | None,
+        draft: Draft,
+    ) -> None:
+        assert self.unread is not None, "asked for by whoever gave the place"
+        tagged = None if law is None else of_one_kind(law, "dense" if self._buffers.dense is not None else "sparse")
+        kinds = [tagged.kind if tagged else LawKind.ONE_HOT] * len(rows)
+        self.unread.put(rows, list(map(len, token_ids)), draft, tagged.has_law if tagged else None)
+        self._put_tokens(rows, generations, token_ids, kinds)
+        if tagged:
+            self._put_law(rows, tagged.law, kinds)
+
+    def _put_tokens(
+        self,
+        rows: Sequence[int],
+        generations: Sequence[int],
+        token_ids: Sequence[list[int]],
+        kinds: Sequence[LawKind],
+    ) -> None:
+        for row, generation, ids, kind in zip(rows, generations, token_ids, kinds, strict=True):
+            if ids:
+                self._drafts[row] = StoredDraft(generation, ids, kind)
+            else:
+                self._drafts.pop(row, None)
+
     def _put_law(self, rows: Sequence[int], law: DraftLaw, kinds: Sequence[LawKind]) -> None:
         buffers = self._buffers
         device = law.kind.device
 
-        def chosen(wanted: LawKind) -> tuple[Tensor, Tensor]:
+        def chosen(wanted: LawKind) -> tuple[Tensor | slice, Tensor]:
             """Places in the law and rows of this kind, listed here: a device would have to be asked how many."""
             places = [place for place, kind in enumerate(kinds) if kind is wanted]
+            if len(places) == len(rows):
+                return slice(None), upload([rows], device)[0]
             at, into = upload([places, [rows[place] for place in places]], device)
             return at, into
 
@@ -122,24 +159,32 @@ class DraftStore:
             return None
         return StoredDraft(generation, stored.token_ids[:limit], stored.kind)
 
-    def laws(self, rows: Sequence[int], kinds: Sequence[LawKind], width: int) -> DraftLaws | None:
-        """The laws of taken drafts in the order of `rows`, [B, width, ...]; None if every one is one-hot."""
+    def count_fallback(self, draft: StoredDraft, report: Report) -> None:
+        """Count an unread draft that turned out to be without a law where others had one."""
+        self.num_one_hot_fallbacks += draft.kind is not LawKind.ONE_HOT and not report.has_law and report.length > 0
+
+    def laws(
+        self, rows: Sequence[int], kinds: Sequence[LawKind], width: int, has_law: Tensor | None = None
+    ) -> DraftLaws | None:
+        """The laws of taken drafts in the order of `rows`, [B, width, ...]; None if every one is one-hot.
+
+        `has_law` [B]: rows of unread drafts that are not one-hot after all; None: as `kinds` says.
+        """
         if all(kind is LawKind.ONE_HOT for kind in kinds):
             return None
         present, buffers = set(kinds), self._buffers
+        device = next(t.device for t in (buffers.dense, buffers.sparse_ids) if t is not None)
+        at, kind = upload([rows, kinds], device)
 
         def gather(source: Tensor | None, *wanted: LawKind) -> Tensor | None:
-            if source is None or present.isdisjoint(wanted):
-                return None
-            return source[upload([rows], source.device)[0], :width]
+            return None if source is None or present.isdisjoint(wanted) else source[at, :width]
 
         dense_probs = gather(buffers.dense, LawKind.DENSE_PROBS)
         dense_logits = gather(buffers.dense, LawKind.DENSE_LOGITS)
         sparse_ids = gather(buffers.sparse_ids, LawKind.SPARSE)
         sparse_probs = gather(buffers.sparse_probs, LawKind.SPARSE)
-        device = next(t.device for t in (dense_probs, dense_logits, sparse_ids) if t is not None)
         return DraftLaws(
-            kind=upload([[int(kind) for kind in kinds]], device, torch.uint8)[0],
+            kind=(kind if has_law is None else kind * has_law).to(torch.uint8),
             probs=dense_probs,
             logits=dense_logits,
             sparse_ids=sparse_ids,

@@ -34,7 +34,11 @@ class HostAddressing:
         self._scheduler = scheduler
         self.block_size = scheduler.pool.block_size
 
-    def of_batch(self, cache: KVCache, extents: Sequence[Extent]) -> CacheView:
+    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
+        """See `Addressing`. None: the host reads its lists where they are."""
+        return []
+
+    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> CacheView:
         """See `Addressing`."""
         return self._view(cache, extents, "causal")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from .host_addressing import HostAddressing
 from .kv_cache import KVCache
 from .scheduler import Scheduler
 from .target import Target, TargetOutput
+from .unread_drafts import Report
 from .views import Committed
 
 
@@ -67,9 +69,12 @@ class Runner:
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
-            committed = self._commit(batch, verdict, logprobs)
+            outcome, reports = self._read(batch, verdict)
+            items = batch.read(self._drafts.unread, reports) if self._drafts.unread and reports else batch.items
+            committed = self._commit(items, outcome, logprobs)
         with self._timed("propose"):
             self._propose(committed, batch, output.hidden)
+            self._check_read(batch, reports)
         stats = self._stats(batch, committed)
         if self._guest:
             self._guest.keep_pace(stats, time.perf_counter() - start)
@@ -96,18 +101,37 @@ class Runner:
         requests = [item.scheduled.request for item in batch.items]
         logprobs: dict[str, Tensor] = {}
         if any(request.adjusts_logits or request.params.logprobs is not None for request in requests):
-            first_rows = batch.cu_rows.tolist()
-            for request, first, stop in zip(requests, first_rows, first_rows[1:], strict=False):
+            bounds = list(accumulate((item.num_logits_rows for item in batch.items), initial=0))
+            for request, first, stop in zip(requests, bounds, bounds[1:], strict=False):
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
-            adjust_logits(output.logits, batch.items, first_rows[:-1])
+            if any(request.adjusts_logits for request in requests):
+                adjust_logits(output.logits, self._early(batch), bounds[:-1])
         sampling = sampling_rows(requests, self._cache.device)
         return self._judge(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
 
-    def _commit(self, batch: Batch, verdict: Verdict, logprobs: dict[str, Tensor]) -> list[Committed]:
-        outcome = torch.cat([verdict.num_accepted[:, None], verdict.status[:, None], verdict.output_ids], dim=1)
+    def _early(self, batch: Batch) -> Sequence[BatchItem]:
+        """The batch's items with all drafts, which penalties read: the host waits for those that it has not."""
+        unread = self._drafts.unread
+        if unread is None or batch.reports is None:
+            return batch.items
+        return batch.read(unread, [Report.parse(row) for row in batch.reports.tolist()])
+
+    @staticmethod
+    def _read(batch: Batch, verdict: Verdict) -> tuple[list[list[int]], list[Report]]:
+        """What became of each request, and its unread draft, if the batch has such: here the host waits."""
+        columns = [verdict.num_accepted[:, None], verdict.status[:, None], verdict.output_ids]
+        if batch.reports is None:
+            return torch.cat(columns, dim=1).tolist(), []
+        rows: list[list[int]] = torch.cat([*columns, batch.reports], dim=1).tolist()
+        width = 2 + verdict.output_ids.shape[1]
+        return rows, [Report.parse(row[width:]) for row in rows]
+
+    def _commit(
+        self, items: Sequence[BatchItem], outcome: Sequence[list[int]], logprobs: dict[str, Tensor]
+    ) -> list[Committed]:
         committed = []
-        for item, (accepted, status, *ids) in zip(batch.items, outcome.tolist(), strict=True):  # waits for the device
+        for item, (accepted, status, *ids) in zip(items, outcome, strict=True):
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
             committed.append(self._commit_one(item, ids[: accepted + 1], accepted, logprobs))
         ended = [each.request for each in committed if each.request.finish_reason is not None]
@@ -147,6 +171,15 @@ class Runner:
         if self._guest:
             self._guest.finish(request.view)
 
+    def _check_read(self, batch: Batch, reports: Sequence[Report]) -> None:
+        """Hold drafts to the contract that only now are read; what verification needs was seen to on the device."""
+        read = [(item, report) for item, report in zip(batch.items, reports, strict=False) if item.draft]
+        for item, report in read:
+            assert item.draft is not None, "chosen"
+            self._drafts.count_fallback(item.draft, report)
+        if self._guest and read:
+            self._guest.check_read([item.scheduled.request.request_id for item, _ in read], [each for _, each in read])
+
     def _propose(self, committed: Sequence[Committed], batch: Batch, hidden: Tensor | None) -> None:
         guest = self._guest
         if guest is None or not guest.enabled:
@@ -156,7 +189,9 @@ class Runner:
             return
         budgets = [draft_budget(each, guest) for each in going_on]
         with torch.inference_mode():
-            draft = guest.draft(guest.views.build(going_on, budgets, batch, hidden), budgets)
+            may_pad = self._addressing.num_pad_blocks > 0
+            view = guest.views.build(going_on, budgets, batch, hidden, may_pad=may_pad)
+            draft = guest.draft(view, budgets, read=self._drafts.unread is None)
         if draft is not None:
             requests = [each.request for each in going_on]
             all_greedy = all(request.params.greedy for request in requests)  # their verification reads no law
@@ -165,6 +200,7 @@ class Runner:
                 [request.generation for request in requests],
                 draft.token_ids,
                 None if all_greedy else draft.law,
+                draft.unread,
             )
 
     def _stats(self, batch: Batch, committed: Sequence[Committed]) -> StepStats:

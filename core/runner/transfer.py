@@ -7,8 +7,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+ALIGNMENT = 16
+"""Bytes. On a device each list begins at a multiple: a kernel is compiled again for pointers that do not."""
+
 
 def upload(lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype = torch.int64) -> list[Tensor]:
     """Several lists in one transfer, one tensor each. From pinned memory: copies from any other are waited for."""
-    flat = torch.tensor([value for values in lists for value in values], dtype=dtype, pin_memory=device.type != "cpu")
-    return list(torch.split(flat.to(device, non_blocking=True), [len(values) for values in lists]))
+    if device.type == "cpu":
+        flat = torch.tensor([value for values in lists for value in values], dtype=dtype)
+        return list(torch.split(flat, [len(values) for values in lists]))
+    padded, sizes = aligned(lists, ALIGNMENT // dtype.itemsize)
+    flat = torch.tensor(padded, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return list(torch.split(flat, sizes))[::2]
+
+
+def aligned(lists: Sequence[Sequence[float]], multiple: int) -> tuple[list[float], list[int]]:
+    """The lists one behind the other, each beginning at a multiple; sizes of list, gap, list, gap, ..."""
+    padded: list[float] = []
+    sizes: list[int] = []
+    for values in lists:
+        gap = -len(values) % multiple
+        padded += [*values, *[0] * gap]
+        sizes += [len(values), gap]
+    return padded, sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -67,6 +67,14 @@ class StepRandom:
         return uniform(self.keys, self.positions, Stream.DRAFT, draft_index)
 
 
+class KeptColumns(NamedTuple):
+    """What the host says of the rows that a view shows."""
+
+    lists: list[list[int]]  # bounds, counts, starts, next tokens; then tokens and positions, or in device form `rows`
+    rows: list[int]  # [N] among the batch's; empty: all of them
+    compact: bool  # host form
+
+
 class ViewBuilder:
     """Builds the view that one proposer declared to need, and keeps the token history if it reads that."""
 
@@ -86,9 +94,18 @@ class ViewBuilder:
         self._recorded: dict[int, tuple[int, int]] = {}  # row -> generation, tokens in the history
 
     def build(
-        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, hidden: Tensor | None
+        self,
+        committed: Sequence[Committed],
+        budgets: Sequence[int],
+        batch: Computed,
+        hidden: Tensor | None,
+        *,
+        may_pad: bool = False,
     ) -> StepView:
-        """The view of the requests that go on; `hidden` [N, L*H] of the whole batch."""
+        """The view of the requests that go on; `hidden` [N, L*H] of the whole batch.
+
+        `may_pad`: whether a draft pass may write past a request's blocks, where nobody reads it.
+        """
         requests = [each.request for each in committed]
         columns: list[list[int]] = [
             [request.row for request in requests],
@@ -101,8 +118,10 @@ class ViewBuilder:
             list(budgets),
             [request.draft_key for request in requests],
         ]
-        facts = upload(columns, self.device)
-        rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys = facts
+        kept = self._kept_columns(committed, len(batch.token_ids))
+        most_rows = max(each.item.num_rows for each in committed) if may_pad and not kept.compact else None
+        facts = upload([*columns, *kept.lists], self.device)
+        rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys, *shown = facts
         self._record(requests)
         return StepView(
             request_ids=tuple(request.request_id for request in requests),
@@ -115,7 +134,7 @@ class ViewBuilder:
             num_drafted=num_drafted,
             num_accepted=num_accepted,
             budget=budget,
-            kept=self._kept_rows(committed, batch, hidden),
+            kept=self._kept_rows(kept, shown, batch, hidden, most_rows),
             random=StepRandom(keys, length),
             sampling=self._sampling(requests),
             history=self._history,
@@ -138,7 +157,7 @@ class ViewBuilder:
         generation, recorded = self._recorded.get(request.row, (-1, 0))
         return recorded if generation == request.generation else 0
 
-    def _kept_rows(self, committed: Sequence[Committed], batch: Computed, hidden: Tensor | None) -> KeptRows:
+    def _kept_columns(self, committed: Sequence[Committed], num_computed: int) -> KeptColumns:
         """Host form: kept rows only, whose tokens the host knows. Device form: every computed row that goes on."""
         compact = self.needs.placement == "host"
         index: list[int] = []
@@ -151,19 +170,33 @@ class ViewBuilder:
             shown = kept if compact else each.item.num_rows
             index += range(first, first + shown)
             bounds.append(len(index))
-            kept_ids += each.request.token_ids[position : position + kept]
-            kept_positions += range(position, position + kept)
+            if compact:
+                kept_ids += each.request.token_ids[position : position + kept]
+                kept_positions += range(position, position + kept)
             next_ids += each.request.token_ids[position + 1 : position + kept + 1] + [-1] * (shown - kept)
         counts = [each.num_kept for each in committed]
         starts = [each.first_position for each in committed]
-        cu_rows, num_kept, kept_start, next_token_ids = upload([bounds, counts, starts, next_ids], self.device)
-        chosen = None
-        if index != list(range(len(batch.token_ids))):
-            (chosen,) = upload([index], batch.token_ids.device)
+        rows = [] if index == list(range(num_computed)) else index
+        lists = [bounds, counts, starts, next_ids]
         if compact:
-            token_ids, positions = upload([kept_ids, kept_positions], self.device)
+            return KeptColumns([*lists, kept_ids, kept_positions], rows, compact)
+        return KeptColumns([*lists, rows], rows, compact)
+
+    @staticmethod
+    def _kept_rows(
+        kept: KeptColumns, sent: Sequence[Tensor], batch: Computed, hidden: Tensor | None, most_rows: int | None
+    ) -> KeptRows:
+        """`sent`: the columns' lists, where the view is shown."""
+        cu_rows, num_kept, kept_start, next_token_ids, *rest = sent
+        if kept.compact:
+            token_ids, positions = rest
+            if hidden is not None and kept.rows:
+                hidden = hidden[upload([kept.rows], hidden.device)[0]]
         else:
-            token_ids, positions = _rows(batch.token_ids, chosen), _rows(batch.positions, chosen)
+            token_ids, positions = batch.token_ids, batch.positions
+            if kept.rows:
+                token_ids, positions = token_ids[rest[0]], positions[rest[0]]
+                hidden = None if hidden is None else hidden[rest[0]]
         return KeptRows(
             cu_rows=cu_rows,
             num_kept=num_kept,
@@ -171,7 +204,8 @@ class ViewBuilder:
             positions=positions,
             token_ids=token_ids,
             next_token_ids=next_token_ids,
-            hidden=None if hidden is None else _rows(hidden, chosen).to(self.device),
+            hidden=None if hidden is None else hidden.to(cu_rows.device),
+            most_rows=most_rows,
         )
 
     def _sampling(self, requests: Sequence[Request]) -> SamplingView | None:
@@ -186,7 +220,3 @@ class ViewBuilder:
             for name in self.needs.sampling
         }
         return SamplingView(**columns, all_greedy=all(request.params.greedy for request in requests))
-
-
-def _rows(computed: Tensor, chosen: Tensor | None) -> Tensor:
-    return computed if chosen is None else computed[chosen]

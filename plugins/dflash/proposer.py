@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.sdk import Checkpoint, KeptRows, Needs, ProposerConfig, StepView, TargetInfo
-from specdec.sdk.model_proposer import DraftVocabulary, ParallelProposer, Weights, draft_kv_of
+from specdec.sdk import Checkpoint, KeptRows, Needs, ProposerConfig, Services, StepView, TargetInfo
+from specdec.sdk.model_proposer import (
+    DraftVocabulary,
+    ParallelProposer,
+    Weights,
+    draft_kv_of,
+    per_request,
+    width_of,
+)
 
 from .checkpoint import DFlashSpec
 from .network import DFlashNetwork
@@ -72,23 +79,43 @@ class DFlashProposer(ParallelProposer):
         row: Tensor = embedding(torch.tensor([mask_id], device=self.services.device))[0]
         return row
 
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """See `ParallelProposer.bind`."""
+        super().bind(target, services)
+        self._captured_context = services.capture(self._write_each)
+
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Write the context rows of everything that the step committed."""
         kept = step.kept
         assert kept.hidden is not None, "declared"
+        width = width_of(step)
+        if width is not None:
+            self._captured_context(step.rows, kept.num_kept, *per_request(step, width, kept.positions, kept.hidden))
+            return
         index, owner = kept_entries(kept)
-        positions, rows = kept.positions[index], step.rows[owner]
+        self._write(step.rows[owner], kept.positions[index], kept.hidden[index])
+
+    def _write_each(self, rows: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+        """Of each request's entries [b, W] the first `num_kept`; the others give way to the last of these."""
+        width = positions.shape[1]
+        entry = torch.arange(width, device=rows.device).minimum(num_kept[:, None] - 1)
+        owner = torch.arange(len(rows), device=rows.device)[:, None].expand(-1, width)
+        self._write(rows[owner].flatten(), positions[owner, entry].flatten(), hidden[owner, entry].flatten(0, 1))
+        return rows
+
+    def _write(self, rows: Tensor, positions: Tensor, hidden: Tensor) -> None:
         store = self.services.draft_kv()
-        for layer, (keys, values) in enumerate(self.network.context(kept.hidden[index], positions)):
+        for layer, (keys, values) in enumerate(self.network.context(hidden, positions)):
             store.write(layer, rows, positions, keys, values)
 
-    def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
+    def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
+        """Where each block goes, and its anchor."""
+        return step.rows, step.kept.next_position, step.newest_token
+
+    def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
         """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
-        rows, anchors = step.rows, step.newest_token
-        starts = step.kept.next_position
-        if chosen is not None:
-            rows, anchors, starts = rows[chosen], anchors[chosen], starts[chosen]
+        rows, starts, anchors = inputs
         slots = torch.arange(self._spec.num_slots(self.config.num_draft_tokens), device=rows.device)
         cu_queries = torch.arange(len(rows) + 1, device=rows.device) * len(slots)
         store = self.services.draft_kv()

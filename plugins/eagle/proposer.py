@@ -152,11 +152,13 @@ class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
         """The head's logits of recycled states."""
         return self.network.logits(states)
 
-    def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
+    def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
+        """Where the rows of the mask go, and the states after what was committed."""
+        return step.rows, step.kept.next_position, self._states
+
+    def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
         """The first token's from the last row of what was committed, the others' from a row of the mask each."""
-        rows, starts, states = step.rows, step.kept.next_position, self._states
-        if chosen is not None:
-            rows, starts, states = rows[chosen], starts[chosen], states[chosen]
+        rows, starts, states = inputs
         num_masks = num_tokens - 1
         if num_masks == 0:
             return self.logits(states[:, None])

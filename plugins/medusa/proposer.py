@@ -63,9 +63,13 @@ class MedusaProposer(ParallelProposer):
         assert kept.hidden is not None, "declared"
         self._final = kept.hidden[kept.last]
 
-    def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
+    def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
+        """The hidden states that `observe` kept."""
+        return (self._final,)
+
+    def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
         """One pass over one row per request."""
-        final = self._final if chosen is None else self._final[chosen]
+        (final,) = inputs
         logits: Tensor = self.network(final.to(self._dtype), num_tokens)
         return logits
 

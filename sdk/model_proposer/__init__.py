@@ -7,6 +7,7 @@ Importing it loads torch; `import specdec.sdk` does not.
 
 from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
+from .each import per_request, width_of
 from .kv_shape import draft_kv_of
 from .parallel import ParallelProposer
 from .sampling import DraftSampler
@@ -26,4 +27,6 @@ __all__ = [
     "Weights",
     "draft_kv_of",
     "load_module",
+    "per_request",
+    "width_of",
 ]

@@ -13,6 +13,8 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
+from .each import per_request, width_of
+from .sampling import most_likely
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,23 @@ class AutoregressiveProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """See `ModelProposer.bind`."""
         super().bind(target, services)
+        self._captured_first = services.capture(self._first_each)
         self._captured_pass = services.capture(self._one_each)
         self._captured_logits = services.capture(self.logits)
+        self._captured_chain = services.capture(self._chain)
 
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Run everything that the step committed; keeps the states that `propose` starts from."""
-        inputs = self._shifted(step) if self.ROWS_ARE_SHIFTED else self._tokens(step)
-        self._states = self.first(inputs)
+        width = width_of(step)
+        if width is None:
+            self._states = self.first(self._shifted(step) if self.ROWS_ARE_SHIFTED else self._tokens(step))
+            return
+        kept = step.kept
+        token_ids = kept.next_token_ids if self.ROWS_ARE_SHIFTED else kept.token_ids
+        columns = [token_ids] if kept.hidden is None else [token_ids, kept.hidden]
+        places = (step.rows, kept.kept_start, kept.num_kept, step.newest_token)
+        self._states = self._captured_first(*places, *per_request(step, width, *columns))
 
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
@@ -76,11 +87,41 @@ class AutoregressiveProposer(ModelProposer):
         if not self.ROWS_ARE_SHIFTED:
             position = position + 1
         budget = self.most_wanted(step)
+        if sampler.is_greedy and budget == self.config.num_draft_tokens:
+            return sampler.draft_of(self._captured_chain(rows, position, states))
         for index in range(budget):
             token_ids = sampler.draw(self._captured_logits(states))
             if index + 1 < budget:
                 states = self._captured_pass(token_ids, rows, position + index, states)
         return sampler.draft()
+
+    def _chain(self, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
+        """The most likely tokens [b, K], one after the other, from states [b, S]; the first is put at `positions`."""
+        drawn = [most_likely(self.logits(states), self.vocabulary)]
+        for index in range(self.config.num_draft_tokens - 1):
+            states = self._one_each(drawn[-1], rows, positions + index, states)
+            drawn.append(most_likely(self.logits(states), self.vocabulary))
+        return torch.stack(drawn, dim=1)
+
+    def _first_each(
+        self, rows: Tensor, starts: Tensor, num_kept: Tensor, newest: Tensor, token_ids: Tensor, *hidden: Tensor
+    ) -> Tensor:
+        """The states after the kept entries, the first `num_kept` [b] of token_ids [b, W] and hidden [b, W, L*H].
+
+        What the others write is overwritten before it is read, like the rows of rejected drafts.
+        """
+        if not self.ROWS_ARE_SHIFTED:  # one input more: the newest token, right behind the kept ones
+            places = torch.arange(token_ids.shape[1] + 1, device=rows.device)
+            widened = torch.cat([token_ids, newest[:, None]], dim=1)
+            token_ids = torch.where(places == num_kept[:, None], newest[:, None], widened)
+        count, width = token_ids.shape
+        cu_queries = torch.arange(count + 1, device=rows.device) * width
+        offsets = torch.arange(width, device=rows.device)
+        positions = (starts[:, None] + offsets).clamp(max=self.target.max_model_len - 1).flatten()
+        last = cu_queries[:-1] + num_kept - (1 if self.ROWS_ARE_SHIFTED else 0)
+        attention = self.services.draft_kv().attention(rows, starts, cu_queries)
+        states = hidden[0].flatten(0, 1) if hidden else None
+        return self.first(DraftInputs(token_ids.flatten().clamp(min=0), positions, states, last, attention))
 
     def _one_each(self, token_ids: Tensor, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
         """One drafted token per request at `positions` of `rows`; its new states."""

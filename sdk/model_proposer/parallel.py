@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..types import Draft, StepView
+from ..services import Services
+from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
+from .sampling import most_likely
 
 
 class ParallelProposer(ModelProposer):
     """The network gives the logits of every draft position at once; the tokens are drawn independently."""
 
     @abstractmethod
-    def block_logits(self, step: StepView, chosen: Tensor | None, num_tokens: int) -> Tensor:
-        """Logits [b, num_tokens, D] of the first draft tokens of the `chosen` places in the step (None: all)."""
+    def block_inputs(self, step: StepView) -> Sequence[Tensor]:
+        """What `block_logits` reads of a step: tensors [B, ...] with one row per request."""
+
+    @abstractmethod
+    def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
+        """Logits [b, num_tokens, D] of the first draft tokens, row by row from `block_inputs` of some requests.
+
+        It may be recorded on a device; `Services.capture` says what that asks of it.
+        """
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """See `ModelProposer.bind`."""
+        super().bind(target, services)
+        self._captured: dict[tuple[bool, int], Callable[..., Tensor]] = {}
 
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
@@ -26,6 +42,22 @@ class ParallelProposer(ModelProposer):
         sampler = self.sampler(step, chosen)
         if num_tokens == 0:
             return sampler.draft()
-        for logits in self.block_logits(step, chosen, num_tokens).unbind(dim=1):
+        inputs = self.block_inputs(step)
+        if chosen is not None:
+            inputs = [each[chosen] for each in inputs]
+        block = self._pass(num_tokens, greedy=sampler.is_greedy)(*inputs)
+        if sampler.is_greedy:
+            return sampler.draft_of(block)
+        for logits in block.unbind(dim=1):
             sampler.draw(logits)
         return sampler.draft()
+
+    def _pass(self, num_tokens: int, *, greedy: bool) -> Callable[..., Tensor]:
+        """The pass for so many tokens: their logits, or the most likely ones' ids."""
+        if (greedy, num_tokens) not in self._captured:
+            function = self._block_ids if greedy else self.block_logits
+            self._captured[greedy, num_tokens] = self.services.capture(partial(function, num_tokens))
+        return self._captured[greedy, num_tokens]
+
+    def _block_ids(self, num_tokens: int, *inputs: Tensor) -> Tensor:
+        return most_likely(self.block_logits(num_tokens, *inputs), self.vocabulary)

@@ -41,23 +41,32 @@ class DraftSampler:
             sampling = _rows_of(step.sampling, chosen)
             self._law = _SparseLaw(sampling, sparse_top_m) if form == "sparse" else _DenseLaw(sampling)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every row takes its most likely token and no law is reported."""
+        return self._law is None
+
     def draw(self, logits: Tensor) -> Tensor:
         """The next draft token of every row, as target ids [b], from its logits [b, D]."""
         index = len(self._drawn)
         if self._law is None:
-            ids = logits.argmax(dim=-1)
+            ids = most_likely(logits, self._vocabulary)
         else:
             uniform = self._step.random.uniform(index)
-            ids = self._law.draw(logits, uniform if self._chosen is None else uniform[self._chosen])
-        self._drawn.append(ids if self._vocabulary is None else self._vocabulary.target_ids[ids])
-        return self._drawn[-1]
+            drawn = self._law.draw(logits, uniform if self._chosen is None else uniform[self._chosen])
+            ids = target_ids(drawn, self._vocabulary)
+        self._drawn.append(ids)
+        return ids
 
     def draft(self) -> Draft:
         """Everything drawn, each row cut to its budget."""
-        step = self._step
         if not self._drawn:
-            return Draft.from_lists([[]] * len(step), step.num_draft_tokens)
-        drawn = torch.stack(self._drawn, dim=1)
+            return Draft.from_lists([[]] * len(self._step), self._step.num_draft_tokens)
+        return self.draft_of(torch.stack(self._drawn, dim=1))
+
+    def draft_of(self, drawn: Tensor) -> Draft:
+        """Target ids [b, n], each row cut to its budget: those drawn here, or the most likely ones of a greedy step."""
+        step = self._step
         token_ids = self._placed(drawn, PADDING_TOKEN_ID)
         lengths = step.budget.clamp(max=drawn.shape[1])
         if self._chosen is not None:
@@ -182,6 +191,16 @@ class _DenseLaw(_Law):
 
     def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
         return {"logits": torch.stack(self._logits, dim=1)}
+
+
+def most_likely(logits: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
+    """Target ids [...] of the largest logits [..., D]."""
+    return target_ids(logits.argmax(dim=-1), vocabulary)
+
+
+def target_ids(ids: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
+    """Draft ids as the target's."""
+    return ids if vocabulary is None else vocabulary.target_ids[ids]
 
 
 def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:

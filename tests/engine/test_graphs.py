@@ -11,29 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from device_steps import DRAFTERS, Replayer
 from engine_helpers import GREEDY, assert_same_tokens, make_llm, tokens
 
+from specdec import SamplingParams
 from specdec.core import assembly
+from specdec.core.kernels.paged_attention import dispatch
 from specdec.core.runner.graphs import MOST_TOKENS, Bucket, GraphedFunction, GraphedTarget, batch_sizes, buckets
-from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.sdk import ConfigError
-
-
-class Replayer:
-    """Counts recordings and replays."""
-
-    def __init__(self, device=None):
-        self.num_recorded = self.num_replays = 0
-
-    def record(self, work):
-        work()
-        self.num_recorded += 1
-
-        def replay():
-            self.num_replays += 1
-            work()
-
-        return replay
 
 
 class Refuser:
@@ -42,14 +27,6 @@ class Refuser:
 
     def record(self, work):
         raise RuntimeError("operation not permitted when stream is capturing")
-
-
-class DeviceEagle3(Eagle3Proposer):
-    """Shown the form of kept rows that a device would be shown."""
-
-    @classmethod
-    def needs(cls, config, target):
-        return super().needs(config, target).replace(placement="device")
 
 
 @pytest.fixture
@@ -98,16 +75,58 @@ def test_replayed_steps_generate_what_transformers_generates(
     assert recorder.num_replays > 10
 
 
-def test_passes_of_a_drafter_are_replayed_and_draft_the_same(recorder, prompts, truth, target_path, monkeypatch):
+PASSES = {"eagle": 2, "eagle3": 2, "draft": 2, "dflash": 2, "medusa": 1}
+"""Recorded pieces of a greedy decoding step: what is made of the committed rows, and the draft of all K tokens."""
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_passes_of_a_drafter_are_replayed_and_draft_the_same(name, recorder, prompts, truth, target_path, monkeypatch):
     """Three requests in a shape for four: the row that is computed twice changes nothing."""
-    settings = {"k": 3, "speculative": {"model": str(target_path.parent / "eagle3")}, "max_num_seqs": 4}
-    llm = make_llm(f"{__name__}:DeviceEagle3", **settings)
-    before = recorder.num_recorded
+    settings = {"k": 3, "speculative": {"model": str(target_path.parent / name)}, "max_num_seqs": 4}
+    method = f"device_steps:{DRAFTERS[name].__name__}"
+    llm = make_llm(method, **settings)
     assert generate(llm, prompts[:3]) == truth[:3]
-    assert recorder.num_recorded > before, "no pass of the drafter was recorded"
-    plain = make_llm(f"{__name__}:DeviceEagle3", **settings, cuda_graphs=False)
+    plain = make_llm(method, **settings, cuda_graphs=False)
     assert generate(plain, prompts[:3]) == truth[:3]
     assert llm.engine.metrics.acceptance.num_accepted_tokens == plain.engine.metrics.acceptance.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_no_pass_of_a_decoding_step_runs_outside_what_is_recorded(name, recorder, prompts, target_path, monkeypatch):
+    outside = []
+    attend = dispatch.PAGED_ATTENTION["cpu"]
+
+    def seen(*args):
+        outside.append(not recorder.is_running)
+        return attend(*args)
+
+    monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", seen)
+    speculative = {"model": str(target_path.parent / name)}
+    llm = make_llm(f"device_steps:{DRAFTERS[name].__name__}", k=3, speculative=speculative, max_num_seqs=4)
+    for index in range(3):
+        llm.engine.add_request(prompts[index], GREEDY.replace(max_tokens=60), str(index))
+    for _ in range(6):
+        llm.engine.step()
+    outside.clear()
+    recorded, before = recorder.num_recorded, recorder.num_replays
+    for _ in range(5):
+        llm.engine.step()
+    assert outside
+    assert not any(outside)
+    assert recorder.num_recorded == recorded
+    assert recorder.num_replays - before == 5 * (1 + PASSES[name])
+
+
+def test_a_chain_with_laws_is_replayed_token_by_token_and_draws_the_same(recorder, prompts, target_path):
+    params = SamplingParams(temperature=0.8, max_tokens=32, ignore_eos=True, seed=5)
+    found = {}
+    for graphs in (None, False):
+        speculative = {"model": str(target_path.parent / "eagle3"), "draft_sample_method": "probabilistic"}
+        llm = make_llm("device_steps:DeviceEagle3", k=3, speculative=speculative, max_num_seqs=4, cuda_graphs=graphs)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:3]], params)
+        found[graphs] = tokens(outputs), llm.engine.metrics.acceptance.num_accepted_tokens
+    assert found[None] == found[False]
+    assert found[None][1] > 0
 
 
 def batch_of(*num_rows):

@@ -1,79 +1,31 @@
-"""How often a step reads back from its device: each time the host waits until everything before is computed.
-
-A step is run on the CPU as a GPU would run it (block table, kept rows in the device form), and every call of a tensor
-method that needs values on the host is counted; so is `where` with a number, which is copied to the device and waited
-for. What the kernels of a GPU do without the host, their plain forms do in Python: those are not counted. `tests/gpu`
-counts the real ones.
-"""
+"""How often a step waits for its device, and how often it sends something there. `tests/gpu` counts real waits."""
 
 from __future__ import annotations
 
-from collections import Counter
+import importlib
 
 import pytest
 import torch
+from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow
 from engine_helpers import GREEDY, make_llm
-from torch.overrides import TorchFunctionMode
 
 from specdec import SamplingParams
 from specdec.core import assembly
 from specdec.core.kernels.paged_attention import dispatch
 from specdec.core.rejection import sampler
 from specdec.core.runner import views
-from specdec.plugins.eagle.proposer import Eagle3Proposer
+from specdec.core.runner.transfer import aligned
 
 K = 3
 NUM_CHECKED_STEPS = 18
-READS = {"tolist", "item", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__contains__"}
+NUM_STEPS = 5
 SAMPLED = SamplingParams(temperature=0.8, max_tokens=48, ignore_eos=True, seed=1)
-
-
-class Reads(TorchFunctionMode):
-    """Counts calls that read values, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = Counter()
-        self.inside_kernel = False
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        name = getattr(function, "__name__", "")
-        copies = name == "where" and not all(isinstance(each, torch.Tensor) for each in args)
-        if (name in READS or copies) and not self.inside_kernel:
-            self.found[name] += 1
-        return function(*args, **(kwargs or {}))
-
-    def kernel(self, plain):
-        """A plain form that stands for a kernel."""
-
-        def call(*args, **kwargs):
-            self.inside_kernel = True
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                self.inside_kernel = False
-
-        return call
-
-
-class DeviceEagle3(Eagle3Proposer):
-    """Behaves as on a device, where asking which rows want drafts would wait."""
-
-    @classmethod
-    def needs(cls, config, target):
-        return super().needs(config, target).replace(placement="device")
-
-    def wanted(self, step):
-        return None
-
-    @staticmethod
-    def most_wanted(step):
-        return step.num_draft_tokens
+ONE_WAIT = [{"tolist": 1}] * NUM_STEPS
 
 
 @pytest.fixture
-def reads(monkeypatch):
-    mode = Reads()
+def waits(monkeypatch):
+    mode = Waits()
     monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
     monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", mode.kernel(dispatch.PAGED_ATTENTION["cpu"]))
     monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(sampler.VERIFY_BACKENDS["cpu"])})
@@ -81,43 +33,97 @@ def reads(monkeypatch):
     return mode
 
 
-def counted(reads, llm, prompts, params, num_steps=6):
-    """Reads of each of some decoding steps, after those in which every view and draft is looked at closely."""
+@pytest.fixture(scope="module")
+def mtp_target(tmp_path_factory):
+    """The tiny target with a module of random weights."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(__file__).replace("engine/test_host_reads.py", "plugins"))
+        made = importlib.import_module("mtp_checkpoints")
+    module = made.tiny_module()
+    directory = tmp_path_factory.mktemp("mtp") / "target"
+    return made.tiny_target(directory, module.tensors(made.QWEN, 0), mtp_num_hidden_layers=1)
+
+
+def counted(waits, llm, prompts, params):
+    """Waits of each of some decoding steps, after those in which every view and draft is looked at closely."""
     for index in range(3):
         llm.engine.add_request(prompts[index], params.replace(max_tokens=200), str(index))
     for _ in range(NUM_CHECKED_STEPS):
         llm.engine.step()
-    counts = []
-    for _ in range(num_steps):
-        reads.found.clear()
-        with reads:
+    counts, below = [], WaitsBelow(waits)
+    waits.num_sent = 0
+    for _ in range(NUM_STEPS):
+        waits.found.clear()
+        with below, waits:
             llm.engine.step()
-        counts.append(dict(reads.found))
+        counts.append(dict(waits.found))
+    assert not below.found
     return counts
 
 
+def drafting(name, target_path, mtp_target, **speculative):
+    settings = {"model": str(mtp_target)} if name == "mtp" else {}
+    model = {} if name == "mtp" else {"model": str(target_path.parent / name)}
+    return make_llm(f"device_steps:{DRAFTERS[name].__name__}", k=K, speculative=model | speculative, **settings)
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_plain_step_reads_once(params, reads, prompts):
-    assert counted(reads, make_llm(), prompts, params) == [{"tolist": 1}] * 6
+def test_a_plain_step_waits_once_and_sends_its_batch_at_once(params, waits, prompts):
+    assert counted(waits, make_llm(), prompts, params) == ONE_WAIT
+    assert waits.num_sent == 3 * NUM_STEPS, "the batch, and two kinds of sampling parameters"
 
 
-def test_a_step_with_drafts_from_a_device_reads_once_more(reads, prompts, target_path):
-    """The outcome of verification, then the drafts and their lengths."""
-    speculative = {"model": str(target_path.parent / "eagle3")}
-    llm = make_llm(f"{__name__}:DeviceEagle3", k=K, speculative=speculative)
-    assert counted(reads, llm, prompts, GREEDY) == [{"tolist": 2}] * 6
-    assert llm.engine.metrics.acceptance.num_accepted_tokens > 0
+def test_a_step_with_drafts_from_the_host_waits_once(waits, prompts, sequences):
+    llm = make_llm("Scripted", k=K, options={"sequences": sequences, "wrong_every": 3})
+    guest = llm.engine.parts.guest
+    guest.draft = waits.kernel(guest.draft)  # drafts and views of the host lie on the host
+    assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
 
 
-def test_laws_of_drafts_from_a_device_are_kept_there(reads, prompts, target_path):
-    """Beyond the drafts only the kind of each row's law is read: where it is checked, and where it is stored."""
-    speculative = {"model": str(target_path.parent / "eagle3"), "draft_sample_method": "probabilistic"}
-    llm = make_llm(f"{__name__}:DeviceEagle3", k=K, speculative=speculative)
-    assert counted(reads, llm, prompts, SAMPLED) == [{"tolist": 4}] * 6
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_step_with_drafts_from_a_device_waits_once(
+    name, graphs, waits, prompts, target_path, mtp_target, monkeypatch
+):
+    if graphs:
+        monkeypatch.setitem(assembly.RECORDERS, "cpu", Replayer)
+    llm = drafting(name, target_path, mtp_target)
+    assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
+    assert waits.num_sent == 5 * NUM_STEPS, "the batch, sampling parameters, the view, where drafts are kept"
+    assert llm.engine.metrics.acceptance.num_draft_tokens >= 3 * K * NUM_STEPS
 
 
-def test_the_counter_sees_every_way_of_reading():
-    with Reads() as mode:
-        tensor = torch.tensor([1.0, 0.0])
+@pytest.mark.parametrize("law", ["sparse", "dense"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_laws_of_drafts_from_a_device_stay_there(name, law, waits, prompts, target_path, mtp_target):
+    llm = drafting(
+        name, target_path, mtp_target, draft_sample_method="probabilistic", proposer_config={"draft_law": law}
+    )
+    assert counted(waits, llm, prompts, SAMPLED) == ONE_WAIT
+
+
+def test_requests_with_penalties_wait_once_more_for_drafts_and_rows(waits, prompts, target_path, mtp_target):
+    llm = drafting("medusa", target_path, mtp_target)
+    found = counted(waits, llm, prompts, GREEDY.replace(frequency_penalty=0.5))
+    assert found == [{"tolist": 2}] * NUM_STEPS
+
+
+def test_the_counter_sees_every_way_of_waiting():
+    mode = Waits()
+    below = WaitsBelow(mode)
+    tensor = torch.tensor([1.0, 0.0])
+    with below, mode:
         tensor.tolist(), tensor[0].item(), bool(tensor[0]), int(tensor[0]), tensor.nonzero(), tensor.cpu()
-    assert mode.found == {"tolist": 1, "item": 1, "__bool__": 1, "__int__": 1, "nonzero": 1, "cpu": 1}
+        tensor[tensor > 0], tensor.to("cpu"), torch.where(tensor > 0, tensor, 1.0), tensor.masked_select(tensor > 0)
+        tensor.repeat_interleave(tensor.long()), torch.equal(tensor, tensor)
+    once = ("tolist", "item", "__bool__", "__int__", "nonzero", "cpu", "__getitem__", "to", "where", "masked_select")
+    assert mode.found == dict.fromkeys((*once, "repeat_interleave", "equal"), 1)
+    assert below.found["_local_scalar_dense"] >= 2
+
+
+def test_lists_that_travel_together_begin_where_kernels_want_them():
+    padded, sizes = aligned([[1, 2, 3], [], [4], [5, 6]], 2)
+    assert padded == [1, 2, 3, 0, 4, 0, 5, 6]
+    parts = torch.split(torch.tensor(padded), sizes)[::2]
+    assert [part.tolist() for part in parts] == [[1, 2, 3], [], [4], [5, 6]]
+    assert all(part.storage_offset() % 2 == 0 for part in parts)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from gpu_helpers import DRAFTERS, GREEDY, NGRAM, engine, generate, prompts, speculation
 
-from specdec import SamplingParams
-from specdec.core.runner.graphs import GraphedTarget
+from specdec import LLM, SamplingParams
+from specdec.core.runner.graphs import CudaRecorder, GraphedTarget
+from specdec.core.runner.transfer import upload
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=48, ignore_eos=True, seed=3)
 
@@ -47,24 +48,60 @@ def test_graphs_are_on_and_change_no_greedy_token(plain):
     assert generate(engine(cuda_graphs=False)) == plain
 
 
-@pytest.mark.parametrize("speculative", [None, NGRAM, speculation("eagle3")], ids=["plain", "host", "device"])
-def test_waits_per_decoding_step(speculative):
-    """One for the outcome, one more for drafts of a device. The first steps, which check more, do not count."""
-    llm = engine(speculative_config=speculative)
+PLAIN_AND_DRAFTED = {"plain": None, "host": NGRAM} | {name: speculation(name) for name in DRAFTERS}
+
+
+def waits_of(llm: LLM, params: SamplingParams, num_steps: int = 4) -> list[str]:
+    """What torch says of waits in some decoding steps. The first steps, which check more, do not count."""
     for prompt in prompts(llm, 3):
-        llm.engine.add_request({"prompt_token_ids": prompt}, GREEDY.replace(max_tokens=200))
+        llm.engine.add_request({"prompt_token_ids": prompt}, params.replace(max_tokens=200))
     for _ in range(18):
         llm.engine.step()
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            for _ in range(4):
+            for _ in range(num_steps):
                 llm.engine.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    waits = [str(each.message) for each in caught if "synchronizing" in str(each.message)]
-    assert len(waits) <= 4 * (2 if speculative and "eagle" in str(speculative["method"]) else 1), waits
+    return [str(each.message) for each in caught if "synchronizing" in str(each.message)]
+
+
+@pytest.mark.parametrize("name", PLAIN_AND_DRAFTED)
+def test_a_decoding_step_waits_once(name):
+    waits = waits_of(engine(speculative_config=PLAIN_AND_DRAFTED[name]), GREEDY)
+    assert len(waits) <= 4, waits
+
+
+@pytest.mark.parametrize("law", ["sparse", "dense"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafts_with_laws_are_accepted_and_nobody_waits_for_them(name, law):
+    probabilistic = {"draft_sample_method": "probabilistic", "proposer_config": {"draft_law": law}}
+    llm = engine(speculative_config=speculation(name) | probabilistic)
+    waits = waits_of(llm, SAMPLED)
+    assert len(waits) <= 4, waits
+    assert llm.engine.metrics.acceptance.num_accepted_tokens > 10
+    assert not llm.engine.metrics.proposer_errors
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_passes_of_drafters_are_recorded(name, caplog, monkeypatch):
+    recorded = []
+    record = CudaRecorder.record
+    monkeypatch.setattr(CudaRecorder, "record", lambda self, work: recorded.append(work) or record(self, work))
+    with caplog.at_level("WARNING", "specdec"):
+        llm = engine(speculative_config=speculation(name))
+        num_of_target = len(recorded)
+        generate(llm, 3)
+    assert "cannot be recorded" not in caplog.text
+    assert len(recorded) > num_of_target
+
+
+def test_what_is_sent_begins_where_kernels_want_it():
+    sent = upload([[1, 2, 3], [], [4], [5, 6]], torch.device("cuda"))
+    assert [each.tolist() for each in sent] == [[1, 2, 3], [], [4], [5, 6]]
+    assert all(each.data_ptr() % 16 == 0 for each in sent)
 
 
 def test_the_cache_is_sized_from_what_is_left():

@@ -1,0 +1,29 @@
+"""A decoding step's kept rows as a rectangle, so that the pass over them has one of two shapes and can be recorded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import StepView
+
+
+def width_of(step: StepView) -> int | None:
+    """1 or K + 1: as many entries per request hold the step's; None if they do not, or a pass may not be padded."""
+    most = step.kept.most_rows
+    if most is None or most > step.num_draft_tokens + 1:
+        return None
+    return 1 if most == 1 else step.num_draft_tokens + 1
+
+
+def per_request(step: StepView, width: int, *columns: Tensor) -> list[Tensor]:
+    """Each column [N, ...] of the kept rows as [B, width, ...].
+
+    Behind a request's own entries stand any others: like those of rejected rows they are never to be used.
+    """
+    kept, count = step.kept, len(step)
+    if len(kept.positions) == count * width:
+        return [column.view(count, width, *column.shape[1:]) for column in columns]
+    offsets = torch.arange(width, device=kept.cu_rows.device)
+    entries = (kept.cu_rows[:-1, None] + offsets).clamp(max=len(kept.positions) - 1)
+    return [column[entries] for column in columns]
