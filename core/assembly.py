@@ -24,7 +24,7 @@ from .registry import PluginSettings
 from .rejection import plan, verify
 from .runner.addressing import Addressing
 from .runner.block_pool import BlockPool
-from .runner.compiled import compile_decoder
+from .runner.compiled import compile_network, compile_target
 from .runner.device_addressing import DeviceAddressing
 from .runner.draft_store import DraftStore, LawBuffers
 from .runner.graphs import CudaRecorder, Graphs, Recorder
@@ -92,13 +92,14 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     guest, graphs = None, _graphs(config, info, device)
     if speculation:
         capture = graphs.function if graphs else None
+        compiling = compile_network if config.torch_compile else None
         services = speculation.services(
-            info, target, tokenizer, scheduler, num_blocks, config.moe_backend, addressing, capture
+            info, target, tokenizer, scheduler, num_blocks, config.moe_backend, addressing, capture, compiling
         )
         guest = speculation.guest(info, services, metrics, hooks.observers, device)
         target.capture(guest.needs.hidden_states)
     if config.torch_compile:
-        compile_decoder(target)
+        compile_target(target)
     served: Target = target
     if graphs and isinstance(addressing, DeviceAddressing):
         served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)

@@ -30,6 +30,7 @@ class Lender(Protocol):
 
 
 Capture = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+Compile = Callable[[nn.Module], None]
 
 
 class BlockDraftKV:
@@ -73,8 +74,12 @@ class EngineServices:
         draft_kv: DraftKVStore | None,
         moe_backend: str | None = None,
         capture: Capture | None = None,
+        compiling: Compile | None = None,
     ) -> None:
-        """`capture`: makes a replayable form of a function of tensors; None: the device has none."""
+        """`capture`: makes a replayable form of a function of tensors; None: the device has none.
+
+        `compiling`: has a network compiled, in place; None: networks run as they are.
+        """
         self.target = info
         self.tokenizer = tokenizer
         self.device = target.device
@@ -84,6 +89,7 @@ class EngineServices:
         self._draft_kv = draft_kv
         self._moe_backend = moe_backend
         self._capture = capture
+        self._compiling = compiling
 
     @property
     def logit_scale(self) -> float:
@@ -100,7 +106,9 @@ class EngineServices:
 
     def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
         """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
-        return draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device)
+        model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device)
+        self._compile(model.get_decoder())
+        return model
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
         """A transformers decoder with random weights. Raises Refusal for a configuration that cannot be served."""
@@ -109,6 +117,11 @@ class EngineServices:
     def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
         """Device, dtype, quantization and the layout of weights, in place."""
         draft_networks.finish(network, self._inherited(settings), self.device)
+        self._compile(network)
+
+    def _compile(self, network: nn.Module) -> None:
+        if self._compiling is not None:
+            self._compiling(network)
 
     def _inherited(self, settings: NetworkSettings) -> NetworkSettings:
         """The settings with the target's in the place of what was left open."""

@@ -27,7 +27,7 @@ from .runner.quantization import check_quantization
 from .runner.target import experts_settings
 from .runner.unread_drafts import UnreadDrafts
 from .runner.views import ViewBuilder
-from .services import BlockDraftKV, Capture, EngineServices, Lender
+from .services import BlockDraftKV, Capture, Compile, EngineServices, Lender
 from .speculative_config import WHERE, SpeculativeConfig
 
 logger = logging.getLogger("specdec")
@@ -106,17 +106,19 @@ class Speculation:
         moe_backend: str | None,
         addressing: Addressing | None = None,
         capture: Capture | None = None,
+        compiling: Compile | None = None,
     ) -> EngineServices:
         """What the proposer is lent, its draft KV included if it declared any.
 
         `addressing`: that of the target's cache; None: there is none, and the scheduler's lists are read.
+        `compiling`: what has draft networks compiled; None: nothing.
         """
         spec = self.loaded.needs.draft_kv
         draft_kv = None
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             draft_kv = BlockDraftKV(spec, num_blocks, addressing or HostAddressing(scheduler), dtype, target.device)
-        return EngineServices(info, target, tokenizer, draft_kv, moe_backend, capture)
+        return EngineServices(info, target, tokenizer, draft_kv, moe_backend, capture, compiling)
 
     def guest(
         self,

@@ -16,6 +16,8 @@ from ..kernels.attention_spec import AttentionSpec
 from .kv_cache import LayerShape
 
 ATTENTION_NAME = "specdec"
+CONTEXT = "specdec_context"
+"""The keyword argument of attention layers that carries an `AttentionContext`."""
 _INERT_TENSORS = {"position_ids", "cache_position"}
 
 
@@ -65,7 +67,7 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 def attention_arguments(context: AttentionContext) -> dict[str, Any]:
     """The keyword arguments that carry a context through modelling code down to `paged_attention`."""
-    return {"specdec_context": context}
+    return {CONTEXT: context}
 
 
 @dataclass

@@ -11,6 +11,7 @@ from specdec.core.kernels.linear import (
     FEWEST_PACKED_BYTES,
     FEWEST_PACKED_ROWS,
     PackedLinear,
+    has_matrix_unit,
     pack_linears,
     packable_bytes,
     turn_linears,
@@ -30,11 +31,23 @@ def test_packed_equals_plain(shape, bias, size):
         torch.testing.assert_close(PackedLinear(plain)(values), plain(values), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here")
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 2), (1, 33), (7,)], ids=str)
+@pytest.mark.parametrize("size", [(5, 3), (64, 130)], ids=str)
+def test_packed_bfloat16_equals_plain(shape, size):
+    torch.manual_seed(0)
+    plain = nn.Linear(*size).bfloat16().eval()
+    values = torch.randn(*shape, size[0]).bfloat16()
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(plain)(values), plain(values))
+
+
 class Special(nn.Linear):
     pass
 
 
-def test_only_large_plain_fp32_layers_are_packed():
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_only_large_plain_fp32_layers_are_packed_and_bfloat16_where_it_pays(bfloat16):
     large, small = (1024, FEWEST_PACKED_BYTES // 4096), (1024, FEWEST_PACKED_BYTES // 4096 - 1)
     model = nn.Sequential(
         nn.Linear(*large),
@@ -43,11 +56,13 @@ def test_only_large_plain_fp32_layers_are_packed():
         nn.Sequential(nn.Linear(*large)),
         nn.Linear(*small),
     )
-    assert packable_bytes(model) == 2 * FEWEST_PACKED_BYTES
-    pack_linears(model)
-    assert [type(layer) for layer in model] == [PackedLinear, Special, nn.Linear, nn.Sequential, nn.Linear]
+    half = FEWEST_PACKED_BYTES // 2 * has_matrix_unit()
+    assert packable_bytes(model) == 2 * FEWEST_PACKED_BYTES + half
+    pack_linears(model, bfloat16=bfloat16)
+    narrow = PackedLinear if bfloat16 else nn.Linear
+    assert [type(layer) for layer in model] == [PackedLinear, Special, narrow, nn.Sequential, nn.Linear]
     assert type(model[3][0]) is PackedLinear
-    assert packable_bytes(model) == 0
+    assert packable_bytes(model) == (0 if bfloat16 else half)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 50])
@@ -71,12 +86,12 @@ def test_turning_a_tied_head_leaves_the_embedding_as_it_is():
     assert torch.equal(model[0].weight, model[1].weight)
 
 
-def test_target_is_packed_in_fp32_only_and_keeps_its_tied_weights():
+def test_target_is_packed_and_keeps_its_tied_weights():
     target = LLM("tiny", max_model_len=64).engine.parts.target.model
     assert type(target.get_output_embeddings()) is PackedLinear
     assert target.get_output_embeddings().weight is target.get_input_embeddings().weight
     half = LLM("tiny", max_model_len=64, dtype="bfloat16").engine.parts.target.model
-    assert type(half.get_output_embeddings()) is nn.Linear
+    assert type(half.get_output_embeddings()) is (PackedLinear if has_matrix_unit() else nn.Linear)
 
 
 def test_few_rows_stay_matrix_vector_products():
