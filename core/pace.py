@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from specdec.sdk import PluginId, StepStats
 from specdec.sdk.errors import message
@@ -11,6 +12,8 @@ from specdec.sdk.errors import message
 logger = logging.getLogger("specdec")
 
 WINDOW = 64  # steps
+NUM_OUTLIERS = 4
+"""Slowest steps of a window that do not count: something was compiled, recorded or collected in them."""
 CERTAIN_LOSS = 1.1
 """How much dearer a token must be: clocks of a busy machine are not exact."""
 
@@ -26,9 +29,7 @@ class Pace:
 
     plugin: PluginId
     told: bool = False
-    num_steps: int = 0
-    draft_seconds: float = 0.0
-    rest_seconds: float = 0.0
+    seconds: list[tuple[float, float]] = field(default_factory=list)  # per step: the whole, the draft
     num_requests: int = 0
     num_tokens: int = 0
 
@@ -36,19 +37,18 @@ class Pace:
         """Count one step of `seconds`, `draft_seconds` of which the proposer took."""
         if self.told or stats.num_tokens_computed != stats.num_requests + stats.num_draft_tokens:  # a prompt's chunk
             return
-        self.num_steps += 1
-        self.draft_seconds += draft_seconds
-        self.rest_seconds += seconds - draft_seconds
+        self.seconds.append((seconds, draft_seconds))
         self.num_requests += stats.num_requests
         self.num_tokens += stats.num_committed_tokens
-        if self.num_steps == WINDOW:
+        if len(self.seconds) == WINDOW:
             self._judge()
-            self.num_steps = self.num_requests = self.num_tokens = 0
-            self.draft_seconds = self.rest_seconds = 0.0
+            self.seconds.clear()
+            self.num_requests = self.num_tokens = 0
 
     def _judge(self) -> None:
         tokens = self.num_tokens / self.num_requests
-        draft, rest = (1000 * seconds / self.num_steps for seconds in (self.draft_seconds, self.rest_seconds))
+        whole, draft = (1000 * fmean(each) for each in zip(*sorted(self.seconds)[:-NUM_OUTLIERS], strict=True))
+        rest = whole - draft
         if draft + rest <= CERTAIN_LOSS * tokens * rest:
             return
         self.told = True
@@ -56,7 +56,7 @@ class Pace:
             "per step": f"draft {draft:.1f} ms, the rest {rest:.1f} ms, {tokens:.2f} tokens per request",
             "break-even": f"{(draft + rest) / rest:.2f} tokens at this draft time, or a draft time of "
             f"{(tokens - 1) * rest:.1f} ms at these tokens",
-            "seen in": f"the last {self.num_steps} decoding steps; what is generated does not change",
+            "seen in": f"the last {WINDOW} decoding steps; what is generated does not change",
             "try": "fewer num_speculative_tokens; where the time goes: specdec bench --profile",
         }
         logger.warning("%s", message("SD-W301", "the proposer costs more than it saves", facts, self.plugin))

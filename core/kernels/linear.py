@@ -26,6 +26,8 @@ FEWEST_PACKED_BYTES = 2**20
 class PackedLinear(nn.Module):
     """`nn.Linear` for inference on a CPU: same weights and law, a second copy of them in blocks."""
 
+    packed: Tensor
+
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
         self.weight = plain.weight
@@ -41,8 +43,28 @@ class PackedLinear(nn.Module):
         """[..., in] -> [..., out]."""
         if input.numel() < self._fewest_rows * input.shape[-1]:
             return linear(input, self.weight, self.bias)
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")
-        return output
+        if torch.compiler.is_compiling():
+            output: Tensor = torch.ops.specdec.packed_linear(input, self.packed, self.bias, len(self.weight))
+            return output
+        return _packed_linear(input, self.packed, self.bias)
+
+
+def _packed_linear(input: Tensor, packed: Tensor, bias: Tensor | None, *num_outputs: int) -> Tensor:
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(input, packed, bias, "none", [], "")
+    return output
+
+
+def _shape_of_output(input: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+    return input.new_empty(*input.shape[:-1], num_outputs)
+
+
+# torch.compile knows the operator beneath for weights that it packed itself; ours hides it.
+_operators = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
+_operators.define(  # type: ignore[no-untyped-call]
+    "packed_linear(Tensor input, Tensor packed, Tensor? bias, int num_outputs) -> Tensor"
+)
+_operators.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("specdec::packed_linear", _shape_of_output, lib=_operators)
 
 
 def has_matrix_unit() -> bool:

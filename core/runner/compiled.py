@@ -30,7 +30,7 @@ WARM_UP = 1, 2, 8  # tokens; one is compiled on its own, and linear layers chang
 _serving: ContextVar[Sequence[AttentionContext]] = ContextVar("specdec_attention_contexts")
 
 # `torch.library.custom_op` would say this in fewer lines; its checks cost more than the attention of a small model.
-_operators = torch.library.Library("specdec", "DEF")  # type: ignore[no-untyped-call]
+_operators = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
 _operators.define(  # type: ignore[no-untyped-call]
     "attend(Tensor query, Tensor keys, Tensor values, int context, int layer, float scale, int? window, float? softcap)"
     " -> Tensor"

@@ -10,25 +10,27 @@ from engine_helpers import GREEDY, counter, make_llm, proposer_of, tokens
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from specdec import LLM
+from specdec.core.kernels.linear import PackedLinear
 from specdec.core.runner.compiled import CompiledForward
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+WIDTH = 512
 needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
-    """Two layers, so that it compiles in seconds."""
+    """Two layers, so that it compiles in seconds, wide enough for packed ones."""
     config = Qwen3Config(
         vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=WIDTH,
+        intermediate_size=512,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=8,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=64,
         max_position_embeddings=256,
-        initializer_range=0.3,  # far from ties
+        initializer_range=0.1,  # far from ties
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -59,6 +61,7 @@ def test_compiled_target_computes_what_it_computes_as_it_is(model_path, own_prom
     for compiles in (False, True):
         llm = make_llm("Recorder", k=3, options=options, model=model_path, max_model_len=256, torch_compile=compiles)
         decoder = llm.engine.parts.target.model.get_decoder()
+        assert type(decoder.layers[0].mlp.up_proj) is PackedLinear
         assert (isinstance(decoder.forward, CompiledForward) and decoder.forward.is_compiled) == compiles
         with torch.compiler.set_stance("fail_on_recompile"):
             assert generated(llm, own_prompts) == expected
@@ -100,4 +103,4 @@ def test_two_compiled_models_keep_apart(model_path, own_prompts):
     assert expected != plain
     assert generated(second, own_prompts) == expected
     assert generated(first, own_prompts) == plain
-    assert proposer_of(second).steps[-1][0].hidden.shape[1] == 32
+    assert proposer_of(second).steps[-1][0].hidden.shape[1] == WIDTH

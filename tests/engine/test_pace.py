@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.core.pace import WINDOW, Pace
+from specdec.core.pace import NUM_OUTLIERS, WINDOW, Pace
 from specdec.sdk import PluginId, StepStats
 
 
@@ -58,3 +58,15 @@ def test_it_takes_a_whole_window(warnings_after):
 
 def test_steps_with_prompts_do_not_count(warnings_after):
     assert warnings_after(5 * WINDOW, stats(num_prompt_tokens=100), 0.010, 0.009) == []
+
+
+def test_a_few_slow_steps_do_not_count(caplog):
+    """Compiling a draft network takes seconds, once."""
+    pace = Pace(PluginId("mine", "mypkg:Mine", "dist-x", "1.0"))
+    for step in range(2 * WINDOW):
+        is_slow = step in range(10, 10 + NUM_OUTLIERS)
+        pace.record(stats(num_committed=8), *((20.0, 19.9) if is_slow else (0.010, 0.002)))
+    assert not caplog.records
+    for step in range(WINDOW):
+        pace.record(stats(num_committed=8), *((0.030, 0.025) if step % 8 == 0 else (0.010, 0.0075)))
+    assert len(caplog.records) == 1
