@@ -1,9 +1,10 @@
 """README and docs run as tests: their Python, and what they show of a shell.
 
 A page has a folder of its own and an environment without the plugins of anybody else. A Python block that begins with
-`# some/file.py` is also saved there, and the blocks after it can import it. A `console` block that begins with `$ ` is
-a transcript: its commands run in that folder, one after the other, must succeed, and must print what stands below them,
-where `...` is anything.
+`# some/file.py` is also saved there, and the blocks after it can import it. A file under `tests/` is only saved: pytest
+runs it.
+A `console` block is a transcript: its commands run in that folder, one after the other, must succeed, and must print
+what stands below them, where `...` is anything.
 """
 
 from __future__ import annotations
@@ -11,20 +12,19 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sybil import Example, Sybil
-from sybil.evaluators.python import PythonEvaluator
-from sybil.parsers.markdown import CodeBlockParser
-
 if TYPE_CHECKING:
+    import pytest
     from scripts.clean_environment import Environment
+    from sybil import Example, Sybil
 
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]
 PROMPT = "$ "
+FOR_PYTEST = "tests/"
 SAVED_AS = re.compile(r"# (\S+\.py)\n")
 
 
@@ -66,16 +66,18 @@ class Page:
 
 def run_python(example: Example) -> None:
     """A `python` block, saved where it names a file."""
+    from sybil.evaluators.python import PythonEvaluator
+
     named = SAVED_AS.match(example.parsed)
     if named:
         example.namespace["page"].save(named[1], example.parsed)
-    PythonEvaluator()(example)
+    if not named or not named[1].startswith(FOR_PYTEST):
+        PythonEvaluator()(example)
 
 
 def run_transcript(example: Example) -> None:
-    """A `console` block. One that does not begin with a prompt is for reading only."""
-    if not example.parsed.startswith(PROMPT):
-        return
+    """A `console` block."""
+    assert example.parsed.startswith(PROMPT), "a transcript begins with a prompt; what is not run is a `bash` block"
     for part in re.split(rf"^{re.escape(PROMPT)}", example.parsed, flags=re.MULTILINE)[1:]:
         command, expected = split(part)
         printed = example.namespace["page"].run(command)
@@ -105,9 +107,16 @@ def close_page(namespace: dict[str, object]) -> None:
     namespace["page"].close()
 
 
-pytest_collect_file = Sybil(
-    parsers=[CodeBlockParser("python", run_python), CodeBlockParser("console", run_transcript)],
-    patterns=PAGES,
-    setup=open_page,
-    teardown=close_page,
-).pytest()
+@cache
+def pages() -> Sybil:
+    """Made for the first page: the checks of an installed kit, in an environment below here, need no Sybil."""
+    from sybil import Sybil
+    from sybil.parsers.markdown import CodeBlockParser
+
+    parsers = [CodeBlockParser("python", run_python), CodeBlockParser("console", run_transcript)]
+    return Sybil(parsers=parsers, patterns=PAGES, setup=open_page, teardown=close_page)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Blocks of the pages."""
+    return pages().pytest()(file_path, parent) if file_path.suffix == ".md" else None

@@ -35,6 +35,7 @@ from specdec.sdk import (
     testing,
     types,
 )
+from specdec.sdk.adapters import export, transformers
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 WRITTEN = "\nThis page is read off the code by `python -m scripts.reference_docs`.\n"
@@ -96,8 +97,8 @@ def engine() -> str:
 
 def helpers() -> str:
     """The packages below the contract that export names."""
-    sections = [f"# Bases, combinators, testing\n{WRITTEN}"]
-    for package in (model_proposer, combinators, testing):
+    sections = [f"# Bases, combinators, testing, adapters\n{WRITTEN}"]
+    for package in (model_proposer, combinators, testing, transformers, export):
         sections.append(f"## {package.__name__}\n\n{docstring(package)}\n")
         for module in _homes(package):
             sections += described(module, package.__all__)

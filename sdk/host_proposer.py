@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from .config import ProposerConfig
 from .needs import Needs
@@ -44,9 +44,17 @@ class HostProposer(ABC):
                 continue
             tokens = self._tokens.setdefault(request_id, [])
             tokens.extend(step.history[row, len(tokens) : length].tolist())
-            drafts.append(self.draft(tokens, budget))
+            drafts.append(_token_ids(self.draft(tokens, budget)))
         return Draft.from_lists(drafts, step.num_draft_tokens)
 
     def on_finish(self, request: RequestView) -> None:
         """Forget the request's tokens."""
         self._tokens.pop(request.request_id, None)
+
+
+def _token_ids(returned: Sequence[int]) -> Sequence[int]:
+    """What `draft` returned. Raises TypeError, with what it has to return, for None, a number or a text."""
+    if isinstance(returned, str) or not isinstance(returned, Sized):
+        found = "None" if returned is None else repr(type(returned).__name__)
+        raise TypeError(f"draft returned {found}; it returns a list of token ids, and [] for no idea")
+    return returned

@@ -6,6 +6,7 @@ Loaded by pytest at its start, so it imports nothing of ours.
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,3 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="JSON",
         help='checks that are expected to fail, with the reason: {"row_order": "issue 12"}',
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A --proposer may be in a file of the working directory, as for `specdec check`."""
+    if config.getoption("--proposer"):
+        sys.path.append(str(config.invocation_params.dir))  # last: a file there hides nothing that is installed

@@ -228,7 +228,8 @@ class Stage:
                 expected="no exception, and a draft that fits the step",
                 found=str(error),
                 where=where or f"before step {self.number + 1} of seed {self.seed}",
-                fix="correct the line that is named; the contract is the docstring of specdec.sdk.StepView and Draft",
+                fix="correct the line that is named; the contract is the docstring of specdec.sdk.StepView and Draft; "
+                "a field of StepView that is not declared in needs is None",
             ) from error
 
 

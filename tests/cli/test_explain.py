@@ -1,8 +1,13 @@
-"""`specdec explain`: every code, one code, and a code that is not one."""
+"""`specdec explain`: every code, one code, a check of the kit, and a name that is neither."""
 
+import inspect
 import json
 
 import pytest
+from typer.testing import CliRunner
+
+from specdec.core.cli._app import build_app
+from specdec.sdk.testing.checks import ALL_CHECKS
 
 
 @pytest.mark.parametrize("asked", ["SD-E112", "sd-e112", "E112", "e112"])
@@ -22,10 +27,27 @@ def test_all_codes_are_listed(specdec):
     assert "SD-E112\tPluginLoadError\tthe name is offered more than once" in specdec("explain").stdout.splitlines()
 
 
-def test_an_unknown_code_is_refused_with_a_suggestion(specdec):
-    finished = specdec("explain", "W31")
+@pytest.mark.parametrize(("asked", "meant"), [("W31", "SD-W301"), ("row_orders", "row_order")])
+def test_an_unknown_code_or_check_is_refused_with_a_suggestion(specdec, asked, meant):
+    finished = specdec("explain", asked)
     assert finished.returncode == 2
-    assert "did you mean  SD-W301" in finished.stderr
+    assert f"did you mean  {meant}\n" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.name)
+def test_a_check_is_explained_by_its_own_docstring(check):
+    told = CliRunner().invoke(build_app(), ["explain", check.name])
+    assert told.exit_code == 0, told.output
+    assert told.output.startswith(f"{check.name}   [a check, from level {check.level} on]")
+    assert " ".join(inspect.getdoc(check.run).split()) in " ".join(told.output.split())
+    assert f"specdec check TARGET --only {check.name}\n" in told.output
+
+
+def test_a_check_can_be_had_as_json():
+    told = json.loads(CliRunner().invoke(build_app(), ["explain", "budgets", "--json"]).output)
+    assert told["level"] == "basic"
+    assert told["law"].startswith("No row gets more drafts than its budget")
 
 
 def test_an_error_says_where_more_is_told(specdec):

@@ -168,3 +168,14 @@ def test_fake_random_depends_on_request_position_and_index_only():
     assert torch.equal(one.uniform(1)[1:], alone.uniform(1))
     assert one.uniform(0)[0] != one.uniform(1)[0]
     assert 0 < float(one.uniform(0).min()) < 1
+
+
+@pytest.mark.parametrize(("returned", "found"), [(None, "None"), (7, "'int'"), ("ab", "'str'")])
+def test_host_proposer_says_what_draft_must_return(returned, found):
+    class Wrong(HostProposer):
+        def draft(self, tokens, k):
+            return returned
+
+    view = step_view([[1, 2, 3]], 3)
+    with pytest.raises(TypeError, match=f"draft returned {found}; it returns a list of token ids"):
+        Wrong(ProposerConfig(num_draft_tokens=3)).propose(view)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from textwrap import fill, indent
 
 from ..report import Level
 from ..subject import Subject
+
+WIDTH = 96
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,13 @@ class Check:
     level: Level
     law: str
     run: Callable[[Subject], None]
+
+    @property
+    def text(self) -> str:
+        """For a terminal: what it checks, and the command that runs it alone."""
+        told = {"checks": fill(self.law, WIDTH), "alone": f"specdec check TARGET --only {self.name}"}
+        sections = [f"{label}\n{indent(text, '  ')}" for label, text in told.items()]
+        return "\n\n".join([f"{self.name}   [a check, from level {self.level} on]", *sections])
 
 
 class Collection:
