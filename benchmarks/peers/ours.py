@@ -12,6 +12,7 @@ PRECISIONS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "float32", "quantization": "int8_weight_only"},
+    "bfloat16-compiled": {"dtype": "bfloat16", "torch_compile": True},
     "float32-compiled": {"dtype": "float32", "torch_compile": True},
     "int8-compiled": {"dtype": "float32", "quantization": "int8_weight_only", "torch_compile": True},
 }

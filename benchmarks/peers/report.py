@@ -16,6 +16,7 @@ PRECISIONS = {
     "bfloat16": "bf16",
     "int8": "int8 weights",
     "float32-compiled": "fp32, compiled",
+    "bfloat16-compiled": "bf16, compiled",
     "int8-compiled": "int8 weights, compiled",
 }
 
