@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -40,6 +42,24 @@ def sampling_rows(requests: Sequence[Request], device: torch.device) -> Sampling
         all_greedy=all(p.greedy for p in params),
         any_filter=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
     )
+
+
+class SamplingTable:
+    """The parameters of the requests that run, sent anew only when other requests do; positions in every step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._requests: Sequence[Request] = ()
+        self._rows: SamplingRows | None = None
+
+    def rows(self, requests: Sequence[Request]) -> SamplingRows:
+        """See `sampling_rows`."""
+        same = len(requests) == len(self._requests) and all(map(operator.is_, requests, self._requests))
+        if self._rows is None or not same:
+            self._requests, self._rows = requests, sampling_rows(requests, self._device)
+            return self._rows
+        (position,) = upload([[len(request.token_ids) for request in requests]], self._device)
+        return replace(self._rows, position=position)
 
 
 def adjust_logits(logits: Tensor, items: Sequence[BatchItem], first_rows: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from ..rejection.rules import Judge
 from ..rejection.sampler import verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request import Request, Status
-from ..sampling import adjust_logits, sampling_rows
+from ..sampling import SamplingTable, adjust_logits
 from .addressing import Addressing
 from .batch import Batch, BatchItem, build_batch
 from .draft_store import DraftStore
@@ -55,6 +55,7 @@ class Runner:
         self._guest = guest
         self._profile = profile
         self._judge = judge
+        self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
 
     def step(self) -> tuple[list[Committed], StepStats]:
@@ -107,7 +108,7 @@ class Runner:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             if any(request.adjusts_logits for request in requests):
                 adjust_logits(output.logits, self._early(batch), bounds[:-1])
-        sampling = sampling_rows(requests, self._cache.device)
+        sampling = self._sampling.rows(requests)
         return self._judge(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
 
     def _early(self, batch: Batch) -> Sequence[BatchItem]:

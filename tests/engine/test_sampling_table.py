@@ -1,0 +1,40 @@
+"""Sampling parameters are those of the requests of this very step, whoever ran in the last one."""
+
+from __future__ import annotations
+
+import torch
+from engine_helpers import make_llm
+
+from specdec import SamplingParams
+from specdec.core.sampling import SamplingTable, sampling_rows
+
+NAMES = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
+
+
+def assert_rows(table, requests):
+    found, expected = table.rows(requests), sampling_rows(requests, torch.device("cpu"))
+    for name in NAMES:
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert (found.all_greedy, found.any_filter) == (expected.all_greedy, expected.any_filter)
+
+
+def test_rows_follow_the_requests_and_their_positions():
+    engine = make_llm().engine
+    params = [SamplingParams(temperature=0), SamplingParams(top_k=5, seed=3), SamplingParams(top_p=0.5, min_p=0.1)]
+    requests = [engine.get_request(engine.add_request([1, 2, 3 + i], each)) for i, each in enumerate(params)]
+    table = SamplingTable(torch.device("cpu"))
+    for running in (requests[:1], requests[:1], requests, requests[::-1], requests[:2], requests[1:], requests[1:]):
+        assert_rows(table, running)
+        for request in running:
+            request.token_ids.append(7)
+        assert_rows(table, running)
+
+
+def test_parameters_are_not_sent_again_while_the_same_requests_run():
+    engine = make_llm().engine
+    requests = [engine.get_request(engine.add_request([1, 2, 3]))]
+    table = SamplingTable(torch.device("cpu"))
+    first = table.rows(requests)
+    second = table.rows(requests)
+    assert second.seed is first.seed
+    assert second.position is not first.position
