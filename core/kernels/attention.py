@@ -106,8 +106,12 @@ class SpanGroup:
         """[slots, Hkv, D] -> [B, Hkv, T, D], a view."""
         slot, head, element = stored.stride()
         size = (len(self.spans), stored.shape[1], self.num_keys, stored.shape[2])
-        first = stored.storage_offset() + _first_slot(self.spans[0]) * slot
+        first = stored.storage_offset() + self._first_slot * slot
         return stored.as_strided(size, (self.spacing * slot, head, slot, element), first)
+
+    @cached_property
+    def _first_slot(self) -> int:
+        return _first_slot(self.spans[0])
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         """[B, 1, group*n, T], 0 where a query sees a key, else -inf; None if every query sees every key.
@@ -168,14 +172,17 @@ def attend_by_span(
     """PyTorch's fused attention part by part; each key and value is read once for its group of heads."""
     num_heads, num_kv_heads = query.shape[1], keys.shape[1]
     grouped = query.view(len(query), num_kv_heads, num_heads // num_kv_heads, -1)  # [N, Hkv, G, D]
-    outputs = [
-        _attend_group(grouped[part.start : part.stop], keys, values, part, spec)
-        if isinstance(part, SpanGroup)
-        else _attend_one(grouped[part.start : part.stop], keys, values, part, spec)
-        for part in parts
-    ]
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output.flatten(1, 2)
+    if len(parts) == 1:
+        return _attend_part(grouped, keys, values, parts[0], spec).flatten(1, 2)
+    outputs = [_attend_part(grouped[part.start : part.stop], keys, values, part, spec) for part in parts]
+    return torch.cat(outputs).flatten(1, 2)
+
+
+def _attend_part(query: Tensor, keys: Tensor, values: Tensor, part: Span | SpanGroup, spec: AttentionSpec) -> Tensor:
+    """See `_attend_group` and `_attend_one`."""
+    if isinstance(part, SpanGroup):
+        return _attend_group(query, keys, values, part, spec)
+    return _attend_one(query, keys, values, part, spec)
 
 
 def _attend_group(
