@@ -1,52 +1,107 @@
-"""Write the table "capability x engine" into the docs, from what tests on real engines recorded.
+"""Write the page "capability x engine" of the docs, from what tests on real engines recorded.
 
 python -m scripts.engine_table              render docs/reference/engines.json again
 python -m scripts.engine_table NEW.json     take the engines that NEW.json has from there first
+
+A record holds, by engine and capability, what tests showed: {"test": its id, "propose_calls": of each worker,
+"refused": the reason in the error that it provoked, or null}.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs"
-RECORD = DOCS / "reference" / "engines.json"
-PAGE = DOCS / "how-to" / "run-in-vllm.md"
-BEGIN, END = "<!-- engines: written by scripts/engine_table.py -->\n", "<!-- end of engines -->\n"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+RECORD = REFERENCE / "engines.json"
+PAGE = REFERENCE / "engines.md"
+
+CAPABILITIES = (
+    "host proposers",
+    "several requests at a time",
+    "a draft network with KV of its own",
+    "several proposers in one (a combinator)",
+    "hidden states, final and between layers",
+    "the target's embedding and head",
+    "sampling parameters",
+    "draft probabilities in verification",
+    "sampled text follows the target's law",
+    "start and finish are told, rows are stable",
+    "prompts in chunks",
+    "preemption is told",
+    "a failing proposer is handled as asked",
+    "misuse ends nothing",
+    "two tensor-parallel workers",
+    "pipeline parallelism",
+    "workers on several machines",
+    "asynchronous scheduling",
+    "a draft network beside a prefix cache",
+    "CUDA graphs of draft passes",
+    "drafts in trees",
+    "classes written for vLLM's custom_class",
+    "candidate generators of transformers",
+)
+NOT_SHOWN = "no test shows it"
+
+HEAD = f"""\
+# What each engine was shown to do
+
+The same proposer classes in our own core, in [vLLM](../how-to/run-in-vllm.md) and in
+[transformers](../how-to/run-in-transformers.md). This page is written by `python -m scripts.engine_table` from
+`engines.json`, and that by tests which ran the engines (`.ci/engines`). A cell names its tests, and says how often the
+proposer's `propose` was called in each worker. A refusal has its reason from the error that the test provoked.
+"{NOT_SHOWN}" means just that: it may work, or make no sense for this engine.
+
+"""
+
+Shown = Mapping[str, Any]
+Record = Mapping[str, Mapping[str, Sequence[Shown]]]
 
 
-def table(record: dict[str, dict[str, Any]]) -> str:
-    """Markdown: a row per capability, a column per engine. A cell says what was shown there; empty: nothing was."""
-    capabilities = list(dict.fromkeys(name for shown in record.values() for name in shown))
-    lines = ["| capability | " + " | ".join(record) + " |", "|---" * (len(record) + 1) + "|"]
-    for name in capabilities:
-        cells = [_cell(shown.get(name)) for shown in record.values()]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+def page(record: Record) -> str:
+    """A row per capability, a column per engine, and the tests as footnotes."""
+    numbers = count(1)
+    rows, notes = [], []
+    for capability in CAPABILITIES:
+        cells = []
+        for capabilities in record.values():
+            shown = capabilities.get(capability, ())
+            number = next(numbers) if shown else None
+            cells.append(_cell(shown) if number is None else f"{_cell(shown)}[^{number}]")
+            if number is not None:
+                notes.append(f"[^{number}]: {_tests(shown)}")
+        rows.append(f"| {capability} | " + " | ".join(cells) + " |")
+    head = ["| capability | " + " | ".join(record) + " |", "|---" * (len(record) + 1) + "|"]
+    return HEAD + "\n".join([*head, *rows]) + "\n\n" + "\n".join(notes) + "\n"
 
 
-def _cell(shown: dict[str, Any] | None) -> str:
-    if shown is None:
-        return ""
-    calls = " + ".join(map(str, shown["propose_calls"]))
-    return f"{shown['result']} ({calls} calls)" if calls else str(shown["result"])
+def _cell(shown: Sequence[Shown]) -> str:
+    if not shown:
+        return NOT_SHOWN
+    reasons = dict.fromkeys(each["refused"] for each in shown)
+    if set(reasons) == {None}:
+        return "yes"
+    if None in reasons:
+        raise ValueError(f"shown and refused: {', '.join(each['test'] for each in shown)}")
+    return "refused: " + "; ".join(reason.replace("|", "\\|") for reason in reasons)
 
 
-def with_table(page: str, record: dict[str, dict[str, Any]]) -> str:
-    """The page with the table between its marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table(record) + END + after
+def _tests(shown: Sequence[Shown]) -> str:
+    """Names and calls, ordered by name."""
+    each = sorted((one["test"], " + ".join(map(str, one["propose_calls"]))) for one in shown)
+    return ", ".join(f"`{test}`" + (f" ({calls} calls)" if calls else "") for test, calls in each)
 
 
 def main(new: Path | None) -> None:
     record = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     if new is not None:
         record |= json.loads(new.read_text())
-        RECORD.write_text(json.dumps(record, indent=2) + "\n")
-    PAGE.write_text(with_table(PAGE.read_text(), record))
+        RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    PAGE.write_text(page(record))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""The tiny target as transformers runs it, and prompts for it."""
+"""The tiny target as transformers runs it, prompts for it, and a record of what tests showed of which engine."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from scripts.engine_table import CAPABILITIES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specdec
@@ -15,6 +17,7 @@ import specdec
 sys.path.insert(0, str(Path(__file__).parent))  # classes are named by their path
 
 TINY = (Path(specdec.__file__).parent / "assets" / "tiny").resolve()
+RECORD = "SPECDEC_RECORD_ENGINES"  # the file that .ci/engines has written
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +31,52 @@ def model():
 
 
 @pytest.fixture(scope="session")
-def prompts(tokenizer):
-    """Two of the shipped prompts, [1, T] each."""
+def batch(tokenizer):
+    """Eight of the shipped prompts as token ids, lengths mixed."""
     rows = [json.loads(line) for line in (TINY / "prompts.jsonl").read_text().splitlines()]
-    return [tokenizer(row["prompt"], return_tensors="pt")["input_ids"] for row in rows[:6:3]]
+    return [tokenizer(row["prompt"])["input_ids"] for row in rows[:8]]
+
+
+@pytest.fixture(scope="session")
+def prompts(batch):
+    """Two of them, [1, T] each."""
+    return [torch.tensor([ids]) for ids in batch[:6:3]]
+
+
+@pytest.fixture
+def shown(request):
+    """Note that this test showed capabilities of an engine, or in `refused` why it has them not.
+
+    `workers`: process id and calls of `propose` of each. Printed always, kept where `.ci/engines` asks for it.
+    """
+
+    def note(engine, *capabilities, workers=(), refused=None):
+        assert set(capabilities) <= set(CAPABILITIES)
+        for pid, calls in workers:
+            print(f"{engine}: worker pid {pid}: {calls} calls of propose")
+        if RECORD not in os.environ:
+            return
+        file = Path(os.environ[RECORD])
+        record = json.loads(file.read_text()) if file.is_file() else {}
+        entry = {"test": request.node.nodeid, "propose_calls": [calls for _, calls in workers], "refused": refused}
+        for capability in capabilities:
+            record.setdefault(engine, {}).setdefault(capability, []).append(entry)
+        file.write_text(json.dumps(record, indent=2) + "\n")
+
+    return note
+
+
+@pytest.fixture(scope="session")
+def two_token_law(model):
+    """The probability of every pair of tokens after a prompt, each among the `top_k` most likely."""
+
+    def following(ids, top_k):
+        with torch.inference_mode():
+            best = model(torch.tensor([ids])).logits[0, -1].topk(top_k)
+        return dict(zip(best.indices.tolist(), best.values.softmax(dim=-1).tolist(), strict=True))
+
+    def law(prompt, top_k):
+        firsts = following(prompt, top_k)
+        return {(a, b): p * q for a, p in firsts.items() for b, q in following([*prompt, a], top_k).items()}
+
+    return law

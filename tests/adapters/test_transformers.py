@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 
 import pytest
 import torch
+import transformers
 from adapter_proposers import Watching
+from everywhere import Witness
 from transformers import (
     DynamicCache,
     Qwen3Config,
@@ -18,10 +21,11 @@ from transformers import (
 from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from specdec import LLM, SamplingParams
-from specdec.sdk import ConfigError, ProposerError, RequestError, UnsupportedModelError
+from specdec.sdk import ConfigError, ProposerError, Refusal, RequestError, UnsupportedModelError
 from specdec.sdk.adapters.transformers import speculative
 from specdec.sdk.packaged import packaged
 
+ENGINE = f"transformers {transformers.__version__}, CPU"
 SHIPPED = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix", "num_speculative_tokens": 4},
@@ -39,6 +43,24 @@ SHIPPED = {
 }
 COUNTING = {"method": "adapter_proposers:Counting", "num_speculative_tokens": 3}
 NUM_NEW_TOKENS = 24
+SHOWN = {
+    **dict.fromkeys(("ngram", "suffix"), "host proposers"),
+    **dict.fromkeys(
+        ("draft_model", "eagle", "eagle3", "dflash", "medusa", "mtp"), "a draft network with KV of its own"
+    ),
+    "chain": "several proposers in one (a combinator)",
+}
+
+
+@pytest.fixture
+def record(shown):
+    """Note what `generate` showed."""
+
+    def note(decoding, *capabilities, refused=None):
+        calls = [] if decoding is None else [(os.getpid(), decoding.metrics.counts["proposer_propose_calls"])]
+        shown(ENGINE, *capabilities, workers=calls, refused=refused)
+
+    return note
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +106,12 @@ def greedy(model, ids, **settings):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_greedy_text_is_that_of_plain_generate(model, tokenizer, prompts, truth, name):
+def test_greedy_text_is_that_of_plain_generate(model, tokenizer, prompts, truth, record, name):
     decoding = speculative(model, SHIPPED[name], tokenizer=tokenizer)
     for ids, text in zip(prompts, truth, strict=True):
         assert torch.equal(greedy(model, ids, custom_generate=decoding), text)
     assert decoding.metrics.acceptance.num_accepted_tokens > 0
+    record(decoding, SHOWN[name])
 
 
 @pytest.mark.parametrize("name", ["eagle3", "suffix"])
@@ -152,13 +175,20 @@ def tail_bound(degrees):
     ],
 )
 def test_sampled_text_has_the_exact_law_and_a_lie_about_the_draft_law_shows(
-    small_model, proposer, num_samples, lossless
+    small_model, record, proposer, num_samples, lossless
 ):
     config = {"method": f"adapter_proposers:{proposer}", "num_speculative_tokens": 2}
     if proposer != "Counting":
         config["draft_sample_method"] = "probabilistic"
-    statistic, degrees = chi_square(small_model, speculative(small_model, config), num_samples)
+    decoding = speculative(small_model, config)
+    statistic, degrees = chi_square(small_model, decoding, num_samples)
     assert (statistic <= tail_bound(degrees)) == lossless
+    reports = proposer != "Counting"
+    record(
+        decoding,
+        *(["sampled text follows the target's law"] if lossless else []),
+        *(["draft probabilities in verification"] if reports else []),
+    )
 
 
 def test_a_seed_gives_the_same_sample_with_and_without_drafts(model, prompts, drafting):
@@ -238,7 +268,7 @@ def test_a_streamer_is_given_every_token(model, tokenizer, prompts, drafting, ca
     assert capsys.readouterr().out.strip() == tokenizer.decode(found[0]).strip()
 
 
-def test_proposers_see_the_callers_sampling_parameters_and_the_models_hidden_states(model, prompts):
+def test_proposers_see_the_callers_sampling_parameters_and_the_models_hidden_states(model, prompts, record):
     decoding = speculative(model, {"method": "adapter_proposers:Watching", "num_speculative_tokens": 2})
     Watching.seen.clear()
     Watching.hidden.clear()
@@ -252,6 +282,27 @@ def test_proposers_see_the_callers_sampling_parameters_and_the_models_hidden_sta
     width = model.config.hidden_size
     for place, k in [(0, 0), (1, 2), (3, len(plain) - 1)]:
         torch.testing.assert_close(Watching.hidden[0][:, place * width : (place + 1) * width], plain[k][0])
+    record(decoding, "sampling parameters", "hidden states, final and between layers")
+
+
+def test_states_belong_to_the_kept_rows_and_the_models_head_is_lent(model, prompts, truth, record):
+    decoding = speculative(
+        model, {"method": "everywhere:EarlyExit", "num_speculative_tokens": 3, "on_proposer_error": "raise"}
+    )
+    for ids, text in zip(prompts, truth, strict=True):
+        assert torch.equal(greedy(model, ids, custom_generate=decoding), text)
+    assert decoding.metrics.counts["proposer_propose_calls"] > 0, "it looked at each step, and raises if one is wrong"
+    record(decoding, "hidden states, final and between layers", "the target's embedding and head")
+
+
+def test_requests_start_and_finish_once_and_keep_their_row(model, prompts, truth, record):
+    Witness.events.clear()
+    settings = {"on_proposer_error": "raise", "proposer_config": {"top_k": 50}}  # generate's own unless it is told
+    decoding = speculative(model, {"method": "everywhere:Witness", "num_speculative_tokens": 3} | settings)
+    for ids, text in zip(prompts, truth, strict=True):
+        assert torch.equal(greedy(model, ids, custom_generate=decoding), text)
+    assert Witness.events["start"] == Witness.events["finish"] == len(prompts)
+    record(decoding, "start and finish are told, rows are stable")
 
 
 def test_the_model_is_left_as_it_was(model, prompts, counting):
@@ -264,7 +315,7 @@ def test_the_model_is_left_as_it_was(model, prompts, counting):
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip_step", "disable"])
-def test_a_failing_proposer_is_contained_as_asked(model, prompts, truth, policy):
+def test_a_failing_proposer_is_contained_as_asked(model, prompts, truth, record, policy):
     config = {"method": "adapter_proposers:Failing", "num_speculative_tokens": 2, "on_proposer_error": policy}
     decoding = speculative(model, config)
     if policy == "raise":
@@ -274,6 +325,16 @@ def test_a_failing_proposer_is_contained_as_asked(model, prompts, truth, policy)
             greedy(model, prompts[0], custom_generate=decoding)
     else:
         assert torch.equal(greedy(model, prompts[0], custom_generate=decoding), truth[0])
+    record(decoding, "a failing proposer is handled as asked")
+
+
+def test_no_misuse_ends_a_call(model, prompts, truth, record):
+    config = {"method": "everywhere:Misuser", "num_speculative_tokens": 3, "on_proposer_error": "skip_step"}
+    decoding = speculative(model, config)
+    for ids, text in zip(prompts, truth, strict=True):
+        assert torch.equal(greedy(model, ids, custom_generate=decoding), text)
+    assert set(decoding.metrics.proposer_errors) == {"SD-E200", "SD-E201", "SD-E203", "SD-E210"}
+    record(decoding, "misuse ends nothing")
 
 
 @pytest.mark.parametrize(
@@ -294,9 +355,9 @@ def test_what_is_not_offered_is_refused_by_name(model, prompts, counting, settin
     assert told in str(raised.value)
 
 
-def test_batches_holes_in_the_mask_and_filled_caches_are_refused(model, prompts, counting):
+def test_batches_holes_in_the_mask_and_filled_caches_are_refused(model, prompts, counting, record):
     ids = prompts[0]
-    with pytest.raises(RequestError, match="a batch of 2"):
+    with pytest.raises(RequestError, match="a batch of 2") as several:
         greedy(model, ids.expand(2, -1), custom_generate=counting)
     mask = torch.ones_like(ids)
     mask[0, 2] = 0
@@ -304,8 +365,16 @@ def test_batches_holes_in_the_mask_and_filled_caches_are_refused(model, prompts,
         greedy(model, ids, attention_mask=mask, custom_generate=counting)
     cache = DynamicCache()
     model(ids[:, :-1], past_key_values=cache)
-    with pytest.raises(RequestError, match="past_key_values"):
+    with pytest.raises(RequestError, match="past_key_values") as filled:
         greedy(model, ids, past_key_values=cache, custom_generate=counting)
+    record(None, "several requests at a time", refused=several.value.facts["found"])
+    record(None, "a draft network beside a prefix cache", refused=filled.value.facts["found"])
+
+
+def test_trees_are_refused(model, record):
+    with pytest.raises(Refusal, match="topology") as refused:
+        speculative(model, {"method": "everywhere:Tree", "num_speculative_tokens": 3})
+    record(None, "drafts in trees", refused=refused.value.reason)
 
 
 def test_another_model_and_models_with_another_state_are_refused(model, small_model, prompts, counting):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -26,12 +25,12 @@ from specdec.core.runner.kv_cache import KVCache
 from specdec.core.runner.model_support import refuse_unsupported
 from specdec.core.runner.scheduler import Scheduler
 from specdec.core.runner.step import Runner
-from specdec.core.runner.views import Committed, Computed, ViewBuilder
+from specdec.core.runner.views import ViewBuilder
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.speculation import Speculation, SpeculativeSettings
 
 from ...errors import ConfigError
-from ...types import SamplingView, StepView, TargetInfo
+from ...types import SamplingView, TargetInfo
 from .call import Call
 from .target import GenerateTarget
 
@@ -193,14 +192,11 @@ class _Views(ViewBuilder):
 
     shown: SamplingView
 
-    def build(
-        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, hidden: Tensor | None
-    ) -> StepView:
-        view = super().build(committed, budgets, batch, hidden)
-        if view.sampling is None:
-            return view
+    def _sampling(self, requests: Sequence[Request]) -> SamplingView | None:
+        if not self.needs.sampling:
+            return None
         declared = {name: getattr(self.shown, name).to(self.device) for name in self.needs.sampling}
-        return replace(view, sampling=SamplingView(**declared, all_greedy=self.shown.all_greedy))
+        return SamplingView(**declared, all_greedy=self.shown.all_greedy)
 
 
 class _Nobody:

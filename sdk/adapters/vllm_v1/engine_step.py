@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,10 +22,24 @@ class EngineStep:
     starts: Sequence[int]  # [B] position of each request's first computed token
     num_tokens: Mapping[str, int]  # request id -> tokens computed
     drafts: Mapping[str, list[int]]  # request id -> the drafts among them
-    token_ids: Tensor  # [N] int64
-    positions: Tensor  # [N] int64
+    input_ids: Tensor  # [N or more] int32, vLLM's own
+    input_positions: Tensor  # [N or more] int64
     hidden: Tensor | None  # [N, L*H]
     num_draft_tokens: int  # the most drafts that vLLM verifies in the next step
+
+    @cached_property
+    def token_ids(self) -> Tensor:
+        """[N] int64."""
+        return self.input_ids[: self._total].long()
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[N] int64."""
+        return self.input_positions[: self._total]
+
+    @property
+    def _total(self) -> int:
+        return sum(self.num_tokens.values())
 
     @classmethod
     def read(
@@ -32,23 +47,26 @@ class EngineStep:
     ) -> EngineStep:
         """From the runner and what its scheduler asked for, after sampling; `final` and `between`: hidden states."""
         batch = runner.input_batch
-        total = scheduled.total_num_scheduled_tokens
-        token_ids = runner.input_ids.gpu[:total].long()
-        states = dict(zip(boundaries(needs), between or (), strict=True)) | {"final": final}
-        if 0 in needs.hidden_states:
-            states[0] = runner.get_model().embed_input_ids(token_ids)
-        wanted = [states[each][:total] for each in needs.hidden_states]
         return cls(
             request_ids=tuple(batch.req_ids),
             states=runner.requests,
             starts=batch.num_computed_tokens_cpu[: len(batch.req_ids)].tolist(),
             num_tokens=scheduled.num_scheduled_tokens,
             drafts=scheduled.scheduled_spec_decode_tokens,
-            token_ids=token_ids,
-            positions=runner.positions[:total],
-            hidden=torch.cat(wanted, dim=-1) if wanted else None,
+            input_ids=runner.input_ids.gpu,
+            input_positions=runner.positions,
+            hidden=_hidden(runner, scheduled, final, between, needs) if needs.hidden_states else None,
             num_draft_tokens=scheduled.num_spec_tokens_to_schedule,
         )
+
+
+def _hidden(runner: Any, scheduled: Any, final: Tensor, between: Sequence[Tensor] | None, needs: Needs) -> Tensor:
+    """The states that are wanted, in that order: [N, L*H]."""
+    total = scheduled.total_num_scheduled_tokens
+    states = dict(zip(boundaries(needs), between or (), strict=True)) | {"final": final}
+    if 0 in needs.hidden_states:
+        states[0] = runner.get_model().embed_input_ids(runner.input_ids.gpu[:total].long())
+    return torch.cat([states[each][:total] for each in needs.hidden_states], dim=-1)
 
 
 def boundaries(needs: Needs) -> tuple[int, ...]:

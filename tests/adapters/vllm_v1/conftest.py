@@ -1,4 +1,4 @@
-"""Runs of the real engine, one process each; and what they showed, recorded where `.ci/engines` asks for it."""
+"""Runs of the real engine, one process each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import pytest
 import specdec
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # proposers are named by class path
+PROPOSERS = HERE.parent  # named by class path
 
 TINY = (Path(specdec.__file__).parent / "assets" / "tiny").resolve()
 TIME_LIMIT = 400  # seconds of one run; a start takes some 15 on an idle machine
 ENGINE = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "seed": 0}
 IN_PROCESS = {"distributed_executor_backend": "uni"}  # the run's process is the worker
-RECORD = "SPECDEC_RECORD_ENGINES"
 
 
 def pytest_collection_modifyitems(items):
@@ -45,13 +44,9 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def prompts(target):
-    """Eight of the shipped prompts as token ids, lengths mixed."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    rows = [json.loads(line) for line in (TINY / "prompts.jsonl").read_text().splitlines()]
-    return [tokenizer(row["prompt"])["input_ids"] for row in rows[:8]]
+def prompts(batch):
+    """Eight, as token ids."""
+    return batch
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +68,7 @@ def run_engine(target, tmp_path_factory, prompts):
         (directory / "job.json").write_text(json.dumps(job))
         environment = os.environ | {
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join([str(PROPOSERS), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if settings.get("distributed_executor_backend") == "uni" else "1",
@@ -90,10 +85,7 @@ def run_engine(target, tmp_path_factory, prompts):
         )
         result = directory / "result.json"
         assert result.is_file(), done.stderr[-4000:]
-        outcome = json.loads(result.read_text()) | {"log": done.stdout + done.stderr}
-        for report in outcome["reports"]:
-            print(f"worker pid {report['pid']}: {report['propose_calls']} calls of propose by {report['proposer']}")
-        return outcome
+        return json.loads(result.read_text()) | {"log": done.stdout + done.stderr}
 
     return run
 
@@ -105,18 +97,13 @@ def plain(run_engine):
 
 
 @pytest.fixture
-def record():
-    """Note what a run showed of this engine: a capability, "yes" or "refused: ...", and how often it was called."""
+def record(shown):
+    """Note what a run showed."""
 
-    def note(capability, outcome, result="yes"):
-        if RECORD not in os.environ:
-            return
-        file = Path(os.environ[RECORD])
-        table = json.loads(file.read_text()) if file.is_file() else {}
-        calls = [report["propose_calls"] for report in outcome["reports"]]
+    def note(outcome, *capabilities, refused=None):
+        workers = [(report["pid"], report["propose_calls"]) for report in outcome["reports"]]
         version = outcome["version"].partition("+")[0]
-        table.setdefault(f"vLLM {version}, CPU", {})[capability] = {"result": result, "propose_calls": calls}
-        file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n")
+        shown(f"vLLM {version}, CPU", *capabilities, workers=workers, refused=refused)
 
     return note
 

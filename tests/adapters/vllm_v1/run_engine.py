@@ -37,7 +37,7 @@ def main(directory):
         run(job, result)
     except Exception:
         result["error"] = traceback.format_exc()
-    from vllm_proposers import Witness
+    from everywhere import Witness
 
     result["events"] = Witness.events
     (directory / "result.json").write_text(json.dumps(result))

@@ -139,8 +139,8 @@ class Engine:
             starts=starts,
             num_tokens=counts,
             drafts=verified,
-            token_ids=torch.tensor(ids),
-            positions=torch.tensor(positions),
+            input_ids=torch.tensor(ids, dtype=torch.int32),
+            input_positions=torch.tensor(positions),
             hidden=None,
             num_draft_tokens=K,
         )
@@ -317,4 +317,5 @@ def test_hidden_states_come_in_the_order_of_the_needs():
     step = EngineStep.read(runner, scheduled, final, between, Reading.needs)
     assert boundaries(Reading.needs) == (2,)
     assert step.hidden.tolist() == [[2, 9, 10], [2, 9, 11]]
-    assert step.token_ids.dtype == torch.int64
+    assert (step.token_ids.tolist(), step.token_ids.dtype) == ([0, 1], torch.int64)
+    assert step.positions.tolist() == [0, 1], "vLLM's buffers are longer than the step"

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from specdec import LLM, SamplingParams
+from specdec.core.registry import PluginSettings
+from specdec.sdk.adapters.export import hand_over
+from specdec.sdk.packaged import packaged
 
 pytestmark = pytest.mark.full
 
 NO_CORPUS = {"proposer_config": {"suffix_decoding_max_cached_requests": 0}}
 KEEPS_KV = {"enable_prefix_caching": False}
+POLICIES = "a failing proposer is handled as asked"
 DRAFTED = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
 
-def same_in_the_core(prompts, method, specdec, k):
+def same_in_the_core(prompts, method, specdec, k, max_model_len=512, **sampling):
     """Acceptance and outputs of our own engine on the same prompts."""
     config = {"method": method, "num_speculative_tokens": k} | specdec
-    llm = LLM("tiny", speculative_config=config, max_model_len=512, max_num_seqs=8)
-    params = SamplingParams(temperature=0, max_tokens=48)
+    llm = LLM("tiny", speculative_config=config, max_model_len=max_model_len, max_num_seqs=8)
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 48} | sampling)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
     facts = llm.engine.metrics.acceptance.as_dict()
     return [[list(one.token_ids) for one in output.outputs] for output in outputs], {k: facts[k] for k in DRAFTED}
@@ -41,7 +44,7 @@ def test_host_proposers_generate_what_plain_vllm_does_and_are_accepted_as_in_the
     assert run["outputs"][0] == plain == outputs
     assert counts(run) == accepted
     assert accepted["num_accepted_draft_tokens"] > 20
-    record("host proposers", run)
+    record(run, "host proposers", "several requests at a time")
 
 
 @pytest.mark.parametrize("method", ["eagle3", "dflash", "draft_model"])
@@ -54,36 +57,38 @@ def test_draft_networks_generate_what_plain_vllm_does_and_are_accepted_as_in_the
     assert run["error"] is None
     assert run["outputs"][0] == plain
     assert counts(run) == accepted
-    record("draft networks with KV of their own", run)
+    record(run, "a draft network with KV of its own")
 
 
 def test_states_between_layers_belong_to_the_kept_rows_and_the_targets_head_is_lent(run_engine, plain, record):
-    run = run_engine("Configured", specdec={"method": "vllm_proposers:EarlyExit"})
+    run = run_engine("Configured", specdec={"method": "everywhere:EarlyExit"})
     assert run["outputs"][0] == plain
     assert run["reports"][0]["errors"] == {}, "the proposer checks each step"
     assert run["reports"][0]["num_accepted_draft_tokens"] > 0
-    record("hidden states, final and between layers", run)
+    record(run, "hidden states, final and between layers", "the target's embedding and head")
 
 
 def test_no_misuse_kills_the_engine(run_engine, plain, prompts, record):
-    misuser = {"method": "vllm_proposers:Misuser", "on_proposer_error": "skip_step"}
+    misuser = {"method": "everywhere:Misuser", "on_proposer_error": "skip_step"}
     run = run_engine("Configured", specdec=misuser, batches=[prompts, prompts])
     assert run["outputs"] == [plain, plain]
     assert set(run["reports"][0]["errors"]) == {"SD-E200", "SD-E201", "SD-E203", "SD-E210"}
     assert sum(run["reports"][0]["errors"].values()) == run["reports"][0]["propose_calls"]
-    record("misuse contained", run)
+    record(run, "misuse ends nothing", POLICIES)
 
 
-def test_a_failing_proposer_is_switched_off_after_three_errors_unless_asked_otherwise(run_engine, plain):
-    run = run_engine("Configured", specdec={"method": "vllm_proposers:Misuser"})
+def test_a_failing_proposer_is_switched_off_after_three_errors_unless_asked_otherwise(run_engine, plain, record):
+    run = run_engine("Configured", specdec={"method": "everywhere:Misuser"})
     assert run["outputs"][0] == plain
     assert run["reports"][0]["propose_calls"] == 3
+    record(run, POLICIES)
 
 
-def test_raise_stops_the_engine_with_the_authors_line(run_engine):
-    run = run_engine("Configured", specdec={"method": "vllm_proposers:Misuser", "on_proposer_error": "raise"})
+def test_raise_stops_the_engine_with_the_authors_line(run_engine, record):
+    run = run_engine("Configured", specdec={"method": "everywhere:Misuser", "on_proposer_error": "raise"})
     assert "SD-E203" in run["error"]
-    assert "vllm_proposers:Misuser" in run["error"]
+    assert "everywhere:Misuser" in run["error"]
+    record(run, POLICIES)
 
 
 def test_chunks_and_preemptions_are_told_and_change_nothing(run_engine, prompts, record):
@@ -95,7 +100,7 @@ def test_chunks_and_preemptions_are_told_and_change_nothing(run_engine, prompts,
         "num_gpu_blocks_override": 16,
         "enable_prefix_caching": False,
     }
-    witness = {"method": "vllm_proposers:Witness", "on_proposer_error": "raise"}
+    witness = {"method": "everywhere:Witness", "on_proposer_error": "raise"}
     plain_tight = run_engine(**tight, sampling={"max_tokens": 100, "ignore_eos": True})
     run = run_engine("Configured", specdec=witness, sampling={"max_tokens": 100, "ignore_eos": True}, **tight)
     assert run["error"] is None
@@ -104,17 +109,42 @@ def test_chunks_and_preemptions_are_told_and_change_nothing(run_engine, prompts,
     assert events["start"] == events["finish"] == len(prompts)
     assert events["preempt"] > 0
     assert events["PREFILL"] > 0
-    record("start, finish and preemption told, rows stable", run)
+    record(run, "start and finish are told, rows are stable", "prompts in chunks", "preemption is told")
+
+
+def test_sampling_parameters_are_shown(run_engine, prompts, record):
+    asked = {"temperature": 0.75, "top_k": 5}
+    witness = {"method": "everywhere:Witness", "on_proposer_error": "raise", "proposer_config": asked}
+    run = run_engine("Configured", specdec=witness, sampling={"max_tokens": 8, "seed": 1} | asked)
+    assert run["error"] is None
+    assert run["events"]["DECODE"] > len(prompts)
+    record(run, "sampling parameters")
+
+
+def test_a_combinator_runs_as_one_proposer(run_engine, plain, record, tiny_drafter):
+    chain = {"method": "adapter_proposers:LookUpThenHead", "model": tiny_drafter("eagle3")}
+    run = run_engine("Configured", k=3, specdec=chain, **KEEPS_KV)
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 20
+    record(run, "several proposers in one (a combinator)")
 
 
 def test_a_request_at_the_longest_length_costs_nobody_else_drafts(run_engine, prompts):
     """vLLM alone drafts K zeros for everybody then."""
-    longest = max(map(len, prompts))
-    run = run_engine("ngram", max_model_len=longest + 40, sampling={"max_tokens": 200, "ignore_eos": True})
-    outputs = run["outputs"][0]
-    assert [len(out[0]) for out in outputs] == [
-        longest + 40 - len(ids) if len(ids) > longest - 160 else 200 for ids in prompts
-    ]
+    max_model_len = max(map(len, prompts)) + 40
+    long = {"max_tokens": 200, "ignore_eos": True}
+    run = run_engine("ngram", max_model_len=max_model_len, sampling=long)
+    outputs, accepted = same_in_the_core(prompts, "ngram", {}, 4, max_model_len, **long)
+    assert run["outputs"][0] == outputs
+    assert counts(run) == accepted
+    assert max(len(ids) + len(out[0]) for ids, out in zip(prompts, outputs, strict=True)) == max_model_len
+
+
+def test_what_export_prints_runs(run_engine, target, plain):
+    config = {"model": "tiny/medusa", "num_speculative_tokens": 2}
+    run = run_engine(**hand_over("vllm", str(target), config, PluginSettings()).settings)
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 0
 
 
 def test_reported_laws_reach_the_verifier(run_engine, target, record):
@@ -125,10 +155,10 @@ def test_reported_laws_reach_the_verifier(run_engine, target, record):
     run = run_engine("draft_model", specdec=itself, sampling=sampled, speculative=probabilistic, **KEEPS_KV)
     assert run["error"] is None
     assert run["reports"][0]["draft_acceptance_rate"] > 0.99
-    record("draft probabilities in verification", run)
+    record(run, "draft probabilities in verification")
 
 
-def test_sampled_text_follows_the_targets_law(run_engine, target, tiny_drafter, prompts):
+def test_sampled_text_follows_the_targets_law(run_engine, tiny_drafter, prompts, record, two_token_law):
     """Two tokens of a prompt, 1000 times: the first is sampled plainly, the second where a draft is judged."""
     num_samples, top_k, prompt = 1000, 3, prompts[1][:16]
     run = run_engine(
@@ -143,22 +173,11 @@ def test_sampled_text_follows_the_targets_law(run_engine, target, tiny_drafter, 
     assert run["error"] is None
     assert 0 < run["reports"][0]["draft_acceptance_rate"] < 1
     seen = Counter((one[0], one[1]) for one in run["outputs"][0][0])
-    law = two_token_law(target, prompt, top_k)
+    law = two_token_law(prompt, top_k)
     assert set(seen) <= set(law), "a token outside the target's filter"
     chi_square = sum((seen[pair] - num_samples * p) ** 2 / (num_samples * p) for pair, p in law.items())
     assert chi_square < 31.8, "8 degrees of freedom: 1 in 10,000 seeds gives more"
-
-
-def two_token_law(target, prompt, top_k):
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-
-    def following(ids):
-        with torch.inference_mode():
-            best = model(torch.tensor([ids])).logits[0, -1].topk(top_k)
-        return dict(zip(best.indices.tolist(), best.values.softmax(dim=-1).tolist(), strict=True))
-
-    firsts = following(prompt)
-    return {(a, b): p * q for a, p in firsts.items() for b, q in following([*prompt, a]).items()}
+    record(run, "sampled text follows the target's law")
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
@@ -172,23 +191,31 @@ def test_two_tensor_parallel_workers_each_run_the_proposer_and_generate_what_one
     assert first["pid"] != second["pid"]
     assert first["propose_calls"] == second["propose_calls"] > 0
     assert counts(run) == {name: second[name] for name in DRAFTED}
-    record("tensor parallelism (two workers)", run)
+    record(run, "two tensor-parallel workers")
 
 
+EAGLE3 = {"method": "eagle3", "model": str(packaged("tiny/eagle3"))}
 REFUSED = {
-    "asynchronous scheduling": ({"async_scheduling": True}, "async scheduling is only supported with"),
-    "pipeline parallelism": ({"pipeline_parallel_size": 2, "tensor_parallel_size": 1}, "the last stage has neither"),
-    "draft KV with vLLM's prefix cache": ({"enable_prefix_caching": True}, "enable_prefix_caching=False"),
+    "asynchronous scheduling": (EAGLE3, {"async_scheduling": True}, "async scheduling is only supported with"),
+    "pipeline parallelism": (
+        EAGLE3,
+        {"pipeline_parallel_size": 2, "tensor_parallel_size": 1},
+        "the last stage",
+    ),
+    "a draft network beside a prefix cache": (EAGLE3, {"enable_prefix_caching": True}, "prefix cache skips positions"),
+    "drafts in trees": ({"method": "everywhere:Tree"}, {}, 'topology="tree"'),
 }
 
 
 @pytest.mark.parametrize("capability", REFUSED)
-def test_what_cannot_survive_is_refused_at_start_with_the_reason(run_engine, tiny_drafter, record, capability):
-    engine, reason = REFUSED[capability]
-    run = run_engine("eagle3", specdec={"model": tiny_drafter("eagle3")}, **engine)
-    assert reason.lower() in run["error"].lower() + run["log"].lower(), "vLLM's own words for the first, ours otherwise"
+def test_what_cannot_survive_is_refused_at_start_with_the_reason(run_engine, record, capability):
+    proposer, engine, reason = REFUSED[capability]
+    run = run_engine("Configured", specdec=proposer, **engine)
     assert run["outputs"] == []
-    record(capability, run, result="refused at start")
+    line = rf"(?:.*(?:\breason {{2,}}|error, ))?(.*{re.escape(reason)}.*?)(?: \[type=.*)?$"
+    said = re.search(line, run["error"] + run["log"], flags=re.IGNORECASE | re.MULTILINE)
+    assert said, "vLLM's own words for the first, ours otherwise"
+    record(run, capability, refused=said[1])
 
 
 def test_a_name_that_nobody_offers_stops_the_start_with_our_error(run_engine):

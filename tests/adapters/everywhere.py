@@ -1,4 +1,4 @@
-"""Proposers that the runs name by class path: they misuse the interface, check what they are shown, or sample."""
+"""Proposers that run unchanged in every engine: they misuse the interface, or check what they are shown."""
 
 from __future__ import annotations
 
@@ -92,10 +92,11 @@ class Witness(RepeatLast):
 
     class Options(StrictModel):
         temperature: float = 0.0
+        top_k: int = 0
 
     def __init__(self, config):
         super().__init__(config)
-        self.expected = config.options.temperature
+        self.expected = (config.options.temperature, config.options.top_k)
         self.alive = {}  # request id -> (row, generation, next position); None: preempted
         self.prompts = {}
 
@@ -128,12 +129,19 @@ class Witness(RepeatLast):
             strict=True,
         )
         assert len(set(step.rows.tolist())) == len(step), "two requests in a row"
-        assert step.sampling.temperature.tolist() == [self.expected] * len(step)
+        sampling = zip(step.sampling.temperature.tolist(), step.sampling.top_k.tolist(), strict=True)
+        assert set(sampling) == {self.expected}
         for request_id, row, generation, start, stop, length, phase in facts:
             known = self.alive[request_id] or (row, generation, 0)
             assert known == (row, generation, start), f"{request_id}: {known} before, {(row, generation, start)} now"
             prompt = self.prompts[request_id]
             assert step.history[row, : len(prompt)].tolist() == prompt
-            assert (stop == length - 1) == (phase != Phase.PREFILL)
+            assert stop == length - 1 if phase != Phase.PREFILL else stop < length
             self.events[Phase(phase).name] += 1
             self.alive[request_id] = (row, generation, stop)
+
+
+class Tree(RepeatLast):
+    """Wants to draft trees, which is reserved."""
+
+    needs = Needs(topology="tree")
