@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,7 @@ class RequestMetrics:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_committed_tokens: int = 0
-    drafted_per_pos: Tally[int] = field(default_factory=Tally)
-    reached_per_pos: Tally[int] = field(default_factory=Tally)  # drafted, and everything before it accepted
-    accepted_per_pos: Tally[int] = field(default_factory=Tally)
+    outcomes: Tally[tuple[int, int]] = field(default_factory=Tally)  # drafted steps by tokens drafted and accepted
 
     def record(self, num_drafted: int, num_accepted: int, num_committed: int) -> None:
         """Count one target step."""
@@ -31,9 +29,7 @@ class RequestMetrics:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        self.drafted_per_pos.update(range(num_drafted))
-        self.reached_per_pos.update(range(min(num_accepted + 1, num_drafted)))
-        self.accepted_per_pos.update(range(num_accepted))
+        self.outcomes[num_drafted, num_accepted] += 1
 
     def merge(self, other: RequestMetrics) -> None:
         """Add another's counts to these."""
@@ -42,9 +38,7 @@ class RequestMetrics:
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
         self.num_committed_tokens += other.num_committed_tokens
-        self.drafted_per_pos.update(other.drafted_per_pos)
-        self.reached_per_pos.update(other.reached_per_pos)
-        self.accepted_per_pos.update(other.accepted_per_pos)
+        self.outcomes.update(other.outcomes)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -69,22 +63,26 @@ class RequestMetrics:
     @property
     def conditional_acceptance_per_position(self) -> list[float]:
         """Accepted at position i / drafted at i with everything before it accepted."""
-        reached, accepted = self._per_position(self.reached_per_pos), self._per_position(self.accepted_per_pos)
-        return [_ratio(a, r) for a, r in zip(accepted, reached, strict=True)]
+        reached = self._per_position(lambda position, drafted, accepted: position < drafted and position <= accepted)
+        return [_ratio(a, r) for a, r in zip(self.accepted_per_position, reached, strict=True)]
 
     @property
     def drafted_per_position(self) -> list[int]:
         """Draft tokens that were verified at position i."""
-        return self._per_position(self.drafted_per_pos)
+        return self._per_position(lambda position, drafted, accepted: position < drafted)
 
     @property
     def accepted_per_position(self) -> list[int]:
         """Draft tokens that were accepted at position i."""
-        return self._per_position(self.accepted_per_pos)
+        return self._per_position(lambda position, drafted, accepted: position < accepted)
 
-    def _per_position(self, tally: Tally[int]) -> list[int]:
-        width = max(self.drafted_per_pos, default=-1) + 1
-        return [tally[position] for position in range(width)]
+    def _per_position(self, counts: Callable[[int, int, int], bool]) -> list[int]:
+        """Drafted steps whose numbers of drafted and accepted tokens count at each position."""
+        width = max((drafted for drafted, _ in self.outcomes), default=0)
+        return [
+            sum(steps for (drafted, accepted), steps in self.outcomes.items() if counts(position, drafted, accepted))
+            for position in range(width)
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """The per-request object under vLLM's field names."""

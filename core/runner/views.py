@@ -118,11 +118,12 @@ class ViewBuilder:
             list(budgets),
             [request.draft_key for request in requests],
         ]
-        kept = self._kept_columns(committed, len(batch.token_ids))
+        kept = self._kept_columns(committed, len(batch.positions))
         most_rows = max(each.item.num_rows for each in committed) if may_pad and not kept.compact else None
-        facts = upload([*columns, *kept.lists], self.device)
-        rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys, *shown = facts
-        self._record(requests)
+        facts = upload([*self._news(requests), *columns, *kept.lists], self.device)
+        places, news, rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys, *shown = facts
+        if self._history is not None:
+            self._history.view(-1).index_copy_(0, places, news)
         return StepView(
             request_ids=tuple(request.request_id for request in requests),
             num_draft_tokens=self.num_draft_tokens,
@@ -144,14 +145,19 @@ class ViewBuilder:
     def _newest(each: Committed) -> int:
         return -1 if each.token_ids else each.request.num_computed_tokens
 
-    def _record(self, requests: Sequence[Request]) -> None:
+    def _news(self, requests: Sequence[Request]) -> tuple[list[int], list[int]]:
+        """Places in the flat history where tokens are missing, and the tokens. They count as written from now on."""
+        places: list[int] = []
+        news: list[int] = []
         if self._history is None:
-            return
-        starts = [self._num_recorded(request) for request in requests]
-        news = upload([request.token_ids[start:] for request, start in zip(requests, starts, strict=True)], self.device)
-        for request, start, new in zip(requests, starts, news, strict=True):
-            self._history[request.row, start : start + len(new)] = new
-            self._recorded[request.row] = (request.generation, len(request.token_ids))
+            return places, news
+        width = self._history.shape[1]
+        for request in requests:
+            start, length, first = self._num_recorded(request), len(request.token_ids), request.row * width
+            places += range(first + start, first + length)
+            news += request.token_ids[start:]
+            self._recorded[request.row] = (request.generation, length)
+        return places, news
 
     def _num_recorded(self, request: Request) -> int:
         generation, recorded = self._recorded.get(request.row, (-1, 0))
