@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,14 +48,14 @@ class SamplingTable:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._requests: Sequence[Request] = ()
+        self._known: list[tuple[int, int]] = []  # row and generation of each request
         self._rows: SamplingRows | None = None
 
     def rows(self, requests: Sequence[Request]) -> SamplingRows:
         """See `sampling_rows`."""
-        same = len(requests) == len(self._requests) and all(map(operator.is_, requests, self._requests))
-        if self._rows is None or not same:
-            self._requests, self._rows = requests, sampling_rows(requests, self._device)
+        running = [(request.row, request.generation) for request in requests]
+        if self._rows is None or running != self._known:
+            self._known, self._rows = running, sampling_rows(requests, self._device)
             return self._rows
         (position,) = upload([[len(request.token_ids) for request in requests]], self._device)
         return replace(self._rows, position=position)

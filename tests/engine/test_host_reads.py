@@ -70,7 +70,7 @@ def drafting(name, target_path, mtp_target, **speculative):
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_plain_step_waits_once_and_sends_its_batch_at_once(params, waits, prompts):
     assert counted(waits, make_llm(), prompts, params) == ONE_WAIT
-    assert waits.num_sent == 3 * NUM_STEPS, "the batch, and two kinds of sampling parameters"
+    assert waits.num_sent == 2 * NUM_STEPS, "the batch, and the positions of what is sampled"
 
 
 def test_a_step_with_drafts_from_the_host_waits_once(waits, prompts, sequences):
@@ -89,7 +89,7 @@ def test_a_step_with_drafts_from_a_device_waits_once(
         monkeypatch.setitem(assembly.RECORDERS, "cpu", Replayer)
     llm = drafting(name, target_path, mtp_target)
     assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
-    assert waits.num_sent == 5 * NUM_STEPS, "the batch, sampling parameters, the view, where drafts are kept"
+    assert waits.num_sent == 4 * NUM_STEPS, "the batch, positions, the view, where drafts are kept"
     assert llm.engine.metrics.acceptance.num_draft_tokens >= 3 * K * NUM_STEPS
 
 

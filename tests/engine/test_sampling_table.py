@@ -22,6 +22,7 @@ def test_rows_follow_the_requests_and_their_positions():
     engine = make_llm().engine
     params = [SamplingParams(temperature=0), SamplingParams(top_k=5, seed=3), SamplingParams(top_p=0.5, min_p=0.1)]
     requests = [engine.get_request(engine.add_request([1, 2, 3 + i], each)) for i, each in enumerate(params)]
+    engine.step()  # gives them rows
     table = SamplingTable(torch.device("cpu"))
     for running in (requests[:1], requests[:1], requests, requests[::-1], requests[:2], requests[1:], requests[1:]):
         assert_rows(table, running)
@@ -33,6 +34,7 @@ def test_rows_follow_the_requests_and_their_positions():
 def test_parameters_are_not_sent_again_while_the_same_requests_run():
     engine = make_llm().engine
     requests = [engine.get_request(engine.add_request([1, 2, 3]))]
+    engine.step()
     table = SamplingTable(torch.device("cpu"))
     first = table.rows(requests)
     second = table.rows(requests)
