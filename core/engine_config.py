@@ -45,7 +45,7 @@ class EngineConfig(StrictModel):
     torch_compile: bool = Field(
         False,
         strict=True,
-        description="compile the target's decoder for steps of few tokens; the first start takes a minute, later ones "
-        "read torch's cache",
+        description="compile the target's decoder, at the start, and draft networks, at their first passes; that takes "
+        "a minute once, later starts read torch's cache",
     )
     enable_profiling: bool = Field(False, description="time every stage of the step")

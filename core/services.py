@@ -30,7 +30,7 @@ class Lender(Protocol):
 
 
 Capture = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
-Compile = Callable[[nn.Module], None]
+Compile = Callable[[nn.Module], object]
 
 
 class BlockDraftKV:

@@ -74,14 +74,13 @@ def has_matrix_unit() -> bool:
 
 def packable_bytes(model: nn.Module) -> int:
     """What packing would cost: the size of all layers that it pays for; 0 where oneDNN is missing."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return 0
     return sum(layer.weight.nbytes for _, _, layer in _packable(model, has_matrix_unit()))
 
 
 def pack_linears(model: nn.Module, *, bfloat16: bool | None = None) -> None:
     """Replace large plain fp32 linear layers of a model on the CPU by their packed form; in bfloat16 all plain ones.
 
+    Where oneDNN is missing all stay as they are.
     `bfloat16`: whether those are packed too; None: if the processor has a matrix unit.
     """
     for parent, name, layer in _packable(model, has_matrix_unit() if bfloat16 is None else bfloat16):
@@ -97,6 +96,8 @@ def turn_linears(model: nn.Module) -> None:
 
 
 def _packable(model: nn.Module, bfloat16: bool) -> list[tuple[nn.Module, str, nn.Linear]]:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return []
     large = [found for found in _plain_linears(model, torch.float32) if _is_large(found[2])]
     return large + (_plain_linears(model, torch.bfloat16) if bfloat16 else [])
 

@@ -1,4 +1,4 @@
-"""Networks compiled by torch.compile, for passes of few tokens: their time goes into launching small operations.
+"""Networks compiled by torch.compile: passes of few tokens spend their time on launching small operations.
 
 A compiled pass calls attention as an operator that the compiler does not look into. An operator takes tensors and
 numbers only, so the views of the cache that serve a pass wait beside it, in a context variable.
@@ -150,15 +150,17 @@ def _first_line(error: Exception) -> str:
     return f"{type(cause).__name__}: {str(cause).strip().splitlines()[0]}"
 
 
-def compile_network(network: nn.Module) -> None:
+def compile_network(network: nn.Module) -> CompiledForward:
     """Have a network's passes compiled from the first one on, in seconds for each case of shapes."""
-    network.forward = CompiledForward(network.forward)
+    network.forward = forward = CompiledForward(network.forward)
+    return forward
 
 
 def compile_target(target: TargetModel) -> None:
     """Compile a target's decoder, now, for every number of tokens that is a case apart."""
     started = time.perf_counter()
-    compile_network(target.model.get_decoder())
+    forward = compile_network(target.model.get_decoder())
     for num_tokens in WARM_UP:
         target.dummy_pass(num_tokens, 1)
-    logger.info("compiled the target's decoder in %.0f s", time.perf_counter() - started)
+    if forward.is_compiled:
+        logger.info("compiled the target's decoder in %.0f s", time.perf_counter() - started)

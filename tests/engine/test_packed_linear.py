@@ -65,6 +65,14 @@ def test_only_large_plain_fp32_layers_are_packed_and_bfloat16_where_it_pays(bflo
     assert packable_bytes(model) == (0 if bfloat16 else half)
 
 
+def test_without_onednn_nothing_is_packed(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    model = nn.Sequential(nn.Linear(1024, FEWEST_PACKED_BYTES // 4096))
+    assert packable_bytes(model) == 0
+    pack_linears(model, bfloat16=True)
+    assert type(model[0]) is nn.Linear
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 50])
 def test_a_turned_layer_computes_the_same_and_takes_no_more_memory(num_rows):
     torch.manual_seed(0)
