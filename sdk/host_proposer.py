@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
+from functools import cached_property
 
 from .config import ProposerConfig
 from .needs import Needs
@@ -21,7 +22,10 @@ class HostProposer(ABC):
 
     def __init__(self, config: ProposerConfig) -> None:
         self.config = config
-        self._tokens: dict[str, list[int]] = {}
+
+    @cached_property
+    def _tokens(self) -> dict[str, list[int]]:  # not made by __init__, which authors override without calling it
+        return {}
 
     @abstractmethod
     def draft(self, tokens: Sequence[int], k: int) -> Sequence[int]:

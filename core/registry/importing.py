@@ -82,12 +82,18 @@ def _import_inside_failed(name: str, error: ImportError, plugin: PluginId, noun:
 def _attribute_missing(module: ModuleType, holder: Any, name: str, plugin: PluginId, noun: str) -> PluginLoadError:
     suggestion = did_you_mean(name, (known for known in dir(holder) if not known.startswith("__")))
     module_name, _, path = plugin.target.partition(":")
-    classes = [known for known, value in vars(holder).items() if isinstance(value, type)]
+    package = module_name.partition(".")[0]
+    classes = [
+        known
+        for known, value in vars(holder).items()
+        if isinstance(value, type) and value.__module__.partition(".")[0] == package
+    ]
     facts = {
         "module": f'"{module_name}" imported from {_file(module)}',
         "missing": f'attribute "{name}"',
         "did you mean": suggestion and f"{module_name}:{path.removesuffix(name)}{suggestion}",
         "its classes": ", ".join(classes[:8]) or "none",
+        "fix": f'name one of them, as in "{module_name}:{classes[0]}"' if classes and not suggestion else None,
     }
     return _cannot_load(plugin, noun, facts)
 

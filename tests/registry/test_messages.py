@@ -99,6 +99,11 @@ def test_class_path_of_no_attribute(same, author, refused):
     same("E102-no-attribute", refused(model="mypkg.proposer.Min"))
 
 
+def test_file_name_instead_of_a_class_path(same, author, refused):
+    author()
+    same("E102-file-name", refused(model="mypkg.proposer.py"))
+
+
 def test_import_that_raises(same, author, refused):
     author("def table():\n    return {}['licence']\nTABLE = table()\n")
     same("E103-import-raises", refused(method="mine"))

@@ -170,6 +170,19 @@ def test_fake_random_depends_on_request_position_and_index_only():
     assert 0 < float(one.uniform(0).min()) < 1
 
 
+def test_host_proposer_runs_when_its_init_is_not_called():
+    class Own(HostProposer):
+        def __init__(self, config):
+            self.window = 2
+
+        def draft(self, tokens, k):
+            return tokens[-self.window :]
+
+    first, second = Own(ProposerConfig(num_draft_tokens=3)), Own(ProposerConfig(num_draft_tokens=3))
+    assert first.propose(step_view([[1, 2, 3]], 3)).token_ids.tolist() == [[2, 3, -1]]
+    assert second.propose(step_view([[4, 5]], 3)).token_ids.tolist() == [[4, 5, -1]]
+
+
 @pytest.mark.parametrize(("returned", "found"), [(None, "None"), (7, "'int'"), ("ab", "'str'")])
 def test_host_proposer_says_what_draft_must_return(returned, found):
     class Wrong(HostProposer):
