@@ -4,7 +4,7 @@ Every configuration runs in a process of its own. Measured is memory that no fil
 sampled every two milliseconds, beyond what the process holds after its imports. Expected:
 
 * weights: every parameter and buffer of target and drafter, a storage that both use counted once;
-* packed: second copies of large fp32 weights in blocks, for batches of few rows;
+* packed: weights in blocks, for batches of few rows; some have their plain form beside them;
 * KV: the caches of target and drafter, sized here so that the run fills them;
 * workspace: 4 * (N * (6 H + 3 I) + 3 R V) bytes, for steps of at most N tokens and R rows of logits, of a model of
   width H, feed-forward width I and vocabulary V: a layer's activations, and the logits with what verification makes
@@ -106,7 +106,7 @@ def measure(model: str, settings: dict[str, Any], speculative: dict[str, Any] | 
 
 
 def weight_bytes(llm: LLM) -> tuple[int, int]:
-    """Bytes of all weights, and of those in a layout of their own, which are copies; each storage once."""
+    """Bytes of plain weights, and of those in a layout of their own; each storage once."""
     guest = llm.engine.parts.guest
     networks = [llm.engine.parts.target.model]
     networks += [each for each in vars(guest.proposer).values() if isinstance(each, torch.nn.Module)] if guest else []

@@ -16,8 +16,6 @@ from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 from .engine_config import EngineConfig
 from .guest import Guest
 from .hooks import HookPlugins, Observers, load_hooks
-from .kernels.arrange import arrange_for_cpu
-from .kernels.linear import packable_bytes
 from .memory import free_memory, num_kv_blocks
 from .metrics import EngineMetrics
 from .registry import PluginSettings
@@ -29,9 +27,10 @@ from .runner.device_addressing import DeviceAddressing
 from .runner.draft_store import DraftStore, LawBuffers
 from .runner.graphs import CudaRecorder, Graphs, Recorder
 from .runner.host_addressing import HostAddressing
+from .runner.inference_form import prepare_causal_lm
 from .runner.kv_cache import KVCache
 from .runner.model_support import locate_model, longest_length
-from .runner.quantization import check_quantization, quantize
+from .runner.quantization import check_quantization
 from .runner.scheduler import Scheduler
 from .runner.step import Runner
 from .runner.target import Target, TargetModel, experts_settings, load_config
@@ -74,9 +73,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     target = TargetModel.load(
         path, hf_config, dtype, device, config.moe_backend, trust_remote_code=config.trust_remote_code
     )
-    if config.quantization is not None:
-        quantize(target.model, config.quantization, keep=target.model.get_output_embeddings())
-    arrange_for_cpu(target.model, pack=packable_bytes(target.model) <= free_memory(device) // 4)
+    prepare_causal_lm(target.model, config.quantization, room=free_memory(device) // 4)
     lookahead = speculation.lookahead if speculation else 0
     num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None, lookahead)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)

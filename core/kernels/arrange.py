@@ -8,12 +8,12 @@ from .linear import pack_linears, turn_linears
 from .norm import fuse_rms_norms
 
 
-def arrange_for_cpu(network: nn.Module, *, pack: bool) -> None:
+def arrange_for_cpu(network: nn.Module, *, pack: bool, drop: bool) -> None:
     """Replace linear layers and norms in place by forms that are faster for a few rows at a time.
 
-    `pack` allows a second copy of large fp32 weights.
+    `pack` allows second copies of weights, in another layout; `drop` leaves no first one where nothing needs it.
     """
     if pack:
-        pack_linears(network)
+        pack_linears(network, drop=drop)
     turn_linears(network)
     fuse_rms_norms(network)

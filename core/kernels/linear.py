@@ -1,18 +1,20 @@
 """Linear layers on a CPU, laid out for a handful of rows at a time.
 
 A plain `linear` repacks its weights in every call once it has more rows than a matrix-vector product takes, which for
-the few rows of a verification or a small batch costs about as much as the product itself. Two layouts avoid it in fp32:
+the few rows of a verification or a small batch costs about as much as the product itself. Two layouts avoid it:
 
-* A large weight is also kept in oneDNN's blocks: 8 rows of a 768 x 32000 head took 15 ms plain and 7 ms packed on one
-  core. A call costs 20 us more, and one row gains nothing.
-* A small weight is stored by input instead of by output, a view of the same shape: 8 rows of the 56 layers of a small
-  model took 1.9 ms plain, 2.4 ms packed and 1.3 ms turned; one row costs the same.
+* packed, in oneDNN's blocks. On Intel's processors a call costs 20 us more than a plain one in fp32, and one row gains
+  nothing, so that only large weights are packed, and kept as they were for fewer rows. Elsewhere one row gains as well.
+* turned, stored by input instead of by output, a view of the same shape: for small fp32 weights on Intel's processors.
 
-In bfloat16 a core with a matrix unit (AMX) gains by packing at every size: 1 and 8 rows of a 768 x 3072 layer took 659
-and 631 us plain, 424 and 396 packed, and 729 and 1047 in packed fp32.
+In bfloat16 packing pays at every size where the processor multiplies bfloat16. Figures: decision 0005.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,31 +22,35 @@ from torch.nn.functional import linear
 
 FEWEST_PACKED_ROWS = 4
 EXPECTED_ROWS = 8
-FEWEST_PACKED_BYTES = 2**20
+FEWEST_PACKED_BYTES = 2**21
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference on a CPU: same weights and law, a second copy of them in blocks."""
+    """`nn.Linear` for inference on a CPU: the same law, weights in blocks, and as they were where those are needed."""
 
     packed: Tensor
 
-    def __init__(self, plain: nn.Linear) -> None:
+    def __init__(self, plain: nn.Linear, fewest_rows: int = 1, *, keep: bool = False) -> None:
+        """`keep`: whether the plain weights stay; with fewer rows than `fewest_rows` they serve."""
         super().__init__()
-        self.weight = plain.weight
         self.bias = plain.bias
-        self._fewest_rows = FEWEST_PACKED_ROWS if plain.weight.dtype == torch.float32 else 1
-        self.register_buffer(
-            "packed",
-            torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), EXPECTED_ROWS),
-            persistent=False,
-        )
+        self.plain = plain.weight if keep else None
+        self._fewest_rows = fewest_rows
+        self._num_outputs = plain.out_features
+        blocks = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), EXPECTED_ROWS)
+        self.register_buffer("packed", blocks, persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], for code that looks at it; a copy where the plain weights were not kept."""
+        return self.packed.to_dense() if self.plain is None else self.plain
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        if input.numel() < self._fewest_rows * input.shape[-1]:
-            return linear(input, self.weight, self.bias)
+        if self.plain is not None and input.numel() < self._fewest_rows * input.shape[-1]:
+            return linear(input, self.plain, self.bias)
         if torch.compiler.is_compiling():
-            output: Tensor = torch.ops.specdec.packed_linear(input, self.packed, self.bias, len(self.weight))
+            output: Tensor = torch.ops.specdec.packed_linear(input, self.packed, self.bias, self._num_outputs)
             return output
         return _packed_linear(input, self.packed, self.bias)
 
@@ -67,54 +73,91 @@ _operators.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")  #
 torch.library.register_fake("specdec::packed_linear", _shape_of_output, lib=_operators)
 
 
-def has_matrix_unit() -> bool:
-    """Whether this processor multiplies blocks of bfloat16 (AMX)."""
-    return bool(torch.cpu._is_amx_tile_supported())
+@dataclass(frozen=True)
+class Packing:
+    """Which plain linear layers a processor computes faster from packed weights."""
+
+    bfloat16: bool  # all of them
+    float32: bool  # all of them, for any number of rows; else the large ones, for FEWEST_PACKED_ROWS and more
+
+    @classmethod
+    def of_this_processor(cls) -> Packing:
+        """By what it can multiply, and by whether torch's plain fp32 product, which is Intel's, was made for it."""
+        found = torch.cpu.get_capabilities()
+        narrow = bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+        return cls(bfloat16=narrow, float32=bool(found.get("avx2")) and "Intel" not in str(found.get("cpu_name")))
+
+    def covers(self, layer: nn.Linear) -> bool:
+        """Whether the layer is packed."""
+        if layer.weight.dtype == torch.bfloat16:
+            return self.bfloat16
+        return self.float32 or _is_large(layer)
+
+    def fewest_rows(self, layer: nn.Linear) -> int:
+        """From how many rows on."""
+        return FEWEST_PACKED_ROWS if layer.weight.dtype == torch.float32 and not self.float32 else 1
 
 
-def packable_bytes(model: nn.Module) -> int:
-    """What packing would cost: the size of all layers that it pays for; 0 where oneDNN is missing."""
-    return sum(layer.weight.nbytes for _, _, layer in _packable(model, has_matrix_unit()))
+def packable_bytes(model: nn.Module, packing: Packing | None = None) -> int:
+    """What packing would add where plain weights are dropped; 0 where oneDNN is missing."""
+    return sum(found.layer.weight.nbytes for found in _packable(model, packing) if found.is_needed)
 
 
-def pack_linears(model: nn.Module, *, bfloat16: bool | None = None) -> None:
-    """Replace large plain fp32 linear layers of a model on the CPU by their packed form; in bfloat16 all plain ones.
+def pack_linears(model: nn.Module, packing: Packing | None = None, *, drop: bool = False) -> None:
+    """Replace plain linear layers of a model on the CPU by their packed form, where that pays.
 
-    Where oneDNN is missing all stay as they are.
-    `bfloat16`: whether those are packed too; None: if the processor has a matrix unit.
+    Where oneDNN is missing all stay as they are. `packing`: None for what this processor gains by. `drop`: whether
+    plain weights that nothing needs any more leave the model's parameters.
     """
-    for parent, name, layer in _packable(model, has_matrix_unit() if bfloat16 is None else bfloat16):
-        setattr(parent, name, PackedLinear(layer))
+    for found in _packable(model, packing):
+        keep = found.is_needed or not drop
+        setattr(found.parent, found.name, PackedLinear(found.layer, found.fewest_rows, keep=keep))
 
 
 def turn_linears(model: nn.Module) -> None:
     """Store the weights of every small plain fp32 linear layer of a model on the CPU by input. A tied one is copied."""
-    for _, _, layer in _plain_linears(model, torch.float32):
-        if not _is_large(layer):
+    for _, _, layer in _plain_linears(model):
+        if layer.weight.dtype == torch.float32 and not _is_large(layer):
             by_input = layer.weight.detach().t().contiguous()
             layer.weight = nn.Parameter(by_input.t(), requires_grad=False)
 
 
-def _packable(model: nn.Module, bfloat16: bool) -> list[tuple[nn.Module, str, nn.Linear]]:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+class _Packable(NamedTuple):
+    parent: nn.Module
+    name: str
+    layer: nn.Linear
+    fewest_rows: int
+    is_needed: bool  # the plain weight: another module has it too, or few rows are multiplied by it
+
+
+def _packable(model: nn.Module, packing: Packing | None) -> list[_Packable]:
+    layers = _plain_linears(model)
+    if not layers or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return []
-    large = [found for found in _plain_linears(model, torch.float32) if _is_large(found[2])]
-    return large + (_plain_linears(model, torch.bfloat16) if bfloat16 else [])
+    packing = packing or Packing.of_this_processor()
+    uses = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
+    found: list[_Packable] = []
+    for parent, name, layer in layers:
+        if packing.covers(layer):
+            fewest_rows = packing.fewest_rows(layer)
+            found.append(_Packable(parent, name, layer, fewest_rows, fewest_rows > 1 or uses[id(layer.weight)] > 1))
+    return found
 
 
 def _is_large(layer: nn.Linear) -> bool:
     return layer.weight.nbytes >= FEWEST_PACKED_BYTES
 
 
-def _plain_linears(model: nn.Module, dtype: torch.dtype) -> list[tuple[nn.Module, str, nn.Linear]]:
+def _plain_linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
     return [
         (parent, name, layer)
         for parent in model.modules()
         for name, layer in parent.named_children()
-        if type(layer) is nn.Linear and _is_plain(layer.weight, dtype)
+        if type(layer) is nn.Linear and _is_plain(layer.weight)
     ]
 
 
-def _is_plain(weight: Tensor, dtype: torch.dtype) -> bool:
+def _is_plain(weight: Tensor) -> bool:
     """Not, for example, a tensor subclass that keeps quantised values and calls itself fp32."""
-    return type(weight) is nn.Parameter and weight.dtype == dtype and weight.device.type == "cpu"
+    on_cpu = weight.device.type == "cpu"
+    return type(weight) is nn.Parameter and weight.dtype in (torch.float32, torch.bfloat16) and on_cpu

@@ -13,10 +13,9 @@ from transformers import AutoConfig, AutoModel
 
 from specdec.sdk import Checkpoint, CheckpointError, ConfigError, NetworkSettings, Refusal, UnsupportedModelError
 
-from ..kernels.arrange import arrange_for_cpu
 from .attention import ATTENTION_NAME
+from .inference_form import prepare_causal_lm, prepare_network
 from .model_support import refuse_unsupported
-from .quantization import quantize
 from .target import TargetModel, experts_settings, load_config
 
 _STUB_VOCABULARY = 1
@@ -28,9 +27,7 @@ def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device) -
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model
-    if settings.quantization is not None:
-        quantize(model, settings.quantization, keep=model.get_output_embeddings())
-    arrange_for_cpu(model, pack=True)
+    prepare_causal_lm(model, settings.quantization)
     return model.requires_grad_(False)
 
 
@@ -67,9 +64,7 @@ def finish(network: nn.Module, settings: NetworkSettings, device: torch.device) 
     for parameter in network.parameters():  # buffers keep their precision: rotary frequencies are float32 in any model
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(_dtype(settings))
-    if settings.quantization is not None:
-        quantize(network, settings.quantization)
-    arrange_for_cpu(network, pack=True)
+    prepare_network(network, settings.quantization)
 
 
 def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:

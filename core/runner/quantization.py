@@ -36,7 +36,12 @@ def quantize(network: nn.Module, name: str, keep: nn.Module | None = None) -> No
     except ImportError as error:
         facts = {"fix": "pip install torchao", "because": error}
         raise ConfigError("SD-E176", "quantization needs torchao, which is not installed", facts) from error
-    quantize_(network, _config(name), lambda module, _: type(module) is nn.Linear and module is not keep)
+
+    def is_plain(module: nn.Module, path: str) -> bool:
+        """Not `keep`, and not met before: a group's product has a place in each of its layers."""
+        return type(module) is nn.Linear and module is not keep and type(module.weight) is nn.Parameter
+
+    quantize_(network, _config(name), is_plain)
 
 
 def _config(name: str) -> Any:

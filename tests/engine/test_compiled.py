@@ -25,7 +25,7 @@ needs_a_compiler = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
-    """Two layers, so that it compiles in seconds, wide enough for packed ones."""
+    """Two layers, so that it compiles in seconds, wide enough for packed products."""
     config = Qwen3Config(
         vocab_size=128,
         hidden_size=WIDTH,
@@ -66,7 +66,7 @@ def test_compiled_target_computes_what_it_computes_as_it_is(model_path, own_prom
     for compiles in (False, True):
         llm = make_llm("Recorder", k=3, options=options, model=model_path, max_model_len=256, torch_compile=compiles)
         decoder = llm.engine.parts.target.model.get_decoder()
-        assert type(decoder.layers[0].mlp.up_proj) is PackedLinear
+        assert type(decoder.layers[0].mlp.up_proj.group.product) is PackedLinear
         assert (isinstance(decoder.forward, CompiledForward) and decoder.forward.is_compiled) == compiles
         with torch.compiler.set_stance("fail_on_recompile"):
             assert generated(llm, own_prompts) == expected

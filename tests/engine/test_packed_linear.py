@@ -11,7 +11,7 @@ from specdec.core.kernels.linear import (
     FEWEST_PACKED_BYTES,
     FEWEST_PACKED_ROWS,
     PackedLinear,
-    has_matrix_unit,
+    Packing,
     pack_linears,
     packable_bytes,
     turn_linears,
@@ -46,30 +46,55 @@ class Special(nn.Linear):
     pass
 
 
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_only_large_plain_fp32_layers_are_packed_and_bfloat16_where_it_pays(bfloat16):
+NOTHING, NARROW, ALL = Packing(False, False), Packing(True, False), Packing(True, True)
+
+
+@pytest.mark.parametrize("packing", [NOTHING, NARROW, ALL], ids=["large", "and bfloat16", "all"])
+def test_plain_layers_are_packed_where_it_pays(packing):
     large, small = (1024, FEWEST_PACKED_BYTES // 4096), (1024, FEWEST_PACKED_BYTES // 4096 - 1)
     model = nn.Sequential(
         nn.Linear(*large),
         Special(*large),
-        nn.Linear(*large).bfloat16(),
+        nn.Linear(*small).bfloat16(),
         nn.Sequential(nn.Linear(*large)),
         nn.Linear(*small),
     )
-    half = FEWEST_PACKED_BYTES // 2 * has_matrix_unit()
-    assert packable_bytes(model) == 2 * FEWEST_PACKED_BYTES + half
-    pack_linears(model, bfloat16=bfloat16)
-    narrow = PackedLinear if bfloat16 else nn.Linear
-    assert [type(layer) for layer in model] == [PackedLinear, Special, narrow, nn.Sequential, nn.Linear]
+    assert packable_bytes(model, packing) == (0 if packing is ALL else 2 * FEWEST_PACKED_BYTES)
+    pack_linears(model, packing)
+    narrow = PackedLinear if packing.bfloat16 else nn.Linear
+    few = PackedLinear if packing.float32 else nn.Linear
+    assert [type(layer) for layer in model] == [PackedLinear, Special, narrow, nn.Sequential, few]
     assert type(model[3][0]) is PackedLinear
-    assert packable_bytes(model) == (0 if bfloat16 else half)
+    assert packable_bytes(model, packing) == 0
+
+
+def test_only_plain_weights_that_are_needed_stay():
+    model = nn.ModuleList([nn.Embedding(30, 8), nn.Linear(8, 30, bias=False), nn.Linear(8, 6)])
+    model[1].weight = model[0].weight
+    expected = model[2].weight.detach().clone()
+    assert packable_bytes(model, ALL) == model[0].weight.nbytes
+    pack_linears(model, ALL, drop=True)
+    assert model[1].weight is model[0].weight
+    assert dict(model[2].named_parameters()).keys() == {"bias"}
+    assert torch.equal(model[2].weight, expected)
+
+
+def test_processors_are_told_apart(monkeypatch):
+    def packing(**found):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+        return Packing.of_this_processor()
+
+    assert packing(cpu_name="Intel Xeon", avx2=True, amx_bf16=True) == NARROW
+    assert packing(cpu_name="Intel Core", avx2=True) == NOTHING
+    assert packing(cpu_name="AMD EPYC", avx2=True, avx512_bf16=True) == ALL
+    assert packing(architecture="aarch64", bf16=True) == NOTHING
 
 
 def test_without_onednn_nothing_is_packed(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     model = nn.Sequential(nn.Linear(1024, FEWEST_PACKED_BYTES // 4096))
-    assert packable_bytes(model) == 0
-    pack_linears(model, bfloat16=True)
+    assert packable_bytes(model, ALL) == 0
+    pack_linears(model, ALL)
     assert type(model[0]) is nn.Linear
 
 
@@ -99,12 +124,12 @@ def test_target_is_packed_and_keeps_its_tied_weights():
     assert type(target.get_output_embeddings()) is PackedLinear
     assert target.get_output_embeddings().weight is target.get_input_embeddings().weight
     half = LLM("tiny", max_model_len=64, dtype="bfloat16").engine.parts.target.model
-    assert type(half.get_output_embeddings()) is (PackedLinear if has_matrix_unit() else nn.Linear)
+    assert type(half.get_output_embeddings()) is (PackedLinear if Packing.of_this_processor().bfloat16 else nn.Linear)
 
 
 def test_few_rows_stay_matrix_vector_products():
     plain = nn.Linear(64, 32).eval()
-    packed = PackedLinear(plain)
+    packed = PackedLinear(plain, FEWEST_PACKED_ROWS, keep=True)
     values = torch.randn(FEWEST_PACKED_ROWS - 1, 64)
     with torch.inference_mode():
         assert torch.equal(packed(values), plain(values))

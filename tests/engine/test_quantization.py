@@ -28,7 +28,7 @@ def is_torchao_int8(layer: nn.Module) -> bool:
 
 
 def projection(model):
-    return model.model.layers[0].mlp.up_proj
+    return model.model.layers[0].mlp.down_proj
 
 
 def token_ids(llm, prompts):
