@@ -2,9 +2,10 @@
 
 Every contender is an engine with a method and a precision. Each round runs all of them once, in turn, every second
 round in reverse; ratios are taken within a round, medians over the rounds, with the whole range: of five rounds it
-holds the true median with a probability of 94 %. A turn is timed inside the engine's own process and covers prefill and
-decoding, embedding, head and sampling included, tokenization and detokenization not. The same token ids go to all;
-output lengths are forced. Who cannot run is a row that says why. All engines stay loaded, asleep, between their turns.
+holds the true median with a probability of 94 %. A turn is timed inside the engine's own process, after a batch that is
+not timed, and covers prefill and decoding, embedding, head and sampling included, tokenization and detokenization not.
+The same token ids go to all; output lengths are forced. Who cannot run is a row that says why. All engines stay loaded,
+asleep, between their turns.
 
 `--clock cpu` counts the seconds that an engine's process had a core, for machines that others use too: with one
 thread only.

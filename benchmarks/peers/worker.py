@@ -46,7 +46,10 @@ class Worker:
         theirs.close()
 
     def run(self, contender: Contender, batches: Sequence[Batch]) -> Run:
-        """The batches in turn; the first call also builds the contender, untimed. Raises RefusedError."""
+        """The batches in turn, after the first one untimed; the first call also builds the contender.
+
+        Raises RefusedError.
+        """
         try:
             self._connection.send((contender, batches))
             answer = self._connection.recv()
@@ -93,8 +96,9 @@ def _serve(connection: Connection, task: Task, clock: str, log: Path) -> None:
 
 
 def _timed(generate: Generate, batches: Sequence[Batch], clock: Callable[[], float]) -> Run | str:
-    started = clock()
     try:
+        generate(batches[0])  # while others ran, its memory may have left the caches, and the machine
+        started = clock()
         outputs = [output for batch in batches for output in generate(batch)]
     except Exception as error:
         return _in_a_line(error)
