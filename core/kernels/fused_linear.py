@@ -8,7 +8,7 @@ layer is called first computes for all of its group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -20,10 +20,10 @@ GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 @dataclass
 class _Computed:
-    """What a group computed and has not handed out."""
+    """What a group computed and has not handed out, by place."""
 
     input: Tensor | None = None
-    outputs: tuple[Tensor, ...] = ()
+    outputs: dict[int, Tensor] = field(default_factory=dict)
 
 
 class FusedGroup(nn.Module):
@@ -38,13 +38,14 @@ class FusedGroup(nn.Module):
         self._computed = _Computed()
 
     def output(self, place: int, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out] of the layer at `place`. The last layer's call lets go of what was kept."""
+        """[..., in] -> [..., out] of the layer at `place`. Every output is handed out once."""
         computed = self._computed
-        if computed.input is not input:
-            computed.input, computed.outputs = input, self.product(input).split(self.sizes, dim=-1)
-        output = computed.outputs[place]
-        if place == len(self.sizes) - 1:
-            computed.input, computed.outputs = None, ()
+        if computed.input is not input or place not in computed.outputs:
+            computed.outputs = dict(enumerate(self.product(input).split(self.sizes, dim=-1)))
+            computed.input = input
+        output = computed.outputs.pop(place)
+        if not computed.outputs:
+            computed.input = None
         return output
 
 

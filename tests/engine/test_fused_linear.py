@@ -64,6 +64,17 @@ def test_layers_called_with_inputs_of_their_own_compute_for_themselves(monkeypat
     assert len(calls) == 3
 
 
+def test_a_second_call_computes_anew():
+    """A buffer that is written to and passed again is another input."""
+    attention = Attention()
+    fuse_linears(attention)
+    rows = torch.randn(3, 8)
+    with torch.inference_mode():
+        first = attention.q_proj(rows)
+        rows.mul_(2)
+        torch.testing.assert_close(attention.q_proj(rows), 2 * first)
+
+
 def test_layers_that_differ_stay_as_they_are():
     wide, mixed, special = Attention(value_width=10), Attention(), Attention()
     mixed.v_proj = nn.Linear(8, 6, bias=True)
