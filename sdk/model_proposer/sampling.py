@@ -7,6 +7,7 @@ the support that the request's own temperature, top-k, top-p and min-p leave mak
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -195,7 +196,21 @@ class _DenseLaw(_Law):
 
 def most_likely(logits: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
     """Target ids [...] of the largest logits [..., D]."""
-    return target_ids(logits.argmax(dim=-1), vocabulary)
+    argmax = ARGMAX.get(logits.device.type, _argmax)
+    return target_ids(argmax(logits), vocabulary)
+
+
+def _argmax(values: Tensor) -> Tensor:
+    return values.argmax(dim=-1)
+
+
+def _argmax_on_cpu(values: Tensor) -> Tensor:
+    """By NumPy, which compares many values at once: a row of 152k in bfloat16 took 23 us instead of 550."""
+    return torch.as_tensor(values.detach().float().numpy().argmax(-1))
+
+
+ARGMAX: dict[str, Callable[[Tensor], Tensor]] = {"cpu": _argmax_on_cpu}
+"""Places [...] of the largest values [..., D] of each row, for types of device that torch's own way does not suit."""
 
 
 def target_ids(ids: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:

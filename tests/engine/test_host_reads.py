@@ -15,6 +15,7 @@ from specdec.core.kernels.paged_attention import dispatch
 from specdec.core.rejection import sampler
 from specdec.core.runner import views
 from specdec.core.runner.transfer import aligned
+from specdec.sdk.model_proposer import sampling
 
 K = 3
 NUM_CHECKED_STEPS = 18
@@ -30,6 +31,7 @@ def waits(monkeypatch):
     monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", mode.kernel(dispatch.PAGED_ATTENTION["cpu"]))
     monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(sampler.VERIFY_BACKENDS["cpu"])})
     monkeypatch.setattr(views, "uniform", mode.kernel(views.uniform))
+    monkeypatch.delitem(sampling.ARGMAX, "cpu")
     return mode
 
 

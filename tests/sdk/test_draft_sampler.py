@@ -9,6 +9,7 @@ import torch
 
 from specdec.sdk import PADDING_TOKEN_ID, ConfigError, LawKind, SamplingView
 from specdec.sdk.model_proposer import DraftSampler, DraftVocabulary
+from specdec.sdk.model_proposer.sampling import ARGMAX
 from specdec.sdk.testing import step_view
 
 V, K = 24, 4
@@ -297,3 +298,13 @@ def test_nothing_drawn_is_a_draft_of_nothing():
     draft = DraftSampler(step, torch.tensor([], dtype=torch.int64), "one_hot").draft()
     assert draft.lengths.tolist() == [0, 0]
     assert draft.token_ids.tolist() == [[-1] * 3] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 2, 700), (0, 7)], ids=str)
+def test_the_cpus_argmax_is_the_first_maximum_and_a_nan_before_all(shape, dtype):
+    values = torch.randint(4, shape).to(dtype)  # many ties
+    first = (values == values.amax(-1, keepdim=True)).int().argmax(-1)
+    assert torch.equal(ARGMAX["cpu"](values), first)
+    values[..., 3] = torch.nan
+    assert (ARGMAX["cpu"](values) == 3).all()
