@@ -46,10 +46,9 @@ class DraftChecker:
         `budgets` are the step's, one per request, from the engine rather than from a view that may have been changed.
         """
         draft = self._checked_form(draft, step)
-        read: list[list[int]] = torch.cat([draft.lengths[:, None], draft.token_ids], dim=1).tolist()  # waits once
-        lengths = [row[0] for row in read]
+        lengths, rows = self._read(draft)
         self._check_lengths(lengths, step.request_ids, budgets)
-        token_ids = [row[1 : length + 1] for row, length in zip(read, lengths, strict=True)]
+        token_ids = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         self._check_ids(token_ids, step.request_ids)
         if draft.law is not None:
             self._check_law(draft.law, draft, step, read=True)
@@ -202,6 +201,13 @@ class DraftChecker:
                 "why": "verification with a wrong law silently changes what is generated",
             },
         )
+
+    def _read(self, draft: Draft) -> tuple[list[int], list[list[int]]]:
+        """Lengths and padded ids; a device is waited for once."""
+        if self._needs.placement == "host":
+            return draft.lengths.tolist(), draft.token_ids.tolist()
+        rows: list[list[int]] = torch.cat([draft.lengths[:, None], draft.token_ids], dim=1).tolist()
+        return [row[0] for row in rows], [row[1:] for row in rows]
 
     def _error(self, code: str, summary: str, facts: Mapping[str, object]) -> ProposerError:
         return ProposerError(code, summary, facts, plugin=self._plugin)

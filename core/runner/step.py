@@ -233,10 +233,9 @@ def draft_budget(each: Committed, guest: Guest) -> int:
     request = each.request
     if not each.token_ids or not request.params.speculative or not guest.wants_drafts_for(request.request_id):
         return 0
-    limits = [guest.views.num_draft_tokens, request.max_total_tokens - len(request.token_ids) - 1]
+    budget = min(guest.views.num_draft_tokens, request.max_total_tokens - len(request.token_ids) - 1)
     if request.params.num_speculative_tokens is not None:
-        limits.append(request.params.num_speculative_tokens)
-    budget = min(limits)
+        budget = min(budget, request.params.num_speculative_tokens)
     return budget if budget >= max(guest.needs.min_draft_tokens, 1) else 0
 
 

@@ -20,7 +20,7 @@ def upload(lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.
     On a CPU by way of NumPy, which reads a list of numbers four times as fast as torch.
     """
     if device.type == "cpu":
-        flat = torch.as_tensor(np.array(list(chain.from_iterable(lists)), dtype=_NUMPY[dtype]))
+        flat = torch.as_tensor(np.fromiter(chain.from_iterable(lists), _NUMPY[dtype]))
         return list(flat.split_with_sizes([len(values) for values in lists]))
     padded, sizes = aligned(lists, ALIGNMENT // dtype.itemsize)
     flat = torch.tensor(padded, dtype=dtype, pin_memory=True).to(device, non_blocking=True)

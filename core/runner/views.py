@@ -67,6 +67,15 @@ class StepRandom:
         return uniform(self.keys, self.positions, Stream.DRAFT, draft_index)
 
 
+def _facts(each: Committed, budget: int) -> tuple[int, ...]:
+    """One request's row of the view: row, generation, phase, length, newest token, drafted, accepted, budget, key."""
+    request = each.request
+    newest = request.token_ids[-1 if each.token_ids else request.num_computed_tokens]
+    drafted = len(each.item.draft_token_ids)
+    place, length = (request.row, request.generation), len(request.token_ids)
+    return *place, each.phase, length, newest, drafted, each.num_accepted, budget, request.draft_key
+
+
 class KeptColumns(NamedTuple):
     """What the host says of the rows that a view shows."""
 
@@ -107,18 +116,8 @@ class ViewBuilder:
         `may_pad`: whether a draft pass may write past a request's blocks, where nobody reads it.
         """
         requests = [each.request for each in committed]
-        columns: list[list[int]] = [
-            [request.row for request in requests],
-            [request.generation for request in requests],
-            [each.phase for each in committed],
-            [len(request.token_ids) for request in requests],
-            [each.request.token_ids[self._newest(each)] for each in committed],
-            [len(each.item.draft_token_ids) for each in committed],
-            [each.num_accepted for each in committed],
-            list(budgets),
-            [request.draft_key for request in requests],
-        ]
-        kept = self._kept_columns(committed, len(batch.positions))
+        columns = zip(*map(_facts, committed, budgets), strict=True)
+        kept = self._kept_columns(committed, batch, shows_hidden=hidden is not None)
         most_rows = max(each.item.num_rows for each in committed) if may_pad and not kept.compact else None
         facts = upload([*self._news(requests), *columns, *kept.lists], self.device)
         places, news, rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys, *shown = facts
@@ -141,10 +140,6 @@ class ViewBuilder:
             history=self._history,
         )
 
-    @staticmethod
-    def _newest(each: Committed) -> int:
-        return -1 if each.token_ids else each.request.num_computed_tokens
-
     def _news(self, requests: Sequence[Request]) -> tuple[list[int], list[int]]:
         """Places in the flat history where tokens are missing, and the tokens. They count as written from now on."""
         places: list[int] = []
@@ -163,30 +158,33 @@ class ViewBuilder:
         generation, recorded = self._recorded.get(request.row, (-1, 0))
         return recorded if generation == request.generation else 0
 
-    def _kept_columns(self, committed: Sequence[Committed], num_computed: int) -> KeptColumns:
+    def _kept_columns(self, committed: Sequence[Committed], batch: Computed, *, shows_hidden: bool) -> KeptColumns:
         """Host form: kept rows only, whose tokens the host knows. Device form: every computed row that goes on."""
         compact = self.needs.placement == "host"
-        index: list[int] = []
+        places: list[int] = []  # of the rows shown, among the batch's
         bounds = [0]
+        counts: list[int] = []
+        starts: list[int] = []
+        next_ids: list[int] = []
         kept_ids: list[int] = []
         kept_positions: list[int] = []
-        next_ids: list[int] = []
         for each in committed:
-            first, kept, position = each.item.first_token, each.num_kept, each.first_position
+            token_ids, start, kept = each.request.token_ids, each.first_position, each.num_kept
             shown = kept if compact else each.item.num_rows
-            index += range(first, first + shown)
-            bounds.append(len(index))
+            bounds.append(bounds[-1] + shown)
+            counts.append(kept)
+            starts.append(start)
+            next_ids += token_ids[start + 1 : start + kept + 1]
             if compact:
-                kept_ids += each.request.token_ids[position : position + kept]
-                kept_positions += range(position, position + kept)
-            next_ids += each.request.token_ids[position + 1 : position + kept + 1] + [-1] * (shown - kept)
-        counts = [each.num_kept for each in committed]
-        starts = [each.first_position for each in committed]
-        rows = [] if index == list(range(num_computed)) else index
+                kept_ids += token_ids[start : start + kept]
+                kept_positions += range(start, start + kept)
+            else:
+                next_ids += [-1] * (shown - kept)
+            if shows_hidden or not compact:
+                places += range(each.item.first_token, each.item.first_token + shown)
+        rows = [] if not places or places == list(range(len(batch.positions))) else places
         lists = [bounds, counts, starts, next_ids]
-        if compact:
-            return KeptColumns([*lists, kept_ids, kept_positions], rows, compact)
-        return KeptColumns([*lists, rows], rows, compact)
+        return KeptColumns([*lists, kept_ids, kept_positions] if compact else [*lists, rows], rows, compact)
 
     @staticmethod
     def _kept_rows(
