@@ -58,9 +58,10 @@ def _end_of(best: list[int], bad: list[bool], drafts: list[int]) -> _End:
 
 def _best_tokens(logits: Tensor) -> tuple[list[int], list[bool]]:
     """Of each row: its first maximum, and whether it has none because of NaN or +inf."""
-    maxima, best = first_argmax(logits.to(compute_dtype(logits)))
+    values = logits.to(compute_dtype(logits))
+    maxima, best = first_argmax(values)
     if math.isfinite(maxima.sum().item()):
         return best.tolist(), [False] * len(best)
-    logits, _, bad = mend(logits)
-    best = first_argmax(logits)[1]
+    values, _, bad = mend(values)
+    best = first_argmax(values)[1]
     return best.tolist(), [False] * len(best) if bad is None else bad.tolist()

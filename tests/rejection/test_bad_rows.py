@@ -44,12 +44,15 @@ MODES = {
 HEALTHY = [4.0, 1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("function", [verify, reference.verify], ids=["backend", "reference"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", BAD_ROWS)
-def test_bad_row_emits_its_argmax_and_rejects_its_draft(name: str, mode: str, function: object) -> None:
+def test_bad_row_emits_its_argmax_and_rejects_its_draft(
+    name: str, mode: str, function: object, dtype: torch.dtype
+) -> None:
     row, best = BAD_ROWS[name]
-    logits = torch.tensor([HEALTHY, HEALTHY, row, HEALTHY, HEALTHY, HEALTHY])
+    logits = torch.tensor([HEALTHY, HEALTHY, row, HEALTHY, HEALTHY, HEALTHY], dtype=dtype)
     drafts = DraftRows(torch.tensor([[0], [best], [0]]), torch.tensor([1, 1, 1]))
     coins = Coins(torch.full((3, 2), 0.3, dtype=torch.float64))
     verdict = function(logits, torch.tensor([0, 2, 4, 6]), drafts, sampling_rows(MODES[mode]), coins)
