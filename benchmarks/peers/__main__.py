@@ -30,6 +30,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import specdec
 from specdec.core.bench.environment import environment
 
 from . import goals, ours, report, with_transformers, with_vllm
@@ -63,7 +64,8 @@ def main() -> None:
         )
         result = compare(task, prompts, args, console)
     if args.save:
-        args.save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(result, indent=1).replace(str(Path(specdec.__file__).parent), "specdec")  # where it lies here
+        args.save.write_text(f"{text}\n", encoding="utf-8")
     out = Console(width=180)
     out.print(report.conditions(result))
     out.print(report.speeds(result).rich(), report.goals(result).rich())
