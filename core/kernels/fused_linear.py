@@ -14,6 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from .linear import is_plain
+
 GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 """Sibling layers in the order of their calls, by the names that transformers gives them."""
 
@@ -89,13 +91,8 @@ def fuse_linears(model: nn.Module) -> None:
 
 def _can_join(layers: Sequence[nn.Linear]) -> bool:
     """Whether their weights are plain ones of one kind."""
-    kinds = {(each.in_features, each.weight.dtype, each.weight.device.type, each.bias is None) for each in layers}
-    return len(kinds) == 1 and all(_is_plain(layer.weight) for layer in layers)
-
-
-def _is_plain(weight: Tensor) -> bool:
-    """Not, for example, a tensor subclass that keeps quantised values."""
-    return type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.is_floating_point()
+    kinds = {(each.in_features, each.weight.dtype, each.bias is None) for each in layers}
+    return len(kinds) == 1 and all(is_plain(layer.weight) for layer in layers)
 
 
 def _joined(parts: Sequence[Tensor]) -> nn.Parameter:

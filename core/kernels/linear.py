@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 
 FEWEST_PACKED_ROWS = 4
 EXPECTED_ROWS = 8
-FEWEST_PACKED_BYTES = 2**21
+FEWEST_PACKED_BYTES = 2**20
 
 
 class PackedLinear(nn.Module):
@@ -153,11 +153,11 @@ def _plain_linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
         (parent, name, layer)
         for parent in model.modules()
         for name, layer in parent.named_children()
-        if type(layer) is nn.Linear and _is_plain(layer.weight)
+        if type(layer) is nn.Linear and is_plain(layer.weight)
     ]
 
 
-def _is_plain(weight: Tensor) -> bool:
+def is_plain(weight: Tensor) -> bool:
     """Not, for example, a tensor subclass that keeps quantised values and calls itself fp32."""
     on_cpu = weight.device.type == "cpu"
     return type(weight) is nn.Parameter and weight.dtype in (torch.float32, torch.bfloat16) and on_cpu

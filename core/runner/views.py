@@ -70,10 +70,17 @@ class StepRandom:
 def _facts(each: Committed, budget: int) -> tuple[int, ...]:
     """One request's row of the view: row, generation, phase, length, newest token, drafted, accepted, budget, key."""
     request = each.request
-    newest = request.token_ids[-1 if each.token_ids else request.num_computed_tokens]
-    drafted = len(each.item.draft_token_ids)
-    place, length = (request.row, request.generation), len(request.token_ids)
-    return *place, each.phase, length, newest, drafted, each.num_accepted, budget, request.draft_key
+    return (
+        request.row,
+        request.generation,
+        each.phase,
+        len(request.token_ids),
+        request.token_ids[-1 if each.token_ids else request.num_computed_tokens],
+        len(each.item.draft_token_ids),
+        each.num_accepted,
+        budget,
+        request.draft_key,
+    )
 
 
 class KeptColumns(NamedTuple):
@@ -111,15 +118,15 @@ class ViewBuilder:
         *,
         may_pad: bool = False,
     ) -> StepView:
-        """The view of the requests that go on; `hidden` [N, L*H] of the whole batch.
+        """The view of the requests that go on, at least one; `hidden` [N, L*H] of the whole batch.
 
         `may_pad`: whether a draft pass may write past a request's blocks, where nobody reads it.
         """
         requests = [each.request for each in committed]
-        columns = zip(*map(_facts, committed, budgets), strict=True)
+        of_each = [_facts(each, budget) for each, budget in zip(committed, budgets, strict=True)]
         kept = self._kept_columns(committed, batch, shows_hidden=hidden is not None)
         most_rows = max(each.item.num_rows for each in committed) if may_pad and not kept.compact else None
-        facts = upload([*self._news(requests), *columns, *kept.lists], self.device)
+        facts = upload([*self._news(requests), *zip(*of_each, strict=True), *kept.lists], self.device)
         places, news, rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys, *shown = facts
         if self._history is not None:
             self._history.view(-1).index_copy_(0, places, news)
