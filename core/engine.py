@@ -19,7 +19,7 @@ from .exporters import PROMETHEUS, export
 from .metrics import Metric
 from .registry import PluginSettings
 from .request import FinishReason, Request
-from .runner.views import Committed
+from .runner.committed import Committed
 from .sampling_params import SamplingParams
 from .speculation import SpeculativeSettings
 

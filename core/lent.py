@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch import Tensor
 
@@ -37,11 +38,18 @@ class Snapshot:
 
 
 def _tensors(step: StepView) -> Iterator[tuple[str, Tensor]]:
-    fields = vars(step)
-    for prefix, record in (("", step), ("kept.", fields["kept"]), ("sampling.", fields["sampling"])):
-        for name, value in vars(record).items() if record is not None else ():
+    records = {"": step, "kept.": _value(step, "kept"), "sampling.": _value(step, "sampling")}
+    for prefix, record in records.items():
+        for field in fields(record) if record is not None else ():
+            value = _value(record, field.name)
             if isinstance(value, Tensor):
-                yield f"step.{prefix}{name}", value
+                yield f"step.{prefix}{field.name}", value
+
+
+def _value(record: Any, name: str) -> Any:
+    """Past whoever watches what is read, if it is there; a view on the host makes its fields when they are read."""
+    held = vars(record)
+    return held[name] if name in held else getattr(record, name)
 
 
 def _copy(tensor: Tensor) -> Tensor | int | None:

@@ -19,7 +19,7 @@ from .metrics import Metric
 from .outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .registry import PluginSettings
 from .request import Request
-from .runner.views import Committed
+from .runner.committed import Committed
 from .sampling_params import SamplingParams
 from .speculation import SpeculativeSettings
 
@@ -209,7 +209,7 @@ class _Reader:
             index=self.index,
             text=text[self.num_shown :],
             token_ids=tuple(each.token_ids),
-            draft_token_ids=tuple(each.item.draft_token_ids),
+            draft_token_ids=tuple(each.draft_token_ids),
             num_accepted=each.num_accepted,
             finish_reason=finish_reason_of(each.request),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -154,6 +155,20 @@ class EngineMetrics:
             for stage, value in sorted(self.seconds.items())
         ]
         return metrics
+
+
+class StageClock:
+    """Adds the time of a `with` block to a stage's seconds."""
+
+    def __init__(self, seconds: defaultdict[str, float], stage: str) -> None:
+        self._seconds = seconds
+        self._stage = stage
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds[self._stage] += time.perf_counter() - self._start
 
 
 def _ratio(part: float, whole: float) -> float:

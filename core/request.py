@@ -86,9 +86,20 @@ class Request:
         return bool(params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty)
 
     @cached_property
+    def _looks_at_each(self) -> bool:
+        """Whether a token that does not end it changes more than its tokens."""
+        return self.detokenizer is not None or self.penalised
+
+    @cached_property
     def adjusts_logits(self) -> bool:
         """Whether its logits are changed before sampling at all."""
         return self.penalised or bool(self.params.logit_bias) or self.params.min_tokens > 0
+
+    @cached_property
+    def most_drafts(self) -> int:
+        """How many drafts it may get in a step, as far as its parameters say."""
+        limit = self.params.num_speculative_tokens if self.params.speculative else 0
+        return self.max_total_tokens if limit is None else limit
 
     @cached_property
     def prompt_counts(self) -> Counter[int]:
@@ -112,6 +123,10 @@ class Request:
 
     def commit(self, token_ids: Sequence[int]) -> int:
         """Append sampled tokens until one ends the request. Returns how many were committed."""
+        room = self.max_total_tokens - len(self.token_ids)
+        if not self._looks_at_each and len(token_ids) < room and self.end_token_ids.isdisjoint(token_ids):
+            self.token_ids += token_ids
+            return len(token_ids)
         for count, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
             if self.penalised:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.sdk import StepStats
 
 from ..guest import Guest
-from ..metrics import EngineMetrics
+from ..metrics import EngineMetrics, StageClock
 from ..rejection.rules import Judge
 from ..rejection.sampler import verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
@@ -21,13 +21,15 @@ from ..request import Request, Status
 from ..sampling import SamplingTable, adjust_logits
 from .addressing import Addressing
 from .batch import Batch, BatchItem, build_batch
+from .committed import Committed
 from .draft_store import DraftStore
 from .host_addressing import HostAddressing
 from .kv_cache import KVCache
 from .scheduler import Scheduler
 from .target import Target, TargetOutput
 from .unread_drafts import Report
-from .views import Committed
+
+UNTIMED = nullcontext()
 
 
 class Runner:
@@ -146,17 +148,18 @@ class Runner:
         self, item: BatchItem, output_ids: list[int], num_accepted: int, logprobs: dict[str, Tensor]
     ) -> Committed:
         """Append the tokens and move the cache length back over rejected rows."""
-        share, request = item.scheduled, item.scheduled.request
+        share, request, drafts = item.scheduled, item.scheduled.request, item.draft_token_ids
         if not share.samples:
             request.num_computed_tokens = share.start + share.num_tokens
-            return Committed(item, [], 0)
+            return Committed.now(request, item.first_token, item.num_rows, share.start, [], 0, [])
         count = request.commit(output_ids)
         request.num_computed_tokens = len(request.token_ids) - 1
-        request.metrics.record(len(item.draft_token_ids), num_accepted, count)
-        self._metrics.acceptance.record(len(item.draft_token_ids), num_accepted, count)
+        request.metrics.record(len(drafts), num_accepted, count)
+        self._metrics.acceptance.record(len(drafts), num_accepted, count)
         if request.request_id in logprobs:
             _keep_logprobs(request, output_ids[:count], logprobs[request.request_id])
-        return Committed(item, output_ids[:count], num_accepted)
+        token_ids = output_ids[:count]
+        return Committed.now(request, item.first_token, item.num_rows, share.start, drafts, num_accepted, token_ids)
 
     def finish(self, request: Request) -> None:
         """Release everything a request holds, here and in the proposer."""
@@ -188,7 +191,7 @@ class Runner:
         going_on = [each for each in committed if each.request.finish_reason is None]
         if not going_on:
             return
-        budgets = [draft_budget(each, guest) for each in going_on]
+        budgets = draft_budgets(going_on, guest, guest.num_draft_tokens)
         with torch.inference_mode():
             may_pad = self._addressing.num_pad_blocks > 0
             view = guest.views.build(going_on, budgets, batch, hidden, may_pad=may_pad)
@@ -207,36 +210,31 @@ class Runner:
     def _stats(self, batch: Batch, committed: Sequence[Committed]) -> StepStats:
         self._num_steps += 1
         self._metrics.counts["num_steps"] += 1
-        drafted = [each for each in committed if each.item.draft_token_ids]
+        drafted = [each for each in committed if each.draft_token_ids]
         return StepStats(
             step=self._num_steps,
             num_requests=len(committed),
             num_tokens_computed=len(batch.token_ids),
             num_drafts=len(drafted),
-            num_draft_tokens=sum(len(each.item.draft_token_ids) for each in drafted),
+            num_draft_tokens=sum(each.num_drafted for each in drafted),
             num_accepted_tokens=sum(each.num_accepted for each in drafted),
             num_committed_tokens=sum(len(each.token_ids) for each in committed),
         )
 
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        if not self._profile:
-            yield
-            return
-        start = time.perf_counter()
-        yield
-        self._metrics.seconds[stage] += time.perf_counter() - start
+    def _timed(self, stage: str) -> AbstractContextManager[object]:
+        return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
 
 
-def draft_budget(each: Committed, guest: Guest) -> int:
-    """The most drafts that can be of use to a request in its next step."""
-    request = each.request
-    if not each.token_ids or not request.params.speculative or not guest.wants_drafts_for(request.request_id):
-        return 0
-    budget = min(guest.views.num_draft_tokens, request.max_total_tokens - len(request.token_ids) - 1)
-    if request.params.num_speculative_tokens is not None:
-        budget = min(budget, request.params.num_speculative_tokens)
-    return budget if budget >= max(guest.needs.min_draft_tokens, 1) else 0
+def draft_budgets(committed: Sequence[Committed], guest: Guest, most: int) -> list[int]:
+    """The most drafts, `most` at the utmost, that can be of use to each request in its next step."""
+    fewest = max(guest.needs.min_draft_tokens, 1)
+    budgets = []
+    for each in committed:
+        request = each.request
+        budget = min(most, request.most_drafts, request.max_total_tokens - each.length - 1)
+        wanted = each.token_ids and budget >= fewest and guest.wants_drafts_for(request.request_id)
+        budgets.append(budget if wanted else 0)
+    return budgets
 
 
 def _keep_logprobs(request: Request, token_ids: Sequence[int], logprobs: Tensor) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import NamedTuple, Protocol
+from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specdec.sdk import KeptRows, Needs, Phase, SamplingView, StepView
+from specdec.sdk import KeptRows, Needs, SamplingView, StepView
 
-from ..kernels.philox import Stream, uniform
-from ..request import Request
-from .batch import BatchItem
+from .committed import COLUMNS, Committed
+from .host_view import HostView
+from .step_random import StepRandom
+from .token_history import TokenHistory
 from .transfer import upload
+
+HOST = torch.device("cpu")
 
 
 class Computed(Protocol):
@@ -27,72 +29,11 @@ class Computed(Protocol):
     def positions(self) -> Tensor: ...  # [N] int64
 
 
-@dataclass(frozen=True)
-class Committed:
-    """What a step did to one request."""
-
-    item: BatchItem
-    token_ids: list[int]  # committed; empty in the middle of a prompt
-    num_accepted: int
-
-    @property
-    def request(self) -> Request:
-        return self.item.scheduled.request
-
-    @property
-    def num_kept(self) -> int:
-        """Rows whose KV survived: everything computed up to, not including, the newest token."""
-        return self.request.num_computed_tokens - self.first_position
-
-    @property
-    def first_position(self) -> int:
-        return self.item.scheduled.start
-
-    @property
-    def phase(self) -> Phase:
-        if not self.token_ids:
-            return Phase.PREFILL
-        return Phase.PREFILL_DONE if self.request.num_output_tokens == len(self.token_ids) else Phase.DECODE
-
-
-@dataclass(frozen=True)
-class StepRandom:
-    """The draft stream of a step's requests: keys derived from their seeds, positions of their next tokens."""
-
-    keys: Tensor  # [B] int64
-    positions: Tensor  # [B] int64
-
-    def uniform(self, draft_index: int) -> Tensor:
-        """One number in (0, 1) per request for the draft token at `draft_index`: [B] float64."""
-        return uniform(self.keys, self.positions, Stream.DRAFT, draft_index)
-
-
-def _facts(each: Committed, budget: int) -> tuple[int, ...]:
-    """One request's row of the view: row, generation, phase, length, newest token, drafted, accepted, budget, key."""
-    request = each.request
-    return (
-        request.row,
-        request.generation,
-        each.phase,
-        len(request.token_ids),
-        request.token_ids[-1 if each.token_ids else request.num_computed_tokens],
-        len(each.item.draft_token_ids),
-        each.num_accepted,
-        budget,
-        request.draft_key,
-    )
-
-
-class KeptColumns(NamedTuple):
-    """What the host says of the rows that a view shows."""
-
-    lists: list[list[int]]  # bounds, counts, starts, next tokens; then tokens and positions, or in device form `rows`
-    rows: list[int]  # [N] among the batch's; empty: all of them
-    compact: bool  # host form
-
-
 class ViewBuilder:
-    """Builds the view that one proposer declared to need, and keeps the token history if it reads that."""
+    """Builds the view that one proposer declared to need, and keeps the token history if it reads that.
+
+    Host form: kept rows only. Device form: every computed row of the requests that go on.
+    """
 
     def __init__(
         self,
@@ -104,10 +45,8 @@ class ViewBuilder:
     ) -> None:
         self.needs = needs
         self.num_draft_tokens = num_draft_tokens
-        self.device = device if needs.placement == "device" else torch.device("cpu")
-        shape = (max_num_seqs, max_model_len)
-        self._history = torch.zeros(shape, dtype=torch.int64, device=self.device) if needs.history else None
-        self._recorded: dict[int, tuple[int, int]] = {}  # row -> generation, tokens in the history
+        self.device = device if needs.placement == "device" else HOST
+        self._history = TokenHistory(max_num_seqs, max_model_len, self.device) if needs.history else None
 
     def build(
         self,
@@ -122,112 +61,97 @@ class ViewBuilder:
 
         `may_pad`: whether a draft pass may write past a request's blocks, where nobody reads it.
         """
-        requests = [each.request for each in committed]
-        of_each = [_facts(each, budget) for each, budget in zip(committed, budgets, strict=True)]
-        kept = self._kept_columns(committed, batch, shows_hidden=hidden is not None)
-        most_rows = max(each.item.num_rows for each in committed) if may_pad and not kept.compact else None
-        facts = upload([*self._news(requests), *zip(*of_each, strict=True), *kept.lists], self.device)
-        places, news, rows, generation, phase, length, newest, num_drafted, num_accepted, budget, keys, *shown = facts
+        if self.needs.placement == "host":
+            return self._host_view(committed, budgets, batch, hidden)
+        return self._device_view(committed, budgets, batch, hidden, may_pad)
+
+    def _host_view(
+        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, hidden: Tensor | None
+    ) -> StepView:
         if self._history is not None:
-            self._history.view(-1).index_copy_(0, places, news)
+            self._history.write(committed)
+        if hidden is not None:
+            rows = _places([(each.first_token, each.num_kept) for each in committed], batch)
+            hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
+        return HostView.of(
+            committed,
+            budgets,
+            self.num_draft_tokens,
+            hidden,
+            self._sampling(committed),
+            self._history.tokens if self._history else None,
+        )
+
+    def _device_view(
+        self,
+        committed: Sequence[Committed],
+        budgets: Sequence[int],
+        batch: Computed,
+        hidden: Tensor | None,
+        may_pad: bool,
+    ) -> StepView:
+        news = ([], []) if self._history is None else self._history.news(committed)
+        columns = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
+        keys = [each.request.draft_key for each in committed]
+        places = _places([(each.first_token, each.num_rows) for each in committed], batch)
+        kept = {
+            "cu_rows": list(accumulate((each.num_rows for each in committed), initial=0)),
+            "num_kept": [each.num_kept for each in committed],
+            "kept_start": [each.first_position for each in committed],
+            "next_token_ids": _next_tokens(committed),
+        }
+        sent = upload([*news, places, keys, budgets, *columns.values(), *kept.values()], self.device)
+        new_places, new_tokens, rows, draft_keys, budget = sent[:5]
+        if self._history is not None:
+            self._history.put(new_places, new_tokens)
+        shown = dict(zip(columns, sent[5:], strict=False))
+        token_ids, positions = batch.token_ids, batch.positions
+        if places:
+            token_ids, positions = token_ids[rows], positions[rows]
+            hidden = None if hidden is None else hidden[rows]
         return StepView(
-            request_ids=tuple(request.request_id for request in requests),
+            request_ids=tuple([each.request.request_id for each in committed]),
             num_draft_tokens=self.num_draft_tokens,
-            rows=rows,
-            generation=generation,
-            phase=phase,
-            committed_length=length,
-            newest_token=newest,
-            num_drafted=num_drafted,
-            num_accepted=num_accepted,
+            **shown,
             budget=budget,
-            kept=self._kept_rows(kept, shown, batch, hidden, most_rows),
-            random=StepRandom(keys, length),
-            sampling=self._sampling(requests),
-            history=self._history,
+            kept=KeptRows(
+                **dict(zip(kept, sent[-len(kept) :], strict=True)),
+                positions=positions,
+                token_ids=token_ids,
+                hidden=None if hidden is None else hidden.to(self.device),
+                most_rows=max(each.num_rows for each in committed) if may_pad else None,
+            ),
+            random=StepRandom(draft_keys, shown["committed_length"]),
+            sampling=self._sampling(committed),
+            history=self._history.tokens if self._history else None,
         )
 
-    def _news(self, requests: Sequence[Request]) -> tuple[list[int], list[int]]:
-        """Places in the flat history where tokens are missing, and the tokens. They count as written from now on."""
-        places: list[int] = []
-        news: list[int] = []
-        if self._history is None:
-            return places, news
-        width = self._history.shape[1]
-        for request in requests:
-            start, length, first = self._num_recorded(request), len(request.token_ids), request.row * width
-            places += range(first + start, first + length)
-            news += request.token_ids[start:]
-            self._recorded[request.row] = (request.generation, length)
-        return places, news
-
-    def _num_recorded(self, request: Request) -> int:
-        generation, recorded = self._recorded.get(request.row, (-1, 0))
-        return recorded if generation == request.generation else 0
-
-    def _kept_columns(self, committed: Sequence[Committed], batch: Computed, *, shows_hidden: bool) -> KeptColumns:
-        """Host form: kept rows only, whose tokens the host knows. Device form: every computed row that goes on."""
-        compact = self.needs.placement == "host"
-        places: list[int] = []  # of the rows shown, among the batch's
-        bounds = [0]
-        counts: list[int] = []
-        starts: list[int] = []
-        next_ids: list[int] = []
-        kept_ids: list[int] = []
-        kept_positions: list[int] = []
-        for each in committed:
-            token_ids, start, kept = each.request.token_ids, each.first_position, each.num_kept
-            shown = kept if compact else each.item.num_rows
-            bounds.append(bounds[-1] + shown)
-            counts.append(kept)
-            starts.append(start)
-            next_ids += token_ids[start + 1 : start + kept + 1]
-            if compact:
-                kept_ids += token_ids[start : start + kept]
-                kept_positions += range(start, start + kept)
-            else:
-                next_ids += [-1] * (shown - kept)
-            if shows_hidden or not compact:
-                places += range(each.item.first_token, each.item.first_token + shown)
-        rows = [] if not places or places == list(range(len(batch.positions))) else places
-        lists = [bounds, counts, starts, next_ids]
-        return KeptColumns([*lists, kept_ids, kept_positions] if compact else [*lists, rows], rows, compact)
-
-    @staticmethod
-    def _kept_rows(
-        kept: KeptColumns, sent: Sequence[Tensor], batch: Computed, hidden: Tensor | None, most_rows: int | None
-    ) -> KeptRows:
-        """`sent`: the columns' lists, where the view is shown."""
-        cu_rows, num_kept, kept_start, next_token_ids, *rest = sent
-        if kept.compact:
-            token_ids, positions = rest
-            if hidden is not None and kept.rows:
-                hidden = hidden[upload([kept.rows], hidden.device)[0]]
-        else:
-            token_ids, positions = batch.token_ids, batch.positions
-            if kept.rows:
-                token_ids, positions = token_ids[rest[0]], positions[rest[0]]
-                hidden = None if hidden is None else hidden[rest[0]]
-        return KeptRows(
-            cu_rows=cu_rows,
-            num_kept=num_kept,
-            kept_start=kept_start,
-            positions=positions,
-            token_ids=token_ids,
-            next_token_ids=next_token_ids,
-            hidden=None if hidden is None else hidden.to(cu_rows.device),
-            most_rows=most_rows,
-        )
-
-    def _sampling(self, requests: Sequence[Request]) -> SamplingView | None:
+    def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
         if not self.needs.sampling:
             return None
+        params = [each.request.params for each in committed]
         columns = {
             name: upload(
-                [[attrgetter(name)(request.params) for request in requests]],
+                [[getattr(each, name) for each in params]],
                 self.device,
                 torch.int64 if name == "top_k" else torch.float32,
             )[0]
             for name in self.needs.sampling
         }
-        return SamplingView(**columns, all_greedy=all(request.params.greedy for request in requests))
+        return SamplingView(**columns, all_greedy=all(each.greedy for each in params))
+
+
+def _places(spans: Sequence[tuple[int, int]], batch: Computed) -> list[int]:
+    """The places in the batch that are shown, from (first, number) of each request; none if all of them are."""
+    places = [place for first, count in spans for place in range(first, first + count)]
+    return [] if places == list(range(len(batch.positions))) else places
+
+
+def _next_tokens(committed: Sequence[Committed]) -> list[int]:
+    """The token after each computed row; -1 after those that were rejected."""
+    next_token_ids: list[int] = []
+    for each in committed:
+        first = each.first_position + 1
+        next_token_ids += each.request.token_ids[first : first + each.num_kept]
+        next_token_ids += [-1] * (each.num_rows - each.num_kept)
+    return next_token_ids

@@ -19,9 +19,10 @@ from specdec.core.registry import LoadedProposer, construct
 from specdec.core.request import Request
 from specdec.core.runner.batch import BatchItem, Scheduled
 from specdec.core.runner.block_pool import BlockPool
+from specdec.core.runner.committed import Committed
 from specdec.core.runner.draft_store import DraftStore, LawBuffers
 from specdec.core.runner.scheduler import Scheduler
-from specdec.core.runner.views import Committed, ViewBuilder
+from specdec.core.runner.views import ViewBuilder
 from specdec.core.sampling_params import SamplingParams
 
 from ..errors import ProposerError
@@ -184,9 +185,10 @@ class Stage:
 
     def _commit(self, item: BatchItem, move: Move) -> Committed:
         share, request, drafts = item.scheduled, item.scheduled.request, item.draft_token_ids
+        place = (request, item.first_token, item.num_rows, share.start)
         if not share.samples:
             request.num_computed_tokens += share.num_tokens
-            return Committed(item, [], 0)
+            return Committed.now(*place, [], 0, [])
         name, length = request.request_id, len(request.token_ids)
         accepted = self.script.num_accepted(name, length, len(drafts))
         if move.num_accepted is not None:
@@ -197,7 +199,7 @@ class Stage:
             next_token = self.script.token(name, [*request.token_ids, *drafts[:accepted]], rejected)
         count = request.commit([*drafts[:accepted], next_token])
         request.num_computed_tokens = len(request.token_ids) - 1
-        return Committed(item, request.token_ids[len(request.token_ids) - count :], accepted)
+        return Committed.now(*place, drafts, accepted, request.token_ids[len(request.token_ids) - count :])
 
     def _budget(self, each: Committed, width: int) -> int:
         limits = [width, each.request.max_total_tokens - len(each.request.token_ids) - 1]

@@ -13,7 +13,7 @@ from specdec import SamplingParams
 from specdec.core import assembly
 from specdec.core.kernels.paged_attention import dispatch
 from specdec.core.rejection import sampler
-from specdec.core.runner import views
+from specdec.core.runner import step_random
 from specdec.core.runner.transfer import aligned
 from specdec.sdk.model_proposer import sampling
 
@@ -30,7 +30,7 @@ def waits(monkeypatch):
     monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
     monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", mode.kernel(dispatch.PAGED_ATTENTION["cpu"]))
     monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(sampler.VERIFY_BACKENDS["cpu"])})
-    monkeypatch.setattr(views, "uniform", mode.kernel(views.uniform))
+    monkeypatch.setattr(step_random, "uniform", mode.kernel(step_random.uniform))
     monkeypatch.delitem(sampling.ARGMAX, "cpu")
     return mode
 

@@ -20,6 +20,7 @@ from specdec.core.metrics import EngineMetrics
 from specdec.core.registry import PluginSettings, construct
 from specdec.core.request import Request
 from specdec.core.runner.block_pool import BlockPool
+from specdec.core.runner.committed import Committed
 from specdec.core.runner.draft_store import DraftStore
 from specdec.core.runner.kv_cache import KVCache
 from specdec.core.runner.model_support import refuse_unsupported
@@ -192,7 +193,7 @@ class _Views(ViewBuilder):
 
     shown: SamplingView
 
-    def _sampling(self, requests: Sequence[Request]) -> SamplingView | None:
+    def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
         if not self.needs.sampling:
             return None
         declared = {name: getattr(self.shown, name).to(self.device) for name in self.needs.sampling}

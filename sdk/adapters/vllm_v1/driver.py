@@ -11,11 +11,10 @@ from torch import Tensor
 from specdec.core.hooks import Observers
 from specdec.core.metrics import EngineMetrics
 from specdec.core.request import Request
-from specdec.core.runner.batch import BatchItem, Scheduled
 from specdec.core.runner.block_pool import BlockPool
-from specdec.core.runner.draft_store import DraftStore, StoredDraft
-from specdec.core.runner.step import draft_budget
-from specdec.core.runner.views import Committed
+from specdec.core.runner.committed import Committed
+from specdec.core.runner.draft_store import DraftStore
+from specdec.core.runner.step import draft_budgets
 from specdec.core.services import Lender
 from specdec.core.speculation import Speculation
 
@@ -39,6 +38,7 @@ class Driver:
         self._info = info
         self._speculation = speculation
         self._keeps_kv = speculation.loaded.needs.draft_kv is not None
+        self._keeps_law = speculation.admission.keeps_law  # without one, vLLM's own list of the drafts is all it takes
         per_row = -(-(info.max_model_len + speculation.lookahead) // info.block_size) if self._keeps_kv else 0
         num_blocks = info.max_num_seqs * per_row
         self._rows = RequestRows(info.max_num_seqs, BlockPool(num_blocks, info.block_size, per_row))
@@ -73,7 +73,7 @@ class Driver:
 
     def laws_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:
         """q of the drafts that are verified now: [sum of lengths, V] float32; None if all of them are one-hot."""
-        if not self._speculation.admission.keeps_law:
+        if not self._keeps_law:
             return None
         requests = [self._rows.get(request_id) for request_id in request_ids]
         taken = [
@@ -110,18 +110,19 @@ class Driver:
         committed: list[Committed] = []
         first_token = 0
         for request_id, start, output_ids in zip(step.request_ids, step.starts, sampled, strict=True):
-            request = self._request(request_id, step)
+            request = self._rows.get(request_id)
+            if request is None or request.row < 0:
+                request = self._placed(request, request_id, step)
             if request.finish_reason is None:
                 committed.append(self._commit_one(request, step, start, first_token, output_ids))
             first_token += step.num_tokens[request_id]
         return committed
 
-    def _request(self, request_id: str, step: EngineStep) -> Request:
+    def _placed(self, request: Request | None, request_id: str, step: EngineStep) -> Request:
         """The request, in a row and started. One that ended here gets no row again, should vLLM run it on."""
-        request = self._rows.get(request_id)
         if request is None:
             request = self._rows.add(as_request(request_id, step.states[request_id], self._info.max_model_len))
-        if request.row < 0 and request.finish_reason is None:
+        if request.finish_reason is None:
             self._rows.seat(request)
         if not request.started:
             request.started = True
@@ -131,30 +132,27 @@ class Driver:
     def _commit_one(
         self, request: Request, step: EngineStep, start: int, first_token: int, output_ids: list[int]
     ) -> Committed:
-        drafts = step.drafts.get(request.request_id, [])
-        num_tokens = step.num_tokens[request.request_id] - len(drafts)
-        stored = StoredDraft(request.generation, drafts, LawKind.ONE_HOT) if drafts else None
-        item = BatchItem(Scheduled(request, start, num_tokens, len(drafts), bool(output_ids)), stored, first_token)
+        num_rows, drafts = step.num_tokens[request.request_id], step.drafts.get(request.request_id, [])
         if not output_ids:
-            request.num_computed_tokens = start + num_tokens
-            return Committed(item, [], 0)
+            request.num_computed_tokens = start + num_rows - len(drafts)
+            return Committed.now(request, first_token, num_rows, start, drafts, 0, [])
         num_accepted = len(output_ids) - 1
         count = request.commit(output_ids)
         request.num_computed_tokens = len(request.token_ids) - 1
         self.metrics.acceptance.record(len(drafts), num_accepted, count)
-        return Committed(item, output_ids[:count], num_accepted)
+        return Committed.now(request, first_token, num_rows, start, drafts, num_accepted, output_ids[:count])
 
     def _draft(self, step: EngineStep, going_on: list[Committed]) -> dict[str, list[int]]:
         """Checked drafts by request id; their laws are kept until they are verified."""
-        requests = [each.request for each in going_on]
         if self._keeps_kv:
-            for request in requests:
-                self._rows.pool.extend(request.blocks, len(request.token_ids) + self._speculation.lookahead)
-        budgets = [min(draft_budget(each, self._guest), step.num_draft_tokens) for each in going_on]
+            for each in going_on:
+                self._rows.pool.extend(each.request.blocks, each.length + self._speculation.lookahead)
+        budgets = draft_budgets(going_on, self._guest, min(self._guest.num_draft_tokens, step.num_draft_tokens))
         checked = self._guest.draft(self._guest.views.build(going_on, budgets, step, step.hidden), budgets)
         if checked is None:
             return {}
-        all_greedy = all(request.params.greedy for request in requests)  # their verification reads no law
-        rows, generations = [request.row for request in requests], [request.generation for request in requests]
-        self._drafts.put(rows, generations, checked.token_ids, None if all_greedy else checked.law)
-        return dict(zip((request.request_id for request in requests), checked.token_ids, strict=True))
+        if self._keeps_law:
+            all_greedy = all(each.request.params.greedy for each in going_on)  # their verification reads no law
+            rows, generations = [each.row for each in going_on], [each.generation for each in going_on]
+            self._drafts.put(rows, generations, checked.token_ids, None if all_greedy else checked.law)
+        return {each.request.request_id: ids for each, ids in zip(going_on, checked.token_ids, strict=True)}
