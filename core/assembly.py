@@ -32,6 +32,7 @@ from .runner.kv_cache import KVCache
 from .runner.model_support import locate_model, longest_length
 from .runner.quantization import check_quantization
 from .runner.scheduler import Scheduler
+from .runner.span_attention import AttentionBackend, span_attention
 from .runner.step import Runner
 from .runner.target import Target, TargetModel, experts_settings, load_config
 from .speculation import Speculation, SpeculativeSettings
@@ -79,7 +80,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
     pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, lookahead)
-    addressing = ADDRESSING[device.type](scheduler, info, lookahead)
+    addressing = ADDRESSING[device.type](scheduler, info, lookahead, config.attention_backend)
     num_cache_blocks = num_blocks + addressing.num_pad_blocks
     cache = KVCache(target.layer_shapes, num_cache_blocks, config.block_size, dtype, device)
     metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")
@@ -121,17 +122,24 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     )
 
 
-def _by_lists(scheduler: Scheduler, info: TargetInfo, lookahead: int) -> Addressing:
-    return HostAddressing(scheduler)
+def _by_lists(
+    scheduler: Scheduler, info: TargetInfo, lookahead: int, attention_backend: AttentionBackend = "auto"
+) -> Addressing:
+    return HostAddressing(scheduler, span_attention(attention_backend))
 
 
-def _by_table(scheduler: Scheduler, info: TargetInfo, lookahead: int) -> Addressing:
+def _by_table(
+    scheduler: Scheduler, info: TargetInfo, lookahead: int, attention_backend: AttentionBackend = "auto"
+) -> Addressing:
+    if attention_backend != "auto":
+        facts = {"found": attention_backend, "device": info.device, "fix": "leave it out"}
+        raise ConfigError("SD-E137", "attention_backend chooses what a CPU computes with", facts)
     width = -(-(info.max_model_len + lookahead) // info.block_size)
     return DeviceAddressing(scheduler, info.max_num_seqs, width, torch.device(info.device))
 
 
-ADDRESSING: dict[str, Callable[[Scheduler, TargetInfo, int], Addressing]] = {"cpu": _by_lists, "cuda": _by_table}
-"""How KV is addressed on each type of device."""
+ADDRESSING: dict[str, Callable[..., Addressing]] = {"cpu": _by_lists, "cuda": _by_table}
+"""How KV is addressed on each type of device, and what attends to it."""
 
 
 RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}

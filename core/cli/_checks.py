@@ -41,6 +41,7 @@ def examine(settings: PluginSettings) -> list[Finding]:
         check_parts(Path(specdec.__file__).parent),
         check_device(),
         check_compiler(),
+        check_attention(),
         *check_plugins(settings),
     ]
 
@@ -116,6 +117,20 @@ def check_compiler() -> Finding:
     if found:
         return Finding("C++ compiler", "ok", found)
     return Finding("C++ compiler", "note", f"none of {asked or ', '.join(COMPILERS)}", "needed for torch.compile only")
+
+
+def check_attention() -> Finding:
+    """Whether the attention kernel for a CPU can be had; it is built here if it was not."""
+    try:
+        from ..kernels.native.attention import NativeAttention
+        from ..kernels.native.build import BuildError
+    except Exception as error:  # torch, of which another check tells
+        return Finding("attention on a CPU", "note", f"not examined: {type(error).__name__}: {error}")
+    try:
+        NativeAttention.load()
+    except BuildError as error:
+        return Finding("attention on a CPU", "note", f"PyTorch's: {error}", "install gcc, for faster steps")
+    return Finding("attention on a CPU", "ok", "native, built for this processor")
 
 
 def check_plugins(settings: PluginSettings) -> Iterator[Finding]:

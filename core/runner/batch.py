@@ -77,14 +77,14 @@ class Batch:
 
 
 def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing) -> Batch:
-    """Take the stored drafts of the scheduled requests and lay everything out, in the order of their KV."""
+    """Take the stored drafts of the scheduled requests and lay everything out, in the order of the schedule."""
     items: list[BatchItem] = []
     token_ids: list[int] = []
     positions: list[int] = []
     extents: list[Extent] = []
     logits_rows: list[int] = []
     cu_rows = [0]
-    for share in sorted(scheduled, key=lambda share: share.request.blocks[0]):
+    for share in scheduled:
         request, start = share.request, share.start
         draft = store.take(request.row, request.generation, share.num_draft_tokens)
         item = BatchItem(share, draft, len(token_ids))

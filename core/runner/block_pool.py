@@ -12,10 +12,9 @@ _FREE, _USED = b"\x01", b"\x00"
 class BlockPool:
     """Hands out blocks, keeping those of one request adjacent while there is room.
 
-    Adjacent blocks let the CPU read a request's KV as a view instead of gathering it, and equally spaced runs let one
-    call read the KV of several. So the pool is divided into regions, each for one request at full length, and a new
-    run starts in the first region that is all free. Where there is none it starts in the largest gap: in its middle
-    if somebody's run ends where the gap begins, so that both can grow.
+    Adjacent blocks let the CPU read a request's KV as a view, in one go. So the pool is divided into regions, each for
+    one request at full length, and a new run starts in the first region that is all free. Where there is none it
+    starts in the largest gap: in its middle if somebody's run ends where the gap begins, so that both can grow.
     """
 
     def __init__(self, num_blocks: int, block_size: int, region_size: int | None = None) -> None:

@@ -8,12 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.attention import Span
+from ..kernels.attention import Span, SpanAttention, SpanBatch
 from ..kernels.attention_spec import Mode
 from ..request import Request
 from .addressing import Extent
 from .block_pool import BlockPool
 from .kv_cache import CacheView, KVCache
+from .span_attention import span_attention
 
 
 class Rows(Protocol):
@@ -30,8 +31,10 @@ class HostAddressing:
 
     num_pad_blocks = 0
 
-    def __init__(self, scheduler: Rows) -> None:
+    def __init__(self, scheduler: Rows, attention: SpanAttention | None = None) -> None:
+        """`attention`: None for the best that this machine has."""
         self._scheduler = scheduler
+        self._attention = attention or span_attention()
         self.block_size = scheduler.pool.block_size
 
     def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
@@ -51,15 +54,15 @@ class HostAddressing:
             extents.append(Extent(row, request.generation, request.blocks, first, start, stop - first))
         return self._view(cache, extents, mode)
 
-    @staticmethod
-    def _view(cache: KVCache, extents: Sequence[Extent], mode: Mode) -> CacheView:
+    def _view(self, cache: KVCache, extents: Sequence[Extent], mode: Mode) -> CacheView:
         slots: list[int] = []
         spans: list[Span] = []
         for _, _, blocks, first_query, start, num_queries in extents:
             stop = start + num_queries
             slots += cache.slots(blocks, start, stop)
             spans.append(cache.span(blocks, first_query, num_queries, stop, mode))
-        return CacheView(cache, _as_slice(slots) or torch.tensor(slots, device=cache.device), tuple(spans))
+        batch = SpanBatch(_as_slice(slots) or torch.tensor(slots, device=cache.device), spans)
+        return CacheView(cache, batch, self._attention)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""

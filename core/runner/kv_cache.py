@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import torch
 from torch import Tensor
 
-from ..kernels.attention import DIVIDE, Span, SpanGroup, attend_by_span
+from ..kernels.attention import Span, SpanAttention, SpanBatch, attend_in_torch
 from ..kernels.attention_spec import AttentionSpec, Mode
 
 
@@ -84,23 +83,12 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class CacheView:
-    """The cache as a batch sees it that the host knows: where new keys and values go, which keys each query sees."""
+    """The cache as a batch sees it whose slots the host knows."""
 
     cache: KVCache
-    slots: Tensor | slice  # [N] int64; a slice where they are consecutive, which is faster
-    spans: tuple[Span, ...]
-
-    @cached_property
-    def _parts(self) -> Sequence[Span | SpanGroup]:
-        return DIVIDE[self.cache.device.type](self.spans, self.cache.num_slots)
+    batch: SpanBatch
+    attention: SpanAttention = attend_in_torch
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """Store this layer's new keys and values, then attend: [N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
-        stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
-        if isinstance(self.slots, slice):
-            stored_keys[self.slots].copy_(keys)
-            stored_values[self.slots].copy_(values)
-        else:
-            stored_keys.index_copy_(0, self.slots, keys)
-            stored_values.index_copy_(0, self.slots, values)
-        return attend_by_span(query, stored_keys, stored_values, self._parts, spec)
+        return self.attention(query, keys, values, self.cache.keys[layer], self.cache.values[layer], self.batch, spec)

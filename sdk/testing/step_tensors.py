@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec.core.kernels.attention import SpanBatch
 from specdec.core.rejection import DraftRows
 from specdec.core.runner.batch import Batch, BatchItem
 from specdec.core.runner.kv_cache import CacheView, KVCache
@@ -46,7 +47,7 @@ def batch_of(items: Sequence[BatchItem]) -> Batch:
         items=tuple(items),
         token_ids=torch.tensor(token_ids),
         positions=torch.tensor(positions),
-        cache=CacheView(KVCache([], 1, 1, torch.float32, CPU), slice(0, 0), ()),
+        cache=CacheView(KVCache([], 1, 1, torch.float32, CPU), SpanBatch(slice(0, 0), ())),
         logits_rows=none,
         cu_rows=none,
         drafts=DraftRows(none.view(0, 0), none),

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec import SamplingParams
-from specdec.core.kernels.attention import group_spans
 from specdec.core.request import Request, Status
 from specdec.core.runner.block_pool import BlockPool
 from specdec.core.runner.scheduler import Scheduler
@@ -271,20 +270,6 @@ def test_a_random_day_gives_everybody_their_tokens(seed, proposer, prompts, trut
     assert_same_tokens(found, [truth[i] for i in places], [prompts[i] for i in places], reference_model)
     assert counter(llm, "num_preemptions") > 0
     assert llm.engine.parts.scheduler.pool.num_free == 18
-
-
-@pytest.mark.parametrize("gone", [None, "1"], ids=["all", "one finished"])
-def test_requests_that_decode_together_are_attended_in_few_calls(gone, prompts):
-    llm = make_llm(max_num_seqs=4)
-    for index in range(4):
-        llm.engine.add_request(prompts[index][:20], GREEDY, str(index))
-    llm.engine.step()
-    if gone:
-        llm.engine.abort(gone)
-    cache, running = llm.engine.parts.runner._cache, llm.engine.parts.scheduler.running
-    spans = [cache.span(request.blocks, i, 1, request.num_computed_tokens) for i, request in enumerate(running)]
-    groups = [len(part.spans) for part in group_spans(spans, cache.num_slots)]
-    assert groups == ([4] if gone is None else [2, 1])
 
 
 def test_requests_are_served_first_come_first_served(prompts):
