@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from specdec import LLM
-from specdec.core.kernels.norm import FusedRMSNorm, fuse_rms_norms
+from specdec.core.kernels.norm import FusedRMSNorm, WideRMSNorm, fuse_rms_norms
 
 
 class Norm(nn.Module):
@@ -75,6 +75,7 @@ def test_a_fused_norm_computes_the_same(offset, eps, scale):
         Stubborn(),
         HiddenEpsilon(),
         Norm().bfloat16(),
+        Norm().half(),
     ],
     ids=lambda module: type(module).__name__,
 )
@@ -82,10 +83,34 @@ def test_other_modules_stay_as_they_are(module):
     assert fused(module) is module
 
 
-def test_the_target_is_fused_in_fp32_only():
-    def num_fused(dtype):
-        model = LLM("tiny", max_model_len=64, dtype=dtype).engine.parts.target.model
-        return sum(type(module) is FusedRMSNorm for module in model.modules())
+class RoundsFirst(Norm):
+    def forward(self, hidden_states):
+        wide = hidden_states.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.gain * wide.to(hidden_states.dtype)
 
-    assert num_fused("float32") == 8 * 4 + 1
-    assert num_fused("bfloat16") == 0
+
+class RoundsLast(Norm):
+    def forward(self, hidden_states):
+        wide = hidden_states.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (wide * (self.offset + self.gain.float())).type_as(hidden_states)
+
+
+@pytest.mark.parametrize("norm", [RoundsFirst, RoundsLast, lambda eps: RoundsLast(eps=eps, offset=1.0)])
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+def test_a_norm_of_bfloat16_keeps_every_bit(norm, eps):
+    torch.manual_seed(0)
+    module = norm(eps=eps).bfloat16()
+    replaced = fused(module)
+    assert type(replaced) is WideRMSNorm
+    with torch.inference_mode():
+        for scale in (1e-4, 1.0, 1e3):
+            inputs = (scale * torch.randn(2, 50, 48)).bfloat16()
+            assert torch.equal(replaced(inputs), module(inputs))
+
+
+@pytest.mark.parametrize(("dtype", "form"), [("float32", FusedRMSNorm), ("bfloat16", WideRMSNorm)])
+def test_every_norm_of_the_target_is_replaced(dtype, form):
+    model = LLM("tiny", max_model_len=64, dtype=dtype).engine.parts.target.model
+    assert sum(type(module) is form for module in model.modules()) == 8 * 4 + 1
