@@ -105,7 +105,12 @@ class Services(Protocol):
         ...
 
     def finish(self, network: torch.nn.Module, settings: NetworkSettings) -> None:
-        """Make a network that was put together ready to run, in place: device, dtype, quantization, weight layout."""
+        """Make a network that was put together ready to run, in place: device, dtype, quantization, weight layout.
+
+        With `torch_compile` its `forward` is traced once for each kind of arguments, so it must be a function of its
+        tensors: a branch on a value ends compilation with a warning, `len(x)` in the place of `x.shape[0]` fixes the
+        number of rows, and an attribute that it sets stays as the trace left it.
+        """
         ...
 
     def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ class PackedLinear(nn.Module):
         """[..., in] -> [..., out]."""
         if self.plain is not None and input.numel() < self._fewest_rows * input.shape[-1]:
             return linear(input, self.plain, self.bias)
-        if torch.compiler.is_compiling():
+        if type(input) is not Tensor:  # symbolic: it is being traced
             output: Tensor = torch.ops.specdec.packed_linear(input, self.packed, self.bias, self._num_outputs)
             return output
         return _packed_linear(input, self.packed, self.bias)

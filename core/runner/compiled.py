@@ -1,4 +1,7 @@
-"""Networks compiled by torch.compile: passes of few tokens spend their time on launching small operations.
+"""Networks compiled by PyTorch's compiler: passes of few tokens spend their time on launching small operations.
+
+They are traced by running them once, not by `torch.compile`, whose guards and bytecode took a fifth of a step of a
+small model: of a network whose weights stay, only the sizes of its inputs are to be watched.
 
 A compiled pass calls attention as an operator that the compiler does not look into. An operator takes tensors and
 numbers only, so the views of the cache that serve a pass wait beside it, in a context variable.
@@ -8,14 +11,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FunctionType
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from specdec.sdk.errors import message
 
@@ -26,6 +30,9 @@ from .target import TargetModel
 logger = logging.getLogger("specdec")
 
 WARM_UP = 1, 2, 8  # tokens; one is compiled on its own, and linear layers change their form between two and eight
+
+MOST_COMPILED = 16
+"""Ways of calling one network: beyond them something varies that should be a tensor."""
 
 _serving: ContextVar[Sequence[AttentionContext]] = ContextVar("specdec_attention_contexts")
 
@@ -73,59 +80,168 @@ class _Operator:
 
 
 class CompiledForward:
-    """A network's `forward`, compiled when it is first called; as it was from the first failure on."""
+    """A network's `forward`, compiled for arguments of a kind when they first come; as it was from a failure on.
 
-    def __init__(self, plain: Callable[..., Any]) -> None:
+    It must be a function of its tensors, besides what hooks keep in `kept`: what else it does happens while it is
+    traced and not again.
+    """
+
+    def __init__(self, plain: Callable[..., Any], kept: MutableMapping[Any, Tensor]) -> None:
         self._plain = plain
-        # What is compiled is kept by code object, and which model it is for is not among its guards: hence a copy.
-        self._compiled: Callable[..., Any] | None = torch.compile(
-            FunctionType(_call.__code__.replace(), globals()),
-            dynamic=True,
-            fullgraph=True,
-            options={"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe},  # weights do not change
-        )
+        self._kept = kept
+        self._compiled: list[_Compiled] = []
+        self._serving: dict[tuple[Any, ...], _Compiled] = {}  # by arguments
+        self._failed = False
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiling has not failed."""
-        return self._compiled is not None
+        """Whether it was compiled, and compiling has not failed."""
+        return bool(self._compiled) and not self._failed
+
+    @property
+    def num_compiled(self) -> int:
+        """How many times it was compiled."""
+        return len(self._compiled)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if self._compiled is None:
+        if self._failed:
             return self._plain(*args, **named)
-        contexts: list[AttentionContext] = []
-        by_operator = _with_operators((args, named), contexts)
+        arguments = _Arguments()
         try:
-            with _served_by(contexts):
-                return self._compiled(self._plain, *by_operator[0], **by_operator[1])
-        except _compiler_errors() as error:
-            self._compiled = None
+            arguments.add((args, named))
+            serving = self._serving.get(tuple(arguments.kind)) or self._find(arguments, (args, named))
+        except Exception as error:  # whatever the tracer, the compiler and modelling code raise
+            self._failed = True
             facts = {"because": _first_line(error), "so": "it runs as it is"}
             logger.warning("%s", message("SD-W303", "torch.compile cannot compile a network", facts))
             return self._plain(*args, **named)
+        with _served_by(arguments.contexts):
+            outputs = serving.run(*arguments.tensors)
+        self._kept.update(zip(serving.kept, outputs[serving.num_outputs :], strict=True))
+        return tree_unflatten(outputs[: serving.num_outputs], serving.form)
+
+    def _find(self, arguments: _Arguments, value: Any) -> _Compiled:
+        """What is compiled already and serves these arguments too, or compiled for them; `value`: (args, named)."""
+        found = next((each for each in self._compiled if each.serves(arguments)), None)
+        if found is None:
+            if len(self._compiled) == MOST_COMPILED:
+                raise ValueError(f"it is called in more than {MOST_COMPILED} ways")
+            found = _compile(self._plain, self._kept, arguments, value)
+            self._compiled.append(found)
+        self._serving[tuple(arguments.kind)] = found
+        return found
 
 
-def _call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    return function(*args, **named)
+class _Arguments:
+    """What a network is called with: its tensors in order, and all that another call must have in common with it."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.contexts: list[AttentionContext] = []
+        self.kind: list[Any] = []  # hashable
+
+    def add(self, value: Any) -> None:
+        """Raises TypeError for what is neither a tensor nor a plain value."""
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            self.kind += (value.shape, value.stride(), value.dtype)
+        elif isinstance(value, Mapping):
+            self.kind += (len(value), *value)
+            for name, each in value.items():
+                if name == CONTEXT:
+                    self.kind.append(self._place(each))
+                else:
+                    self.add(each)
+        elif isinstance(value, (list, tuple)):
+            self.kind.append(len(value))
+            for each in value:
+                self.add(each)
+        elif value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+            self.kind += (type(value), value)  # 1 and True are equal
+        else:
+            raise TypeError(f"an argument is of type {type(value).__name__}")
+
+    def examples(self) -> list[Tensor]:
+        """Tensors like its own, but where each lies in its storage, which must make no difference."""
+        return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.tensors]
+
+    def _place(self, context: AttentionContext) -> int:
+        for place, each in enumerate(self.contexts):
+            if each is context:
+                return place
+        self.contexts.append(context)
+        return len(self.contexts) - 1
 
 
-def _with_operators(value: Any, contexts: list[AttentionContext]) -> Any:
-    """A copy of arguments with an operator in the place of every context; those are added to `contexts`."""
+@dataclass(frozen=True)
+class _Compiled:
+    """One compiled form."""
+
+    run: Callable[..., Sequence[Tensor]]  # of the tensors of its arguments
+    num_outputs: int  # tensors of the network's own output; those of `kept` follow
+    form: Any  # of its output, for tree_unflatten
+    kept: tuple[Any, ...]  # names of what hooks kept
+    sizes: Any  # torch's ShapeEnv, which knows what was assumed of those of `traced_with`
+    traced_with: Sequence[Any]  # symbolic tensors
+    kind: tuple[Any, ...]  # of the arguments, without sizes
+
+    def serves(self, arguments: _Arguments) -> bool:
+        """Whether what was assumed of sizes while it was compiled is true of these."""
+        return self.kind == _without_sizes(arguments.kind) and self.sizes.evaluate_guards_for_args(
+            self.traced_with, arguments.examples(), ignore_static=False
+        )
+
+
+def _without_sizes(kind: Sequence[Any]) -> tuple[Any, ...]:
+    """Sizes and strides are tuples; nothing else of a kind is one."""
+    return tuple(len(each) if isinstance(each, tuple) else each for each in kind)
+
+
+def _compile(
+    function: Callable[..., Any], kept: MutableMapping[Any, Tensor], arguments: _Arguments, value: Any
+) -> _Compiled:
+    """Trace a function with symbolic sizes, and compile what was traced; `value`: its (args, named)."""
+    from torch import _inductor as inductor  # seconds to import
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    forms: list[Any] = []
+
+    def of_tensors(*tensors: Tensor) -> list[Any]:
+        args, named = _with_tensors(value, iter(tensors), arguments.contexts)
+        kept.clear()
+        outputs, form = tree_flatten(function(*args, **named))
+        forms.append((len(outputs), form, tuple(kept)))
+        return [*outputs, *kept.values()]
+
+    sizes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
+    with torch.no_grad(), tracing(TracingContext(mode)):
+        symbolic = [mode.from_tensor(each) for each in arguments.examples()]
+        with mode:
+            traced = make_fx(of_tensors, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*symbolic)
+        run = inductor.compile(traced, list(symbolic))
+    kept.clear()
+    num_outputs, form, names = forms[-1]
+    return _Compiled(run, num_outputs, form, names, sizes, symbolic, _without_sizes(arguments.kind))
+
+
+def _with_tensors(value: Any, tensors: Iterator[Tensor], contexts: Sequence[AttentionContext]) -> Any:
+    """A copy of arguments with other tensors, and an operator in the place of every context."""
+    if isinstance(value, Tensor):
+        return next(tensors)
     if isinstance(value, Mapping):
         return {
-            name: _operator_of(each, contexts) if name == CONTEXT else _with_operators(each, contexts)
+            name: _Operator(next(place for place, known in enumerate(contexts) if known is each))
+            if name == CONTEXT
+            else _with_tensors(each, tensors, contexts)
             for name, each in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return type(value)(_with_operators(each, contexts) for each in value)
+        return type(value)(_with_tensors(each, tensors, contexts) for each in value)
     return value
-
-
-def _operator_of(context: AttentionContext, contexts: list[AttentionContext]) -> _Operator:
-    place = next((place for place, each in enumerate(contexts) if each is context), len(contexts))
-    if place == len(contexts):
-        contexts.append(context)
-    return _Operator(place)
 
 
 @contextmanager
@@ -137,29 +253,25 @@ def _served_by(contexts: Sequence[AttentionContext]) -> Iterator[None]:
         _serving.reset(before)
 
 
-def _compiler_errors() -> tuple[type[Exception], ...]:
-    from torch._dynamo.exc import TorchDynamoException  # seconds to import; here it is loaded anyway
-
-    return (TorchDynamoException,)
-
-
-def _first_line(error: Exception) -> str:
-    from torch._dynamo.exc import BackendCompilerFailed
-
-    cause = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
-    return f"{type(cause).__name__}: {str(cause).strip().splitlines()[0]}"
+def _first_line(error: BaseException) -> str:
+    """Of what the compiler's own errors are about."""
+    cause = getattr(error, "inner_exception", None) or error
+    return f"{type(cause).__name__}: {(str(cause).strip().splitlines() or ['no message'])[0]}"
 
 
-def compile_network(network: nn.Module) -> CompiledForward:
-    """Have a network's passes compiled from the first one on, in seconds for each case of shapes."""
-    network.forward = forward = CompiledForward(network.forward)
+def compile_network(network: nn.Module, kept: MutableMapping[Any, Tensor] | None = None) -> CompiledForward:
+    """Have a network's passes compiled from the first one on, in seconds for each kind of arguments.
+
+    `kept`: what hooks within it fill in every pass.
+    """
+    network.forward = forward = CompiledForward(network.forward, {} if kept is None else kept)
     return forward
 
 
 def compile_target(target: TargetModel) -> None:
     """Compile a target's decoder, now, for every number of tokens that is a case apart."""
     started = time.perf_counter()
-    forward = compile_network(target.model.get_decoder())
+    forward = compile_network(target.model.get_decoder(), target.kept_hidden_states)
     for num_tokens in WARM_UP:
         target.dummy_pass(num_tokens, 1)
     if forward.is_compiled:

@@ -20,7 +20,7 @@ class HiddenStates:
     def __init__(self, model: Any, wanted: Sequence[HiddenState], num_layers: int) -> None:
         """Raises UnsupportedModelError SD-E145 if the states between layers are wanted and the layers not found."""
         self._wanted = tuple(wanted)
-        self._kept: dict[HiddenState, Tensor] = {}
+        self.kept: dict[HiddenState, Tensor] = {}  # by the pass that is running
         decoder = model.get_decoder()
         boundaries = any(each != "final" for each in self._wanted)
         layers = _decoder_layers(decoder, num_layers, model.config) if boundaries else nn.ModuleList()
@@ -30,8 +30,8 @@ class HiddenStates:
         """[N, L*H] of the last pass over N tokens; None if nothing is wanted."""
         if not self._wanted:
             return None
-        hidden = torch.cat([self._kept[each][0] for each in self._wanted], dim=-1)
-        self._kept.clear()
+        hidden = torch.cat([self.kept[each][0] for each in self._wanted], dim=-1)
+        self.kept.clear()
         return hidden
 
     def remove(self) -> None:
@@ -49,10 +49,10 @@ class HiddenStates:
     def _keep_input(
         self, wanted: HiddenState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._kept[wanted] = args[0] if args else kwargs["hidden_states"]
+        self.kept[wanted] = args[0] if args else kwargs["hidden_states"]
 
     def _keep_output(self, wanted: HiddenState, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._kept[wanted] = output if isinstance(output, Tensor) else output[0]
+        self.kept[wanted] = output if isinstance(output, Tensor) else output[0]
 
 
 def _decoder_layers(decoder: nn.Module, num_layers: int, config: Any) -> nn.ModuleList:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -123,6 +123,11 @@ class TargetModel:
         """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
         logits = self._forward(batch.token_ids[None], batch.positions[None], batch.cache, batch.logits_rows)
         return TargetOutput(logits, self._hidden.take())
+
+    @property
+    def kept_hidden_states(self) -> MutableMapping[HiddenState, Tensor]:
+        """Filled by hooks in every pass, and emptied after it."""
+        return self._hidden.kept
 
     def capture(self, hidden_states: Sequence[HiddenState]) -> None:
         """Make every forward pass return these hidden states: boundaries 0 .. num_layers, or 'final'. Called once."""

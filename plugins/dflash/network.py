@@ -63,21 +63,19 @@ class DFlashNetwork(nn.Module):
             keys = attention.k_norm(attention.k_proj(rows).unflatten(-1, (-1, self._head_dim)))
             yield keys * cos + _rotated(keys) * sin, attention.v_proj(rows).unflatten(-1, (-1, self._head_dim))
 
-    def forward(
-        self, anchors: Tensor, positions: Tensor, attention: Sequence[Mapping[str, Any]], num_tokens: int
-    ) -> Tensor:
-        """Logits [b, num_tokens, D] of the first draft tokens after the anchors [b], from slots at positions [b, W].
+    def forward(self, anchors: Tensor, positions: Tensor, attention: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Logits of the draft tokens after the anchors [b], from slots at positions [b, W]: [b, W, D], or [b, W-1, D].
 
         `attention` [L]: what each layer's attention takes.
         """
-        masks = self.mask.expand(len(anchors), positions.shape[1] - 1, -1)
+        masks = self.mask.expand(anchors.shape[0], positions.shape[1] - 1, -1)
         slots = torch.cat([self.embedding(anchors)[:, None].to(self.mask.dtype), masks], dim=1)
         states = slots.flatten(0, 1)[None]
         rotary = self.rotary(states, positions.flatten()[None])
         for layer, keywords in zip(self.layers, attention, strict=True):
             states = layer(states, attention_mask=None, position_embeddings=rotary, **keywords)
         states = self.norm(states).view_as(slots)
-        return self._capped(self.head(states[:, self._first_slot : self._first_slot + num_tokens]))
+        return self._capped(self.head(states[:, self._first_slot :]))
 
     def _capped(self, logits: Tensor) -> Tensor:
         if self._logit_multiplier != 1:

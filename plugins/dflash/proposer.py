@@ -121,8 +121,8 @@ class DFlashProposer(ParallelProposer):
         store = self.services.draft_kv()
         by_mode = {mode: store.attention(rows, starts, cu_queries, mode) for mode in set(self._spec.modes)}
         attention = [by_mode[mode] for mode in self._spec.modes]
-        logits: Tensor = self.network(anchors, starts[:, None] + slots, attention, num_tokens)
-        return logits
+        logits: Tensor = self.network(anchors, starts[:, None] + slots, attention)
+        return logits[:, :num_tokens]
 
 
 def kept_entries(kept: KeptRows) -> tuple[Tensor, Tensor]:
