@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from specdec.core.cli._app import build_app
 from specdec.core.cli._scaffold import Names, sdk_range
 from specdec.sdk import ConfigError
+from specdec.sdk.testing import check_proposer
 
 PACKAGES = ("lookup", "draft-model", "head", "block")
 KINDS = (*PACKAGES, "external")
@@ -78,6 +79,18 @@ def test_generated_code_is_small_clean_and_without_leftovers(generated):
         for command in ([*ruff, "check", *rules, "."], [*ruff, "format", "--check", "--no-cache", "."]):
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_a_generated_class_fits_the_contract(generated, kind, monkeypatch):
+    """A slice of what its own tests run."""
+    folder = generated / f"specdec-plugin-some-{kind}"
+    monkeypatch.syspath_prepend(folder / "src")
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    [target] = project["entry-points"]["specdec.proposers"].values()
+    module, class_name = target.split(":")
+    found = check_proposer(f"{module}.proposer:{class_name}", only=["loads", "draft_form", "greedy_equality"])
+    assert [(each.name, each.status) for each in found if each.status != "passed"] == []
 
 
 def test_a_lookup_installs_is_listed_and_passes_its_own_tests(generated, tmp_path):
