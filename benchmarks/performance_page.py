@@ -22,18 +22,24 @@ def written(page: str) -> str:
 
 def speeds() -> str:
     """Every comparison: its conditions, and tokens per second."""
-    parts = [f"{report.conditions(result)}\n\n{report.speeds(result).markdown()}" for result in _comparisons()]
+    parts = [
+        f"### {name}\n\n{report.conditions(result)}\n\n{report.speeds(result).markdown()}"
+        for name, result in _comparisons()
+    ]
     return "\n\n".join(parts) or NOTHING
 
 
 def goals() -> str:
     """The goals of every comparison."""
-    parts = [f"{result['target']['name']}:\n\n{report.goals(result).markdown()}" for result in _comparisons()]
+    tables = ((name, report.goals(result)) for name, result in _comparisons())
+    parts = [f"{name}:\n\n{table.markdown()}" for name, table in tables if table.rows]
     return "\n\n".join(parts) or NOTHING
 
 
-def _comparisons() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("peers-*.json"))]
+def _comparisons() -> list[tuple[str, dict[str, Any]]]:
+    """Each with the name that it was saved by."""
+    paths = sorted(RESULTS.glob("peers-*.json"))
+    return [(path.stem.removeprefix("peers-"), json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def _one(module: Any) -> str:

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -29,15 +29,19 @@ def load_library(source: Path) -> ctypes.CDLL:
     """The library compiled from `source`, from the user's cache or built into it. Raises BuildError."""
     compiler = _compiler()
     name = f"{source.stem}-{_fingerprint(source, compiler)}.so"
-    for directory in _directories():
-        built = directory / name
-        if not built.exists():
-            _compile(compiler, source, built)
+    cache = _cache()
+    if cache is not None:
+        if not (cache / name).exists():
+            _compile(compiler, source, cache / name)
+        with suppress(OSError):  # nothing may be executed from there
+            return ctypes.CDLL(str(cache / name))
+    with tempfile.TemporaryDirectory(prefix="specdec-") as directory:  # a library that is loaded needs no file
+        built = Path(directory) / name
+        _compile(compiler, source, built)
         try:
             return ctypes.CDLL(str(built))
-        except OSError:  # a directory from which nothing may be executed
-            continue
-    raise BuildError("there is no directory that a library can be written to and loaded from")
+        except OSError as error:
+            raise BuildError(f"what {compiler} made cannot be loaded: {error}") from error
 
 
 def _compiler() -> str:
@@ -56,17 +60,14 @@ def _fingerprint(source: Path, compiler: str) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def _directories() -> Iterator[Path]:
-    """Where libraries are kept: the user's cache, else a directory that nobody else can write to."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
+def _cache() -> Path | None:
+    """Where libraries are kept; None where nothing can be written."""
     try:
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        pass
-    else:
-        if os.access(kept, os.W_OK):
-            yield kept
-    yield Path(tempfile.mkdtemp(prefix="specdec-"))
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specdec"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # nobody's home
+        return None
+    return cache if os.access(cache, os.W_OK) else None
 
 
 def _compile(compiler: str, source: Path, target: Path) -> None:
