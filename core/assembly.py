@@ -16,6 +16,7 @@ from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 from .engine_config import EngineConfig
 from .guest import Guest
 from .hooks import HookPlugins, Observers, load_hooks
+from .kernels.attention import SpanAttention
 from .memory import free_memory, num_kv_blocks
 from .metrics import EngineMetrics
 from .registry import PluginSettings
@@ -65,6 +66,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     check_quantization(config.quantization, "EngineConfig")
     path = locate_model(config.model)
     device = _device(config.device)
+    attention = attention_of(config.attention_backend, device)
     hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
     dtype = _dtype(config.dtype, hf_config, device)
     info = target_info(config, path, hf_config, dtype, device)
@@ -80,7 +82,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
     pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, lookahead)
-    addressing = ADDRESSING[device.type](scheduler, info, lookahead, config.attention_backend)
+    addressing = ADDRESSING[device.type](scheduler, info, lookahead, attention)
     num_cache_blocks = num_blocks + addressing.num_pad_blocks
     cache = KVCache(target.layer_shapes, num_cache_blocks, config.block_size, dtype, device)
     metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")
@@ -122,24 +124,30 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     )
 
 
-def _by_lists(
-    scheduler: Scheduler, info: TargetInfo, lookahead: int, attention_backend: AttentionBackend = "auto"
-) -> Addressing:
-    return HostAddressing(scheduler, span_attention(attention_backend))
-
-
-def _by_table(
-    scheduler: Scheduler, info: TargetInfo, lookahead: int, attention_backend: AttentionBackend = "auto"
-) -> Addressing:
-    if attention_backend != "auto":
-        facts = {"found": attention_backend, "device": info.device, "fix": "leave it out"}
+def attention_of(backend: AttentionBackend, device: torch.device) -> SpanAttention | None:
+    """What attends on a CPU; None on a GPU, where there is no choice. Raises ConfigError SD-E137."""
+    if device.type == "cpu":
+        return span_attention(backend)
+    if backend != "auto":
+        facts = {"found": backend, "device": device, "fix": "leave it out"}
         raise ConfigError("SD-E137", "attention_backend chooses what a CPU computes with", facts)
+    return None
+
+
+def _by_lists(scheduler: Scheduler, info: TargetInfo, lookahead: int, attention: SpanAttention | None) -> Addressing:
+    return HostAddressing(scheduler, attention)
+
+
+def _by_table(scheduler: Scheduler, info: TargetInfo, lookahead: int, attention: SpanAttention | None) -> Addressing:
     width = -(-(info.max_model_len + lookahead) // info.block_size)
     return DeviceAddressing(scheduler, info.max_num_seqs, width, torch.device(info.device))
 
 
-ADDRESSING: dict[str, Callable[..., Addressing]] = {"cpu": _by_lists, "cuda": _by_table}
-"""How KV is addressed on each type of device, and what attends to it."""
+ADDRESSING: dict[str, Callable[[Scheduler, TargetInfo, int, SpanAttention | None], Addressing]] = {
+    "cpu": _by_lists,
+    "cuda": _by_table,
+}
+"""How KV is addressed on each type of device."""
 
 
 RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}

@@ -67,10 +67,24 @@ class Span:
 
 @dataclass(frozen=True)
 class SpanBatch:
-    """Where a batch's new keys and values go, and which keys each query sees."""
+    """Which keys each query of a batch sees; its own keys and values are the last of them."""
 
-    slots: Tensor | slice  # [N] int64; a slice where they are consecutive, which is faster
     spans: Sequence[Span]
+
+    @cached_property
+    def slots(self) -> Tensor | slice:
+        """[N] int64, where new keys and values go; a slice where they are consecutive, which is faster."""
+        slots: list[int] = []
+        for span in self.spans:
+            own = span.slots
+            if isinstance(own, slice):
+                slots += range(own.stop - span.num_queries, own.stop)
+            else:
+                slots += own[-span.num_queries :].tolist()
+        first, stop = slots[0], slots[0] + len(slots)
+        if slots == list(range(first, stop)):
+            return slice(first, stop)
+        return torch.tensor(slots, device=self.spans[0].device)
 
     @cached_property
     def table(self) -> array[int]:

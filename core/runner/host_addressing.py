@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.attention import Span, SpanAttention, SpanBatch
+from ..kernels.attention import SpanAttention, SpanBatch
 from ..kernels.attention_spec import Mode
 from ..request import Request
 from .addressing import Extent
@@ -55,14 +55,11 @@ class HostAddressing:
         return self._view(cache, extents, mode)
 
     def _view(self, cache: KVCache, extents: Sequence[Extent], mode: Mode) -> CacheView:
-        slots: list[int] = []
-        spans: list[Span] = []
-        for _, _, blocks, first_query, start, num_queries in extents:
-            stop = start + num_queries
-            slots += cache.slots(blocks, start, stop)
-            spans.append(cache.span(blocks, first_query, num_queries, stop, mode))
-        batch = SpanBatch(_as_slice(slots) or torch.tensor(slots, device=cache.device), spans)
-        return CacheView(cache, batch, self._attention)
+        spans = [
+            cache.span(blocks, first_query, num_queries, start + num_queries, mode)
+            for _, _, blocks, first_query, start, num_queries in extents
+        ]
+        return CacheView(cache, SpanBatch(spans), self._attention)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""
@@ -77,9 +74,3 @@ class HostAddressing:
 
     def _requests(self) -> dict[int, Request]:
         return {request.row: request for request in self._scheduler.running}
-
-
-def _as_slice(numbers: list[int]) -> slice | None:
-    """The numbers as a slice; None if they are not consecutive."""
-    first, stop = numbers[0], numbers[0] + len(numbers)
-    return slice(first, stop) if numbers == list(range(first, stop)) else None

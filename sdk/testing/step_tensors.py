@@ -47,7 +47,7 @@ def batch_of(items: Sequence[BatchItem]) -> Batch:
         items=tuple(items),
         token_ids=torch.tensor(token_ids),
         positions=torch.tensor(positions),
-        cache=CacheView(KVCache([], 1, 1, torch.float32, CPU), SpanBatch(slice(0, 0), ())),
+        cache=CacheView(KVCache([], 1, 1, torch.float32, CPU), SpanBatch(())),
         logits_rows=none,
         cu_rows=none,
         drafts=DraftRows(none.view(0, 0), none),

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec.core.assembly import attention_of
 from specdec.core.kernels.attention import Span, SpanBatch, attend_in_torch
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.native import attention as native_module
 from specdec.core.kernels.native import build
 from specdec.core.kernels.native.attention import NativeAttention
 from specdec.core.kernels.native.build import BuildError, load_library
+from specdec.sdk import ConfigError
 
 CPU = torch.device("cpu")
 SOURCE = Path(native_module.__file__).with_name("attention.c")
@@ -33,16 +35,15 @@ def native():
 def batch_of(shapes, mode="causal", *, scattered=()):
     """Requests of (queries, keys) in slots of their own; those whose number is in `scattered` in no order."""
     order = torch.randperm(NUM_SLOTS - 560) + 560
-    spans, slots, query, first = [], [], 0, 3
+    spans, query, first = [], 0, 3
     for index, (num_queries, num_keys) in enumerate(shapes):
         if index in scattered:
             own, order = order[:num_keys].clone(), order[num_keys:]
         else:
             own, first = slice(first, first + num_keys), first + num_keys + 5
         spans.append(Span(query, num_queries, num_keys, own, CPU, mode))
-        slots.append(torch.arange(NUM_SLOTS)[own][-num_queries:])
         query += num_queries
-    return SpanBatch(torch.cat(slots), tuple(spans))
+    return SpanBatch(tuple(spans))
 
 
 def tensors(num_tokens, heads=(4, 2), dims=(64, 64), dtype=torch.float32):
@@ -77,6 +78,12 @@ def test_equals_pytorch_in_double_precision(native, heads, window, softcap, mode
     torch.manual_seed(0)
     batch = batch_of(MIXED, mode, scattered=(1, 4))
     assert_equals_torch(native, batch, tensors(num_tokens(batch), heads), AttentionSpec(0.2, window, softcap))
+
+
+def test_new_keys_go_where_the_last_keys_of_their_requests_lie():
+    batch = batch_of([(2, 5), (1, 3), (3, 3)], scattered=(1,))
+    assert batch.slots.tolist() == [6, 7, int(batch.spans[1].slots[-1]), 13, 14, 15]
+    assert batch_of([(2, 5)]).slots == slice(6, 8)
 
 
 @pytest.mark.parametrize("dims", [(32, 32), (96, 96), (128, 128), (64, 128), (192, 128), (512, 256)], ids=str)
@@ -135,7 +142,7 @@ def test_a_query_gives_the_same_bits_in_every_batch(native, window, heads, dtype
     own = batch.spans[0].slots.start
     for i in range(7):
         slots = slice(own, own + first + 1 + i)
-        alone = SpanBatch(slice(slots.stop - 1, slots.stop), (Span(0, 1, first + 1 + i, slots, CPU),))
+        alone = SpanBatch((Span(0, 1, first + 1 + i, slots, CPU),))
         assert torch.equal(native(*(each[i : i + 1] for each in inputs[:3]), *inputs[3:], alone, spec)[0], together[i])
 
 
@@ -222,6 +229,12 @@ def test_processors_with_shorter_vectors(flags, tmp_path, monkeypatch):
         batch = batch_of(MIXED, scattered=(1, 4))
         inputs = tensors(num_tokens(batch), dtype=dtype)
         assert_equals_torch(other, batch, inputs, AttentionSpec(0.2, 40, 2.0), tolerance)
+
+
+def test_a_gpu_has_no_choice():
+    assert attention_of("auto", torch.device("cuda")) is None
+    with pytest.raises(ConfigError, match="SD-E137"):
+        attention_of("native", torch.device("cuda"))
 
 
 def test_the_engine_says_what_it_does_without_a_compiler(tmp_path):

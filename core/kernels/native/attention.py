@@ -83,7 +83,7 @@ class NativeAttention:
         query, keys, values, stored_keys, stored_values = (torch.randn(each, generator=generator) for each in shapes)
         cpu = query.device
         spans = Span(0, 1, 7, slice(0, 7), cpu), Span(1, 8, 70, slice(8, 78), cpu)
-        batch, spec = SpanBatch(torch.tensor([6, *range(70, 78)]), spans), AttentionSpec(0.125)
+        batch, spec = SpanBatch(spans), AttentionSpec(0.125)
         found = self(query, keys, values, stored_keys, stored_values, batch, spec)
         expected = attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
         if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4):

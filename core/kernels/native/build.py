@@ -76,7 +76,7 @@ def _compile(compiler: str, source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         made = Path(directory) / target.name
         for extra in FOR_THIS_MACHINE:
-            command = [compiler, *FLAGS, *extra, str(source), "-o", str(made), "-lm"]
+            command = [compiler, *FLAGS, *extra, str(source), "-o", str(made)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
             except (OSError, subprocess.TimeoutExpired) as error:

@@ -91,7 +91,7 @@ class SpeculativeDecoding:
         num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
         whole_prompt = info.max_model_len + k
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
-        addressing = ADDRESSING[model.device.type](self._scheduler, info, speculation.lookahead)
+        addressing = ADDRESSING[model.device.type](self._scheduler, info, speculation.lookahead, None)
         services = speculation.services(info, self._target, tokenizer, self._scheduler, num_blocks, None, addressing)
         self._guest.bind(info, services)
         num_blocks += addressing.num_pad_blocks
