@@ -16,7 +16,7 @@ from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 from .engine_config import EngineConfig
 from .guest import Guest
 from .hooks import HookPlugins, Observers, load_hooks
-from .kernels.attention import SpanAttention
+from .kernels.native.kernels import NativeKernels
 from .memory import free_memory, num_kv_blocks
 from .metrics import EngineMetrics
 from .registry import PluginSettings
@@ -24,6 +24,7 @@ from .rejection import plan, verify
 from .runner.addressing import Addressing
 from .runner.block_pool import BlockPool
 from .runner.compiled import compile_network, compile_target
+from .runner.cpu_kernels import kernels_for
 from .runner.device_addressing import DeviceAddressing
 from .runner.draft_store import DraftStore, LawBuffers
 from .runner.graphs import CudaRecorder, Graphs, Recorder
@@ -33,7 +34,6 @@ from .runner.kv_cache import KVCache
 from .runner.model_support import locate_model, longest_length
 from .runner.quantization import check_quantization
 from .runner.scheduler import Scheduler
-from .runner.span_attention import AttentionBackend, span_attention
 from .runner.step import Runner
 from .runner.target import Target, TargetModel, experts_settings, load_config
 from .speculation import Speculation, SpeculativeSettings
@@ -66,7 +66,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     check_quantization(config.quantization, "EngineConfig")
     path = locate_model(config.model)
     device = _device(config.device)
-    attention = attention_of(config.attention_backend, device)
+    kernels = kernels_for(device, config.cpu_kernels)
     hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
     dtype = _dtype(config.dtype, hf_config, device)
     info = target_info(config, path, hf_config, dtype, device)
@@ -76,13 +76,13 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     target = TargetModel.load(
         path, hf_config, dtype, device, config.moe_backend, trust_remote_code=config.trust_remote_code
     )
-    prepare_causal_lm(target.model, config.quantization, room=free_memory(device) // 4)
+    prepare_causal_lm(target.model, config.quantization, kernels, room=free_memory(device) // 4)
     lookahead = speculation.lookahead if speculation else 0
     num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None, lookahead)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
     pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, lookahead)
-    addressing = ADDRESSING[device.type](scheduler, info, lookahead, attention)
+    addressing = ADDRESSING[device.type](scheduler, info, lookahead, kernels)
     num_cache_blocks = num_blocks + addressing.num_pad_blocks
     cache = KVCache(target.layer_shapes, num_cache_blocks, config.block_size, dtype, device)
     metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")
@@ -94,7 +94,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         capture = graphs.function if graphs else None
         compiling = compile_network if config.torch_compile else None
         services = speculation.services(
-            info, target, tokenizer, scheduler, num_blocks, config.moe_backend, addressing, capture, compiling
+            info, target, tokenizer, num_blocks, addressing, kernels, config.moe_backend, capture, compiling
         )
         guest = speculation.guest(info, services, metrics, hooks.observers, device)
         target.capture(guest.needs.hidden_states)
@@ -124,26 +124,16 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     )
 
 
-def attention_of(backend: AttentionBackend, device: torch.device) -> SpanAttention | None:
-    """What attends on a CPU; None on a GPU, where there is no choice. Raises ConfigError SD-E137."""
-    if device.type == "cpu":
-        return span_attention(backend)
-    if backend != "auto":
-        facts = {"found": backend, "device": device, "fix": "leave it out"}
-        raise ConfigError("SD-E137", "attention_backend chooses what a CPU computes with", facts)
-    return None
+def _by_lists(scheduler: Scheduler, info: TargetInfo, lookahead: int, kernels: NativeKernels | None) -> Addressing:
+    return HostAddressing(scheduler, kernels)
 
 
-def _by_lists(scheduler: Scheduler, info: TargetInfo, lookahead: int, attention: SpanAttention | None) -> Addressing:
-    return HostAddressing(scheduler, attention)
-
-
-def _by_table(scheduler: Scheduler, info: TargetInfo, lookahead: int, attention: SpanAttention | None) -> Addressing:
+def _by_table(scheduler: Scheduler, info: TargetInfo, lookahead: int, kernels: NativeKernels | None) -> Addressing:
     width = -(-(info.max_model_len + lookahead) // info.block_size)
     return DeviceAddressing(scheduler, info.max_num_seqs, width, torch.device(info.device))
 
 
-ADDRESSING: dict[str, Callable[[Scheduler, TargetInfo, int, SpanAttention | None], Addressing]] = {
+ADDRESSING: dict[str, Callable[[Scheduler, TargetInfo, int, NativeKernels | None], Addressing]] = {
     "cpu": _by_lists,
     "cuda": _by_table,
 }

@@ -42,10 +42,10 @@ class EngineConfig(StrictModel):
     cuda_graphs: bool | None = Field(
         None, strict=True, description="record steps of few tokens and replay them; None: on a GPU, where that works"
     )
-    attention_backend: Literal["auto", "native", "torch"] = Field(
+    cpu_kernels: Literal["auto", "native", "torch"] = Field(
         "auto",
-        description="on a CPU: native, a kernel that the machine's C compiler builds once; torch; auto: native where "
-        "that is possible",
+        description="what a CPU computes attention and linear layers with: native, kernels that the machine's C "
+        "compiler builds once; torch; auto: native where that is possible",
     )
     torch_compile: bool = Field(
         False,

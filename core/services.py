@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from specdec.sdk import AttentionMode, DraftKV, DraftKVStore, NetworkSettings, Refusal, TargetInfo
 
+from .kernels.native.kernels import NativeKernels
 from .runner import draft_networks
 from .runner.addressing import Addressing
 from .runner.attention import attention_arguments
@@ -75,10 +76,11 @@ class EngineServices:
         moe_backend: str | None = None,
         capture: Capture | None = None,
         compiling: Compile | None = None,
+        kernels: NativeKernels | None = None,
     ) -> None:
         """`capture`: makes a replayable form of a function of tensors; None: the device has none.
 
-        `compiling`: has a network compiled, in place; None: networks run as they are.
+        `compiling`: has a network compiled, in place; None: networks run as they are. `kernels`: those of a CPU.
         """
         self.target = info
         self.tokenizer = tokenizer
@@ -90,6 +92,7 @@ class EngineServices:
         self._moe_backend = moe_backend
         self._capture = capture
         self._compiling = compiling
+        self._kernels = kernels
 
     @property
     def logit_scale(self) -> float:
@@ -106,7 +109,7 @@ class EngineServices:
 
     def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
         """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
-        model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device)
+        model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device, self._kernels)
         self._compile(model.get_decoder())
         return model
 
@@ -116,7 +119,7 @@ class EngineServices:
 
     def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
         """Device, dtype, quantization and the layout of weights, in place."""
-        draft_networks.finish(network, self._inherited(settings), self.device)
+        draft_networks.finish(network, self._inherited(settings), self.device, self._kernels)
         self._compile(network)
 
     def _compile(self, network: nn.Module) -> None:

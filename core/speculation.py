@@ -16,13 +16,13 @@ from .admission import Admission, admit
 from .draft_check import DraftChecker
 from .guest import Guest
 from .hooks import HookPlugins, Observers
+from .kernels.native.kernels import NativeKernels
 from .memory import free_memory
 from .metrics import EngineMetrics
 from .registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
 from .rejection.rules import LOSSY, Judge, judge_of
 from .runner.addressing import Addressing
 from .runner.draft_store import LawBuffers
-from .runner.host_addressing import HostAddressing, Rows
 from .runner.quantization import check_quantization
 from .runner.target import experts_settings
 from .runner.unread_drafts import UnreadDrafts
@@ -101,24 +101,24 @@ class Speculation:
         info: TargetInfo,
         target: Lender,
         tokenizer: Any,
-        scheduler: Rows,
         num_blocks: int,
-        moe_backend: str | None,
-        addressing: Addressing | None = None,
+        addressing: Addressing,
+        kernels: NativeKernels | None,
+        moe_backend: str | None = None,
         capture: Capture | None = None,
         compiling: Compile | None = None,
     ) -> EngineServices:
         """What the proposer is lent, its draft KV included if it declared any.
 
-        `addressing`: that of the target's cache; None: there is none, and the scheduler's lists are read.
+        `num_blocks`, `addressing`: of the target's cache, or of one that only drafts have. `kernels`: those of a CPU.
         `compiling`: what has draft networks compiled; None: nothing.
         """
         spec = self.loaded.needs.draft_kv
         draft_kv = None
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            draft_kv = BlockDraftKV(spec, num_blocks, addressing or HostAddressing(scheduler), dtype, target.device)
-        return EngineServices(info, target, tokenizer, draft_kv, moe_backend, capture, compiling)
+            draft_kv = BlockDraftKV(spec, num_blocks, addressing, dtype, target.device)
+        return EngineServices(info, target, tokenizer, draft_kv, moe_backend, capture, compiling, kernels)
 
     def guest(
         self,

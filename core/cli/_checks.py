@@ -41,7 +41,7 @@ def examine(settings: PluginSettings) -> list[Finding]:
         check_parts(Path(specdec.__file__).parent),
         check_device(),
         check_compiler(),
-        check_attention(),
+        check_kernels(),
         *check_plugins(settings),
     ]
 
@@ -119,18 +119,18 @@ def check_compiler() -> Finding:
     return Finding("C++ compiler", "note", f"none of {asked or ', '.join(COMPILERS)}", "needed for torch.compile only")
 
 
-def check_attention() -> Finding:
-    """Whether the attention kernel for a CPU can be had; it is built here if it was not."""
+def check_kernels() -> Finding:
+    """Whether our kernels for a CPU can be had; they are built here if they were not."""
     try:
-        from ..kernels.native.attention import NativeAttention
         from ..kernels.native.build import BuildError
+        from ..kernels.native.kernels import NativeKernels
     except Exception as error:  # torch, of which another check tells
-        return Finding("attention on a CPU", "note", f"not examined: {type(error).__name__}: {error}")
+        return Finding("kernels for a CPU", "note", f"not examined: {type(error).__name__}: {error}")
     try:
-        NativeAttention.load()
+        NativeKernels.load()
     except BuildError as error:
-        return Finding("attention on a CPU", "note", f"PyTorch's: {error}", "install gcc, for faster steps")
-    return Finding("attention on a CPU", "ok", "native, built for this processor")
+        return Finding("kernels for a CPU", "note", f"PyTorch's: {error}", "install gcc, for faster steps")
+    return Finding("kernels for a CPU", "ok", "native, built for this processor")
 
 
 def check_plugins(settings: PluginSettings) -> Iterator[Finding]:

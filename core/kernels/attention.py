@@ -7,7 +7,6 @@ G = Hq / Hkv, D head size of queries and keys, Dv of values.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -87,13 +86,13 @@ class SpanBatch:
         return torch.tensor(slots, device=self.spans[0].device)
 
     @cached_property
-    def table(self) -> array[int]:
+    def table(self) -> Tensor:
         """[B, 6] int64: first query, queries, keys, first slot, address of the slots or 0, number of the mode."""
-        rows = array("q")
+        rows = []
         for span in self.spans:
             first, slots = (span.slots.start, 0) if isinstance(span.slots, slice) else (0, span.slots.data_ptr())
-            rows.extend((span.start, span.num_queries, span.num_keys, first, slots, _MODES.index(span.mode)))
-        return rows
+            rows.append((span.start, span.num_queries, span.num_keys, first, slots, _MODES.index(span.mode)))
+        return torch.tensor(rows)
 
 
 class SpanAttention(Protocol):

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModel
 
 from specdec.sdk import Checkpoint, CheckpointError, ConfigError, NetworkSettings, Refusal, UnsupportedModelError
 
+from ..kernels.native.kernels import NativeKernels
 from .attention import ATTENTION_NAME
 from .inference_form import prepare_causal_lm, prepare_network
 from .model_support import refuse_unsupported
@@ -21,13 +22,13 @@ from .target import TargetModel, experts_settings, load_config
 _STUB_VOCABULARY = 1
 
 
-def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device) -> Any:
+def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device, kernels: NativeKernels | None) -> Any:
     """A transformers causal LM that runs through our attention. Raises ConfigError, UnsupportedModelError."""
     config = load_config(path, trust_remote_code=settings.trust_remote_code)
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model
-    prepare_causal_lm(model, settings.quantization)
+    prepare_causal_lm(model, settings.quantization, kernels)
     return model.requires_grad_(False)
 
 
@@ -58,13 +59,13 @@ _NOT_OF_THE_NETWORK = frozenset(
 )
 
 
-def finish(network: nn.Module, settings: NetworkSettings, device: torch.device) -> None:
+def finish(network: nn.Module, settings: NetworkSettings, device: torch.device, kernels: NativeKernels | None) -> None:
     """Ready for inference: on the device, in its dtype, without gradients, weights packed where that pays."""
     network.to(device=device).eval().requires_grad_(False)
     for parameter in network.parameters():  # buffers keep their precision: rotary frequencies are float32 in any model
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(_dtype(settings))
-    prepare_network(network, settings.quantization)
+    prepare_network(network, settings.quantization, kernels)
 
 
 def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:

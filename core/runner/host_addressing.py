@@ -8,13 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.attention import SpanAttention, SpanBatch
+from ..kernels.attention import SpanAttention, SpanBatch, attend_in_torch
 from ..kernels.attention_spec import Mode
+from ..kernels.native.kernels import NativeKernels
 from ..request import Request
 from .addressing import Extent
 from .block_pool import BlockPool
 from .kv_cache import CacheView, KVCache
-from .span_attention import span_attention
 
 
 class Rows(Protocol):
@@ -31,10 +31,10 @@ class HostAddressing:
 
     num_pad_blocks = 0
 
-    def __init__(self, scheduler: Rows, attention: SpanAttention | None = None) -> None:
-        """`attention`: None for the best that this machine has."""
+    def __init__(self, scheduler: Rows, kernels: NativeKernels | None) -> None:
+        """`kernels`: None where PyTorch attends."""
         self._scheduler = scheduler
-        self._attention = attention or span_attention()
+        self._attention: SpanAttention = kernels.attend if kernels else attend_in_torch
         self.block_size = scheduler.pool.block_size
 
     def columns(self, extents: Sequence[Extent]) -> list[list[int]]:

@@ -23,7 +23,6 @@ from .addressing import Addressing
 from .batch import Batch, BatchItem, build_batch
 from .committed import Committed
 from .draft_store import DraftStore
-from .host_addressing import HostAddressing
 from .kv_cache import KVCache
 from .scheduler import Scheduler
 from .target import Target, TargetOutput
@@ -44,12 +43,12 @@ class Runner:
         metrics: EngineMetrics,
         guest: Guest | None,
         profile: bool,
-        addressing: Addressing | None = None,
+        addressing: Addressing,
         judge: Judge = verify,
     ) -> None:
-        """`addressing`: of the cache; None: the scheduler's lists. `judge`: how drafts are verified."""
+        """`addressing`: of the cache. `judge`: how drafts are verified."""
         self._target = target
-        self._addressing = addressing or HostAddressing(scheduler)
+        self._addressing = addressing
         self._cache = cache
         self._scheduler = scheduler
         self._drafts = drafts

@@ -14,7 +14,7 @@ from torch._inductor import config as inductor_config
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from specdec import LLM
-from specdec.core.kernels.linear import PackedLinear
+from specdec.core.kernels.linear import NativeLinear
 from specdec.core.runner.compiled import MOST_COMPILED, CompiledForward, compile_network
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
@@ -71,7 +71,7 @@ def test_compiled_target_computes_what_it_computes_as_it_is(model_path, own_prom
     for compiles in (False, True):
         llm = make_llm("Recorder", k=3, options=options, model=model_path, max_model_len=256, torch_compile=compiles)
         decoder = llm.engine.parts.target.model.get_decoder()
-        assert type(decoder.layers[0].mlp.up_proj.group.product) is PackedLinear
+        assert type(decoder.layers[0].mlp.up_proj.group.product) is NativeLinear
         assert (isinstance(decoder.forward, CompiledForward) and decoder.forward.is_compiled) == compiles
         at_start = decoder.forward.num_compiled if compiles else 0
         assert generated(llm, own_prompts) == expected

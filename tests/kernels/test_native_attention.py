@@ -1,27 +1,15 @@
-"""The attention kernel in C against PyTorch's in fp64, and what happens where it cannot be built."""
+"""The attention kernel in C against PyTorch's in fp64."""
 
 from __future__ import annotations
-
-import os
-import platform
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from specdec.core.assembly import attention_of
 from specdec.core.kernels.attention import Span, SpanBatch, attend_in_torch
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.native import attention as native_module
-from specdec.core.kernels.native import build
-from specdec.core.kernels.native.attention import NativeAttention
-from specdec.core.kernels.native.build import BuildError, load_library
-from specdec.sdk import ConfigError
+from specdec.core.kernels.native.kernels import NativeKernels
 
 CPU = torch.device("cpu")
-SOURCE = Path(native_module.__file__).with_name("attention.c")
 NUM_SLOTS = 900
 MIXED = [(1, 30), (5, 9), (6, 6), (1, 2), (3, 200), (2, 65), (1, 64), (70, 130)]
 FULL = pytest.mark.full
@@ -29,7 +17,7 @@ FULL = pytest.mark.full
 
 @pytest.fixture(scope="module")
 def native():
-    return NativeAttention.load()
+    return NativeKernels.load().attend
 
 
 def batch_of(shapes, mode="causal", *, scattered=()):
@@ -175,83 +163,9 @@ def test_scores_far_apart_neither_overflow_nor_vanish(native):
     torch.testing.assert_close(same, torch.ones_like(same), atol=1e-6, rtol=0)
 
 
-def test_a_library_is_built_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    load_library(SOURCE)
-    (built,) = (tmp_path / "specdec").iterdir()
-    changed = built.stat().st_mtime_ns
-    load_library(SOURCE)
-    assert [each.stat().st_mtime_ns for each in (tmp_path / "specdec").iterdir()] == [changed]
-
-
-def test_a_cache_that_cannot_be_written_to_is_no_obstacle(tmp_path, monkeypatch):
-    occupied = tmp_path / "cache"
-    occupied.write_text("a file")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))
-    assert load_library(SOURCE).head_size_multiple() > 0
-
-
-@pytest.mark.parametrize(
-    ("compiler", "expected"),
-    [
-        ("no-such-compiler", "there is no C compiler 'no-such-compiler'"),
-        ("false", "failed: exit status 1"),
-        (sys.executable, "failed: "),
-    ],
-)
-def test_a_compiler_that_fails_is_named(compiler, expected, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CC", compiler)
-    with pytest.raises(BuildError, match=expected):
-        load_library(SOURCE)
-    assert not any((tmp_path / "specdec").glob("*")), "nothing half made is left"
-
-
-def test_wrong_results_are_noticed(tmp_path, monkeypatch):
-    """A compiler may be wrong; here the program is."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wrong = tmp_path / "attention.c"
-    source = SOURCE.read_text()
-    wrong.write_text(source.replace("first * layer->scale", "first * 2 * layer->scale"))
-    assert wrong.read_text() != source
-    with pytest.raises(BuildError, match="other results than PyTorch"):
-        NativeAttention(load_library(wrong))._check()
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the compiler is told to leave out what only x86 has")
-@pytest.mark.parametrize("flags", [["-mno-avx512f"], ["-mno-avx"], []], ids=["8 lanes", "4 lanes", "any x86"])
-def test_processors_with_shorter_vectors(flags, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "FOR_THIS_MACHINE", (["-march=native", *flags] if flags else [],))
-    other = NativeAttention(load_library(SOURCE))
+def test_processors_with_less(lesser_kernels):
     torch.manual_seed(0)
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 2**-8)):
         batch = batch_of(MIXED, scattered=(1, 4))
         inputs = tensors(num_tokens(batch), dtype=dtype)
-        assert_equals_torch(other, batch, inputs, AttentionSpec(0.2, 40, 2.0), tolerance)
-
-
-def test_a_gpu_has_no_choice():
-    assert attention_of("auto", torch.device("cuda")) is None
-    with pytest.raises(ConfigError, match="SD-E137"):
-        attention_of("native", torch.device("cuda"))
-
-
-def test_the_engine_says_what_it_does_without_a_compiler(tmp_path):
-    """In a process of its own: a kernel is loaded once."""
-    program = (
-        "import logging; logging.basicConfig()\n"
-        "from specdec import LLM, SamplingParams\n"
-        "from specdec.sdk import ConfigError\n"
-        "params = SamplingParams(temperature=0, max_tokens=3)\n"
-        "print(LLM('tiny').generate('import os', params)[0].outputs[0].text)\n"
-        "print(LLM('tiny', attention_backend='torch').generate('import os', params)[0].outputs[0].text)\n"
-        "try:\n    LLM('tiny', attention_backend='native')\n"
-        "except ConfigError as error:\n    print(error)\n"
-    )
-    environment = os.environ | {"CC": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("SD-W304") == 1, "said where it was not asked for"
-    assert "no C compiler 'no-such-compiler'" in done.stderr
-    assert "SD-E137" in done.stdout
+        assert_equals_torch(lesser_kernels.attend, batch, inputs, AttentionSpec(0.2, 40, 2.0), tolerance)

@@ -2,32 +2,23 @@
 
    Each key and value is read once for four rows, a row being one query of one head; the heads that share a key are
    neighbours. What a row gives depends on its own query and keys alone, to the last bit: its sums run over the same tiles
-   in the same order, whatever else is in the batch. The caller (attention.py) checks every argument. */
+   in the same order, whatever else is in the batch. The caller (operators.c) checks every argument. */
 
 #include <math.h> /* INFINITY */
-#include <stdint.h>
-#include <string.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
+#include "kernels.h"
+#include "vectors.h"
+
+#if LANES == 16
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#elif defined(__AVX__)
-#define LANES 8
+#elif LANES == 8
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15
 #else
-#define LANES 4
 #define EVEN 0, 2, 4, 6
 #define ODD 1, 3, 5, 7
 #endif
-
-enum { TILE = 64, MAX_DIM = 512, PAIR = 2 * LANES, WORTH_A_THREAD = 4096 };
-
-typedef float floats __attribute__((vector_size(4 * LANES)));
-typedef float quads __attribute__((vector_size(16)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -35,40 +26,16 @@ typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ints){__VA_ARGS__})
 #endif
 
-typedef struct {
-    int64_t first_query, num_queries, num_keys, first_slot;
-    const int64_t *slots; /* of each key; null where they follow first_slot */
-    int64_t mode;         /* 0 causal, 1 causal with windows counted from the first query, 2 every key with such windows */
-} Request; /* a row of SpanBatch.table */
+enum { TILE = 64, MAX_DIM = 512, PAIR = 2 * LANES, WORTH_A_THREAD = 4096 };
 
-typedef struct {
-    char *keys, *values; /* [slots, num_kv_heads, key_dim or value_dim] */
-    int64_t num_kv_heads, group, key_dim, value_dim, is_bfloat16;
-    int64_t window; /* positions that a query sees; 0 for all */
-    float scale, softcap; /* softcap 0: none */
-} Layer;
-
-typedef struct {
-    const char *data;
-    int64_t token, head; /* strides in elements */
-} Rows;
+typedef float quads __attribute__((vector_size(16)));
 
 static const int32_t COUNTED[16] __attribute__((aligned(64))) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #define COUNT (*(const ints *)COUNTED)
-#define UNROLL _Pragma("GCC unroll 16")
-#define ALWAYS static inline __attribute__((always_inline))
 
 ALWAYS floats all(float value) { return (floats){0} + value; }
 ALWAYS floats choose(ints where, floats yes, floats no) { return (floats)((where & (ints)yes) | (~where & (ints)no)); }
 ALWAYS floats larger(floats a, floats b) { return choose(a > b, a, b); }
-
-ALWAYS floats load(const float *data) {
-    floats value;
-    memcpy(&value, data, sizeof value);
-    return value;
-}
-
-ALWAYS void store(float *data, floats value) { memcpy(data, &value, sizeof value); }
 
 /* 2 * LANES stored numbers from `element` on; of bfloat16 first those at even places, then those at odd ones, which is
    two operations where their order is one of many. */
@@ -76,18 +43,12 @@ ALWAYS void load_pair(const char *data, int64_t element, int is_bfloat16, floats
     if (is_bfloat16) {
         words both;
         memcpy(&both, data + 2 * element, sizeof both);
-        *first = (floats)(both << 16);
-        *second = (floats)(both & 0xffff0000);
+        *first = lower(both);
+        *second = upper(both);
     } else {
         *first = load((const float *)data + element);
         *second = load((const float *)data + element + LANES);
     }
-}
-
-/* A bfloat16 in the upper half: the nearest, ties to even; not a number stays one. */
-ALWAYS words rounded(floats value) {
-    words bits = (words)value, is_nan = (words)(value != value);
-    return (is_nan & 0x7fc00000) | (~is_nan & (bits + 0x7fff + ((bits >> 16) & 1)));
 }
 
 ALWAYS void store_pair(char *data, int64_t element, int is_bfloat16, floats first, floats second) {
@@ -297,29 +258,19 @@ static void store_rows(char *stored, Rows rows, const Layer *layer, int64_t dim,
     }
 }
 
-/* Sizes of heads must be multiples of it. */
 int64_t head_size_multiple(void) { return PAIR; }
 
-/* Store the new keys and values of every request, then attend: query [N, num_heads, key_dim], key and value
-   [N, num_kv_heads, ...], output [N, num_heads, value_dim] without gaps. */
-void attend(const Request *requests, int64_t num_requests, const char *query, int64_t query_token, int64_t query_head,
-            const char *key, int64_t key_token, int64_t key_head, const char *value, int64_t value_token,
-            int64_t value_head, char *stored_keys, char *stored_values, char *output, int64_t num_heads,
-            int64_t num_kv_heads, int64_t key_dim, int64_t value_dim, int64_t is_bfloat16, int64_t window, double scale,
-            double softcap) {
-    const Layer layer = {stored_keys, stored_values, num_kv_heads, num_heads / num_kv_heads, key_dim, value_dim,
-                         is_bfloat16, window,        scale,        softcap};
-    const Rows queries = {query, query_token, query_head};
+void attend(const Request *requests, int64_t num_requests, Rows query, Rows key, Rows value, Layer layer, char *output) {
     int64_t work = 0;
     for (int64_t b = 0; b < num_requests; b++) {
-        store_rows(layer.keys, (Rows){key, key_token, key_head}, &layer, key_dim, requests + b);
-        store_rows(layer.values, (Rows){value, value_token, value_head}, &layer, value_dim, requests + b);
-        work += requests[b].num_queries * requests[b].num_keys * num_heads;
+        store_rows(layer.keys, key, &layer, layer.key_dim, requests + b);
+        store_rows(layer.values, value, &layer, layer.value_dim, requests + b);
+        work += requests[b].num_queries * requests[b].num_keys * layer.num_kv_heads * layer.group;
     }
 #pragma omp parallel for schedule(dynamic) if (work > WORTH_A_THREAD)
-    for (int64_t task = 0; task < num_requests * num_kv_heads; task++) {
-        const Request *request = requests + task / num_kv_heads;
-        if (is_bfloat16) attend_head(&layer, request, task % num_kv_heads, queries, output, 1);
-        else attend_head(&layer, request, task % num_kv_heads, queries, output, 0);
+    for (int64_t task = 0; task < num_requests * layer.num_kv_heads; task++) {
+        const Request *request = requests + task / layer.num_kv_heads;
+        if (layer.is_bfloat16) attend_head(&layer, request, task % layer.num_kv_heads, query, output, 1);
+        else attend_head(&layer, request, task % layer.num_kv_heads, query, output, 0);
     }
 }

@@ -1,4 +1,4 @@
-"""Compiles a C file of this package for this processor, once per machine."""
+"""Compiles the C files of this package into a library for this processor, once per machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 COMPILERS = "cc", "gcc", "clang"
-FLAGS = "-O3", "-std=gnu11", "-ffp-contract=fast", "-shared", "-fPIC"
+FLAGS = "-O3", "-std=gnu11", "-ffp-contract=fast", "-fexceptions", "-shared", "-fPIC"
 FOR_THIS_MACHINE = ("-march=native", "-fopenmp"), ("-march=native",), ()
 """What is tried in turn: Apple's compiler has no OpenMP, some processors have no name for themselves."""
 TIME_LIMIT = 120  # seconds
@@ -25,21 +26,29 @@ class BuildError(Exception):
     """There is no compiler, or it failed; the text says which."""
 
 
-def load_library(source: Path) -> ctypes.CDLL:
-    """The library compiled from `source`, from the user's cache or built into it. Raises BuildError."""
+class Library(NamedTuple):
+    """What was compiled."""
+
+    functions: ctypes.CDLL
+    name: str  # an identifier, another one for other sources, compilers and processors
+
+
+def load_library(sources: Path) -> Library:
+    """A library of all C files of a directory, from the user's cache or built into it. Raises BuildError."""
     compiler = _compiler()
-    name = f"{source.stem}-{_fingerprint(source, compiler)}.so"
+    name = f"specdec_{_fingerprint(sources, compiler)}"
     cache = _cache()
     if cache is not None:
-        if not (cache / name).exists():
-            _compile(compiler, source, cache / name)
+        kept = cache / f"{name}.so"
+        if not kept.exists():
+            _compile(compiler, sources, kept)
         with suppress(OSError):  # nothing may be executed from there
-            return ctypes.CDLL(str(cache / name))
+            return Library(ctypes.CDLL(str(kept)), name)
     with tempfile.TemporaryDirectory(prefix="specdec-") as directory:  # a library that is loaded needs no file
-        built = Path(directory) / name
-        _compile(compiler, source, built)
+        built = Path(directory) / f"{name}.so"
+        _compile(compiler, sources, built)
         try:
-            return ctypes.CDLL(str(built))
+            return Library(ctypes.CDLL(str(built)), name)
         except OSError as error:
             raise BuildError(f"what {compiler} made cannot be loaded: {error}") from error
 
@@ -53,10 +62,11 @@ def _compiler() -> str:
     raise BuildError(f"there is no C compiler {asked!r} (CC)" if asked else "there is no C compiler")
 
 
-def _fingerprint(source: Path, compiler: str) -> str:
+def _fingerprint(sources: Path, compiler: str) -> str:
     """Of all that the result depends on; a home directory may be shared by machines with other processors."""
     processor = platform.machine(), sorted(torch.cpu.get_capabilities().items())
-    facts = source.read_text(), compiler, FLAGS, FOR_THIS_MACHINE, processor
+    texts = [each.read_text() for each in sorted(sources.glob("*.[ch]"))]
+    facts = texts, compiler, FLAGS, FOR_THIS_MACHINE, processor, torch.__version__
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
@@ -70,13 +80,16 @@ def _cache() -> Path | None:
     return cache if os.access(cache, os.W_OK) else None
 
 
-def _compile(compiler: str, source: Path, target: Path) -> None:
+def _compile(compiler: str, sources: Path, target: Path) -> None:
     """Under another name first: several processes may build at once."""
     said = ""
+    files = sorted(map(str, sources.glob("*.c")))
+    torch_libraries = Path(torch.__file__).with_name("lib")
+    linked = f"-L{torch_libraries}", "-ltorch_cpu", f"-Wl,-rpath,{torch_libraries}"
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         made = Path(directory) / target.name
         for extra in FOR_THIS_MACHINE:
-            command = [compiler, *FLAGS, *extra, str(source), "-o", str(made)]
+            command = [compiler, *FLAGS, *extra, *files, *linked, "-o", str(made)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT)
             except (OSError, subprocess.TimeoutExpired) as error:

@@ -21,6 +21,7 @@ from specdec.core.registry import PluginSettings, construct
 from specdec.core.request import Request
 from specdec.core.runner.block_pool import BlockPool
 from specdec.core.runner.committed import Committed
+from specdec.core.runner.cpu_kernels import kernels_for
 from specdec.core.runner.draft_store import DraftStore
 from specdec.core.runner.kv_cache import KVCache
 from specdec.core.runner.model_support import refuse_unsupported
@@ -91,8 +92,9 @@ class SpeculativeDecoding:
         num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
         whole_prompt = info.max_model_len + k
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
-        addressing = ADDRESSING[model.device.type](self._scheduler, info, speculation.lookahead, None)
-        services = speculation.services(info, self._target, tokenizer, self._scheduler, num_blocks, None, addressing)
+        kernels = kernels_for(model.device)
+        addressing = ADDRESSING[model.device.type](self._scheduler, info, speculation.lookahead, kernels)
+        services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, kernels)
         self._guest.bind(info, services)
         num_blocks += addressing.num_pad_blocks
         self._runner = Runner(

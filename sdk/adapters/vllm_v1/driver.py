@@ -13,7 +13,9 @@ from specdec.core.metrics import EngineMetrics
 from specdec.core.request import Request
 from specdec.core.runner.block_pool import BlockPool
 from specdec.core.runner.committed import Committed
+from specdec.core.runner.cpu_kernels import kernels_for
 from specdec.core.runner.draft_store import DraftStore
+from specdec.core.runner.host_addressing import HostAddressing
 from specdec.core.runner.step import draft_budgets
 from specdec.core.services import Lender
 from specdec.core.speculation import Speculation
@@ -43,7 +45,9 @@ class Driver:
         num_blocks = info.max_num_seqs * per_row
         self._rows = RequestRows(info.max_num_seqs, BlockPool(num_blocks, info.block_size, per_row))
         self._drafts = DraftStore(speculation.law_buffers(info, target.device))
-        services = speculation.services(info, target, tokenizer, self._rows, num_blocks, None)
+        kernels = kernels_for(target.device)
+        addressing = HostAddressing(self._rows, kernels)
+        services = speculation.services(info, target, tokenizer, num_blocks, addressing, kernels)
         self._guest = speculation.guest(info, services, self.metrics, observers, target.device)
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:

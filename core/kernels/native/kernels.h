@@ -1,0 +1,41 @@
+/* What the kernels take. */
+
+#ifndef SPECDEC_KERNELS_H
+#define SPECDEC_KERNELS_H
+
+#include <stdint.h>
+
+typedef struct {
+    int64_t first_query, num_queries, num_keys, first_slot;
+    const int64_t *slots; /* of each key; null where they follow first_slot */
+    int64_t mode;         /* 0 causal, 1 causal with windows counted from the first query, 2 every key with such windows */
+} Request; /* a row of SpanBatch.table */
+
+typedef struct {
+    char *keys, *values; /* [slots, num_kv_heads, key_dim or value_dim] */
+    int64_t num_kv_heads, group, key_dim, value_dim, is_bfloat16;
+    int64_t window; /* positions that a query sees; 0 for all */
+    float scale, softcap; /* softcap 0: none */
+} Layer;
+
+typedef struct {
+    const char *data;
+    int64_t token, head; /* strides in elements */
+} Rows;
+
+/* Sizes of heads must be multiples of it. */
+int64_t head_size_multiple(void);
+
+/* Store the new keys and values of every request, then attend: query [N, num_heads, key_dim], key and value
+   [N, num_kv_heads, ...], output [N, num_heads, value_dim] without gaps. */
+void attend(const Request *requests, int64_t num_requests, Rows query, Rows key, Rows value, Layer layer, char *output);
+
+/* Outputs whose weights lie together in packed weights. */
+int64_t outputs_per_panel(void);
+
+/* output [num_rows, num_outputs] = input [num_rows, inputs] times weights, plus bias [num_outputs] in fp32 if there is one.
+   packed: 4-byte words [panels, num_words, outputs_per_panel()], one fp32 weight or two of bfloat16 of neighbouring inputs. */
+void multiply(const char *input, const char *packed, const float *bias, char *output, int64_t num_rows, int64_t num_words,
+              int64_t num_outputs, int64_t is_bfloat16);
+
+#endif

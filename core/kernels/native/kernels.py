@@ -1,0 +1,108 @@
+"""The library's kernels as operators of PyTorch's: loaded once, and compared with PyTorch's own before they serve."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Span, SpanBatch, attend_in_torch
+from ..attention_spec import AttentionSpec
+from .build import BuildError, load_library
+
+SOURCES = Path(__file__).parent
+LONGEST_HEAD = 512  # elements; MAX_DIM in attention.c
+DTYPES = torch.float32, torch.bfloat16
+
+
+class NativeKernels:
+    """Attention over spans, and products with packed weights.
+
+    What a query or a row gives depends on it alone, to the last bit, whatever else is in the batch.
+    """
+
+    def __init__(self, sources: Path = SOURCES) -> None:
+        """Raises BuildError."""
+        library = load_library(sources)
+        if library.functions.register_operators(library.name.encode()):
+            raise BuildError("PyTorch does not take its operators")
+        operators = getattr(torch.ops, library.name)
+        self._attend = operators.attend.default
+        self.linear = operators.linear.default
+        self.outputs_per_panel: int = library.functions.outputs_per_panel()
+        self._head_multiple: int = library.functions.head_size_multiple()
+        torch.library.register_fake(f"{library.name}::linear", _shape_of_linear)
+
+    @classmethod
+    @cache
+    def load(cls) -> NativeKernels:
+        """This machine's. Raises BuildError."""
+        kernels = cls()
+        kernels.check()
+        return kernels
+
+    def attend(
+        self,
+        query: Tensor,  # [N, Hq, D]
+        keys: Tensor,  # [N, Hkv, D], new ones
+        values: Tensor,  # [N, Hkv, Dv]
+        stored_keys: Tensor,  # [slots, Hkv, D]
+        stored_values: Tensor,  # [slots, Hkv, Dv]
+        batch: SpanBatch,
+        spec: AttentionSpec,
+    ) -> Tensor:  # [N, Hq, Dv]
+        """See `SpanAttention`: each key and value is read once for several rows. By PyTorch for what is not served."""
+        if not self._serves(query, keys, values, stored_keys):
+            return attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
+        limits = spec.window or 0, spec.softcap or 0.0
+        output: Tensor = self._attend(query, keys, values, stored_keys, stored_values, batch.table, spec.scale, *limits)
+        return output
+
+    def _serves(self, query: Tensor, keys: Tensor, values: Tensor, stored: Tensor) -> bool:
+        dtype, sizes = query.dtype, (query.shape[2], values.shape[2])
+        return (
+            dtype in DTYPES
+            and dtype == keys.dtype == values.dtype == stored.dtype
+            and all(size % self._head_multiple == 0 and size <= LONGEST_HEAD for size in sizes)
+            and query.stride(2) == keys.stride(2) == values.stride(2) == 1
+        )
+
+    def can_pack(self, weight: Tensor) -> bool:
+        """Whether `linear` multiplies by such weights [out, in]."""
+        return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """[out, in] as `linear` reads it, P outputs together: [panels, in, P] fp32, [panels, in/2, P, 2] bfloat16."""
+        num_outputs, num_inputs = weight.shape
+        size = self.outputs_per_panel
+        num_panels = -(-num_outputs // size)
+        padded = nn.functional.pad(weight, (0, 0, 0, num_panels * size - num_outputs))
+        if weight.dtype == torch.bfloat16:
+            return padded.view(num_panels, size, num_inputs // 2, 2).transpose(1, 2).contiguous()
+        return padded.view(num_panels, size, num_inputs).transpose(1, 2).contiguous()
+
+    def check(self) -> None:
+        """One batch of each by both. Raises BuildError if they differ: a compiler may be wrong."""
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(9, 2, 64), (9, 1, 64), (9, 1, 64), (80, 1, 64), (80, 1, 64)]
+        query, keys, values, stored_keys, stored_values = (torch.randn(each, generator=generator) for each in shapes)
+        cpu = query.device
+        spans = Span(0, 1, 7, slice(0, 7), cpu), Span(1, 8, 70, slice(8, 78), cpu)
+        batch, spec = SpanBatch(spans), AttentionSpec(0.125)
+        attended = self.attend(query, keys, values, stored_keys, stored_values, batch, spec)
+        expected = attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
+        agree = torch.allclose(attended, expected, rtol=1e-4, atol=1e-4)
+        input, weight, bias = (torch.randn(each, generator=generator) for each in [(8, 40), (70, 40), (70,)])
+        for dtype, tolerance in zip(DTYPES, (1e-4, 2e-2), strict=True):
+            rows, weights = input.to(dtype), weight.to(dtype)
+            product = self.linear(rows, self.pack(weights), bias, len(bias))
+            exact = rows.double() @ weights.double().t() + bias
+            agree = agree and torch.allclose(product.double(), exact, rtol=tolerance, atol=tolerance)
+        if not agree:
+            raise BuildError("what the C compiler made gives other results than PyTorch")
+
+
+def _shape_of_linear(input: Tensor, packed: Tensor, bias: Tensor, num_outputs: int) -> Tensor:
+    return input.new_empty(*input.shape[:-1], num_outputs)

@@ -1,0 +1,139 @@
+/* Our kernels as operators of PyTorch's, through the C interface that it keeps from release to release.
+
+   An operator costs less to call than a function through ctypes, and compiled code calls it without Python. A failed check
+   raises RuntimeError in the caller: `aoti_torch_check` throws through these frames, which are compiled for it. */
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "kernels.h"
+
+/* Of torch/csrc/inductor/aoti_torch/c/shim.h. */
+typedef struct AtenTensorOpaque *Tensor;
+typedef struct TorchLibraryOpaque *Library;
+typedef uint64_t Value; /* a tensor, an int64 or a double */
+typedef int32_t Status; /* 0: done */
+Status aoti_torch_get_data_ptr(Tensor, void **);
+Status aoti_torch_get_dim(Tensor, int64_t *);
+Status aoti_torch_get_sizes(Tensor, int64_t **);
+Status aoti_torch_get_strides(Tensor, int64_t **);
+Status aoti_torch_get_dtype(Tensor, int32_t *);
+Status aoti_torch_get_numel(Tensor, int64_t *);
+Status aoti_torch_is_contiguous(Tensor, bool *);
+Status aoti_torch_empty_strided(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Tensor *);
+Status aoti_torch_delete_tensor_object(Tensor);
+Status aoti_torch_library_init_fragment(const char *, const char *, uint32_t, Library *);
+Status aoti_torch_library_init_impl(const char *, const char *, const char *, uint32_t, Library *);
+Status aoti_torch_library_def(Library, const char *);
+Status aoti_torch_library_impl(Library, const char *, void (*)(Value *, uint64_t, uint64_t));
+int32_t aoti_torch_device_type_cpu(void);
+int32_t aoti_torch_dtype_bfloat16(void);
+int32_t aoti_torch_dtype_float32(void);
+void aoti_torch_check(bool, const char *, const char *, uint32_t, const char *);
+
+#define CHECK(condition) \
+    if (!(condition)) aoti_torch_check(false, __func__, __FILE__, __LINE__, #condition)
+
+enum { MOST_DIMS = 8 };
+
+typedef struct {
+    char *data;
+    int64_t num_dims, *sizes, *strides;
+    int32_t dtype;
+} Fields;
+
+static Fields fields_of(Value value) {
+    Tensor tensor = (Tensor)value;
+    Fields found;
+    CHECK(!aoti_torch_get_data_ptr(tensor, (void **)&found.data) && !aoti_torch_get_dim(tensor, &found.num_dims) &&
+          !aoti_torch_get_sizes(tensor, &found.sizes) && !aoti_torch_get_strides(tensor, &found.strides) &&
+          !aoti_torch_get_dtype(tensor, &found.dtype));
+    return found;
+}
+
+static bool is_contiguous(Value value) {
+    bool answer = false;
+    return !aoti_torch_is_contiguous((Tensor)value, &answer) && answer;
+}
+
+static bool is_bfloat16(const Fields *tensor) { return tensor->dtype == aoti_torch_dtype_bfloat16(); }
+
+static bool is_served(const Fields *tensor) {
+    return is_bfloat16(tensor) || tensor->dtype == aoti_torch_dtype_float32();
+}
+
+static Tensor new_tensor(int64_t num_dims, const int64_t *sizes, int32_t dtype) {
+    int64_t strides[MOST_DIMS], stride = 1;
+    for (int64_t i = num_dims - 1; i >= 0; stride *= sizes[i--]) strides[i] = stride;
+    Tensor made;
+    CHECK(!aoti_torch_empty_strided(num_dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &made));
+    return made;
+}
+
+/* The operator's result in the place of its arguments, which are ours to give back. */
+static void finish(Value *stack, int num_tensors, Tensor result) {
+    for (int i = 0; i < num_tensors; i++) aoti_torch_delete_tensor_object((Tensor)stack[i]);
+    stack[0] = (Value)result;
+}
+
+static const char LINEAR[] = "linear(Tensor input, Tensor packed, Tensor bias, int num_outputs) -> Tensor";
+
+static void linear(Value *stack, uint64_t num_arguments, uint64_t num_results) {
+    const Fields input = fields_of(stack[0]), packed = fields_of(stack[1]);
+    Fields bias = fields_of(stack[2]); /* fp32, empty where there is none */
+    const int64_t num_outputs = (int64_t)stack[3], panel = outputs_per_panel(), last = input.num_dims - 1;
+    CHECK(last >= 0 && last < MOST_DIMS && is_served(&input) && input.dtype == packed.dtype);
+    CHECK(is_contiguous(stack[0]) && is_contiguous(stack[1]) && is_contiguous(stack[2]));
+    CHECK(packed.sizes[2] == panel && packed.sizes[0] == (num_outputs + panel - 1) / panel);
+    CHECK(input.sizes[last] == packed.sizes[1] * (is_bfloat16(&input) ? 2 : 1));
+    CHECK(bias.dtype == aoti_torch_dtype_float32() && (bias.sizes[0] == 0 || bias.sizes[0] == num_outputs));
+    int64_t sizes[MOST_DIMS], num_rows = 1;
+    for (int64_t i = 0; i < last; i++) num_rows *= sizes[i] = input.sizes[i];
+    sizes[last] = num_outputs;
+    Tensor output = new_tensor(input.num_dims, sizes, input.dtype);
+    multiply(input.data, packed.data, bias.sizes[0] ? (float *)bias.data : 0, fields_of((Value)output).data, num_rows,
+             packed.sizes[1], num_outputs, is_bfloat16(&input));
+    finish(stack, 3, output);
+}
+
+static const char ATTEND[] =
+    "attend(Tensor query, Tensor keys, Tensor values, Tensor stored_keys, Tensor stored_values, Tensor table, float scale, "
+    "int window, float softcap) -> Tensor";
+
+static double number_of(Value value) {
+    double number;
+    memcpy(&number, &value, sizeof number);
+    return number;
+}
+
+static Rows rows_of(const Fields *tensor) {
+    CHECK(tensor->num_dims == 3 && tensor->strides[2] == 1);
+    return (Rows){tensor->data, tensor->strides[0], tensor->strides[1]};
+}
+
+static void attend_spans(Value *stack, uint64_t num_arguments, uint64_t num_results) {
+    const Fields query = fields_of(stack[0]), keys = fields_of(stack[1]), values = fields_of(stack[2]);
+    const Fields stored_keys = fields_of(stack[3]), stored_values = fields_of(stack[4]), table = fields_of(stack[5]);
+    const Rows queries = rows_of(&query), new_keys = rows_of(&keys), new_values = rows_of(&values);
+    const int64_t num_kv_heads = keys.sizes[1], key_dim = query.sizes[2], value_dim = values.sizes[2];
+    CHECK(is_served(&query) && query.dtype == keys.dtype && query.dtype == values.dtype);
+    CHECK(query.dtype == stored_keys.dtype && query.dtype == stored_values.dtype);
+    CHECK(key_dim % head_size_multiple() == 0 && value_dim % head_size_multiple() == 0);
+    CHECK(is_contiguous(stack[3]) && is_contiguous(stack[4]) && is_contiguous(stack[5]));
+    const Layer layer = {stored_keys.data, stored_values.data, num_kv_heads, query.sizes[1] / num_kv_heads,
+                         key_dim, value_dim, is_bfloat16(&query), (int64_t)stack[7], (float)number_of(stack[6]),
+                         (float)number_of(stack[8])};
+    const int64_t sizes[] = {query.sizes[0], query.sizes[1], value_dim};
+    Tensor output = new_tensor(3, sizes, query.dtype);
+    attend((const Request *)table.data, table.sizes[0], queries, new_keys, new_values, layer, fields_of((Value)output).data);
+    finish(stack, 6, output);
+}
+
+/* Define the operators in a name space. 0: done. */
+int32_t register_operators(const char *name_space) {
+    Library names, kernels; /* they last as long as the process */
+    Status failed = aoti_torch_library_init_fragment(name_space, __FILE__, __LINE__, &names) ||
+                    aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &kernels);
+    return failed || aoti_torch_library_def(names, LINEAR) || aoti_torch_library_impl(kernels, "linear", linear) ||
+           aoti_torch_library_def(names, ATTEND) || aoti_torch_library_impl(kernels, "attend", attend_spans);
+}
