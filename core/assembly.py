@@ -16,12 +16,14 @@ from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 from .engine_config import EngineConfig
 from .guest import Guest
 from .hooks import HookPlugins, Observers, load_hooks
+from .kernels.attention import Span, SpanBatch
 from .kernels.native.kernels import NativeKernels
 from .memory import free_memory, num_kv_blocks
 from .metrics import EngineMetrics
 from .registry import PluginSettings
 from .rejection import plan, verify
 from .runner.addressing import Addressing
+from .runner.attention import AttentionContext, ShapeProbe
 from .runner.block_pool import BlockPool
 from .runner.compiled import compile_network, compile_target
 from .runner.cpu_kernels import kernels_for
@@ -30,7 +32,7 @@ from .runner.draft_store import DraftStore, LawBuffers
 from .runner.graphs import CudaRecorder, Graphs, Recorder
 from .runner.host_addressing import HostAddressing
 from .runner.inference_form import prepare_causal_lm
-from .runner.kv_cache import KVCache
+from .runner.kv_cache import CacheView, KVCache
 from .runner.model_support import locate_model, longest_length
 from .runner.quantization import check_quantization
 from .runner.scheduler import Scheduler
@@ -99,7 +101,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         guest = speculation.guest(info, services, metrics, hooks.observers, device)
         target.capture(guest.needs.hidden_states)
     if config.torch_compile:
-        compile_target(target)
+        compile_target(target, partial(_vacant_view, cache, kernels))
     served: Target = target
     if graphs and isinstance(addressing, DeviceAddressing):
         served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)
@@ -122,6 +124,14 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         guest=guest,
         kv_capacity=num_blocks * config.block_size - lookahead,
     )
+
+
+def _vacant_view(cache: KVCache, kernels: NativeKernels | None, num_tokens: int) -> AttentionContext:
+    """What serves a pass of so many tokens while the cache is nobody's: all of them in its first slot."""
+    if kernels is None:
+        return ShapeProbe()
+    slots = torch.zeros(num_tokens, dtype=torch.int64)
+    return CacheView(cache, SpanBatch((Span(0, num_tokens, num_tokens, slots, cache.device),)), kernels)
 
 
 def _by_lists(scheduler: Scheduler, info: TargetInfo, lookahead: int, kernels: NativeKernels | None) -> Addressing:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -87,27 +86,12 @@ class SpanBatch:
 
     @cached_property
     def table(self) -> Tensor:
-        """[B, 6] int64: first query, queries, keys, first slot, address of the slots or 0, number of the mode."""
-        rows = []
+        """[B * 6] int64, for each request: first query, queries, keys, first slot, address of the slots or 0, number of the mode."""
+        rows: list[int] = []
         for span in self.spans:
             first, slots = (span.slots.start, 0) if isinstance(span.slots, slice) else (0, span.slots.data_ptr())
-            rows.append((span.start, span.num_queries, span.num_keys, first, slots, _MODES.index(span.mode)))
+            rows += (span.start, span.num_queries, span.num_keys, first, slots, _MODES.index(span.mode))
         return torch.tensor(rows)
-
-
-class SpanAttention(Protocol):
-    """Stores a layer's new keys and values, then attends."""
-
-    def __call__(
-        self,
-        query: Tensor,  # [N, Hq, D]
-        keys: Tensor,  # [N, Hkv, D], new ones
-        values: Tensor,  # [N, Hkv, Dv]
-        stored_keys: Tensor,  # [slots, Hkv, D]
-        stored_values: Tensor,  # [slots, Hkv, Dv]
-        batch: SpanBatch,
-        spec: AttentionSpec,
-    ) -> Tensor: ...  # [N, Hq, Dv]
 
 
 def attend_in_torch(
@@ -119,7 +103,7 @@ def attend_in_torch(
     batch: SpanBatch,
     spec: AttentionSpec,
 ) -> Tensor:  # [N, Hq, Dv]
-    """See `SpanAttention`."""
+    """Stores a layer's new keys and values, then attends."""
     if isinstance(batch.slots, slice):
         stored_keys[batch.slots].copy_(keys)
         stored_values[batch.slots].copy_(values)

@@ -76,4 +76,4 @@ def first_argmax(values: Tensor) -> tuple[Tensor, Tensor]:
         return maxima, ids
     rows = values.numpy()
     best = rows.argmax(-1)
-    return torch.from_numpy(np.take_along_axis(rows, best[:, None], -1)[:, 0]), torch.from_numpy(best)
+    return torch.from_numpy(rows[np.arange(len(best)), best]), torch.from_numpy(best)

@@ -7,7 +7,7 @@ tensors of this size takes several times as long.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,21 +27,22 @@ def verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows) -> Verdict
             bounds, bounds[1:], drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=False
         )
     ]
-    width, device = drafts.token_ids.shape[1] + 1, logits.device
-    padded = [end.output_ids + [PADDING_TOKEN_ID] * (width - len(end.output_ids)) for end in ends]
-    return Verdict(
-        output_ids=torch.tensor(padded, device=device),
-        num_accepted=torch.tensor([max(len(end.output_ids) - 1, 0) for end in ends], device=device),
-        status=torch.tensor([end.status for end in ends], device=device),
-        stop_reason=torch.tensor([end.stop_reason for end in ends], dtype=torch.uint8, device=device),
-    )
+    width = drafts.token_ids.shape[1] + 1
+    rows = [[*end.facts, *end.output_ids, *[PADDING_TOKEN_ID] * (width - len(end.output_ids))] for end in ends]
+    table = torch.tensor(rows, device=logits.device)
+    stop_reason = torch.tensor([end.stop_reason for end in ends], dtype=torch.uint8, device=logits.device)
+    return Verdict(table[:, 2:], table[:, 0], table[:, 1], stop_reason, on_host=rows)
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     output_ids: list[int]
     status: int
     stop_reason: StopReason
+
+    @property
+    def facts(self) -> tuple[int, int]:
+        """num_accepted, status."""
+        return max(len(self.output_ids) - 1, 0), self.status
 
 
 def _end_of(best: list[int], bad: list[bool], drafts: list[int]) -> _End:

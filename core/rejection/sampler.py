@@ -156,9 +156,13 @@ def _check(logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: Samplin
     if (vocab_size > 1 and logits.stride(1) != 1) or (num_rows > 1 and logits.stride(0) == 0):
         found = f"strides {logits.stride()}"
         raise ValueError(f"expected contiguous logits rows that share no memory, got {found}; call .contiguous()")
-    expected = {"cu_rows": (cu_rows, num_requests + 1), "lengths": (drafts.lengths, num_requests)}
-    expected |= {"temperature": (sampling.temperature, num_requests), "position": (sampling.position, num_requests)}
-    for name, (tensor, length) in expected.items():
+    expected = (
+        ("cu_rows", cu_rows, num_requests + 1),
+        ("lengths", drafts.lengths, num_requests),
+        ("temperature", sampling.temperature, num_requests),
+        ("position", sampling.position, num_requests),
+    )
+    for name, tensor, length in expected:
         if tensor.shape != (length,):
             shape = list(tensor.shape)
             raise ValueError(f"expected {name} [{length}] for {num_requests} requests, got {shape}")

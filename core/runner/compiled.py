@@ -4,7 +4,8 @@ They are traced by running them once, not by `torch.compile`, whose guards and b
 small model: of a network whose weights stay, only the sizes of its inputs are to be watched.
 
 A compiled pass calls attention as an operator that the compiler does not look into. An operator takes tensors and
-numbers only, so the views of the cache that serve a pass wait beside it, in a context variable.
+numbers only. A view of the cache that our kernels serve is two tensors; other views wait beside a pass that they
+serve, in a context variable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,12 +25,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from specdec.sdk.errors import message
 
 from ..kernels.attention_spec import AttentionSpec
+from ..kernels.native.kernels import NativeKernels
 from .attention import CONTEXT, AttentionContext
+from .kv_cache import CacheView
 from .target import TargetModel
 
 logger = logging.getLogger("specdec")
 
-WARM_UP = 1, 2, 8  # tokens; one is compiled on its own, and linear layers change their form between two and eight
+WARM_UP = (1, 1), (2, 1), (3, 2)  # tokens and rows of logits; one of anything is compiled on its own
 
 MOST_COMPILED = 16
 """Ways of calling one network: beyond them something varies that should be a tensor."""
@@ -77,6 +80,28 @@ class _Operator:
             query, keys, values, self._context, layer, spec.scale, spec.window, spec.softcap
         )
         return output
+
+
+@dataclass(frozen=True)
+class _TensorView:
+    """A `CacheView` of our kernels', as the tensors that it consists of."""
+
+    table: Tensor
+    storage: Tensor
+    kernels: NativeKernels
+
+    @classmethod
+    def of(cls, context: AttentionContext) -> _TensorView | None:
+        """None for any other."""
+        if not isinstance(context, CacheView) or context.kernels is None:
+            return None
+        cache, kernels = context.cache, context.kernels
+        if not all(kernels.serves_heads(cache.dtype, *sizes) for sizes in cache.head_sizes):
+            return None
+        return cls(context.batch.table, cache.addresses, kernels)
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        return self.kernels.attend_at(query, keys, values, self.table, self.storage, layer, spec)
 
 
 class CompiledForward:
@@ -149,7 +174,7 @@ class _Arguments:
             self.kind += (len(value), *value)
             for name, each in value.items():
                 if name == CONTEXT:
-                    self.kind.append(self._place(each))
+                    self._add_context(each)
                 else:
                     self.add(each)
         elif isinstance(value, (list, tuple)):
@@ -164,6 +189,14 @@ class _Arguments:
     def examples(self) -> list[Tensor]:
         """Tensors like its own, but where each lies in its storage, which must make no difference."""
         return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.tensors]
+
+    def _add_context(self, context: AttentionContext) -> None:
+        view = _TensorView.of(context)
+        if view is None:
+            self.kind.append(self._place(context))
+        else:
+            self.kind.append(view.kernels)
+            self.add((view.table, view.storage))
 
     def _place(self, context: AttentionContext) -> int:
         for place, each in enumerate(self.contexts):
@@ -216,32 +249,37 @@ def _compile(
         forms.append((len(outputs), form, tuple(kept)))
         return [*outputs, *kept.values()]
 
-    sizes = ShapeEnv()
+    sizes = ShapeEnv(duck_shape=False)  # sizes that are equal now need not be so again
     mode = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
     with torch.no_grad(), tracing(TracingContext(mode)):
         symbolic = [mode.from_tensor(each) for each in arguments.examples()]
         with mode:
             traced = make_fx(of_tensors, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*symbolic)
-        run = inductor.compile(traced, list(symbolic))
+        run = inductor.compile(traced, list(symbolic), options={"size_asserts": False})  # a tenth of a small pass
     kept.clear()
     num_outputs, form, names = forms[-1]
     return _Compiled(run, num_outputs, form, names, sizes, symbolic, _without_sizes(arguments.kind))
 
 
 def _with_tensors(value: Any, tensors: Iterator[Tensor], contexts: Sequence[AttentionContext]) -> Any:
-    """A copy of arguments with other tensors, and an operator in the place of every context."""
+    """A copy of arguments with other tensors, in contexts as well, or an operator in the place of a context."""
     if isinstance(value, Tensor):
         return next(tensors)
     if isinstance(value, Mapping):
         return {
-            name: _Operator(next(place for place, known in enumerate(contexts) if known is each))
-            if name == CONTEXT
-            else _with_tensors(each, tensors, contexts)
+            name: _traced(each, tensors, contexts) if name == CONTEXT else _with_tensors(each, tensors, contexts)
             for name, each in value.items()
         }
     if isinstance(value, (list, tuple)):
         return type(value)(_with_tensors(each, tensors, contexts) for each in value)
     return value
+
+
+def _traced(context: AttentionContext, tensors: Iterator[Tensor], contexts: Sequence[AttentionContext]) -> Any:
+    view = _TensorView.of(context)
+    if view is not None:
+        return replace(view, table=next(tensors), storage=next(tensors))
+    return _Operator(next(place for place, known in enumerate(contexts) if known is context))
 
 
 @contextmanager
@@ -268,11 +306,14 @@ def compile_network(network: nn.Module, kept: MutableMapping[Any, Tensor] | None
     return forward
 
 
-def compile_target(target: TargetModel) -> None:
-    """Compile a target's decoder, now, for every number of tokens that is a case apart."""
+def compile_target(target: TargetModel, context: Callable[[int], AttentionContext]) -> None:
+    """Compile a target's passes, now, for every number of tokens and of rows of logits that is a case apart.
+
+    `context`: serves a pass of so many tokens, before there are any requests.
+    """
     started = time.perf_counter()
-    forward = compile_network(target.model.get_decoder(), target.kept_hidden_states)
-    for num_tokens in WARM_UP:
-        target.dummy_pass(num_tokens, 1)
-    if forward.is_compiled:
-        logger.info("compiled the target's decoder in %.0f s", time.perf_counter() - started)
+    target.run = run = CompiledForward(target.run, target.kept_hidden_states)
+    for num_tokens, num_rows in WARM_UP:
+        target.dummy_pass(num_tokens, num_rows, context(num_tokens))
+    if run.is_compiled:
+        logger.info("compiled the target in %.0f s", time.perf_counter() - started)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.attention import SpanAttention, SpanBatch, attend_in_torch
+from ..kernels.attention import SpanBatch
 from ..kernels.attention_spec import Mode
 from ..kernels.native.kernels import NativeKernels
 from ..request import Request
@@ -34,7 +34,7 @@ class HostAddressing:
     def __init__(self, scheduler: Rows, kernels: NativeKernels | None) -> None:
         """`kernels`: None where PyTorch attends."""
         self._scheduler = scheduler
-        self._attention: SpanAttention = kernels.attend if kernels else attend_in_torch
+        self._kernels = kernels
         self.block_size = scheduler.pool.block_size
 
     def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
@@ -59,7 +59,7 @@ class HostAddressing:
             cache.span(blocks, first_query, num_queries, start + num_queries, mode)
             for _, _, blocks, first_query, start, num_queries in extents
         ]
-        return CacheView(cache, SpanBatch(spans), self._attention)
+        return CacheView(cache, SpanBatch(spans), self._kernels)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""

@@ -7,13 +7,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
 from torch import Tensor
 
-from ..kernels.attention import Span, SpanAttention, SpanBatch, attend_in_torch
+from ..kernels.attention import Span, SpanBatch, attend_in_torch
 from ..kernels.attention_spec import AttentionSpec, Mode
+from ..kernels.native.kernels import NativeKernels
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,15 @@ class KVCache:
         self.block_size = block_size
         self.device = device
         self.num_slots = num_blocks * block_size
+        self.dtype = dtype
+        self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers}
         self.keys = [self._storage(layer.num_kv_heads, layer.key_dim, dtype) for layer in layers]
         self.values = [self._storage(layer.num_kv_heads, layer.value_dim, dtype) for layer in layers]
+
+    @cached_property
+    def addresses(self) -> Tensor:
+        """[L, 2] int64 of keys and values, for kernels."""
+        return torch.tensor([[each.data_ptr() for each in layer] for layer in zip(self.keys, self.values, strict=True)])
 
     def _storage(self, num_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
         shape = (self.num_slots, num_heads, dim)
@@ -87,8 +96,9 @@ class CacheView:
 
     cache: KVCache
     batch: SpanBatch
-    attention: SpanAttention = attend_in_torch
+    kernels: NativeKernels | None = None  # None: PyTorch attends
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """Store this layer's new keys and values, then attend: [N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
-        return self.attention(query, keys, values, self.cache.keys[layer], self.cache.values[layer], self.batch, spec)
+        attend = attend_in_torch if self.kernels is None else self.kernels.attend
+        return attend(query, keys, values, self.cache.keys[layer], self.cache.values[layer], self.batch, spec)

@@ -120,8 +120,10 @@ class Runner:
         return batch.read(unread, [Report.parse(row) for row in batch.reports.tolist()])
 
     @staticmethod
-    def _read(batch: Batch, verdict: Verdict) -> tuple[list[list[int]], list[Report]]:
+    def _read(batch: Batch, verdict: Verdict) -> tuple[Sequence[list[int]], list[Report]]:
         """What became of each request, and its unread draft, if the batch has such: here the host waits."""
+        if batch.reports is None and verdict.on_host is not None:
+            return verdict.on_host, []
         columns = [verdict.num_accepted[:, None], verdict.status[:, None], verdict.output_ids]
         if batch.reports is None:
             return torch.cat(columns, dim=1).tolist(), []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +47,7 @@ class TargetModel:
         self.config = model.config
         self.device = device
         self.dtype: torch.dtype = model.dtype
+        self.run: Callable[..., Tensor] = self._run_model  # or another form of the same
         self.layer_shapes = self._probe()
         self._hidden = HiddenStates(model, (), self.num_layers)
 
@@ -100,22 +101,25 @@ class TargetModel:
             raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
         return [probe.layers[layer] for layer in range(num_layers)]
 
-    def dummy_pass(self, num_tokens: int, num_rows: int) -> None:
-        """A pass of this many tokens without a cache, with logits for the last `num_rows`: for what it takes."""
+    def dummy_pass(self, num_tokens: int, num_rows: int, context: AttentionContext | None = None) -> None:
+        """A pass of this many tokens, with logits for the last `num_rows`: for what it takes. None: without a cache."""
         tokens = torch.zeros(1, num_tokens, dtype=torch.int64, device=self.device)
         positions = torch.zeros_like(tokens)
         rows = torch.arange(num_tokens - num_rows, num_tokens, device=self.device)
-        self._forward(tokens, positions, ShapeProbe(), rows).float().softmax(dim=-1)
+        self._forward(tokens, positions, context or ShapeProbe(), rows).float().softmax(dim=-1)
 
     def _forward(self, tokens: Tensor, positions: Tensor, context: AttentionContext, logits_rows: Tensor) -> Tensor:
         with torch.inference_mode():
-            output = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                use_cache=False,
-                logits_to_keep=logits_rows,
-                **attention_arguments(context),
-            )
+            if len(logits_rows):
+                return self.run(tokens, positions, logits_rows, **attention_arguments(context))
+            one = logits_rows.new_zeros(1)  # none would be one more case for a compiler
+            return self.run(tokens, positions, one, **attention_arguments(context))[:0]
+
+    def _run_model(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
+        """Logits [R, V] of tokens and positions [1, N], as the library's model computes them."""
+        output = self.model(
+            input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=logits_rows, **attention
+        )
         logits: Tensor = output.logits[0]
         return logits
 

@@ -72,11 +72,12 @@ def test_compiled_target_computes_what_it_computes_as_it_is(model_path, own_prom
         llm = make_llm("Recorder", k=3, options=options, model=model_path, max_model_len=256, torch_compile=compiles)
         decoder = llm.engine.parts.target.model.get_decoder()
         assert type(decoder.layers[0].mlp.up_proj.group.product) is NativeLinear
-        assert (isinstance(decoder.forward, CompiledForward) and decoder.forward.is_compiled) == compiles
-        at_start = decoder.forward.num_compiled if compiles else 0
+        run = llm.engine.parts.target.run
+        assert (isinstance(run, CompiledForward) and run.is_compiled) == compiles
+        at_start = run.num_compiled if compiles else 0
         assert generated(llm, own_prompts) == expected
         assert generated(llm, own_prompts[:1]) == expected[:1]
-        assert not compiles or decoder.forward.num_compiled == at_start
+        assert not compiles or run.num_compiled == at_start
         assert counter(llm, "spec_decode_num_accepted_tokens") > 0
         seen[compiles] = [shown.hidden for step in proposer_of(llm).steps for shown in step]
     for uncompiled, compiled in zip(seen[False], seen[True], strict=True):

@@ -33,7 +33,9 @@ class NativeKernels:
         self.linear = operators.linear.default
         self.outputs_per_panel: int = library.functions.outputs_per_panel()
         self._head_multiple: int = library.functions.head_size_multiple()
+        self._attend_at = operators.attend_at.default
         torch.library.register_fake(f"{library.name}::linear", _shape_of_linear)
+        torch.library.register_fake(f"{library.name}::attend_at", _shape_of_attend)
 
     @classmethod
     @cache
@@ -53,19 +55,36 @@ class NativeKernels:
         batch: SpanBatch,
         spec: AttentionSpec,
     ) -> Tensor:  # [N, Hq, Dv]
-        """See `SpanAttention`: each key and value is read once for several rows. By PyTorch for what is not served."""
+        """See `attend_in_torch`, which serves heads that this does not. Keys and values are read once for several rows."""
         if not self._serves(query, keys, values, stored_keys):
             return attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
         limits = spec.window or 0, spec.softcap or 0.0
         output: Tensor = self._attend(query, keys, values, stored_keys, stored_values, batch.table, spec.scale, *limits)
         return output
 
+    def attend_at(
+        self,
+        query: Tensor,  # [N, Hq, D]
+        keys: Tensor,  # [N, Hkv, D], new ones
+        values: Tensor,  # [N, Hkv, Dv]
+        table: Tensor,  # that of a `SpanBatch`
+        storage: Tensor,  # [L, 2] int64: addresses of stored keys and values, laid out as for `attend`
+        layer: int,
+        spec: AttentionSpec,
+    ) -> Tensor:  # [N, Hq, Dv]
+        """The same for heads that are served, of tensors and numbers only, for a compiler."""
+        limits = spec.scale, spec.window or 0, spec.softcap or 0.0
+        output: Tensor = self._attend_at(query, keys, values, table, storage, layer, *limits)
+        return output
+
+    def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
+        """Whether it attends with heads of such sizes, rather than PyTorch."""
+        return dtype in DTYPES and all(size % self._head_multiple == 0 and size <= LONGEST_HEAD for size in sizes)
+
     def _serves(self, query: Tensor, keys: Tensor, values: Tensor, stored: Tensor) -> bool:
-        dtype, sizes = query.dtype, (query.shape[2], values.shape[2])
         return (
-            dtype in DTYPES
-            and dtype == keys.dtype == values.dtype == stored.dtype
-            and all(size % self._head_multiple == 0 and size <= LONGEST_HEAD for size in sizes)
+            self.serves_heads(query.dtype, query.shape[2], values.shape[2])
+            and query.dtype == keys.dtype == values.dtype == stored.dtype
             and query.stride(2) == keys.stride(2) == values.stride(2) == 1
         )
 
@@ -106,3 +125,7 @@ class NativeKernels:
 
 def _shape_of_linear(input: Tensor, packed: Tensor, bias: Tensor, num_outputs: int) -> Tensor:
     return input.new_empty(*input.shape[:-1], num_outputs)
+
+
+def _shape_of_attend(query: Tensor, keys: Tensor, values: Tensor, *others: object) -> Tensor:
+    return query.new_empty(*query.shape[:2], values.shape[2])

@@ -56,8 +56,8 @@ ALWAYS void store_row(char *output, const floats *sums, const float *bias, int64
     UNROLL for (int v = 0; v < VECTORS; v++) {
         floats value = sums[v] + load(added + v * LANES);
         if (is_bfloat16) {
-            words bits = rounded(value) >> 16;
-            for (int i = 0; i < LANES; i++) ((uint16_t *)row)[v * LANES + i] = bits[i];
+            halves narrow = __builtin_convertvector(rounded(value) >> 16, halves);
+            memcpy(row + v * sizeof narrow, &narrow, sizeof narrow);
         } else store(row + 4 * v * LANES, value);
     }
     memcpy(output, row, count * (is_bfloat16 ? 2 : 4));

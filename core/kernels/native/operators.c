@@ -34,7 +34,7 @@ void aoti_torch_check(bool, const char *, const char *, uint32_t, const char *);
 #define CHECK(condition) \
     if (!(condition)) aoti_torch_check(false, __func__, __FILE__, __LINE__, #condition)
 
-enum { MOST_DIMS = 8 };
+enum { MOST_DIMS = 8, REQUEST_NUMBERS = sizeof(Request) / sizeof(int64_t) };
 
 typedef struct {
     char *data;
@@ -96,10 +96,6 @@ static void linear(Value *stack, uint64_t num_arguments, uint64_t num_results) {
     finish(stack, 3, output);
 }
 
-static const char ATTEND[] =
-    "attend(Tensor query, Tensor keys, Tensor values, Tensor stored_keys, Tensor stored_values, Tensor table, float scale, "
-    "int window, float softcap) -> Tensor";
-
 static double number_of(Value value) {
     double number;
     memcpy(&number, &value, sizeof number);
@@ -111,29 +107,53 @@ static Rows rows_of(const Fields *tensor) {
     return (Rows){tensor->data, tensor->strides[0], tensor->strides[1]};
 }
 
-static void attend_spans(Value *stack, uint64_t num_arguments, uint64_t num_results) {
-    const Fields query = fields_of(stack[0]), keys = fields_of(stack[1]), values = fields_of(stack[2]);
-    const Fields stored_keys = fields_of(stack[3]), stored_values = fields_of(stack[4]), table = fields_of(stack[5]);
+/* arguments: query, keys, values; limits: scale, window, softcap. */
+static Tensor attended(const Value *arguments, char *stored_keys, char *stored_values, Value table, const Value *limits) {
+    const Fields query = fields_of(arguments[0]), keys = fields_of(arguments[1]), values = fields_of(arguments[2]);
+    const Fields requests = fields_of(table);
     const Rows queries = rows_of(&query), new_keys = rows_of(&keys), new_values = rows_of(&values);
     const int64_t num_kv_heads = keys.sizes[1], key_dim = query.sizes[2], value_dim = values.sizes[2];
-    CHECK(is_served(&query) && query.dtype == keys.dtype && query.dtype == values.dtype);
-    CHECK(query.dtype == stored_keys.dtype && query.dtype == stored_values.dtype);
+    CHECK(is_served(&query) && query.dtype == keys.dtype && query.dtype == values.dtype && is_contiguous(table));
+    CHECK(requests.num_dims == 1 && requests.sizes[0] % REQUEST_NUMBERS == 0);
     CHECK(key_dim % head_size_multiple() == 0 && value_dim % head_size_multiple() == 0);
-    CHECK(is_contiguous(stack[3]) && is_contiguous(stack[4]) && is_contiguous(stack[5]));
-    const Layer layer = {stored_keys.data, stored_values.data, num_kv_heads, query.sizes[1] / num_kv_heads,
-                         key_dim, value_dim, is_bfloat16(&query), (int64_t)stack[7], (float)number_of(stack[6]),
-                         (float)number_of(stack[8])};
+    const Layer layer = {stored_keys, stored_values, num_kv_heads, query.sizes[1] / num_kv_heads, key_dim, value_dim,
+                         is_bfloat16(&query), (int64_t)limits[1], (float)number_of(limits[0]), (float)number_of(limits[2])};
     const int64_t sizes[] = {query.sizes[0], query.sizes[1], value_dim};
     Tensor output = new_tensor(3, sizes, query.dtype);
-    attend((const Request *)table.data, table.sizes[0], queries, new_keys, new_values, layer, fields_of((Value)output).data);
-    finish(stack, 6, output);
+    attend((const Request *)requests.data, requests.sizes[0] / REQUEST_NUMBERS, queries, new_keys, new_values, layer,
+           fields_of((Value)output).data);
+    return output;
+}
+
+static const char ATTEND[] =
+    "attend(Tensor query, Tensor keys, Tensor values, Tensor stored_keys, Tensor stored_values, Tensor table, float scale, "
+    "int window, float softcap) -> Tensor";
+
+static void attend_tensors(Value *stack, uint64_t num_arguments, uint64_t num_results) {
+    const Fields query = fields_of(stack[0]), keys = fields_of(stack[3]), values = fields_of(stack[4]);
+    CHECK(keys.dtype == query.dtype && values.dtype == query.dtype && is_contiguous(stack[3]) && is_contiguous(stack[4]));
+    finish(stack, 6, attended(stack, keys.data, values.data, stack[5], stack + 6));
+}
+
+/* storage int64 [layers, 2]: where the keys and values of each layer lie. */
+static const char ATTEND_AT[] =
+    "attend_at(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor storage, int layer, float scale, int window, "
+    "float softcap) -> Tensor";
+
+static void attend_at(Value *stack, uint64_t num_arguments, uint64_t num_results) {
+    const Fields storage = fields_of(stack[4]);
+    const int64_t layer = (int64_t)stack[5];
+    CHECK(storage.num_dims == 2 && storage.sizes[1] == 2 && is_contiguous(stack[4]) && layer < storage.sizes[0]);
+    char **own = (char **)storage.data + 2 * layer;
+    finish(stack, 5, attended(stack, own[0], own[1], stack[3], stack + 6));
 }
 
 /* Define the operators in a name space. 0: done. */
 int32_t register_operators(const char *name_space) {
     Library names, kernels; /* they last as long as the process */
-    Status failed = aoti_torch_library_init_fragment(name_space, __FILE__, __LINE__, &names) ||
-                    aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &kernels);
-    return failed || aoti_torch_library_def(names, LINEAR) || aoti_torch_library_impl(kernels, "linear", linear) ||
-           aoti_torch_library_def(names, ATTEND) || aoti_torch_library_impl(kernels, "attend", attend_spans);
+    if (aoti_torch_library_init_fragment(name_space, __FILE__, __LINE__, &names)) return 1;
+    if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &kernels)) return 1;
+    return aoti_torch_library_def(names, LINEAR) || aoti_torch_library_impl(kernels, "linear", linear) ||
+           aoti_torch_library_def(names, ATTEND) || aoti_torch_library_impl(kernels, "attend", attend_tensors) ||
+           aoti_torch_library_def(names, ATTEND_AT) || aoti_torch_library_impl(kernels, "attend_at", attend_at);
 }

@@ -17,6 +17,7 @@
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES))); /* of bfloat16 two, the first in the lower half */
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
 #define UNROLL _Pragma("GCC unroll 16")
 #define ALWAYS static inline __attribute__((always_inline))
