@@ -86,7 +86,7 @@ class SpanBatch:
 
     @cached_property
     def table(self) -> Tensor:
-        """[B * 6] int64, for each request: first query, queries, keys, first slot, address of the slots or 0, number of the mode."""
+        """[B * 6] int64: first query, queries, keys, first slot, address of the slots or 0, number of the mode."""
         rows: list[int] = []
         for span in self.spans:
             first, slots = (span.slots.start, 0) if isinstance(span.slots, slice) else (0, span.slots.data_ptr())

@@ -37,6 +37,11 @@ WARM_UP = (1, 1), (2, 1), (3, 2)  # tokens and rows of logits; one of anything i
 MOST_COMPILED = 16
 """Ways of calling one network: beyond them something varies that should be a tensor."""
 
+OPTIONS: dict[str, Any] = {
+    "size_asserts": False,  # they check the compiler, and take a tenth of a small pass
+    "emulate_precision_casts": True,  # in bfloat16, passes of one token and of many round at the same places
+}
+
 _serving: ContextVar[Sequence[AttentionContext]] = ContextVar("specdec_attention_contexts")
 
 # `torch.library.custom_op` would say this in fewer lines; its checks cost more than the attention of a small model.
@@ -255,7 +260,7 @@ def _compile(
         symbolic = [mode.from_tensor(each) for each in arguments.examples()]
         with mode:
             traced = make_fx(of_tensors, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*symbolic)
-        run = inductor.compile(traced, list(symbolic), options={"size_asserts": False})  # a tenth of a small pass
+        run = inductor.compile(traced, list(symbolic), options=OPTIONS)
     kept.clear()
     num_outputs, form, names = forms[-1]
     return _Compiled(run, num_outputs, form, names, sizes, symbolic, _without_sizes(arguments.kind))

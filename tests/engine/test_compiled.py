@@ -13,11 +13,14 @@ from torch import nn
 from torch._inductor import config as inductor_config
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from specdec import LLM
+from specdec import LLM, SamplingParams
 from specdec.core.kernels.linear import NativeLinear
 from specdec.core.runner.compiled import MOST_COMPILED, CompiledForward, compile_network
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+by_onednn = pytest.mark.skipif(
+    bool(torch.cpu.get_capabilities().get("amx_bf16")), reason="oneDNN multiplies bfloat16 on this processor"
+)
 WIDTH = 512
 HEADER = Path(sysconfig.get_path("include"), "Python.h")
 needs_a_compiler = pytest.mark.skipif(
@@ -82,6 +85,22 @@ def test_compiled_target_computes_what_it_computes_as_it_is(model_path, own_prom
         seen[compiles] = [shown.hidden for step in proposer_of(llm).steps for shown in step]
     for uncompiled, compiled in zip(seen[False], seen[True], strict=True):
         torch.testing.assert_close(compiled, uncompiled, rtol=1e-4, atol=1e-4)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=pytest.mark.full), pytest.param("bfloat16", marks=by_onednn)]
+)
+def test_compiled_logits_do_not_depend_on_what_is_computed_beside_them(model_path, own_prompts, dtype):
+    """One token and many are compiled apart; neither may skip a rounding that the other does."""
+    settings = {"model": model_path, "max_model_len": 256, "dtype": dtype, "torch_compile": True}
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=1)
+    prompts = [{"prompt_token_ids": prompt} for prompt in own_prompts]
+    found = []
+    for llm in (make_llm(max_num_seqs=1, **settings), make_llm(**settings), make_llm("ngram", k=3, **settings)):
+        outputs = [each.outputs[0] for each in llm.generate(prompts, params)]
+        found.append([(list(output.token_ids), output.logprobs) for output in outputs])
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.full

@@ -55,7 +55,7 @@ class NativeKernels:
         batch: SpanBatch,
         spec: AttentionSpec,
     ) -> Tensor:  # [N, Hq, Dv]
-        """See `attend_in_torch`, which serves heads that this does not. Keys and values are read once for several rows."""
+        """See `attend_in_torch`, which serves what this does not. Keys and values are read once for several rows."""
         if not self._serves(query, keys, values, stored_keys):
             return attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
         limits = spec.window or 0, spec.softcap or 0.0
