@@ -74,7 +74,7 @@ def test_drafts_of_every_layout_are_those_of_a_replay(make, target, tmp_path):
 def test_drafts_of_every_layout_and_length_are_those_of_a_replay(make, k, target, tmp_path):
     made = make(tmp_path / "draft").save()
     llm, replay = engine(made, k), Replay(made, target)
-    for index in (0, 7, 14):  # where random weights do not blow up what rounding leaves
+    for index in (0, 6, 15):  # where random weights do not blow up what rounding leaves
         assert_replayed_from(llm, replay, index, k)
 
 
