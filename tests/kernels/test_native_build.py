@@ -51,8 +51,8 @@ def test_a_compiler_that_fails_is_named(compiler, expected, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("file", "right", "wrong"),
     [
-        ("attention.c", "first * layer->scale", "first * 2 * layer->scale"),
-        ("linear.c", "weights[v] * value", "weights[v] * value * 2"),
+        ("attention.c", "* layer->scale", "* 2 * layer->scale"),
+        ("linear.c", "weights[v] * (floats)value", "weights[v] * (floats)value * 2"),
     ],
 )
 def test_wrong_results_are_noticed(file, right, wrong, tmp_path, monkeypatch):

@@ -51,6 +51,16 @@ ALWAYS void load_pair(const char *data, int64_t element, int is_bfloat16, floats
     }
 }
 
+/* sum + the products of 2 * LANES numbers of a query and of a key. Where the processor does not multiply bfloat16, those of
+   the query are fp32, in the order of `load_pair`. */
+ALWAYS floats add_products(floats sum, const char *query, const char *key, int is_bfloat16) {
+    if (is_bfloat16 && MULTIPLIES_BFLOAT16) return add_both(sum, (words)load(query), (words)load(key));
+    floats first, second;
+    load_pair(key, 0, is_bfloat16, &first, &second);
+    sum += load(query) * first;
+    return sum + load(query + sizeof sum) * second;
+}
+
 ALWAYS void store_pair(char *data, int64_t element, int is_bfloat16, floats first, floats second) {
     if (is_bfloat16) {
         words both = (rounded(first) >> 16) | (rounded(second) & 0xffff0000);
@@ -126,10 +136,12 @@ ALWAYS void attend_rows(const Layer *layer, const Request *request, int64_t head
     const int64_t num_rows = request->num_queries * group, first_query = request->num_keys - request->num_queries;
     const int size = is_bfloat16 ? 2 : 4, keys_at_once = LANES / rows;
     const int64_t key_slot = layer->num_kv_heads * key_dim, value_slot = layer->num_kv_heads * value_dim;
+    const int is_widened = is_bfloat16 && !MULTIPLIES_BFLOAT16, query_size = is_widened ? 4 : size;
     const char *keys = layer->keys + head * key_dim * size;
     const char *values = layer->values + head * value_dim * size;
 
-    float queries[rows][MAX_DIM], sums[rows][MAX_DIM + PAIR], weights[rows][TILE], maximum[rows], total[rows];
+    char queries[rows][4 * MAX_DIM] __attribute__((aligned(64)));
+    float sums[rows][MAX_DIM + PAIR], weights[rows][TILE], maximum[rows], total[rows];
     int32_t low[rows], high[rows]; /* a row sees the keys low .. high-1 */
     int64_t token[rows], query_head[rows];
     int64_t seen_from = INT64_MAX, seen_to = 0, by_all_from = 0, by_all_to = INT64_MAX;
@@ -138,12 +150,14 @@ ALWAYS void attend_rows(const Layer *layer, const Request *request, int64_t head
         token[r] = request->first_query + number;
         query_head[r] = head * group + own % group;
         int64_t place = token[r] * query.token + query_head[r] * query.head;
-        for (int64_t d = 0; d < key_dim; d += PAIR) {
-            floats first, second;
-            load_pair(query.data, place + d, is_bfloat16, &first, &second);
-            store(queries[r] + d, first * layer->scale);
-            store(queries[r] + d + LANES, second * layer->scale);
-        }
+        if (!is_widened) memcpy(queries[r], query.data + place * size, key_dim * size);
+        else
+            for (int64_t d = 0; d < key_dim; d += PAIR) {
+                floats first, second;
+                load_pair(query.data, place + d, 1, &first, &second);
+                store(queries[r] + 4 * d, first);
+                store(queries[r] + 4 * d + sizeof first, second);
+            }
         memset(sums[r], 0, (value_dim + PAIR) * sizeof(float));
         maximum[r] = -INFINITY;
         total[r] = 0;
@@ -170,16 +184,12 @@ ALWAYS void attend_rows(const Layer *layer, const Request *request, int64_t head
             }
             floats products[LANES] = {0};
             for (int64_t d = 0; d < key_dim; d += PAIR)
-                UNROLL for (int k = 0; k < keys_at_once; k++) {
-                    floats first, second;
-                    load_pair(place[k], d, is_bfloat16, &first, &second);
+                UNROLL for (int k = 0; k < keys_at_once; k++)
                     UNROLL for (int r = 0; r < rows; r++) {
                         floats *product = products + r * keys_at_once + k;
-                        *product += first * load(queries[r] + d);
-                        *product += second * load(queries[r] + d + LANES);
+                        *product = add_products(*product, queries[r] + d * query_size, place[k] + d * size, is_bfloat16);
                     }
-                }
-            floats scores = sum_each(products);
+            floats scores = sum_each(products) * layer->scale;
             UNROLL for (int r = 0; r < rows; r++)
                 memcpy(&weights[r][key - tile], (char *)&scores + r * keys_at_once * 4, keys_at_once * 4);
         }

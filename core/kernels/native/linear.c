@@ -6,27 +6,12 @@
 #include "kernels.h"
 #include "vectors.h"
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
-
 #if LANES == 16 || defined(__aarch64__)
 enum { VECTORS = 4 }; /* 24 sums, 4 vectors of weights and an input, of 32 registers */
 #else
 enum { VECTORS = 2 }; /* 12 sums, 2 vectors of weights and an input, of 16 */
 #endif
 enum { MOST_ROWS = 6, PANEL = LANES * VECTORS, WORTH_A_THREAD = 1 << 18 };
-
-/* sum + the products of a word's two bfloat16. */
-ALWAYS floats add_both(floats sum, words weights, uint32_t inputs) {
-#if defined(__AVX512BF16__)
-    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32((int)inputs));
-#else
-    words both = (words){0} + inputs;
-    sum += lower(weights) * lower(both);
-    return sum + upper(weights) * upper(both);
-#endif
-}
 
 ALWAYS void multiply_rows(const char *input, const char *panel, floats sums[][VECTORS], int64_t num_words, const int rows,
                           const int is_bfloat16) {
@@ -38,11 +23,10 @@ ALWAYS void multiply_rows(const char *input, const char *panel, floats sums[][VE
         UNROLL for (int r = 0; r < rows; r++) {
             uint32_t word;
             memcpy(&word, input + 4 * (r * num_words + k), 4);
-            if (is_bfloat16) {
-                UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] = add_both(sum[r][v], (words)weights[v], word);
-            } else {
-                floats value = (floats)((words){0} + word);
-                UNROLL for (int v = 0; v < VECTORS; v++) sum[r][v] += weights[v] * value;
+            const words value = (words){0} + word;
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                if (is_bfloat16) sum[r][v] = add_both(sum[r][v], (words)weights[v], value);
+                else sum[r][v] += weights[v] * (floats)value;
             }
         }
     }

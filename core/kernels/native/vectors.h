@@ -6,6 +6,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+enum { MULTIPLIES_BFLOAT16 = 1 };
+#else
+enum { MULTIPLIES_BFLOAT16 = 0 };
+#endif
+
 #if defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__)
@@ -32,6 +39,16 @@ ALWAYS void store(void *data, floats value) { memcpy(data, &value, sizeof value)
 
 ALWAYS floats lower(words both) { return (floats)(both << 16); }
 ALWAYS floats upper(words both) { return (floats)(both & 0xffff0000); }
+
+/* sum + the products of the bfloat16 in both halves. */
+ALWAYS floats add_both(floats sum, words a, words b) {
+#if defined(__AVX512BF16__)
+    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    sum += lower(a) * lower(b);
+    return sum + upper(a) * upper(b);
+#endif
+}
 
 /* A bfloat16 in the upper half: the nearest, ties to even; not a number stays one. */
 ALWAYS words rounded(floats value) {
