@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -51,14 +52,13 @@ class SamplingTable:
         self._rows: SamplingRows | None = None
 
     def rows(self, requests: Sequence[Request]) -> SamplingRows:
-        """See `sampling_rows`; valid until the next call."""
+        """See `sampling_rows`."""
         running = [(request.row, request.generation) for request in requests]
         if self._rows is None or running != self._known:
             self._known, self._rows = running, sampling_rows(requests, self._device)
             return self._rows
         (position,) = upload([[len(request.token_ids) for request in requests]], self._device)
-        self._rows.position.copy_(position)
-        return self._rows
+        return replace(self._rows, position=position)
 
 
 def adjust_logits(logits: Tensor, items: Sequence[BatchItem], first_rows: Sequence[int]) -> None:

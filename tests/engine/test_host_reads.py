@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from engine_helpers import GREEDY, make_llm
 from specdec import SamplingParams
 from specdec.core import assembly
 from specdec.core.kernels.paged_attention import dispatch
-from specdec.core.rejection import sampler
+from specdec.core.rejection import sampler, torch_backend
 from specdec.core.runner import step_random
 from specdec.core.runner.transfer import aligned
 from specdec.sdk.model_proposer import sampling
@@ -24,12 +25,17 @@ SAMPLED = SamplingParams(temperature=0.8, max_tokens=48, ignore_eos=True, seed=1
 ONE_WAIT = [{"tolist": 1}] * NUM_STEPS
 
 
+def verdict_on_device(*args):
+    """The CPU's verdict, without the copy that the host has of it."""
+    return replace(torch_backend.verify(*args), on_host=None)
+
+
 @pytest.fixture
 def waits(monkeypatch):
     mode = Waits()
     monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
     monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", mode.kernel(dispatch.PAGED_ATTENTION["cpu"]))
-    monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(sampler.VERIFY_BACKENDS["cpu"])})
+    monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(verdict_on_device)})
     monkeypatch.setattr(step_random, "uniform", mode.kernel(step_random.uniform))
     monkeypatch.delitem(sampling.ARGMAX, "cpu")
     return mode
