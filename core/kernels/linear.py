@@ -10,7 +10,7 @@ time on beginning a small product than on computing it. Two forms avoid both (fi
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -109,7 +109,9 @@ def pack_linears(model: nn.Module, kernels: NativeKernels | None, *, drop: bool 
     `kernels`: None where there are none. `drop`: whether plain weights that no other module has leave the model's
     parameters.
     """
-    for found in _packable(model, kernels):
+    waiting = deque(_packable(model, kernels))
+    while waiting:  # each layer goes when its packed form has come
+        found = waiting.popleft()
         setattr(found.parent, found.name, found.form(found.layer, keep=found.is_shared or not drop))
 
 

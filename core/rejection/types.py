@@ -104,4 +104,4 @@ class Verdict:
     logprobs: Tensor | None = None  # [B, K + 1] float32, log p of each emitted token, NaN elsewhere
     residual_mass: Tensor | None = None  # [B] float32, NaN where no draft was rejected by its law
     lossless: bool = True  # False only from a rule that was asked for by a name that says so
-    on_host: Sequence[list[int]] | None = None  # num_accepted, status, *output_ids per request, if made there
+    on_host: Sequence[list[int]] | None = None  # the same: num_accepted, status, *output_ids of each request

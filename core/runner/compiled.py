@@ -27,7 +27,7 @@ from specdec.sdk.errors import message
 from ..kernels.attention_spec import AttentionSpec
 from ..kernels.native.kernels import NativeKernels
 from .attention import CONTEXT, AttentionContext
-from .kv_cache import CacheView
+from .kv_cache import CacheView, KVCache
 from .target import TargetModel
 
 logger = logging.getLogger("specdec")
@@ -36,6 +36,9 @@ WARM_UP = (1, 1), (2, 1), (3, 2)  # tokens and rows of logits; one of anything i
 
 MOST_COMPILED = 16
 """Ways of calling one network: beyond them something varies that should be a tensor."""
+
+MOST_REMEMBERED = 10_000
+"""Sizes of arguments whose form is known; of others it is looked for anew."""
 
 OPTIONS: dict[str, Any] = {
     "size_asserts": False,  # they check the compiler, and take a tenth of a small pass
@@ -93,6 +96,7 @@ class _TensorView:
 
     table: Tensor
     storage: Tensor
+    cache: KVCache
     kernels: NativeKernels
 
     @classmethod
@@ -103,9 +107,16 @@ class _TensorView:
         cache, kernels = context.cache, context.kernels
         if not all(kernels.serves_heads(cache.dtype, *sizes) for sizes in cache.head_sizes):
             return None
-        return cls(context.batch.table, cache.addresses, kernels)
+        return cls(context.batch.table, cache.addresses, cache, kernels)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """Raises ValueError, while it is traced, for what is not stored like that: addresses do not tell."""
+        stored = self.cache.keys[layer], self.cache.values[layer]
+        if any(new.shape[1:] != old.shape[1:] for new, old in zip((keys, values), stored, strict=True)):
+            raise ValueError(f"layer {layer} has keys and values of other sizes than the cache")
+        if {query.dtype, keys.dtype, values.dtype} != {self.cache.dtype}:
+            raise ValueError(f"layer {layer} computes in {query.dtype}, the cache stores {self.cache.dtype}")
+        query, keys, values = (each if each.stride(2) == 1 else each.contiguous() for each in (query, keys, values))
         return self.kernels.attend_at(query, keys, values, self.table, self.storage, layer, spec)
 
 
@@ -113,7 +124,7 @@ class CompiledForward:
     """A network's `forward`, compiled for arguments of a kind when they first come; as it was from a failure on.
 
     It must be a function of its tensors, besides what hooks keep in `kept`: what else it does happens while it is
-    traced and not again.
+    traced and not again, and attention whose output it does not use is left out.
     """
 
     def __init__(self, plain: Callable[..., Any], kept: MutableMapping[Any, Tensor]) -> None:
@@ -158,6 +169,8 @@ class CompiledForward:
                 raise ValueError(f"it is called in more than {MOST_COMPILED} ways")
             found = _compile(self._plain, self._kept, arguments, value)
             self._compiled.append(found)
+        if len(self._serving) == MOST_REMEMBERED:
+            self._serving.clear()
         self._serving[tuple(arguments.kind)] = found
         return found
 
@@ -200,7 +213,7 @@ class _Arguments:
         if view is None:
             self.kind.append(self._place(context))
         else:
-            self.kind.append(view.kernels)
+            self.kind += (view.kernels, view.cache.layout)
             self.add((view.table, view.storage))
 
     def _place(self, context: AttentionContext) -> int:
@@ -219,15 +232,15 @@ class _Compiled:
     num_outputs: int  # tensors of the network's own output; those of `kept` follow
     form: Any  # of its output, for tree_unflatten
     kept: tuple[Any, ...]  # names of what hooks kept
-    sizes: Any  # torch's ShapeEnv, which knows what was assumed of those of `traced_with`
-    traced_with: Sequence[Any]  # symbolic tensors
+    sizes: Any  # torch's ShapeEnv
+    assumed: Any  # of sizes, code that it evaluates; None: nothing
     kind: tuple[Any, ...]  # of the arguments, without sizes
 
     def serves(self, arguments: _Arguments) -> bool:
         """Whether what was assumed of sizes while it was compiled is true of these."""
-        return self.kind == _without_sizes(arguments.kind) and self.sizes.evaluate_guards_for_args(
-            self.traced_with, arguments.examples(), ignore_static=False
-        )
+        if self.kind != _without_sizes(arguments.kind):
+            return False
+        return self.assumed is None or self.sizes.evaluate_guards_expression(self.assumed, arguments.examples())
 
 
 def _without_sizes(kind: Sequence[Any]) -> tuple[Any, ...]:
@@ -263,7 +276,9 @@ def _compile(
         run = inductor.compile(traced, list(symbolic), options=OPTIONS)
     kept.clear()
     num_outputs, form, names = forms[-1]
-    return _Compiled(run, num_outputs, form, names, sizes, symbolic, _without_sizes(arguments.kind))
+    assumed = sizes.produce_guards_expression(symbolic, ignore_static=False)
+    code = assumed and compile(assumed, "sizes", "eval")
+    return _Compiled(run, num_outputs, form, names, sizes, code, _without_sizes(arguments.kind))
 
 
 def _with_tensors(value: Any, tensors: Iterator[Tensor], contexts: Sequence[AttentionContext]) -> Any:

@@ -45,6 +45,9 @@ class KVCache:
         self.device = device
         self.num_slots = num_blocks * block_size
         self.dtype = dtype
+        self.layout = (
+            f"{dtype} {list(layers)}"  # what two caches must have in common for code that knows addresses only
+        )
         self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers}
         self.keys = [self._storage(layer.num_kv_heads, layer.key_dim, dtype) for layer in layers]
         self.values = [self._storage(layer.num_kv_heads, layer.value_dim, dtype) for layer in layers]

@@ -270,6 +270,8 @@ static void store_rows(char *stored, Rows rows, const Layer *layer, int64_t dim,
 
 int64_t head_size_multiple(void) { return PAIR; }
 
+int64_t longest_head(void) { return MAX_DIM; }
+
 void attend(const Request *requests, int64_t num_requests, Rows query, Rows key, Rows value, Layer layer, char *output) {
     int64_t work = 0;
     for (int64_t b = 0; b < num_requests; b++) {

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 COMPILERS = "cc", "gcc", "clang"
-FLAGS = "-O3", "-std=gnu11", "-ffp-contract=fast", "-fexceptions", "-shared", "-fPIC"
+FLAGS = "-O3", "-std=gnu11", "-ffp-contract=fast", "-fexceptions", "-fvisibility=hidden", "-shared", "-fPIC"
 FOR_THIS_MACHINE = ("-march=native", "-fopenmp"), ("-march=native",), ()
 """What is tried in turn: Apple's compiler has no OpenMP, some processors have no name for themselves."""
 TIME_LIMIT = 120  # seconds
@@ -66,7 +66,7 @@ def _fingerprint(sources: Path, compiler: str) -> str:
     """Of all that the result depends on; a home directory may be shared by machines with other processors."""
     processor = platform.machine(), sorted(torch.cpu.get_capabilities().items())
     texts = [each.read_text() for each in sorted(sources.glob("*.[ch]"))]
-    facts = texts, compiler, FLAGS, FOR_THIS_MACHINE, processor, torch.__version__
+    facts = texts, compiler, FLAGS, FOR_THIS_MACHINE, processor, torch.__version__, torch.__file__
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

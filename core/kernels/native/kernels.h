@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#define EXPORTED __attribute__((visibility("default"))) /* the rest stays within the library */
+
 typedef struct {
     int64_t first_query, num_queries, num_keys, first_slot;
     const int64_t *slots; /* of each key; null where they follow first_slot */
@@ -23,15 +25,16 @@ typedef struct {
     int64_t token, head; /* strides in elements */
 } Rows;
 
-/* Sizes of heads must be multiples of it. */
-int64_t head_size_multiple(void);
+/* Sizes of heads must be multiples of the one and at most the other. */
+EXPORTED int64_t head_size_multiple(void);
+EXPORTED int64_t longest_head(void);
 
 /* Store the new keys and values of every request, then attend: query [N, num_heads, key_dim], key and value
    [N, num_kv_heads, ...], output [N, num_heads, value_dim] without gaps. */
 void attend(const Request *requests, int64_t num_requests, Rows query, Rows key, Rows value, Layer layer, char *output);
 
 /* Outputs whose weights lie together in packed weights. */
-int64_t outputs_per_panel(void);
+EXPORTED int64_t outputs_per_panel(void);
 
 /* output [num_rows, num_outputs] = input [num_rows, inputs] times weights, plus bias [num_outputs] in fp32 if there is one.
    packed: 4-byte words [panels, num_words, outputs_per_panel()], one fp32 weight or two of bfloat16 of neighbouring inputs. */

@@ -1,7 +1,8 @@
 /* Our kernels as operators of PyTorch's, through the C interface that it keeps from release to release.
 
    An operator costs less to call than a function through ctypes, and compiled code calls it without Python. A failed check
-   raises RuntimeError in the caller: `aoti_torch_check` throws through these frames, which are compiled for it. */
+   raises RuntimeError in the caller: `aoti_torch_check` throws through these frames, which are compiled for it. An operator owns
+its arguments, so all is checked before anything is made, and they are given back before it throws. */
 
 #include <stdbool.h>
 #include <string.h>
@@ -18,7 +19,6 @@ Status aoti_torch_get_dim(Tensor, int64_t *);
 Status aoti_torch_get_sizes(Tensor, int64_t **);
 Status aoti_torch_get_strides(Tensor, int64_t **);
 Status aoti_torch_get_dtype(Tensor, int32_t *);
-Status aoti_torch_get_numel(Tensor, int64_t *);
 Status aoti_torch_is_contiguous(Tensor, bool *);
 Status aoti_torch_empty_strided(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Tensor *);
 Status aoti_torch_delete_tensor_object(Tensor);
@@ -29,10 +29,8 @@ Status aoti_torch_library_impl(Library, const char *, void (*)(Value *, uint64_t
 int32_t aoti_torch_device_type_cpu(void);
 int32_t aoti_torch_dtype_bfloat16(void);
 int32_t aoti_torch_dtype_float32(void);
+int32_t aoti_torch_dtype_int64(void);
 void aoti_torch_check(bool, const char *, const char *, uint32_t, const char *);
-
-#define CHECK(condition) \
-    if (!(condition)) aoti_torch_check(false, __func__, __FILE__, __LINE__, #condition)
 
 enum { MOST_DIMS = 8, REQUEST_NUMBERS = sizeof(Request) / sizeof(int64_t) };
 
@@ -45,9 +43,11 @@ typedef struct {
 static Fields fields_of(Value value) {
     Tensor tensor = (Tensor)value;
     Fields found;
-    CHECK(!aoti_torch_get_data_ptr(tensor, (void **)&found.data) && !aoti_torch_get_dim(tensor, &found.num_dims) &&
-          !aoti_torch_get_sizes(tensor, &found.sizes) && !aoti_torch_get_strides(tensor, &found.strides) &&
-          !aoti_torch_get_dtype(tensor, &found.dtype));
+    aoti_torch_get_data_ptr(tensor, (void **)&found.data);
+    aoti_torch_get_dim(tensor, &found.num_dims);
+    aoti_torch_get_sizes(tensor, &found.sizes);
+    aoti_torch_get_strides(tensor, &found.strides);
+    aoti_torch_get_dtype(tensor, &found.dtype);
     return found;
 }
 
@@ -62,17 +62,27 @@ static bool is_served(const Fields *tensor) {
     return is_bfloat16(tensor) || tensor->dtype == aoti_torch_dtype_float32();
 }
 
-static Tensor new_tensor(int64_t num_dims, const int64_t *sizes, int32_t dtype) {
-    int64_t strides[MOST_DIMS], stride = 1;
-    for (int64_t i = num_dims - 1; i >= 0; stride *= sizes[i--]) strides[i] = stride;
-    Tensor made;
-    CHECK(!aoti_torch_empty_strided(num_dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, &made));
-    return made;
+static void give_back(Value *tensors, int count) {
+    for (int i = 0; i < count; i++) aoti_torch_delete_tensor_object((Tensor)tensors[i]);
 }
 
-/* The operator's result in the place of its arguments, which are ours to give back. */
+static void require(bool holds, const char *expected, Value *tensors, int count) {
+    if (holds) return;
+    give_back(tensors, count);
+    aoti_torch_check(false, __func__, __FILE__, __LINE__, expected);
+}
+
+/* The operator's result takes the place of its arguments. */
+static char *make_result(Value *tensors, int count, int64_t num_dims, const int64_t *sizes, int32_t dtype, Tensor *made) {
+    int64_t strides[MOST_DIMS], stride = 1;
+    for (int64_t i = num_dims - 1; i >= 0; stride *= sizes[i--]) strides[i] = stride;
+    const Status failed = aoti_torch_empty_strided(num_dims, sizes, strides, dtype, aoti_torch_device_type_cpu(), 0, made);
+    require(!failed, "memory for the result", tensors, count);
+    return fields_of((Value)*made).data;
+}
+
 static void finish(Value *stack, int num_tensors, Tensor result) {
-    for (int i = 0; i < num_tensors; i++) aoti_torch_delete_tensor_object((Tensor)stack[i]);
+    give_back(stack, num_tensors);
     stack[0] = (Value)result;
 }
 
@@ -80,19 +90,23 @@ static const char LINEAR[] = "linear(Tensor input, Tensor packed, Tensor bias, i
 
 static void linear(Value *stack, uint64_t num_arguments, uint64_t num_results) {
     const Fields input = fields_of(stack[0]), packed = fields_of(stack[1]);
-    Fields bias = fields_of(stack[2]); /* fp32, empty where there is none */
+    const Fields bias = fields_of(stack[2]); /* fp32, empty where there is none */
     const int64_t num_outputs = (int64_t)stack[3], panel = outputs_per_panel(), last = input.num_dims - 1;
-    CHECK(last >= 0 && last < MOST_DIMS && is_served(&input) && input.dtype == packed.dtype);
-    CHECK(is_contiguous(stack[0]) && is_contiguous(stack[1]) && is_contiguous(stack[2]));
-    CHECK(packed.sizes[2] == panel && packed.sizes[0] == (num_outputs + panel - 1) / panel);
-    CHECK(input.sizes[last] == packed.sizes[1] * (is_bfloat16(&input) ? 2 : 1));
-    CHECK(bias.dtype == aoti_torch_dtype_float32() && (bias.sizes[0] == 0 || bias.sizes[0] == num_outputs));
+    require(is_served(&input) && input.dtype == packed.dtype && bias.dtype == aoti_torch_dtype_float32(),
+            "linear: an input of the dtype of the weights, fp32 or bfloat16", stack, 3);
+    require(is_contiguous(stack[0]) && is_contiguous(stack[1]) && is_contiguous(stack[2]), "linear: contiguous tensors", stack, 3);
+    require(packed.num_dims == 3 + is_bfloat16(&packed) && packed.sizes[2] == panel && bias.num_dims == 1 &&
+                packed.sizes[0] == (num_outputs + panel - 1) / panel && (!bias.sizes[0] || bias.sizes[0] == num_outputs),
+            "linear: weights packed for this processor, and as many biases as outputs", stack, 3);
+    require(last >= 0 && last < MOST_DIMS && input.sizes[last] == packed.sizes[1] * (is_bfloat16(&input) ? 2 : 1),
+            "linear: rows as long as the layer has inputs", stack, 3);
     int64_t sizes[MOST_DIMS], num_rows = 1;
     for (int64_t i = 0; i < last; i++) num_rows *= sizes[i] = input.sizes[i];
     sizes[last] = num_outputs;
-    Tensor output = new_tensor(input.num_dims, sizes, input.dtype);
-    multiply(input.data, packed.data, bias.sizes[0] ? (float *)bias.data : 0, fields_of((Value)output).data, num_rows,
-             packed.sizes[1], num_outputs, is_bfloat16(&input));
+    Tensor output;
+    char *result = make_result(stack, 3, input.num_dims, sizes, input.dtype, &output);
+    multiply(input.data, packed.data, bias.sizes[0] ? (float *)bias.data : 0, result, num_rows, packed.sizes[1], num_outputs,
+             is_bfloat16(&input));
     finish(stack, 3, output);
 }
 
@@ -102,40 +116,59 @@ static double number_of(Value value) {
     return number;
 }
 
-static Rows rows_of(const Fields *tensor) {
-    CHECK(tensor->num_dims == 3 && tensor->strides[2] == 1);
-    return (Rows){tensor->data, tensor->strides[0], tensor->strides[1]};
-}
+static bool is_of_heads(const Fields *tensor) { return tensor->num_dims == 3 && tensor->strides[2] == 1; }
 
-/* arguments: query, keys, values; limits: scale, window, softcap. */
-static Tensor attended(const Value *arguments, char *stored_keys, char *stored_values, Value table, const Value *limits) {
-    const Fields query = fields_of(arguments[0]), keys = fields_of(arguments[1]), values = fields_of(arguments[2]);
+static Rows rows_of(const Fields *tensor) { return (Rows){tensor->data, tensor->strides[0], tensor->strides[1]}; }
+
+/* stack: query, keys, values, `num_tensors` tensors in all, then numbers; limits: scale, window, softcap. */
+static void attend_stored(Value *stack, int num_tensors, char *stored_keys, char *stored_values, Value table,
+                          const Value *limits) {
+    const Fields query = fields_of(stack[0]), keys = fields_of(stack[1]), values = fields_of(stack[2]);
     const Fields requests = fields_of(table);
-    const Rows queries = rows_of(&query), new_keys = rows_of(&keys), new_values = rows_of(&values);
-    const int64_t num_kv_heads = keys.sizes[1], key_dim = query.sizes[2], value_dim = values.sizes[2];
-    CHECK(is_served(&query) && query.dtype == keys.dtype && query.dtype == values.dtype && is_contiguous(table));
-    CHECK(requests.num_dims == 1 && requests.sizes[0] % REQUEST_NUMBERS == 0);
-    CHECK(key_dim % head_size_multiple() == 0 && value_dim % head_size_multiple() == 0);
+    require(is_served(&query) && query.dtype == keys.dtype && query.dtype == values.dtype,
+            "attend: queries, keys and values of one dtype, fp32 or bfloat16", stack, num_tensors);
+    require(is_of_heads(&query) && is_of_heads(&keys) && is_of_heads(&values), "attend: [N, heads, size], each head in one piece",
+            stack, num_tensors);
+    const int64_t num_kv_heads = keys.sizes[1], key_dim = keys.sizes[2], value_dim = values.sizes[2];
+    require(query.sizes[0] == keys.sizes[0] && keys.sizes[0] == values.sizes[0] && num_kv_heads == values.sizes[1] &&
+                num_kv_heads > 0 && query.sizes[1] % num_kv_heads == 0 && query.sizes[2] == key_dim,
+            "attend: a key and a value for every token, whose heads fit the queries'", stack, num_tensors);
+    require(key_dim % head_size_multiple() == 0 && value_dim % head_size_multiple() == 0 && key_dim <= longest_head() &&
+                value_dim <= longest_head(),
+            "attend: heads of a size that is served", stack, num_tensors);
+    require(requests.dtype == aoti_torch_dtype_int64() && requests.num_dims == 1 && is_contiguous(table) &&
+                requests.sizes[0] % REQUEST_NUMBERS == 0,
+            "attend: a table of requests", stack, num_tensors);
     const Layer layer = {stored_keys, stored_values, num_kv_heads, query.sizes[1] / num_kv_heads, key_dim, value_dim,
                          is_bfloat16(&query), (int64_t)limits[1], (float)number_of(limits[0]), (float)number_of(limits[2])};
     const int64_t sizes[] = {query.sizes[0], query.sizes[1], value_dim};
-    Tensor output = new_tensor(3, sizes, query.dtype);
-    attend((const Request *)requests.data, requests.sizes[0] / REQUEST_NUMBERS, queries, new_keys, new_values, layer,
-           fields_of((Value)output).data);
-    return output;
+    Tensor output;
+    char *result = make_result(stack, num_tensors, 3, sizes, query.dtype, &output);
+    attend((const Request *)requests.data, requests.sizes[0] / REQUEST_NUMBERS, rows_of(&query), rows_of(&keys), rows_of(&values),
+           layer, result);
+    finish(stack, num_tensors, output);
 }
 
+/* Both write to what is stored, and do not say so: a tracer would make copies of it. */
 static const char ATTEND[] =
     "attend(Tensor query, Tensor keys, Tensor values, Tensor stored_keys, Tensor stored_values, Tensor table, float scale, "
     "int window, float softcap) -> Tensor";
 
-static void attend_tensors(Value *stack, uint64_t num_arguments, uint64_t num_results) {
-    const Fields query = fields_of(stack[0]), keys = fields_of(stack[3]), values = fields_of(stack[4]);
-    CHECK(keys.dtype == query.dtype && values.dtype == query.dtype && is_contiguous(stack[3]) && is_contiguous(stack[4]));
-    finish(stack, 6, attended(stack, keys.data, values.data, stack[5], stack + 6));
+static bool is_storage_of(const Fields *stored, const Fields *added) {
+    return stored->dtype == added->dtype && stored->num_dims == 3 && added->num_dims == 3 &&
+           stored->sizes[1] == added->sizes[1] && stored->sizes[2] == added->sizes[2];
 }
 
-/* storage int64 [layers, 2]: where the keys and values of each layer lie. */
+static void attend_tensors(Value *stack, uint64_t num_arguments, uint64_t num_results) {
+    const Fields keys = fields_of(stack[1]), values = fields_of(stack[2]);
+    const Fields stored_keys = fields_of(stack[3]), stored_values = fields_of(stack[4]);
+    require(is_storage_of(&stored_keys, &keys) && is_storage_of(&stored_values, &values) && is_contiguous(stack[3]) &&
+                is_contiguous(stack[4]),
+            "attend: stored keys and values as the new ones are", stack, 6);
+    attend_stored(stack, 6, stored_keys.data, stored_values.data, stack[5], stack + 6);
+}
+
+/* storage int64 [layers, 2]: where the keys and values of each layer lie, which the caller compares with the new ones. */
 static const char ATTEND_AT[] =
     "attend_at(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor storage, int layer, float scale, int window, "
     "float softcap) -> Tensor";
@@ -143,13 +176,15 @@ static const char ATTEND_AT[] =
 static void attend_at(Value *stack, uint64_t num_arguments, uint64_t num_results) {
     const Fields storage = fields_of(stack[4]);
     const int64_t layer = (int64_t)stack[5];
-    CHECK(storage.num_dims == 2 && storage.sizes[1] == 2 && is_contiguous(stack[4]) && layer < storage.sizes[0]);
+    require(storage.dtype == aoti_torch_dtype_int64() && storage.num_dims == 2 && storage.sizes[1] == 2 &&
+                is_contiguous(stack[4]) && 0 <= layer && layer < storage.sizes[0],
+            "attend_at: the addresses of a layer that the cache has", stack, 5);
     char **own = (char **)storage.data + 2 * layer;
-    finish(stack, 5, attended(stack, own[0], own[1], stack[3], stack + 6));
+    attend_stored(stack, 5, own[0], own[1], stack[3], stack + 6);
 }
 
 /* Define the operators in a name space. 0: done. */
-int32_t register_operators(const char *name_space) {
+EXPORTED int32_t register_operators(const char *name_space) {
     Library names, kernels; /* they last as long as the process */
     if (aoti_torch_library_init_fragment(name_space, __FILE__, __LINE__, &names)) return 1;
     if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &kernels)) return 1;
