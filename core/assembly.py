@@ -57,6 +57,7 @@ class Parts:
     hooks: HookPlugins
     observers: Observers  # those of `hooks`
     guest: Guest | None
+    kernels: NativeKernels | None  # of a CPU
     kv_capacity: int  # tokens of one request that the cache can hold
 
 
@@ -122,6 +123,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         hooks=hooks,
         observers=hooks.observers,
         guest=guest,
+        kernels=kernels,
         kv_capacity=num_blocks * config.block_size - lookahead,
     )
 

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.assembly import Parts
-from specdec.core.kernels.native.kernels import NativeKernels
 from specdec.core.llm import LLM
-from specdec.core.runner.cpu_kernels import kernels_for
 from specdec.core.runner.host_addressing import HostAddressing
 from specdec.core.runner.scheduler import Scheduler
 from specdec.core.sampling_params import SamplingParams
@@ -43,15 +41,8 @@ class World(Protocol):
 class _LentServices(EngineServices):
     """The engine's own services, which remember whether the draft KV was asked for."""
 
-    def __init__(
-        self,
-        info: TargetInfo,
-        parts: Parts,
-        store: DraftKVStore | None,
-        kernels: NativeKernels | None,
-        reads: set[str],
-    ) -> None:
-        super().__init__(info, parts.target, parts.tokenizer, store, kernels=kernels)
+    def __init__(self, info: TargetInfo, parts: Parts, store: DraftKVStore | None, reads: set[str]) -> None:
+        super().__init__(info, parts.target, parts.tokenizer, store, kernels=parts.kernels)
         self._reads = reads
 
     def draft_kv(self) -> DraftKVStore:
@@ -85,13 +76,13 @@ class RealTarget:
 
     def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
         """The engine's services, with draft KV on the scheduler's blocks."""
-        parts, kernels = self.llm.engine.parts, kernels_for(self.llm.engine.parts.target.device)
+        parts = self.llm.engine.parts
         store = None
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            addressing = HostAddressing(scheduler, kernels)
+            addressing = HostAddressing(scheduler, parts.kernels)
             store = BlockDraftKV(spec, scheduler.pool.num_blocks, addressing, dtype, parts.target.device)
-        return _LentServices(info, parts, store, kernels, reads)
+        return _LentServices(info, parts, store, reads)
 
     def restore_weights(self) -> list[str]:
         """Put every weight back that was written to. Returns their names."""

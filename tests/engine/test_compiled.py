@@ -14,8 +14,13 @@ from torch._inductor import config as inductor_config
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from specdec import LLM, SamplingParams
+from specdec.core.kernels.attention import Span, SpanBatch
+from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.linear import NativeLinear
+from specdec.core.kernels.native.kernels import NativeKernels
+from specdec.core.runner.attention import CONTEXT
 from specdec.core.runner.compiled import MOST_COMPILED, CompiledForward, compile_network
+from specdec.core.runner.kv_cache import CacheView, KVCache, LayerShape
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 by_onednn = pytest.mark.skipif(
@@ -224,3 +229,26 @@ def test_a_number_that_varies_ends_compilation(caplog):
         assert torch.equal(network(rows, number), rows + number)
     assert [record.message.count("16 ways") for record in caplog.records if "SD-W303" in record.message] == [1]
     assert not forward.is_compiled
+
+
+class Attending(nn.Module):
+    def forward(self, heads, **attention):
+        return attention[CONTEXT].attend(0, heads, heads, heads, AttentionSpec(0.125)) + 1
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_network_that_does_not_fit_its_cache_stays_as_it_is(dtype):
+    """Compiled attention knows where the cache lies, not what it stores."""
+    cpu = torch.device("cpu")
+    cache = KVCache([LayerShape(1, 64, 64)], 1, 16, torch.float32, cpu)
+    view = CacheView(cache, SpanBatch((Span(0, 2, 2, slice(0, 2), cpu),)), NativeKernels.load())
+    network, heads = Attending(), torch.randn(2, 1, 64).to(dtype)
+    forward = compile_network(network)
+    with torch.inference_mode():
+        if dtype == cache.dtype:
+            torch.testing.assert_close(network(heads, **{CONTEXT: view}), Attending()(heads, **{CONTEXT: view}))
+        else:
+            with pytest.raises(RuntimeError):
+                network(heads, **{CONTEXT: view})
+    assert forward.is_compiled == (dtype == cache.dtype)

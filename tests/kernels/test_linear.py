@@ -83,8 +83,10 @@ def test_rows_may_lie_apart(kernels, dtype):
 
 @pytest.mark.parametrize("rows", [torch.ones(3, 63), torch.ones(3, 64).double(), torch.ones(3, 64).bfloat16()], ids=str)
 def test_what_does_not_fit_is_refused(kernels, rows):
-    with pytest.raises(RuntimeError):
+    held = rows._use_count()
+    with pytest.raises(RuntimeError, match="linear: "):
         NativeLinear(layer_of((64, 70), torch.float32), kernels)(rows)
+    assert rows._use_count() == held, "nothing is kept"
 
 
 def test_processors_with_less(lesser_kernels):

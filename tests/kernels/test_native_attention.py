@@ -169,3 +169,22 @@ def test_processors_with_less(lesser_kernels):
         batch = batch_of(MIXED, scattered=(1, 4))
         inputs = tensors(num_tokens(batch), dtype=dtype)
         assert_equals_torch(lesser_kernels.attend, batch, inputs, AttentionSpec(0.2, 40, 2.0), tolerance)
+
+
+WRONG = {
+    "fewer keys than queries": {1: (2, 2, 64)},
+    "stored keys of fewer heads": {3: (NUM_SLOTS, 1, 64)},
+    "stored values of smaller heads": {4: (NUM_SLOTS, 2, 32)},
+    "heads that no keys belong to": {0: (3, 3, 64)},
+    "queries larger than keys": {0: (3, 4, 128)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_what_does_not_fit_is_refused_before_anything_is_written(native, wrong):
+    inputs = [torch.ones(wrong.get(place, each.shape)) for place, each in enumerate(tensors(3))]
+    held = [each._use_count() for each in inputs]
+    with pytest.raises(RuntimeError, match="attend: "):
+        native(*inputs, batch_of([(3, 9)]), AttentionSpec(0.125))
+    assert all((each == 1).all() for each in inputs)
+    assert [each._use_count() for each in inputs] == held, "nothing is kept"

@@ -67,6 +67,18 @@ def test_wrong_results_are_noticed(file, right, wrong, tmp_path, monkeypatch):
         NativeKernels(sources).check()
 
 
+def test_threads_load_the_same_kernels():
+    """In a process of its own: an operator is registered once."""
+    program = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from specdec.core.kernels.native.kernels import NativeKernels\n"
+        "with ThreadPoolExecutor(4) as pool:\n"
+        "    print(len(set(pool.map(lambda _: NativeKernels.load(), range(4)))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
 def test_a_gpu_has_no_choice():
     assert kernels_for(torch.device("cuda")) is None
     with pytest.raises(ConfigError, match="SD-E137"):
