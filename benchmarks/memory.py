@@ -4,7 +4,7 @@ Every configuration runs in a process of its own. Measured is memory that no fil
 sampled every two milliseconds, beyond what the process holds after its imports. Expected:
 
 * weights: every parameter and buffer of target and drafter, a storage that both use counted once;
-* packed: weights in blocks, for batches of few rows; some have their plain form beside them;
+* packed: weights laid out for products; some have their plain form beside them;
 * KV: the caches of target and drafter, sized here so that the run fills them;
 * workspace: 4 * (N * (6 H + 3 I) + 3 R V) bytes, for steps of at most N tokens and R rows of logits, of a model of
   width H, feed-forward width I and vocabulary V: a layer's activations, and the logits with what verification makes
@@ -27,6 +27,7 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.core.bench.environment import environment
+from specdec.core.kernels.linear import NativeLinear, PackedLinear
 
 from .peers.report import Sheet
 from .peers.targets import circling_llama
@@ -110,9 +111,10 @@ def weight_bytes(llm: LLM) -> tuple[int, int]:
     guest = llm.engine.parts.guest
     networks = [llm.engine.parts.target.model]
     networks += [each for each in vars(guest.proposer).values() if isinstance(each, torch.nn.Module)] if guest else []
+    modules = [module for network in networks for module in network.modules()]
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
-    plain = {each.untyped_storage().data_ptr(): each for each in tensors if each.layout is torch.strided}
-    packed = {id(each): each for each in tensors if each.layout is not torch.strided}
+    packed = {id(each.packed): each.packed for each in modules if isinstance(each, (NativeLinear, PackedLinear))}
+    plain = {each.untyped_storage().data_ptr(): each for each in tensors if id(each) not in packed}
     storages = sum(each.untyped_storage().nbytes() for each in plain.values())
     return storages, sum(each.numel() * each.element_size() for each in packed.values())
 
