@@ -27,7 +27,7 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.core.bench.environment import environment
-from specdec.core.kernels.linear import NativeLinear, PackedLinear
+from specdec.core.kernels.linear import LaidOutLinear
 
 from .peers.report import Sheet
 from .peers.targets import circling_llama
@@ -113,7 +113,7 @@ def weight_bytes(llm: LLM) -> tuple[int, int]:
     networks += [each for each in vars(guest.proposer).values() if isinstance(each, torch.nn.Module)] if guest else []
     modules = [module for network in networks for module in network.modules()]
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
-    packed = {id(each.packed): each.packed for each in modules if isinstance(each, (NativeLinear, PackedLinear))}
+    packed = {id(each.packed): each.packed for each in modules if isinstance(each, LaidOutLinear)}
     plain = {each.untyped_storage().data_ptr(): each for each in tensors if id(each) not in packed}
     storages = sum(each.untyped_storage().nbytes() for each in plain.values())
     return storages, sum(each.numel() * each.element_size() for each in packed.values())

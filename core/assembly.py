@@ -129,7 +129,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
 
 
 def _vacant_view(cache: KVCache, kernels: NativeKernels | None, num_tokens: int) -> AttentionContext:
-    """What serves a pass of so many tokens while the cache is nobody's: all of them in its first slot."""
+    """What serves a pass of so many tokens while the cache is nobody's: all in its first slot, or in no cache."""
     if kernels is None:
         return ShapeProbe()
     slots = torch.zeros(num_tokens, dtype=torch.int64)

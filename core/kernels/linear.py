@@ -18,32 +18,43 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .native.kernels import DTYPES, NativeKernels
+from .native.kernels import DTYPES, NativeKernels, shape_of_linear
 
-EXPECTED_ROWS = 8
+EXPECTED_ROWS = 8  # oneDNN chooses its blocks by them
 
 
-class NativeLinear(nn.Module):
-    """`nn.Linear` for inference on a CPU, by our kernel. A row's result does not depend on the rows beside it."""
+class LaidOutLinear(nn.Module):
+    """`nn.Linear` for inference on a CPU, its weights in a layout of their own."""
 
     packed: Tensor
 
-    def __init__(self, plain: nn.Linear, kernels: NativeKernels, *, keep: bool = False) -> None:
+    def __init__(self, plain: nn.Linear, packed: Tensor, *, keep: bool) -> None:
         """`keep`: whether the plain weights stay, for others that share them."""
         super().__init__()
         self.bias = plain.bias
         self.plain = plain.weight if keep else None
-        self._multiply = kernels.linear
         self._num_outputs = plain.out_features
-        wide = torch.empty(0) if plain.bias is None else plain.bias.detach().float()
-        self.register_buffer("packed", kernels.pack(plain.weight.detach()), persistent=False)
-        self.register_buffer("_wide_bias", wide, persistent=False)
+        self.register_buffer("packed", packed, persistent=False)
 
     @property
     def weight(self) -> Tensor:
         """[out, in], for code that looks at it; a copy where the plain weights were not kept."""
-        if self.plain is not None:
-            return self.plain
+        return self._unpacked() if self.plain is None else self.plain
+
+    def _unpacked(self) -> Tensor:
+        raise NotImplementedError
+
+
+class NativeLinear(LaidOutLinear):
+    """By our kernel. A row's result does not depend on the rows beside it."""
+
+    def __init__(self, plain: nn.Linear, kernels: NativeKernels, *, keep: bool = False) -> None:
+        super().__init__(plain, kernels.pack(plain.weight.detach()), keep=keep)
+        self._multiply = kernels.linear
+        wide = torch.empty(0) if plain.bias is None else plain.bias.detach().float()
+        self.register_buffer("_wide_bias", wide, persistent=False)
+
+    def _unpacked(self) -> Tensor:
         by_output = self.packed.transpose(1, 2).flatten(2)  # [panels, outputs, in]
         return by_output.flatten(0, 1)[: self._num_outputs]
 
@@ -53,24 +64,15 @@ class NativeLinear(nn.Module):
         return output
 
 
-class PackedLinear(nn.Module):
-    """`nn.Linear` for inference on a CPU, weights in oneDNN's blocks."""
-
-    packed: Tensor
+class PackedLinear(LaidOutLinear):
+    """By oneDNN, weights in its blocks."""
 
     def __init__(self, plain: nn.Linear, *, keep: bool = False) -> None:
-        """`keep`: whether the plain weights stay, for others that share them."""
-        super().__init__()
-        self.bias = plain.bias
-        self.plain = plain.weight if keep else None
-        self._num_outputs = plain.out_features
         blocks = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), EXPECTED_ROWS)
-        self.register_buffer("packed", blocks, persistent=False)
+        super().__init__(plain, blocks, keep=keep)
 
-    @property
-    def weight(self) -> Tensor:
-        """[out, in], for code that looks at it; a copy where the plain weights were not kept."""
-        return self.packed.to_dense() if self.plain is None else self.plain
+    def _unpacked(self) -> Tensor:
+        return self.packed.to_dense()
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
@@ -85,17 +87,13 @@ def _packed_linear(input: Tensor, packed: Tensor, bias: Tensor | None, *num_outp
     return output
 
 
-def _shape_of_output(input: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
-    return input.new_empty(*input.shape[:-1], num_outputs)
-
-
 # torch.compile knows the operator beneath for weights that it packed itself; ours hides it.
 _operators = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
 _operators.define(  # type: ignore[no-untyped-call]
     "packed_linear(Tensor input, Tensor packed, Tensor? bias, int num_outputs) -> Tensor"
 )
 _operators.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("specdec::packed_linear", _shape_of_output, lib=_operators)
+torch.library.register_fake("specdec::packed_linear", shape_of_linear, lib=_operators)
 
 
 def packable_bytes(model: nn.Module, kernels: NativeKernels | None) -> int:

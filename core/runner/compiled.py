@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from specdec.sdk.errors import message
 
 from ..kernels.attention_spec import AttentionSpec
-from ..kernels.native.kernels import NativeKernels
+from ..kernels.native.kernels import NativeKernels, shape_of_attention
 from .attention import CONTEXT, AttentionContext
 from .kv_cache import CacheView, KVCache
 from .target import TargetModel
@@ -69,12 +69,8 @@ def _attend(
     return serving.attend(layer, query, keys, values, AttentionSpec(scale, window, softcap)).contiguous()
 
 
-def _attend_shapes(query: Tensor, keys: Tensor, values: Tensor, *others: object) -> Tensor:
-    return query.new_empty(*query.shape[:2], values.shape[2])
-
-
 _operators.impl("attend", _attend, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("specdec::attend", _attend_shapes, lib=_operators)
+torch.library.register_fake("specdec::attend", shape_of_attention, lib=_operators)
 
 
 class _Operator:

@@ -37,8 +37,8 @@ class NativeKernels:
         self.outputs_per_panel: int = library.functions.outputs_per_panel()
         self._head_multiple: int = library.functions.head_size_multiple()
         self._longest_head: int = library.functions.longest_head()
-        torch.library.register_fake(f"{library.name}::linear", _shape_of_linear)
-        torch.library.register_fake(f"{library.name}::attend_at", _shape_of_attend)
+        torch.library.register_fake(f"{library.name}::linear", shape_of_linear)
+        torch.library.register_fake(f"{library.name}::attend_at", shape_of_attention)
 
     @classmethod
     def load(cls) -> NativeKernels:
@@ -147,9 +147,11 @@ def _loaded() -> NativeKernels | BuildError:
     return kernels
 
 
-def _shape_of_linear(input: Tensor, packed: Tensor, bias: Tensor, num_outputs: int) -> Tensor:
+def shape_of_linear(input: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+    """What a tracer is told of a product with packed weights, whoever packed them."""
     return input.new_empty(*input.shape[:-1], num_outputs)
 
 
-def _shape_of_attend(query: Tensor, keys: Tensor, values: Tensor, *others: object) -> Tensor:
+def shape_of_attention(query: Tensor, keys: Tensor, values: Tensor, *others: object) -> Tensor:
+    """What a tracer is told of attention, whoever serves it."""
     return query.new_empty(*query.shape[:2], values.shape[2])

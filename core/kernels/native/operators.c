@@ -1,8 +1,9 @@
 /* Our kernels as operators of PyTorch's, through the C interface that it keeps from release to release.
 
    An operator costs less to call than a function through ctypes, and compiled code calls it without Python. A failed check
-   raises RuntimeError in the caller: `aoti_torch_check` throws through these frames, which are compiled for it. An operator owns
-its arguments, so all is checked before anything is made, and they are given back before it throws. */
+   raises RuntimeError in the caller: `aoti_torch_check` throws through these frames, which are compiled for it. An operator
+   owns its arguments, so they are checked before anything is made, and given back before it throws. What a table of requests says
+   is taken as it is: `SpanBatch` makes it. */
 
 #include <stdbool.h>
 #include <string.h>
@@ -72,7 +73,7 @@ static void require(bool holds, const char *expected, Value *tensors, int count)
     aoti_torch_check(false, __func__, __FILE__, __LINE__, expected);
 }
 
-/* The operator's result takes the place of its arguments. */
+/* Returns where the numbers of the new tensor go. */
 static char *make_result(Value *tensors, int count, int64_t num_dims, const int64_t *sizes, int32_t dtype, Tensor *made) {
     int64_t strides[MOST_DIMS], stride = 1;
     for (int64_t i = num_dims - 1; i >= 0; stride *= sizes[i--]) strides[i] = stride;
@@ -81,6 +82,7 @@ static char *make_result(Value *tensors, int count, int64_t num_dims, const int6
     return fields_of((Value)*made).data;
 }
 
+/* The result takes the place of the arguments. */
 static void finish(Value *stack, int num_tensors, Tensor result) {
     give_back(stack, num_tensors);
     stack[0] = (Value)result;
