@@ -25,7 +25,7 @@ from .rejection import plan, verify
 from .runner.addressing import Addressing
 from .runner.attention import AttentionContext, ShapeProbe
 from .runner.block_pool import BlockPool
-from .runner.compiled import compile_network, compile_target
+from .runner.compiled import CompiledFunction, compile_target
 from .runner.cpu_kernels import kernels_for
 from .runner.device_addressing import DeviceAddressing
 from .runner.draft_store import DraftStore, LawBuffers
@@ -95,7 +95,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     guest, graphs = None, _graphs(config, info, device)
     if speculation:
         capture = graphs.function if graphs else None
-        compiling = compile_network if config.torch_compile else None
+        compiling = CompiledFunction if config.torch_compile else None
         services = speculation.services(
             info, target, tokenizer, num_blocks, addressing, kernels, config.moe_backend, capture, compiling
         )

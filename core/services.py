@@ -31,7 +31,7 @@ class Lender(Protocol):
 
 
 Capture = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
-Compile = Callable[[nn.Module], object]
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class BlockDraftKV:
@@ -80,7 +80,7 @@ class EngineServices:
     ) -> None:
         """`capture`: makes a replayable form of a function of tensors; None: the device has none.
 
-        `compiling`: has a network compiled, in place; None: networks run as they are. `kernels`: those of a CPU.
+        `compiling`: makes a compiled form of a function of tensors; None: all runs as it is. `kernels`: those of a CPU.
         """
         self.target = info
         self.tokenizer = tokenizer
@@ -110,7 +110,7 @@ class EngineServices:
     def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
         """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
         model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device, self._kernels)
-        self._compile(model.get_decoder())
+        self._compile_forward(model.get_decoder())
         return model
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
@@ -120,11 +120,11 @@ class EngineServices:
     def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
         """Device, dtype, quantization and the layout of weights, in place."""
         draft_networks.finish(network, self._inherited(settings), self.device, self._kernels)
-        self._compile(network)
+        self._compile_forward(network)
 
-    def _compile(self, network: nn.Module) -> None:
+    def _compile_forward(self, network: nn.Module) -> None:
         if self._compiling is not None:
-            self._compiling(network)
+            network.forward = self._compiling(network.forward)
 
     def _inherited(self, settings: NetworkSettings) -> NetworkSettings:
         """The settings with the target's in the place of what was left open."""
@@ -147,6 +147,10 @@ class EngineServices:
     def capture(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """See `specdec.sdk.Services.capture`."""
         return function if self._capture is None else self._capture(function)
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See `specdec.sdk.Services.compile`."""
+        return function if self._compiling is None else self._compiling(function)
 
 
 def logit_scale(target: TargetInfo) -> float:

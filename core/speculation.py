@@ -111,7 +111,7 @@ class Speculation:
         """What the proposer is lent, its draft KV included if it declared any.
 
         `num_blocks`, `addressing`: of the target's cache, or of one that only drafts have. `kernels`: those of a CPU.
-        `compiling`: what has draft networks compiled; None: nothing.
+        `compiling`: makes compiled forms of what drafters run; None: nothing is compiled.
         """
         spec = self.loaded.needs.draft_kv
         draft_kv = None

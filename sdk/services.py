@@ -133,3 +133,12 @@ class Services(Protocol):
         nothing may be read back to the host. A row may be computed, and what it writes written, more than once.
         """
         ...
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function compiled where the engine compiles (`torch_compile`), the function itself elsewhere.
+
+        Its arguments are tensors, None, numbers, strings, and tuples, lists and mappings of these, what
+        `DraftKVStore.attention` gives among them; it returns tensors, or tuples, lists and dictionaries of them. It is
+        traced as `finish` says of a network's `forward`, and may call networks that are compiled on their own.
+        """
+        ...

@@ -1,4 +1,4 @@
-"""Networks compiled by PyTorch's compiler: passes of few tokens spend their time on launching small operations.
+"""Networks and passes compiled by PyTorch's compiler: those of few tokens spend their time on small operations.
 
 They are traced by running them once, not by `torch.compile`, whose guards and bytecode took a fifth of a step of a
 small model: of a network whose weights stay, only the sizes of its inputs are to be watched.
@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MethodType
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from specdec.sdk.errors import message
@@ -31,6 +32,8 @@ from .kv_cache import CacheView, KVCache
 from .target import TargetModel
 
 logger = logging.getLogger("specdec")
+
+T = TypeVar("T")
 
 WARM_UP = (1, 1), (2, 1), (3, 2)  # tokens and rows of logits; one of anything is compiled on its own
 
@@ -46,6 +49,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 _serving: ContextVar[Sequence[AttentionContext]] = ContextVar("specdec_attention_contexts")
+_tracing: ContextVar[bool] = ContextVar("specdec_tracing", default=False)
 
 # `torch.library.custom_op` would say this in fewer lines; its checks cost more than the attention of a small model.
 _operators = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -116,16 +120,16 @@ class _TensorView:
         return self.kernels.attend_at(query, keys, values, self.table, self.storage, layer, spec)
 
 
-class CompiledForward:
-    """A network's `forward`, compiled for arguments of a kind when they first come; as it was from a failure on.
+class CompiledFunction:
+    """A function of tensors, compiled for arguments of a kind when they first come; as it was from a failure on.
 
-    It must be a function of its tensors, besides what hooks keep in `kept`: what else it does happens while it is
-    traced and not again, and attention whose output it does not use is left out.
+    Besides what hooks keep in `kept` it may do nothing else: that happens while it is traced and not again, and
+    attention whose output it does not use is left out. Others like it, which it calls, are traced as a part of it.
     """
 
-    def __init__(self, plain: Callable[..., Any], kept: MutableMapping[Any, Tensor]) -> None:
+    def __init__(self, plain: Callable[..., Any], kept: MutableMapping[Any, Tensor] | None = None) -> None:
         self._plain = plain
-        self._kept = kept
+        self._kept = {} if kept is None else kept
         self._compiled: list[_Compiled] = []
         self._serving: dict[tuple[Any, ...], _Compiled] = {}  # by arguments
         self._failed = False
@@ -141,7 +145,7 @@ class CompiledForward:
         return len(self._compiled)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if self._failed:
+        if self._failed or _tracing.get():
             return self._plain(*args, **named)
         arguments = _Arguments()
         try:
@@ -150,9 +154,9 @@ class CompiledForward:
         except Exception as error:  # whatever the tracer, the compiler and modelling code raise
             self._failed = True
             facts = {"because": _first_line(error), "so": "it runs as it is"}
-            logger.warning("%s", message("SD-W303", "torch.compile cannot compile a network", facts))
+            logger.warning("%s", message("SD-W303", f"torch.compile cannot compile {_name(self._plain)}", facts))
             return self._plain(*args, **named)
-        with _served_by(arguments.contexts):
+        with _set(_serving, arguments.contexts):
             outputs = serving.run(*arguments.tensors)
         self._kept.update(zip(serving.kept, outputs[serving.num_outputs :], strict=True))
         return tree_unflatten(outputs[: serving.num_outputs], serving.form)
@@ -259,7 +263,8 @@ def _compile(
     def of_tensors(*tensors: Tensor) -> list[Any]:
         args, named = _with_tensors(value, iter(tensors), arguments.contexts)
         kept.clear()
-        outputs, form = tree_flatten(function(*args, **named))
+        with _set(_tracing, True):
+            outputs, form = tree_flatten(function(*args, **named))
         forms.append((len(outputs), form, tuple(kept)))
         return [*outputs, *kept.values()]
 
@@ -299,12 +304,18 @@ def _traced(context: AttentionContext, tensors: Iterator[Tensor], contexts: Sequ
 
 
 @contextmanager
-def _served_by(contexts: Sequence[AttentionContext]) -> Iterator[None]:
-    before = _serving.set(contexts)
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    before = variable.set(value)
     try:
         yield
     finally:
-        _serving.reset(before)
+        variable.reset(before)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    if isinstance(function, MethodType):
+        return f"{type(function.__self__).__name__}.{function.__name__}"
+    return str(function)
 
 
 def _first_line(error: BaseException) -> str:
@@ -313,22 +324,13 @@ def _first_line(error: BaseException) -> str:
     return f"{type(cause).__name__}: {(str(cause).strip().splitlines() or ['no message'])[0]}"
 
 
-def compile_network(network: nn.Module, kept: MutableMapping[Any, Tensor] | None = None) -> CompiledForward:
-    """Have a network's passes compiled from the first one on, in seconds for each kind of arguments.
-
-    `kept`: what hooks within it fill in every pass.
-    """
-    network.forward = forward = CompiledForward(network.forward, {} if kept is None else kept)
-    return forward
-
-
 def compile_target(target: TargetModel, context: Callable[[int], AttentionContext]) -> None:
     """Compile a target's passes, now, for every number of tokens and of rows of logits that is a case apart.
 
     `context`: serves a pass of so many tokens, before there are any requests.
     """
     started = time.perf_counter()
-    target.run = run = CompiledForward(target.run, target.kept_hidden_states)
+    target.run = run = CompiledFunction(target.run, target.kept_hidden_states)
     for num_tokens, num_rows in WARM_UP:
         target.dummy_pass(num_tokens, num_rows, context(num_tokens))
     if run.is_compiled:

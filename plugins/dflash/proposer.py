@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from specdec.sdk import Checkpoint, KeptRows, Needs, ProposerConfig, Services, StepView, TargetInfo
+from specdec.sdk import Checkpoint, Needs, ProposerConfig, Services, StepView, TargetInfo
 from specdec.sdk.model_proposer import (
     DraftVocabulary,
     ParallelProposer,
@@ -82,6 +84,7 @@ class DFlashProposer(ParallelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """See `ParallelProposer.bind`."""
         super().bind(target, services)
+        self._compiled_entries = services.compile(self._entries)
         self._captured_context = services.capture(self._write_each)
 
     @torch.inference_mode()
@@ -93,20 +96,30 @@ class DFlashProposer(ParallelProposer):
         if width is not None:
             self._captured_context(step.rows, kept.num_kept, *per_request(step, width, kept.positions, kept.hidden))
             return
-        index, owner = kept_entries(kept)
-        self._write(step.rows[owner], kept.positions[index], kept.hidden[index])
+        self._write(*self._compiled_entries(step.rows, kept.cu_rows, kept.num_kept, kept.positions, kept.hidden))
+
+    def _entries(
+        self, rows: Tensor, cu_rows: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor
+    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        """What `_write` takes, of all entries of a step."""
+        index, owner = kept_entries(cu_rows, num_kept, positions.shape[0])
+        positions = positions[index]
+        return rows[owner], positions, list(self.network.context(hidden[index], positions))
 
     def _write_each(self, rows: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
         """Of each request's entries [b, W] the first `num_kept`; the others give way to the last of these."""
         width = positions.shape[1]
         entry = torch.arange(width, device=rows.device).minimum(num_kept[:, None] - 1)
         owner = torch.arange(len(rows), device=rows.device)[:, None].expand(-1, width)
-        self._write(rows[owner].flatten(), positions[owner, entry].flatten(), hidden[owner, entry].flatten(0, 1))
+        positions = positions[owner, entry].flatten()
+        self._write(
+            rows[owner].flatten(), positions, self.network.context(hidden[owner, entry].flatten(0, 1), positions)
+        )
         return rows
 
-    def _write(self, rows: Tensor, positions: Tensor, hidden: Tensor) -> None:
+    def _write(self, rows: Tensor, positions: Tensor, context: Iterable[tuple[Tensor, Tensor]]) -> None:
         store = self.services.draft_kv()
-        for layer, (keys, values) in enumerate(self.network.context(hidden, positions)):
+        for layer, (keys, values) in enumerate(context):
             store.write(layer, rows, positions, keys, values)
 
     def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
@@ -125,12 +138,12 @@ class DFlashProposer(ParallelProposer):
         return logits[:, :num_tokens]
 
 
-def kept_entries(kept: KeptRows) -> tuple[Tensor, Tensor]:
-    """For each of the N entries a kept one, itself if it is kept, and the place of its request: [N] each.
+def kept_entries(cu_rows: Tensor, num_kept: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
+    """For each entry a kept one, itself if it is kept, and the place of its request: [num_entries] each.
 
     A rejected entry gives way to the last kept one before it, so that nothing waits for the device.
     """
-    entries = torch.arange(len(kept.positions), device=kept.cu_rows.device)
-    owner = torch.searchsorted(kept.cu_rows[1:], entries, right=True).clamp(max=len(kept.num_kept) - 1)
-    offset = (entries - kept.cu_rows[owner]).clamp(min=0).minimum(kept.num_kept[owner] - 1)
-    return kept.cu_rows[owner] + offset, owner
+    entries = torch.arange(num_entries, device=cu_rows.device)
+    owner = torch.searchsorted(cu_rows[1:], entries, right=True).clamp(max=num_kept.shape[0] - 1)
+    offset = (entries - cu_rows[owner]).clamp(min=0).minimum(num_kept[owner] - 1)
+    return cu_rows[owner] + offset, owner

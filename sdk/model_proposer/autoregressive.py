@@ -39,6 +39,9 @@ class AutoregressiveProposer(ModelProposer):
 
     Rows written while drafting are overwritten when the step's outcome is observed, accepted or not: what the draft KV
     holds is always what a fresh pass over the committed tokens would have written.
+
+    `first`, `advance` and `logits` may be recorded and compiled (`Services.capture`, `Services.compile`): they are
+    functions of tensors, and keep nothing.
     """
 
     ROWS_ARE_SHIFTED: ClassVar[bool]
@@ -58,9 +61,12 @@ class AutoregressiveProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """See `ModelProposer.bind`."""
         super().bind(target, services)
+        self._compiled_first = services.compile(self._first_shifted if self.ROWS_ARE_SHIFTED else self._first_tokens)
+        self._compiled_next = services.compile(self._next)
+        self._compiled_logits = services.compile(self.logits)
         self._captured_first = services.capture(self._first_each)
         self._captured_pass = services.capture(self._one_each)
-        self._captured_logits = services.capture(self.logits)
+        self._captured_logits = services.capture(self._compiled_logits)
         self._captured_chain = services.capture(self._chain)
 
     @torch.inference_mode()
@@ -68,7 +74,7 @@ class AutoregressiveProposer(ModelProposer):
         """Run everything that the step committed; keeps the states that `propose` starts from."""
         width = width_of(step)
         if width is None:
-            self._states = self.first(self._shifted(step) if self.ROWS_ARE_SHIFTED else self._tokens(step))
+            self._states = self._compiled_first(*(self._shifted(step) if self.ROWS_ARE_SHIFTED else self._tokens(step)))
             return
         kept = step.kept
         token_ids = kept.next_token_ids if self.ROWS_ARE_SHIFTED else kept.token_ids
@@ -97,11 +103,31 @@ class AutoregressiveProposer(ModelProposer):
 
     def _chain(self, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
         """The most likely tokens [b, K], one after the other, from states [b, S]; the first is put at `positions`."""
-        drawn = [most_likely(self.logits(states), self.vocabulary)]
+        drawn = [most_likely(self._compiled_logits(states), self.vocabulary)]
         for index in range(self.config.num_draft_tokens - 1):
-            states = self._one_each(drawn[-1], rows, positions + index, states)
-            drawn.append(most_likely(self.logits(states), self.vocabulary))
+            states, logits = self._compiled_next(states, drawn[-1], *self._places(rows, positions + index))
+            drawn.append(most_likely(logits, self.vocabulary))
         return torch.stack(drawn, dim=1)
+
+    def _next(self, states: Tensor, token_ids: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
+        """One drafted token per request, at what `_places` gave: its new states, and the logits after it."""
+        states = self._advanced(states, token_ids, *places)
+        return states, self.logits(states)
+
+    def _one_each(self, token_ids: Tensor, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
+        """One drafted token per request at `positions` of `rows`; its new states."""
+        return self._advanced(states, token_ids, *self._places(rows, positions))
+
+    def _advanced(
+        self, states: Tensor, token_ids: Tensor, positions: Tensor, last: Tensor, attention: Mapping[str, Any]
+    ) -> Tensor:
+        return self.advance(DraftInputs(token_ids, positions, None, last, attention), states)
+
+    def _places(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
+        """Positions, last inputs and attention of a pass over one token per request."""
+        cu_queries = torch.arange(len(rows) + 1, device=rows.device)
+        positions = positions.clamp(max=self.target.max_model_len - 1)  # of rows whose budget is used up
+        return positions, cu_queries[:-1], self.services.draft_kv().attention(rows, positions, cu_queries)
 
     def _first_each(
         self, rows: Tensor, starts: Tensor, num_kept: Tensor, newest: Tensor, token_ids: Tensor, *hidden: Tensor
@@ -123,30 +149,51 @@ class AutoregressiveProposer(ModelProposer):
         states = hidden[0].flatten(0, 1) if hidden else None
         return self.first(DraftInputs(token_ids.flatten().clamp(min=0), positions, states, last, attention))
 
-    def _one_each(self, token_ids: Tensor, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
-        """One drafted token per request at `positions` of `rows`; its new states."""
-        cu_queries = torch.arange(len(rows) + 1, device=rows.device)
-        positions = positions.clamp(max=self.target.max_model_len - 1)  # of rows whose budget is used up
-        attention = self.services.draft_kv().attention(rows, positions, cu_queries)
-        return self.advance(DraftInputs(token_ids, positions, None, cu_queries[:-1], attention), states)
-
-    def _shifted(self, step: StepView) -> DraftInputs:
-        """Row i is (the token after i, the hidden states at i)."""
+    def _shifted(self, step: StepView) -> tuple[Any, ...]:
+        """What `_first_shifted` takes."""
         kept = step.kept
         attention = self.services.draft_kv().attention(step.rows, kept.kept_start, kept.cu_rows)
-        return DraftInputs(kept.next_token_ids.clamp(min=0), kept.positions, kept.hidden, kept.last, attention)
+        return kept.next_token_ids, kept.positions, kept.hidden, kept.cu_rows, kept.num_kept, attention
 
-    def _tokens(self, step: StepView) -> DraftInputs:
-        """Row i is the token at i: one input more per request, its newest token, right behind its kept rows."""
+    def _first_shifted(
+        self,
+        next_token_ids: Tensor,  # [N]
+        positions: Tensor,  # [N]
+        hidden: Tensor | None,  # [N, L*H]
+        cu_rows: Tensor,  # [B+1]
+        num_kept: Tensor,  # [B]
+        attention: Mapping[str, Any],
+    ) -> Tensor:
+        """The states after kept entries of which row i is (the token after i, the hidden states at i)."""
+        last = cu_rows[:-1] + num_kept - 1
+        return self.first(DraftInputs(next_token_ids.clamp(min=0), positions, hidden, last, attention))
+
+    def _tokens(self, step: StepView) -> tuple[Any, ...]:
+        """What `_first_tokens` takes."""
         kept = step.kept
-        device = kept.cu_rows.device
-        count = len(step)
-        cu_queries = kept.cu_rows + torch.arange(count + 1, device=device)
-        total = len(kept.token_ids) + count
-        widths = cu_queries[1:] - cu_queries[:-1]
-        owner = torch.repeat_interleave(torch.arange(count, device=device), widths, output_size=total)
-        offset = torch.arange(total, device=device) - cu_queries[owner]
-        source = (kept.cu_rows[owner] + offset).clamp(max=len(kept.token_ids) - 1)
-        token_ids = torch.where(offset == kept.num_kept[owner], step.newest_token[owner], kept.token_ids[source])
+        cu_queries = kept.cu_rows + torch.arange(len(step) + 1, device=kept.cu_rows.device)
         attention = self.services.draft_kv().attention(step.rows, kept.kept_start, cu_queries)
-        return DraftInputs(token_ids, kept.kept_start[owner] + offset, None, cu_queries[:-1] + kept.num_kept, attention)
+        return kept.token_ids, step.newest_token, kept.kept_start, kept.cu_rows, kept.num_kept, cu_queries, attention
+
+    def _first_tokens(
+        self,
+        token_ids: Tensor,  # [N]
+        newest: Tensor,  # [B]
+        starts: Tensor,  # [B]
+        cu_rows: Tensor,  # [B+1]
+        num_kept: Tensor,  # [B]
+        cu_queries: Tensor,  # [B+1]
+        attention: Mapping[str, Any],
+    ) -> Tensor:
+        """The states after kept entries of which row i is the token at i.
+
+        One input more per request, its newest token, right behind its kept rows.
+        """
+        total = token_ids.shape[0] + newest.shape[0]
+        places = torch.arange(total, device=token_ids.device)
+        owner = torch.searchsorted(cu_queries[1:], places, right=True)
+        offset = places - cu_queries[owner]
+        source = (cu_rows[owner] + offset).clamp(max=token_ids.shape[0] - 1)
+        tokens = torch.where(offset == num_kept[owner], newest[owner], token_ids[source])
+        last = cu_queries[:-1] + num_kept
+        return self.first(DraftInputs(tokens, starts[owner] + offset, None, last, attention))

@@ -204,6 +204,10 @@ class FakeServices:
         """The function itself."""
         return function
 
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function itself."""
+        return function
+
 
 def _fake_attention_name() -> str:
     from transformers import AttentionInterface

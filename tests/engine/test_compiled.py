@@ -19,7 +19,7 @@ from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.linear import NativeLinear
 from specdec.core.kernels.native.kernels import NativeKernels
 from specdec.core.runner.attention import CONTEXT
-from specdec.core.runner.compiled import MOST_COMPILED, CompiledForward, compile_network
+from specdec.core.runner.compiled import MOST_COMPILED, CompiledFunction
 from specdec.core.runner.kv_cache import CacheView, KVCache, LayerShape
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
@@ -31,6 +31,11 @@ HEADER = Path(sysconfig.get_path("include"), "Python.h")
 needs_a_compiler = pytest.mark.skipif(
     shutil.which("g++") is None or not HEADER.is_file(), reason="torch.compile needs g++ and the headers of Python"
 )
+
+
+def compile_network(network, kept=None):
+    network.forward = CompiledFunction(network.forward, kept)
+    return network.forward
 
 
 def saved_model(path, seed):
@@ -81,7 +86,7 @@ def test_compiled_target_computes_what_it_computes_as_it_is(model_path, own_prom
         decoder = llm.engine.parts.target.model.get_decoder()
         assert type(decoder.layers[0].mlp.up_proj.group.product) is NativeLinear
         run = llm.engine.parts.target.run
-        assert (isinstance(run, CompiledForward) and run.is_compiled) == compiles
+        assert (isinstance(run, CompiledFunction) and run.is_compiled) == compiles
         at_start = run.num_compiled if compiles else 0
         assert generated(llm, own_prompts) == expected
         assert generated(llm, own_prompts[:1]) == expected[:1]
@@ -187,6 +192,30 @@ def test_what_is_no_tensor_is_part_of_what_is_compiled():
         for scale, more in ((1.0, ()), (2.0, ()), (2, ()), (True, ()), (1.0, (rows,)), (1.0, (rows, rows))):
             torch.testing.assert_close(network(rows, scale, more=more)["out"], plain(rows, scale, more=more)["out"])
     assert forward.num_compiled == 6
+
+
+@needs_a_compiler
+def test_a_function_takes_in_the_networks_that_it_calls():
+    torch.manual_seed(0)
+    network, plain = Scaled(), Scaled()
+    plain.load_state_dict(network.state_dict())
+    inner = compile_network(network)
+
+    def function_with(called):
+        def summed(rows, named):
+            output = called(rows)["out"]
+            return output.sum(dim=-1), [output.float() * named["factor"], None]
+
+        return summed
+
+    compiled, expected = CompiledFunction(function_with(network)), function_with(plain)
+    with torch.inference_mode():
+        for num_rows in (5, 2, 7):
+            arguments = torch.randn(num_rows, 16), {"factor": torch.tensor(2.0)}
+            torch.testing.assert_close(compiled(*arguments), expected(*arguments))
+        assert (compiled.num_compiled, inner.num_compiled) == (1, 0)
+        network(torch.randn(3, 16))
+    assert inner.num_compiled == 1, "by itself it is compiled as well"
 
 
 class Chooses(nn.Module):
