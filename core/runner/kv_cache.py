@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -82,15 +80,8 @@ class KVCache:
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros on the CPU whose pages are committed when they are first touched, huge ones if there are any.
-
-    The keys of one head lie a whole token apart; with small pages their addresses alone cost as much as reading them.
-    """
-    pages = mmap.mmap(-1, prod(shape) * dtype.itemsize)
-    if sys.platform == "linux":
-        with suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+    """A tensor of zeros on the CPU whose pages are committed when they are first touched."""
+    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)
 
 
 @dataclass(frozen=True)
