@@ -16,4 +16,4 @@ def arrange_for_cpu(network: nn.Module, kernels: NativeKernels | None, *, pack: 
     """
     if pack:
         pack_linears(network, kernels, drop=drop)
-    fuse_rms_norms(network)
+    fuse_rms_norms(network, kernels)

@@ -9,16 +9,23 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from .native.kernels import NativeKernels
+
 _SCALES = (1e-4, 1e-2, 1.0, 100.0)  # the small ones tell epsilons apart
 
 
 class FusedRMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * gain over the last dimension, of fp32: four operations instead of seven."""
 
+    gain: Tensor
+    eps: Tensor
+
     def __init__(self, weight: nn.Parameter, gain: Tensor, eps: float) -> None:
         super().__init__()
         size = gain.numel()
         self.weight = weight  # where other code may look for it
+        self.register_buffer("gain", gain.detach(), persistent=False)
+        self.register_buffer("eps", torch.tensor(eps), persistent=False)
         self.register_buffer("scaled_gain", gain.detach() * size**0.5, persistent=False)
         self.register_buffer("scaled_eps", torch.tensor(eps * size), persistent=False)
 
@@ -53,16 +60,45 @@ class WideRMSNorm(nn.Module):
         return output
 
 
-def fuse_rms_norms(model: nn.Module) -> None:
-    """Replace every module of a model on the CPU that computes an RMS norm, as its outputs show."""
+Spelled = FusedRMSNorm | WideRMSNorm
+
+
+class NativeRMSNorm(nn.Module):
+    """By our kernel in C. A compiler gets the form that is spelled out, which it fuses with what is around it."""
+
+    def __init__(self, spelled: Spelled, kernels: NativeKernels) -> None:
+        super().__init__()
+        self.weight = spelled.weight
+        self.spelled = spelled
+        self.register_buffer("wide_gain", spelled.gain.float().contiguous(), persistent=False)
+        self._rounds_first = int(spelled.gain.dtype == torch.bfloat16)
+        self._eps = spelled.eps.item()
+        self._normalize = kernels.rms_norm
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        output: Tensor
+        if type(input) is not Tensor:  # symbolic: it is being traced
+            output = self.spelled(input)
+        else:
+            rows = input if input.stride(-1) == 1 else input.contiguous()
+            output = self._normalize(rows, self.wide_gain, self._eps, self._rounds_first)
+        return output
+
+
+def fuse_rms_norms(model: nn.Module, kernels: NativeKernels | None) -> None:
+    """Replace every module of a model on the CPU that computes an RMS norm, as its outputs show.
+
+    `kernels`: None where there are none.
+    """
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             form = _other_form(module)
             if form is not None:
-                setattr(parent, name, form)
+                setattr(parent, name, form if kernels is None else NativeRMSNorm(form, kernels))
 
 
-def _other_form(module: nn.Module) -> nn.Module | None:
+def _other_form(module: nn.Module) -> Spelled | None:
     """The form with the same outputs on inputs of several sizes; None if it has none."""
     weights = list(module.parameters())
     epsilons = {value for value in vars(module).values() if isinstance(value, float)}
@@ -80,17 +116,17 @@ def _other_form(module: nn.Module) -> nn.Module | None:
     return None
 
 
-def _fused(weight: nn.Parameter, epsilons: set[float]) -> Iterator[nn.Module]:
+def _fused(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
     for gain, eps in product((weight, 1 + weight), epsilons):
         yield FusedRMSNorm(weight, gain, eps)
 
 
-def _wide(weight: nn.Parameter, epsilons: set[float]) -> Iterator[nn.Module]:
+def _wide(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
     for gain, eps in product((weight, weight.float(), 1 + weight.float()), epsilons):
         yield WideRMSNorm(weight, gain, eps)
 
 
-_FORMS: Mapping[torch.dtype, Callable[[nn.Parameter, set[float]], Iterator[nn.Module]]] = {
+_FORMS: Mapping[torch.dtype, Callable[[nn.Parameter, set[float]], Iterator[Spelled]]] = {
     torch.float32: _fused,
     torch.bfloat16: _wide,
 }

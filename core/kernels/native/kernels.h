@@ -41,4 +41,14 @@ EXPORTED int64_t outputs_per_panel(void);
 void multiply(const char *input, const char *packed, const float *bias, char *output, int64_t num_rows, int64_t num_words,
               int64_t num_outputs, int64_t is_bfloat16);
 
+typedef struct {
+    int64_t num_dims; /* at least one, and the last has stride 1 */
+    const int64_t *sizes, *strides; /* in elements */
+} Grid;
+
+/* output, without gaps = the rows of the last dimension of input / sqrt(mean of their squares + eps) * gain [size].
+   rounds_first: whether bfloat16 is rounded before the gain as well. */
+void normalize(const char *input, Grid grid, const float *gain, float eps, char *output, int64_t is_bfloat16,
+               int64_t rounds_first);
+
 #endif

@@ -18,7 +18,7 @@ DTYPES = torch.float32, torch.bfloat16
 
 
 class NativeKernels:
-    """Attention over spans, and products with packed weights.
+    """Attention over spans, products with packed weights, and norms.
 
     What a query or a row gives depends on it alone, to the last bit, whatever else is in the batch.
     """
@@ -32,6 +32,7 @@ class NativeKernels:
             raise BuildError("PyTorch does not take its operators")
         operators = getattr(torch.ops, library.name)
         self.linear = operators.linear.default
+        self.rms_norm = operators.rms_norm.default
         self._attend = operators.attend.default
         self._attend_at = operators.attend_at.default
         self.outputs_per_panel: int = library.functions.outputs_per_panel()
@@ -111,7 +112,8 @@ class NativeKernels:
         """All of it against PyTorch, once. Raises BuildError if they differ: a compiler may be wrong."""
         generator = torch.Generator().manual_seed(0)
         for dtype, tolerance in zip(DTYPES, (1e-4, 2e-2), strict=True):
-            if not (self._attends(dtype, tolerance, generator) and self._multiplies(dtype, tolerance, generator)):
+            serves = self._attends, self._multiplies, self._normalizes
+            if not all(each(dtype, tolerance, generator) for each in serves):
                 raise BuildError("what the C compiler made gives other results than PyTorch")
 
     def _attends(self, dtype: torch.dtype, tolerance: float, generator: torch.Generator) -> bool:
@@ -135,6 +137,12 @@ class NativeKernels:
         packed, expected = self.pack(weight), input.double() @ weight.double().t() + bias
         products = (self.linear(input[:count], packed, bias, len(bias)) for count in range(1, 9))
         return all(torch.allclose(each.double(), expected[: len(each)], tolerance, tolerance) for each in products)
+
+    def _normalizes(self, dtype: torch.dtype, tolerance: float, generator: torch.Generator) -> bool:
+        rows, gain = torch.randn(3, 72, generator=generator).to(dtype), torch.randn(72, generator=generator)
+        expected = nn.functional.rms_norm(rows.double(), (72,), gain.double(), 1e-5)
+        found = [self.rms_norm(rows, gain, 1e-5, rounds_first).double() for rounds_first in (0, 1)]
+        return all(torch.allclose(each, expected, tolerance, tolerance) for each in found)
 
 
 @cache

@@ -118,6 +118,22 @@ static double number_of(Value value) {
     return number;
 }
 
+static const char RMS_NORM[] = "rms_norm(Tensor input, Tensor gain, float eps, int rounds_first) -> Tensor";
+
+static void rms_norm(Value *stack, uint64_t num_arguments, uint64_t num_results) {
+    const Fields input = fields_of(stack[0]), gain = fields_of(stack[1]);
+    const int64_t last = input.num_dims - 1;
+    require(is_served(&input) && gain.dtype == aoti_torch_dtype_float32(), "rms_norm: fp32 or bfloat16, gains in fp32", stack, 2);
+    require(last >= 0 && last < MOST_DIMS && input.strides[last] == 1, "rms_norm: rows in one piece", stack, 2);
+    require(gain.num_dims == 1 && is_contiguous(stack[1]) && gain.sizes[0] == input.sizes[last], "rms_norm: a gain for each value",
+            stack, 2);
+    Tensor output;
+    char *result = make_result(stack, 2, input.num_dims, input.sizes, input.dtype, &output);
+    normalize(input.data, (Grid){input.num_dims, input.sizes, input.strides}, (const float *)gain.data, (float)number_of(stack[2]),
+              result, is_bfloat16(&input), (int64_t)stack[3]);
+    finish(stack, 2, output);
+}
+
 static bool is_of_heads(const Fields *tensor) { return tensor->num_dims == 3 && tensor->strides[2] == 1; }
 
 static Rows rows_of(const Fields *tensor) { return (Rows){tensor->data, tensor->strides[0], tensor->strides[1]}; }
@@ -191,6 +207,7 @@ EXPORTED int32_t register_operators(const char *name_space) {
     if (aoti_torch_library_init_fragment(name_space, __FILE__, __LINE__, &names)) return 1;
     if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &kernels)) return 1;
     return aoti_torch_library_def(names, LINEAR) || aoti_torch_library_impl(kernels, "linear", linear) ||
+           aoti_torch_library_def(names, RMS_NORM) || aoti_torch_library_impl(kernels, "rms_norm", rms_norm) ||
            aoti_torch_library_def(names, ATTEND) || aoti_torch_library_impl(kernels, "attend", attend_tensors) ||
            aoti_torch_library_def(names, ATTEND_AT) || aoti_torch_library_impl(kernels, "attend_at", attend_at);
 }
