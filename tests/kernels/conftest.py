@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import tempfile
+from functools import cache
 
 import pytest
 
@@ -17,14 +19,20 @@ LESS = {
 }
 
 
-@pytest.fixture(scope="session", params=LESS)
-def lesser_kernels(request, tmp_path_factory):
-    """Built with less than this processor has; once, because operators cannot be taken back."""
+@pytest.fixture(params=LESS)
+def lesser_kernels(request):
+    """Built with less than this processor has."""
     flags = LESS[request.param]
     if flags and platform.machine() != "x86_64":
         pytest.skip("the compiler is told to leave out what only x86 has")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    return built_with(*flags)
+
+
+@cache
+def built_with(*flags):
+    """Once in a process, because operators cannot be taken back; a library that is loaded needs no file."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        patch.setenv("XDG_CACHE_HOME", directory)
         patch.setattr(build, "FOR_THIS_MACHINE", (flags,))
         kernels = NativeKernels()
     kernels.check()
