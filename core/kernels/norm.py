@@ -64,7 +64,11 @@ Spelled = FusedRMSNorm | WideRMSNorm
 
 
 class NativeRMSNorm(nn.Module):
-    """By our kernel in C. A compiler gets the form that is spelled out, which it fuses with what is around it."""
+    """By our kernel in C.
+
+    A compiler gets the form that is spelled out, which it fuses with what is around it; so does input of another dtype
+    than the weight's, which promotes as PyTorch says.
+    """
 
     def __init__(self, spelled: Spelled, kernels: NativeKernels) -> None:
         super().__init__()
@@ -78,7 +82,7 @@ class NativeRMSNorm(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
         output: Tensor
-        if type(input) is not Tensor:  # symbolic: it is being traced
+        if type(input) is not Tensor or input.dtype != self.weight.dtype:  # no plain tensor: it is being traced
             output = self.spelled(input)
         else:
             rows = input if input.stride(-1) == 1 else input.contiguous()

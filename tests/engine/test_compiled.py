@@ -115,11 +115,12 @@ def test_compiled_logits_do_not_depend_on_what_is_computed_beside_them(model_pat
 
 @pytest.mark.full
 @needs_a_compiler
-@pytest.mark.parametrize("drafter", ["draft", "eagle3", "dflash", "medusa"])
-def test_first_party_drafters_of_a_compiled_target(drafter, target_path, prompts, truth):
+@pytest.mark.parametrize("drafter", ["draft", "eagle", "eagle3", "dflash", "medusa"])
+def test_first_party_drafters_of_a_compiled_target(drafter, target_path, prompts, truth, caplog):
     config = {"model": str(target_path.parent / drafter), "num_speculative_tokens": 3}
     llm = LLM("tiny", speculative_config=config, torch_compile=True, max_model_len=512)
     assert generated(llm, prompts) == truth
+    assert "SD-W303" not in caplog.text, "every pass was compiled"
 
 
 def test_without_a_compiler_the_target_runs_as_it_is(model_path, own_prompts, caplog, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Kernels in C as they are for other processors than this one."""
+"""Kernels in C: this machine's, and as they are for other processors."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ LESS = {
     "4 lanes": ["-march=native", "-mno-avx"],
     "any": [],
 }
+
+
+@pytest.fixture(scope="session")
+def kernels():
+    """This machine's."""
+    return NativeKernels.load()
 
 
 @pytest.fixture(params=LESS)

@@ -11,17 +11,11 @@ from torch import nn
 from specdec import LLM
 from specdec.core.kernels import linear
 from specdec.core.kernels.linear import NativeLinear, PackedLinear, pack_linears, packable_bytes
-from specdec.core.kernels.native.kernels import NativeKernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (1, 3), (2, 2), (1, 6), (1, 7), (1, 33), (7,), (0,), (), (1, 2, 1, 2)]
 SIZES = [(6, 3), (64, 130), (256, 640), (40, 64), (2, 1)]
 tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-8}  # the result is rounded once
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    return NativeKernels.load()
 
 
 def layer_of(size, dtype, bias=True):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.core.kernels.native.kernels import NativeKernels
 from specdec.core.kernels.norm import FusedRMSNorm, NativeRMSNorm, WideRMSNorm
 
 KINDS = {
@@ -16,11 +15,6 @@ KINDS = {
 }
 SHAPES = [(1, 1, 64), (2, 5, 3, 48), (4, 50), (7,), (3, 1), (0, 48), (2, 0, 3, 48), (1, 2, 3, 1, 2, 16)]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # sums in another order may round to the neighbour
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    return NativeKernels.load()
 
 
 def norms_of(kind, size, kernels, eps=1e-5):
@@ -68,6 +62,18 @@ def test_a_row_gives_the_same_bits_in_every_batch_and_place(kind, num_threads, k
         assert torch.equal(native(rows.mT.contiguous().mT), together), "rows in pieces are put together"
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(kind, dtype) for kind in KINDS for dtype in (*TOLERANCE, torch.float16) if dtype != KINDS[kind][0]],
+)
+def test_input_of_another_dtype_promotes_as_before(kind, dtype, kernels):
+    native, spelled = norms_of(kind, 48, kernels)
+    rows = torch.randn(3, 48).to(dtype)
+    found, expected = native(rows), spelled(rows)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
 
 
 def test_what_is_no_number_stays_in_its_row(kernels):
