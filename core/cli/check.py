@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from collections.abc import Mapping
@@ -19,8 +20,11 @@ from ._session import Session
 
 if TYPE_CHECKING:
     from specdec.sdk.testing import CheckResult
+    from specdec.sdk.testing.checks import Check
 
 EXIT_FAILED = 1
+NAME_WIDTH = 31
+WORDS = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
 
 
 class LevelChoice(StrEnum):
@@ -60,6 +64,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ] = None,
     model: Annotated[str, typer.Option("--target", help="The model to check on: a directory or tiny.")] = "tiny",
     seed: Annotated[int, typer.Option(min=0, help="Of texts, schedules and random numbers.")] = 0,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="The longest that one check may take; 0: as long as it likes."),
+    ] = 300,
     how: Annotated[
         Format, typer.Option("--format", help="json: an array with one object per check; quiet: one line.")
     ] = Format.AUTO,
@@ -70,7 +78,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     how = Format.JSON if as_json else how
     quiet = is_quiet(ctx, how, quiet)
     silence_libraries()
-    from specdec.sdk.testing.run import results
+    from specdec.sdk.testing.run import Run, results
     from specdec.sdk.testing.subject import Subject
 
     from ..speculative_config import SpeculativeConfig
@@ -78,11 +86,17 @@ def command(  # noqa: PLR0913 - one parameter per flag
     session: Session = ctx.obj
     settings = SpeculativeConfig.as_mapping(speculative_config) if speculative_config else {}
     subject = Subject(proposer, settings, model, seed, session.settings)
+    shown = not quiet and how is not Format.JSON
+    expected_failures = _expected(expected or [])
+    run = Run(timeout, expected_failures, _Announcer(timeout, shown=shown))
     found = []
-    for result in results(subject, level.value, tuple(only or ()), _expected(expected or [])):
-        found.append(result)
-        if not quiet and how is not Format.JSON:
-            _show(result)
+    try:
+        for result in results(subject, level.value, tuple(only or ()), expected_failures, run=run):
+            found.append(result)
+            if shown:
+                _show(result)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     if how is Format.JSON:
         print(json.dumps([asdict(result) | {"ok": result.ok} for result in found], indent=2))
     else:
@@ -101,11 +115,33 @@ def _expected(items: list[str]) -> Mapping[str, str]:
     return pairs
 
 
+class _Announcer:
+    """Names each check before it runs, so that a crash has a name; ends the process if a check cannot be interrupted.
+
+    Either way the stack of every thread is written to stderr.
+    """
+
+    def __init__(self, timeout: float, *, shown: bool) -> None:
+        self._timeout, self._shown = timeout, shown
+        if not faulthandler.is_enabled():
+            faulthandler.enable(sys.__stderr__)
+
+    def __call__(self, check: Check) -> None:
+        from specdec.sdk.testing.time_limit import GRACE_S
+
+        if self._shown:
+            print(f"{check.name:<{NAME_WIDTH}}", end="", flush=True)
+        if self._timeout:
+            faulthandler.dump_traceback_later(self._timeout + GRACE_S, exit=True, file=sys.__stderr__)
+
+
 def _show(result: CheckResult) -> None:
-    words: dict[str, Any] = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
+    word = WORDS.get(result.status, result.status)
+    if result.status == "explained":
+        word = f"explained by {result.facts['explained_by']}"
     note = f"   {result.facts['reason']}" if "reason" in result.facts else ""
-    print(f"{words.get(result.status, result.status):<17}{result.seconds:6.2f} s   {result.check}{note}", flush=True)
-    if not result.ok:
+    print(f"{word:<17}{result.seconds:6.2f} s{note}", flush=True)
+    if not result.ok and result.status != "explained":
         print(result.text, flush=True)
 
 
@@ -113,4 +149,7 @@ def _summary(found: list[CheckResult]) -> None:
     counts = {status: sum(each.status == status for each in found) for status in dict.fromkeys(r.status for r in found)}
     told = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items())
     print(f"{told} in {sum(result.seconds for result in found):.1f} s")
+    explained = [result.check for result in found if result.status == "explained"]
+    if explained:
+        print(f"a check that is explained may pass once the one that explains it does: {', '.join(explained)}")
     sys.stdout.flush()

@@ -11,9 +11,9 @@ from specdec.core.rejection import DraftLaws
 from specdec.core.rejection.reference import draft_law
 
 from ..needs import Needs
-from ..types import DraftLaw
+from ..types import DraftLaw, LawKind
 from .moves import Shown
-from .report import Violation
+from .report import DIFFERENCE, Violation
 from .stage import Stage
 from .subject import Subject
 
@@ -25,12 +25,24 @@ def law_of(law: DraftLaw | None, row: int, position: int, needs: Needs, vocab_si
     """q of one draft over target ids, float64 [V]; None where the row is one-hot."""
     if law is None:
         return None
+    if law.sparse_ids is not None and law.kind[row] == LawKind.SPARSE:
+        _require_in_vocabulary(law.sparse_ids[row, position], vocab_size)
     t2d = None
     if needs.draft_vocabulary is not None:
         t2d = torch.full((vocab_size,), -1)
         t2d[torch.tensor(needs.draft_vocabulary)] = torch.arange(len(needs.draft_vocabulary))
     laws = DraftLaws(law.kind, law.probs, law.logits, law.sparse_ids, law.sparse_probs, t2d)
     return draft_law(laws, row, position, vocab_size)
+
+
+def _require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
+    if int(ids.max()) >= vocab_size:
+        raise Violation(
+            expected=f"sparse_ids of 0 .. {vocab_size - 1}, and -1 for padding",
+            found=f"id {int(ids.max())}",
+            fix="report target ids; map those of a smaller draft vocabulary to the target's",
+            cause="sparse_ids outside the vocabulary",
+        )
 
 
 def laws_of(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Tensor]]:
@@ -61,6 +73,7 @@ def require_same(
         found="\n".join(told),
         where=one.where,
         fix=fix,
+        cause=DIFFERENCE,
     )
 
 
@@ -73,7 +86,7 @@ def _same_laws(one: tuple[Shown, str], other: tuple[Shown, str], stage: Stage) -
         if first is None or second is None:
             if first is not second:
                 return False
-        elif not torch.allclose(first, second, rtol=0, atol=LAW_TOLERANCE):
+        elif not torch.allclose(first, second, rtol=0, atol=LAW_TOLERANCE, equal_nan=True):
             return False
     return True
 

@@ -34,6 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--proposer-level", choices=LEVELS, default="standard", help="which checks to run")
     group.addoption("--proposer-target", default="tiny", metavar="MODEL", help="the target to check on")
     group.addoption(
+        "--proposer-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="the longest that one check may take; 0: as long as it likes",
+    )
+    group.addoption(
         "--proposer-xfails",
         type=json.loads,
         default={},

@@ -6,19 +6,24 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from specdec.core.registry import PluginSettings
+from specdec.core.registry import PluginSettings, author_frame
 
-from ..errors import ConfigError, SpecdecError, did_you_mean
+from ..errors import ConfigError, ProposerError, SpecdecError, did_you_mean
 from .checks import ALL_CHECKS, Check, checks_of
-from .report import CheckResult, Level, NotApplicable, Violation
+from .report import DIFFERENCE, CheckResult, Level, NotApplicable, Violation, cause_of
 from .subject import Asked, Subject
+from .time_limit import TIMEOUT_S, OutOfTime, time_limit
 
 FIRST = "loads"
+SIMPLEST = ("deterministic", "accepts_and_rejects")
+"""Comparisons that every later one contains: where one of them fails, a later difference says nothing new."""
+
+NUM_FRAMES = 8  # of a stack that is shown
 
 
 def check_proposer(
@@ -32,17 +37,57 @@ def check_proposer(
     seed: int = 0,
     plugin_settings: PluginSettings | None = None,
     on_fail: Literal["collect", "raise"] = "collect",
+    timeout: float = TIMEOUT_S,
 ) -> list[CheckResult]:
     """Check a proposer against the contract, on the CPU and offline.
 
     proposer: a class, a `method` of `speculative_config` or a checkpoint. `speculative_config`: its other keys, as
     `LLM` takes them (`num_speculative_tokens` is 4 if left out, or the most that it drafts). only: ids of checks,
     instead of the whole level. expected_failures: check id -> reason; one that passes after all counts as a failure.
-    on_fail "raise" raises the first Violation. Raises ConfigError SD-E132 for an unknown check or an empty reason,
-    PluginLoadError or ConfigError if there is no such proposer.
+    on_fail "raise" raises the first Violation. timeout: seconds for each check, 0 for no limit; it needs the main
+    thread and POSIX signals, and interrupts Python code only. Raises ConfigError SD-E132 for an unknown check or an
+    empty reason, PluginLoadError or ConfigError if there is no such proposer.
     """
     subject = Subject(proposer, dict(speculative_config or {}), target, seed, plugin_settings or PluginSettings())
-    return list(results(subject, level, only, expected_failures or {}, on_fail=on_fail))
+    expected = expected_failures or {}
+    run = Run(timeout=timeout, expected=expected)
+    return list(results(subject, level, only, expected, on_fail=on_fail, run=run))
+
+
+@dataclass
+class Run:
+    """Checks of one proposer, one after the other: each has a limit of time, and one cause is reported once.
+
+    After a check that shows that the proposer does not load, or that ran out of time, nothing is run any more.
+    """
+
+    timeout: float = TIMEOUT_S  # seconds for each check; 0: no limit
+    expected: Collection[str] = ()  # checks whose failure explains no other, and is explained by none
+    before: Callable[[Check], None] = lambda check: None  # called with each check before it runs
+    _first: dict[str, str] = field(default_factory=dict)  # cause -> the check that it failed first
+    _ended: str = ""  # why nothing is run any more
+
+    def check(self, check: Check, subject: Subject) -> CheckResult:
+        """The check's result in the light of those before it."""
+        self.before(check)
+        if self._ended:
+            return _skipped(check, self._ended)
+        result = run_check(check, subject, self.timeout)
+        if result.cause.startswith("SD-E221"):
+            self._ended = f"{check.name} did not end, and nothing is run after it"
+        if result.status != "failed" or check.name in self.expected:
+            return result
+        if check.name == FIRST:
+            self._ended = f"it does not load: see {FIRST}"
+        return self._explained(result)
+
+    def _explained(self, result: CheckResult) -> CheckResult:
+        first = self._first.get(result.cause, "")
+        if first:
+            return replace(result, status="explained", facts={"explained_by": first} | result.facts)
+        if result.cause and (result.cause != DIFFERENCE or result.check in SIMPLEST):
+            self._first[result.cause] = result.check
+        return result
 
 
 def results(
@@ -52,6 +97,7 @@ def results(
     expected_failures: Mapping[str, str] | None = None,
     *,
     on_fail: Literal["collect", "raise"] = "collect",
+    run: Run | None = None,
 ) -> Iterator[CheckResult]:
     """One result after the other, as they come."""
     expected = dict(expected_failures or {})
@@ -59,37 +105,56 @@ def results(
     refuse_unknown(list(expected))
     refuse_empty_reasons(expected)
     _ = subject.resolved
-    loads = True
+    run = run or Run(expected=expected)
     for check in checks:
-        result = run_check(check, subject) if loads else _skipped(check, f"it does not load: see {FIRST}")
-        result = as_expected(result, expected.get(check.name))
+        result = as_expected(run.check(check, subject), expected.get(check.name))
         if on_fail == "raise" and not result.ok:
             raise AssertionError(result.text)
-        loads = loads and not (check.name == FIRST and result.status == "failed")
         yield result
 
 
-def run_check(check: Check, subject: Subject) -> CheckResult:
-    """Passed, failed or skipped. An error of the proposer is a failure with its text."""
+def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> CheckResult:
+    """Passed, failed or skipped. An error of the proposer is a failure with its text, and so is one that never ends."""
     start = time.perf_counter()
+    status: Literal["passed", "failed", "skipped"] = "passed"
     facts: dict[str, str] = {}
-    status: Literal["passed", "failed", "skipped"] = "failed"
+    cause = ""
     try:
-        with _quiet():
+        with _quiet(), time_limit(timeout):
             check.run(subject)
-        status = "passed"
     except NotApplicable as reason:
         status, facts = "skipped", {"reason": str(reason)}
-    except Violation as violation:
-        facts = dict(violation.facts)
-    except SpecdecError as error:
-        facts = {"expected": "no error", "found": str(error)}
-    except Exception:
-        facts = {"expected": "no error", "found": traceback.format_exc()}
-    if status == "failed":
+    except (Exception, OutOfTime) as error:
+        status = "failed"
+        facts, cause = _told(error, subject, timeout)
         facts["reproduce"] = _reproduce(check, subject)
     seconds = time.perf_counter() - start
-    return CheckResult(check=check.name, level=check.level, status=status, seconds=seconds, law=check.law, facts=facts)
+    return CheckResult(
+        check=check.name, level=check.level, status=status, seconds=seconds, law=check.law, facts=facts, cause=cause
+    )
+
+
+def _told(error: BaseException, subject: Subject, timeout: float) -> tuple[dict[str, str], str]:
+    """The facts of a failure, and its cause."""
+    if isinstance(error, Violation):
+        return dict(error.facts), error.cause
+    if isinstance(error, OutOfTime):
+        error = _out_of_time(error, subject, timeout)
+    if isinstance(error, SpecdecError):
+        return {"expected": "no error", "found": str(error)}, cause_of(error)
+    place = author_frame(error, subject.resolved.plugin.target)
+    return {"expected": "no error", "found": "".join(traceback.format_exception(error))}, f"{type(error)} {place}"
+
+
+def _out_of_time(error: OutOfTime, subject: Subject, timeout: float) -> ProposerError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name != "_interrupt"]
+    facts = {
+        "where": author_frame(error, subject.resolved.plugin.target),
+        "stack": "\n".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-NUM_FRAMES:]),
+        "fix": "find the loop or the wait that does not end; a check that only needs longer gets a larger timeout",
+    }
+    plugin = subject.resolved.plugin
+    return ProposerError("SD-E221", f"the check did not end within {timeout:g} s", facts, plugin=plugin)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from ..errors import ProposerError
 from ..needs import Needs
 from ..types import StepView, TargetInfo
 from .moves import LONG, PARAMS, GivenCoins, Move, Shown
-from .report import Violation
+from .report import Violation, cause_of
 from .step_tensors import HiddenStandIns, batch_of, spoil_history
 from .text import Script
 from .watch import watched
@@ -232,6 +232,7 @@ class Stage:
                 where=where or f"before step {self.number + 1} of seed {self.seed}",
                 fix="correct the line that is named; the contract is the docstring of specdec.sdk.StepView and Draft; "
                 "a field of StepView that is not declared in needs is None",
+                cause=cause_of(error),
             ) from error
 
 

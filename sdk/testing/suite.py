@@ -11,7 +11,10 @@ class TestMine(ProposerConformance):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import faulthandler
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -20,8 +23,9 @@ from specdec.core.registry import PluginSettings
 
 from .checks import Check
 from .report import Level
-from .run import chosen_checks, refuse_empty_reasons, refuse_unknown, run_check
+from .run import Run, chosen_checks, refuse_empty_reasons, refuse_unknown
 from .subject import Asked, Subject
+from .time_limit import GRACE_S, TIMEOUT_S
 
 
 class ProposerConformance:
@@ -36,6 +40,13 @@ class ProposerConformance:
     expected_failures: ClassVar[Mapping[str, str]] = {}
     target: ClassVar[str] = "tiny"
     seed: ClassVar[int] = 0
+    timeout: ClassVar[float] = TIMEOUT_S
+
+    @pytest.fixture(scope="class")
+    def conformance_run(self, request: pytest.FixtureRequest) -> Run:
+        """What the checks of this class have found so far."""
+        cls: type[ProposerConformance] = request.cls
+        return Run(cls.timeout, cls.expected_failures)
 
     @pytest.fixture
     def subject(self) -> Subject:
@@ -49,9 +60,11 @@ class ProposerConformance:
             cls = type(self)
             metafunc.parametrize("check", as_parameters(cls.level, cls.expected_failures))
 
-    def test_conforms(self, check: Check, subject: Subject) -> None:
+    def test_conforms(
+        self, check: Check, subject: Subject, conformance_run: Run, pytestconfig: pytest.Config
+    ) -> None:
         """The law of the check holds."""
-        require(check, subject)
+        require(check, subject, conformance_run, pytestconfig)
 
 
 def as_parameters(level: Level, expected_failures: Mapping[str, str]) -> list[Any]:
@@ -64,13 +77,35 @@ def as_parameters(level: Level, expected_failures: Mapping[str, str]) -> list[An
     ]
 
 
-def require(check: Check, subject: Subject) -> None:
-    """Run a check inside a test: a failure fails it, one that does not apply skips it with the reason."""
-    result = run_check(check, subject)
+def require(check: Check, subject: Subject, run: Run, config: pytest.Config) -> None:
+    """Run a check inside a test: a failure fails it; one that does not apply, or is explained, skips it with the reason.
+
+    Not every check can be explained by another: the first one with a cause fails.
+    """
+    with _process_ends_after(run.timeout, config):
+        result = run.check(check, subject)
     if result.status == "skipped":
         pytest.skip(result.facts["reason"])
+    if result.status == "explained":
+        pytest.skip(f"fails, and is explained by {result.facts['explained_by']}: {result.facts['found']}")
     if result.status == "failed":
         pytest.fail(result.text, pytrace=False)
+
+
+@contextmanager
+def _process_ends_after(seconds: float, config: pytest.Config) -> Iterator[None]:
+    """With the stack of every thread, which has the check's name, if the block cannot be interrupted. 0: never."""
+    if not seconds:
+        yield
+        return
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        stderr = os.dup(2)  # past pytest's capture
+    faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=stderr)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        os.close(stderr)
 
 
 def _marks(reason: str | None) -> tuple[pytest.MarkDecorator, ...]:

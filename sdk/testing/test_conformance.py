@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import pytest
 
 from specdec.sdk.testing.checks import Check
+from specdec.sdk.testing.run import Run
 from specdec.sdk.testing.subject import Subject
 from specdec.sdk.testing.suite import as_parameters, require
 
@@ -20,6 +24,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("check", checks if subjects else [])
 
 
-def test_proposer(check: Check, subject: Subject) -> None:
+@pytest.fixture(scope="module")
+def run_of(pytestconfig: pytest.Config) -> Callable[[str], Run]:
+    """What the checks of each --proposer have found so far."""
+    timeout, xfails = pytestconfig.getoption("--proposer-timeout"), pytestconfig.getoption("--proposer-xfails")
+    return cache(lambda label: Run(timeout, xfails))
+
+
+def test_proposer(
+    check: Check, subject: Subject, run_of: Callable[[str], Run], pytestconfig: pytest.Config
+) -> None:
     """The law of the check holds for the proposer."""
-    require(check, subject)
+    require(check, subject, run_of(subject.label), pytestconfig)

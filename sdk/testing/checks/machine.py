@@ -42,7 +42,7 @@ def state_machine(subject: Subject) -> None:
         except Violation as violation:
             history = "\n".join(vars(violation).get("__notes__", ()))
             told = {label: value for label, value in violation.facts.items() if label != "where"}
-            raise Violation(**told, where=history or violation.facts["where"]) from None
+            raise Violation(**told, where=history or violation.facts["where"], cause=violation.cause) from None
 
 
 def _machine_of(subject: Subject, *, probabilistic: bool) -> Any:

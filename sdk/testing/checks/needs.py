@@ -48,6 +48,7 @@ def needs_are_enough(subject: Subject) -> None:
             found=f"it fails without {', '.join(read)}, which it reads: {violation.facts['found']}",
             where=violation.facts["where"],
             fix=undeclared,
+            cause=violation.cause,
         ) from violation
     for one, other in zip(given, offered, strict=True):
         for name in one.view.request_ids:
