@@ -25,6 +25,7 @@ from .lent import Snapshot, is_due
 from .metrics import EngineMetrics
 from .pace import Pace
 from .registry import LoadedProposer, author_frame, told
+from .registry.blame import FIELDS, undeclared
 from .runner.unread_drafts import Report
 from .runner.views import ViewBuilder
 
@@ -206,7 +207,13 @@ class Guest:
 
     def _blame(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}
-        raised = ProposerError("SD-E210", f"{method} raised {told(error)}", facts, plugin=self.plugin)
+        missing = undeclared(error, self.needs)
+        if missing:
+            facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
+            facts["fix"] = f"needs = Needs({', '.join(FIELDS[name] for name in missing)}, ...)"
+            raised = ProposerError("SD-E222", f"{method} raised {told(error)}", facts, plugin=self.plugin)
+        else:
+            raised = ProposerError("SD-E210", f"{method} raised {told(error)}", facts, plugin=self.plugin)
         raised.__cause__ = error
         return raised
 

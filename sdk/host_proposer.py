@@ -33,7 +33,8 @@ class HostProposer(ABC):
 
     def propose(self, step: StepView) -> Draft:
         """One call of `draft` per request with a budget."""
-        assert step.history is not None, "declared in needs"
+        if step.history is None:
+            raise TypeError("HostProposer reads step.history, which is None: declare needs = Needs(history=True, ...)")
         drafts: list[Sequence[int]] = []
         places = zip(
             step.request_ids,

@@ -2,31 +2,97 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import traceback
+from collections.abc import Sequence
+from types import FrameType, FunctionType, ModuleType
 
-from specdec.sdk import PluginId, PluginLoadError
+from specdec.sdk import Needs, PluginId, PluginLoadError
 
 DEBUG_HINT = "SPECDEC_DEBUG=1 shows the whole traceback"
 
 
 def author_frame(error: BaseException, target: str) -> str | None:
-    """The deepest "file:line in function" of an error that lies in the package of `target`.
+    """The "file:line in function" of an author that an error leads back to. `target` is "module:Class".
 
-    `target` is "module:Class". Falls back to the deepest frame outside the import system, then to None.
+    The deepest frame in the target's package; else the author's method that inherited code called last, as for an error
+    about what it returned; else the deepest frame outside the import system, behind the author's class if that frame
+    is ours; else None.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     package = target.partition(":")[0].partition(".")[0]
-    own: str | None = None
-    deepest: str | None = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not _is_import(frame)]
+    own = [each for each in frames if _module(each[0]).partition(".")[0] == package and not _is_ours(_module(each[0]))]
+    cls = _class_of(target)
+    if cls is not None and not own and (called := _called(cls, [frame for frame, _ in frames])):
+        return called
+    for frame, line in reversed(own or frames):
         place = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
-        module = str(frame.f_globals.get("__name__", ""))
-        if not frame.f_code.co_filename.startswith("<frozen"):
-            deepest = place
-        if f"{module}.".startswith(f"{package}.") and not f"{module}.".startswith(("specdec.core.", "specdec.sdk.")):
-            own = place
-    return own or deepest
+        return f"{_line_of(cls)}, raised at {place}" if cls is not None and _is_ours(_module(frame)) else place
+    return None
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_ours(module: str) -> bool:
+    """Whether it is no author's: first-party plugins are authors too."""
+    return f"{module}.".startswith(("specdec.core.", "specdec.sdk."))
+
+
+def _is_import(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith("<frozen")
+
+
+def _class_of(target: str) -> type | None:
+    """What "module:Class" names, if it is a class that was imported."""
+    module, _, path = target.partition(":")
+    found: object = sys.modules.get(module)
+    for name in path.split("."):
+        found = vars(found).get(name) if isinstance(found, ModuleType | type) else None
+    return found if isinstance(found, type) else None
+
+
+def _line_of(cls: type) -> str:
+    try:
+        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]} class {cls.__name__}"
+    except (OSError, TypeError):  # it was made without a file
+        return f"class {cls.__name__}"
+
+
+def _called(cls: type, frames: Sequence[FrameType]) -> str | None:
+    """Where the author wrote the method that one of the class's inherited methods calls: the deepest such call."""
+    written = {name: value for name, value in vars(cls).items() if isinstance(value, FunctionType)}
+    for frame in reversed(frames):
+        if isinstance(frame.f_locals.get("self"), cls):
+            for name in filter(written.__contains__, frame.f_code.co_names):
+                code = written[name].__code__
+                return f"{code.co_filename}:{code.co_firstlineno} in {name}"
+    return None
+
+
+FIELDS = {  # of a step that are None unless they were declared: what declares them
+    "history": "history=True",
+    "hidden": 'hidden_states=("final",)',
+    "sampling": 'sampling=("temperature",)',
+}
+
+
+def undeclared(error: BaseException, needs: Needs) -> list[str]:
+    """Fields that are None for lack of a declaration, and that code reads which stumbled over None."""
+    if not isinstance(error, TypeError | AttributeError) or "NoneType" not in str(error):
+        return []
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    read = {name for frame in frames if not _is_engine(frame) for name in frame.f_code.co_names}
+    declared = {"history": needs.history, "hidden": needs.hidden_states, "sampling": needs.sampling}
+    return [name for name in FIELDS if name in read and not declared[name]]
+
+
+def _is_engine(frame: FrameType) -> bool:
+    return _module(frame).startswith("specdec.core.")
 
 
 def told(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from specdec.sdk import UnsupportedModelError
+from specdec.sdk import Refusal, UnsupportedModelError
 
 from ..kernels.attention_spec import AttentionSpec
 from .kv_cache import LayerShape
@@ -35,12 +35,14 @@ def paged_attention(
     attention_mask: None,
     *,
     scaling: float | None = None,
-    specdec_context: AttentionContext,
+    specdec_context: AttentionContext | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:  # [1, N, Hq, Dv]
     """transformers' attention interface over an `AttentionContext`."""
+    if specdec_context is None:
+        raise Refusal("its draft network attends, and no draft KV is declared", "declare Needs(draft_kv=DraftKV(...))")
     if not getattr(module, "is_causal", True):  # the library's own attention functions read it like this
         raise _unserved(module, "attends to later tokens as well")
     unknown = [name for name, value in others.items() if isinstance(value, Tensor) and name not in _INERT_TENSORS]

@@ -141,6 +141,7 @@ class Runner:
         ended = [each.request for each in committed if each.request.finish_reason is not None]
         for request in ended:
             self._release(request)
+        ended.sort(key=lambda request: request.request_id)  # not by row: what is learned of them has one order
         for request in ended:  # after everything else: a proposer that raises here finds every request in order
             self._tell_finished(request)
         return committed

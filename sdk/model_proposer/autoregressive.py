@@ -10,11 +10,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..services import Services
+from ..errors import Refusal
+from ..services import DraftKVStore, Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
 from .each import per_request, width_of
 from .sampling import most_likely
+
+
+def _draft_kv_of(services: Services) -> DraftKVStore | None:
+    """The store that was declared, if one was."""
+    try:
+        return services.draft_kv()
+    except Refusal:
+        return None
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class DraftInputs:
     positions: Tensor  # [M] int64, where their KV is stored
     hidden: Tensor | None  # [M, L*H], the target's hidden states; None for inputs that are tokens only
     last: Tensor  # [b] int64, the input of each request whose output the next token is read from
-    attention: Mapping[str, Any]  # for the network's attention layers
+    attention: Mapping[str, Any]  # for the network's attention layers; empty where no draft KV was declared
 
 
 class AutoregressiveProposer(ModelProposer):
@@ -36,6 +45,8 @@ class AutoregressiveProposer(ModelProposer):
     * True: row i holds the token after position i, together with the target's hidden states at i. Declare
       `DraftKV(depends_on_next_token=True, rows_per_pass=max(K - 1, 1))`.
     * False: row i holds the token at position i, and nothing of the target. Declare `DraftKV(rows_per_pass=K)`.
+
+    A network without attention keeps no draft KV and declares none. The layouts then say what its inputs are.
 
     Rows written while drafting are overwritten when the step's outcome is observed, accepted or not: what the draft KV
     holds is always what a fresh pass over the committed tokens would have written.
@@ -61,6 +72,7 @@ class AutoregressiveProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """See `ModelProposer.bind`."""
         super().bind(target, services)
+        self._kv = _draft_kv_of(services)
         self._compiled_first = services.compile(self._first_shifted if self.ROWS_ARE_SHIFTED else self._first_tokens)
         self._compiled_next = services.compile(self._next)
         self._compiled_logits = services.compile(self.logits)
@@ -127,7 +139,11 @@ class AutoregressiveProposer(ModelProposer):
         """Positions, last inputs and attention of a pass over one token per request."""
         cu_queries = torch.arange(len(rows) + 1, device=rows.device)
         positions = positions.clamp(max=self.target.max_model_len - 1)  # of rows whose budget is used up
-        return positions, cu_queries[:-1], self.services.draft_kv().attention(rows, positions, cu_queries)
+        return positions, cu_queries[:-1], self._attention(rows, positions, cu_queries)
+
+    def _attention(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> Mapping[str, Any]:
+        """What the attention layers of a pass take (see `DraftKVStore.attention`); nothing where no KV is kept."""
+        return {} if self._kv is None else self._kv.attention(rows, starts, cu_queries)
 
     def _first_each(
         self, rows: Tensor, starts: Tensor, num_kept: Tensor, newest: Tensor, token_ids: Tensor, *hidden: Tensor
@@ -145,14 +161,14 @@ class AutoregressiveProposer(ModelProposer):
         offsets = torch.arange(width, device=rows.device)
         positions = (starts[:, None] + offsets).clamp(max=self.target.max_model_len - 1).flatten()
         last = cu_queries[:-1] + num_kept - (1 if self.ROWS_ARE_SHIFTED else 0)
-        attention = self.services.draft_kv().attention(rows, starts, cu_queries)
+        attention = self._attention(rows, starts, cu_queries)
         states = hidden[0].flatten(0, 1) if hidden else None
         return self.first(DraftInputs(token_ids.flatten().clamp(min=0), positions, states, last, attention))
 
     def _shifted(self, step: StepView) -> tuple[Any, ...]:
         """What `_first_shifted` takes."""
         kept = step.kept
-        attention = self.services.draft_kv().attention(step.rows, kept.kept_start, kept.cu_rows)
+        attention = self._attention(step.rows, kept.kept_start, kept.cu_rows)
         return kept.next_token_ids, kept.positions, kept.hidden, kept.cu_rows, kept.num_kept, attention
 
     def _first_shifted(
@@ -172,7 +188,7 @@ class AutoregressiveProposer(ModelProposer):
         """What `_first_tokens` takes."""
         kept = step.kept
         cu_queries = kept.cu_rows + torch.arange(len(step) + 1, device=kept.cu_rows.device)
-        attention = self.services.draft_kv().attention(step.rows, kept.kept_start, cu_queries)
+        attention = self._attention(step.rows, kept.kept_start, cu_queries)
         return kept.token_ids, step.newest_token, kept.kept_start, kept.cu_rows, kept.num_kept, cu_queries, attention
 
     def _first_tokens(

@@ -95,6 +95,10 @@ class FreshPrefill:
     """A second instance, which is shown each request's tokens as one prefill and must draft the same."""
 
     FIX = "derive the draft from the committed tokens alone: undo what rejected drafts left, catch up on skipped steps"
+    AFTER_PREEMPTION = (
+        "\na request was preempted: in on_preempt(request) drop what lies in its row and what is counted by position;"
+        "\nits tokens are shown again from position 0 (kept.kept_start), so take in none of them twice"
+    )
 
     def __init__(self, subject: Subject, *, probabilistic: bool) -> None:
         self._subject = subject
@@ -109,7 +113,8 @@ class FreshPrefill:
                 fresh_name = f"{name} again {fresh_stage.number}"
                 fresh = fresh_stage.replay(stage.requests[name], fresh_name)
                 what = ("this history", "a fresh prefill of the same tokens")
-                require_same(shown, fresh, (name, fresh_name), stage, what, self.FIX)
+                fix = self.FIX + (self.AFTER_PREEMPTION if stage.num_preemptions else "")
+                require_same(shown, fresh, (name, fresh_name), stage, what, fix)
 
     def _fresh_stage(self) -> Stage:
         """One with a row that nobody has had yet; an empty one where requests may influence each other."""

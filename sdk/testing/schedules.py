@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from .moves import Move, Shown
+from .moves import LONG, Move, Shown
 from .stage import Stage
 
 PROMPT_LENGTHS = (17, 1, 40)  # as many as no K: a transposed draft is no draft
 NUM_STEPS = 10
+FORK = 5  # a token id
 
 
 def lockstep(stage: Stage, num_steps: int = NUM_STEPS, order: Sequence[int] = (0, 1, 2)) -> Iterator[Shown]:
@@ -20,6 +21,27 @@ def lockstep(stage: Stage, num_steps: int = NUM_STEPS, order: Sequence[int] = (0
     for _ in range(num_steps):
         shown = stage.step([Move(names[index]) for index in order])
         assert shown is not None, "these requests are long"
+        yield shown
+
+
+def ending_together(stage: Stage, order: Sequence[int] = (0, 1, 2)) -> Iterator[Shown]:
+    """Three requests that go on from one token in three ways, in the given order, and end in one step; then a fourth.
+
+    The fourth one comes to the same token: whoever learns from requests that ended has three of equal weight.
+    """
+    prompts = [[FORK, 1 + number] * 6 for number in range(3)]
+    for number, prompt in enumerate(prompts):
+        stage.add(f"request-{number}", prompt, LONG.replace(max_tokens=8))
+    while stage.requests:
+        forced = [prompts[index][stage.number % 2] for index in order]
+        moves = [Move(f"request-{index}", num_accepted=0, forced=token) for index, token in zip(order, forced, strict=True)]
+        shown = stage.step(moves)
+        if shown is not None:
+            yield shown
+    stage.add("next", [9, 8, FORK])
+    for token in (7, FORK, 6):
+        shown = stage.step([Move("next", num_accepted=0, forced=token)])
+        assert shown is not None, "this request is long"
         yield shown
 
 

@@ -52,6 +52,7 @@ class Stage:
         self.reads: set[str] = set()
         self.requests: dict[str, Request] = {}
         self.number = 0
+        self.num_preemptions = 0
         self._k = loaded.config.num_draft_tokens
         self._probabilistic = loaded.config.draft_sample_method == "probabilistic"
         self._shown = shown or loaded.needs
@@ -100,6 +101,7 @@ class Stage:
     def preempt(self, name: str) -> None:
         """Take the request's row and KV; its next move replays it from position 0."""
         request = self.requests[name]
+        self.num_preemptions += 1
         self._leave(request)
         request.num_computed_tokens = 0
         self._call(lambda: self._guest.preempt(request.view))
@@ -122,9 +124,8 @@ class Stage:
         items = self._items([self._share(move) for move in moves])
         batch = batch_of(items)
         committed = [self._commit(item, move) for item, move in zip(items, moves, strict=True)]
-        for each in committed:
-            if each.request.finish_reason is not None:
-                self.finish(each.request.request_id)
+        for name in sorted(each.request.request_id for each in committed if each.request.finish_reason is not None):
+            self.finish(name)
         going_on = [each for each in committed if each.request.finish_reason is None]
         if not going_on:
             return None

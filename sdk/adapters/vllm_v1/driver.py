@@ -52,7 +52,7 @@ class Driver:
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
         """What ended or lost its KV since the last step, before anything of the new one is computed."""
-        for request in self._rows.remove(finished):
+        for request in self._rows.remove(sorted(finished)):  # a set, of which each worker has its own order
             self._end(request)
         for request_id in preempted:
             lost = self._rows.get(request_id)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from ..compare import require_same
 from ..report import Violation
-from ..schedules import PROMPT_LENGTHS, alone, lockstep
+from ..schedules import PROMPT_LENGTHS, alone, ending_together, lockstep
 from ..subject import Subject
 from .collection import Collection
 
 CHECKS = Collection()
+FIND_BY_ID = "find a request by step.request_ids or step.rows, never by its place in the step"
+LEARN_BY_ID = (
+    "learn what requests share in observe or on_finish, before any draft of the step is made, and in the order of their "
+    "ids:\n  for b in sorted(range(len(step)), key=step.request_ids.__getitem__): ...\n" + FIND_BY_ID
+)
 
 
 @CHECKS.at("standard")
@@ -68,12 +75,16 @@ def batch_equals_singles(subject: Subject) -> None:
 
 @CHECKS.at("standard")
 def row_order(subject: Subject) -> None:
-    """The order of the rows of a step means nothing: every request gets the same draft in any order."""
+    """The order of the rows of a step means nothing: every request gets the same draft in any order.
+
+    What requests share is therefore learned in the order of their ids, and before any draft is made from it.
+    """
     subject.need_determinism()
-    for probabilistic in subject.modes:
+    shared = subject.needs.state == "shared"
+    schedules = (lockstep, ending_together) if shared else (lockstep,)
+    for probabilistic, schedule in product(subject.modes, schedules):
         stage, other_stage = (subject.stage(probabilistic=probabilistic) for _ in range(2))
-        steps = zip(lockstep(stage), lockstep(other_stage, order=(2, 0, 1)), strict=True)
-        for one, other in steps:
+        for one, other in zip(schedule(stage), schedule(other_stage, order=(2, 0, 1)), strict=True):
             for name in one.view.request_ids:
-                fix = "find a request by step.request_ids or step.rows, never by its place in the step"
-                require_same(one, other, name, stage, ("one order", "another order of rows"), fix)
+                what = ("one order", "another order of rows")
+                require_same(one, other, name, stage, what, LEARN_BY_ID if shared else FIND_BY_ID)

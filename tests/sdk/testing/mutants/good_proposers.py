@@ -66,6 +66,35 @@ def follow(tokens: Sequence[int], count: int) -> list[int]:
     return draft
 
 
+class SharedFollowers(Followers):
+    """Drafts what followed each token when anybody last wrote it: learns from the text of all, in the order of ids."""
+
+    needs = Needs(history=True, state="shared")
+
+    def __init__(self, config: ProposerConfig) -> None:
+        super().__init__(config)
+        self.followers: dict[int, int] = {}
+
+    def observe(self, step: StepView) -> None:
+        rows, lengths = step.rows.tolist(), step.committed_length.tolist()
+        for b in self.places(step):
+            self.learn(step, b, rows[b], lengths[b])
+
+    def places(self, step: StepView) -> list[int]:
+        return sorted(range(len(step)), key=step.request_ids.__getitem__)
+
+    def learn(self, step: StepView, b: int, row: int, length: int) -> None:
+        known = len(self.tokens[step.request_ids[b]])  # a replay shows nothing that is new
+        super().learn(step, b, row, length)
+        self.followers.update(pairwise(self.tokens[step.request_ids[b]][max(known - 1, 0) :]))
+
+    def draft(self, step: StepView, b: int, budget: int) -> list[int]:
+        draft = [int(step.newest_token[b])]
+        while len(draft) <= budget and draft[-1] in self.followers:
+            draft.append(self.followers[draft[-1]])
+        return draft[1:]
+
+
 class Waves:
     """Draws from a law that depends on the token before, and reports it as dense logits. No state, no weights."""
 

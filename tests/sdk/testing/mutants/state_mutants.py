@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import torch
-from good_proposers import Followers, HiddenMean, follow
+from good_proposers import Followers, HiddenMean, SharedFollowers, follow
 
 from specdec.sdk import Draft, Needs, Phase
 
@@ -66,6 +66,24 @@ class DraftsByPlace(Followers):
 
     def draft(self, step, b, budget):
         return [b] * budget
+
+
+class LearnsInTheOrderOfRows(SharedFollowers):
+    """Of two requests that say something different, the one in the later row is believed."""
+
+    def places(self, step):
+        return range(len(step))
+
+
+class LearnsWhileItDrafts(SharedFollowers):
+    """Drafts of a request from what those before it in the step have said."""
+
+    def observe(self, step):
+        pass
+
+    def draft(self, step, b, budget):
+        self.learn(step, b, int(step.rows[b]), int(step.committed_length[b]))
+        return super().draft(step, b, budget)
 
 
 class RemembersPlaces(Followers):
@@ -190,6 +208,18 @@ class CountsForever(Followers):
     def on_finish(self, request):
         self.lengths = [*getattr(self, "lengths", []), len(self.tokens[request.request_id])]
         super().on_finish(request)
+
+
+class LearnsAtTheEnd(Followers):
+    """Keeps what ended requests said, the latest last. Keeps the contract: ends are told in the order of ids."""
+
+    needs = Needs(history=True, state="shared")
+
+    def on_finish(self, request):
+        self.corpus = [*getattr(self, "corpus", []), *self.tokens.pop(request.request_id)]
+
+    def draft(self, step, b, budget):
+        return follow([*getattr(self, "corpus", []), int(step.newest_token[b])], budget)
 
 
 class SavesNothing(Followers):
