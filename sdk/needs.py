@@ -47,7 +47,9 @@ class Needs(StrictModel):
     max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft; None: any K")
     per_row_length: bool = Field(True, description="False: every row that drafts at all drafts the same number")
     state: Literal["none", "per_request", "shared"] = Field(
-        "none", description="what it keeps between steps; shared: requests may change each other's drafts"
+        "none",
+        description="what it keeps between steps; shared: requests may change each other's drafts, and what they share "
+        "is learned in the order of request ids",
     )
     history: bool = Field(False, description="reads the token history of its requests")
     sampling: tuple[SamplingField, ...] = Field((), description="sampling parameters that it reads")

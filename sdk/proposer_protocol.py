@@ -64,16 +64,23 @@ class Lifecycle(Protocol):
     def observe(self, step: StepView) -> None:
         """Every step, before `propose`, also where no draft is wanted: a draft KV never gets holes.
 
-        If it raises, the step's requests get no drafts until they are replayed or finished.
+        If it raises, the step's requests get no drafts until they are replayed or finished. State that requests share
+        is learned in the order of request ids, never of rows, and before any draft of the step is made from it.
         """
         ...
 
     def on_preempt(self, request: RequestView) -> None:
-        """The request lost its row and KV. It comes back with a new generation, replayed from position 0."""
+        """The request lost its row and KV. It comes back with a new generation, replayed from position 0.
+
+        Drop what lies in its row, and what is counted by position: the replay shows every token again.
+        """
         ...
 
     def on_finish(self, request: RequestView) -> None:
-        """The request ended or was aborted: drop its state. Exactly once per `on_start`."""
+        """The request ended or was aborted: drop its state. Exactly once per `on_start`.
+
+        Requests that end in one step are told of in the order of their ids.
+        """
         ...
 
     def save(self, path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 NAME_WIDTH = 31
+STDERR = 2  # its file descriptor
 WORDS = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
 
 
@@ -124,7 +125,7 @@ class _Announcer:
     def __init__(self, timeout: float, *, shown: bool) -> None:
         self._timeout, self._shown = timeout, shown
         if not faulthandler.is_enabled():
-            faulthandler.enable(sys.__stderr__)
+            faulthandler.enable(STDERR)
 
     def __call__(self, check: Check) -> None:
         from specdec.sdk.testing.time_limit import GRACE_S
@@ -132,7 +133,7 @@ class _Announcer:
         if self._shown:
             print(f"{check.name:<{NAME_WIDTH}}", end="", flush=True)
         if self._timeout:
-            faulthandler.dump_traceback_later(self._timeout + GRACE_S, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(self._timeout + GRACE_S, exit=True, file=STDERR)
 
 
 def _show(result: CheckResult) -> None:

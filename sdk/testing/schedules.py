@@ -31,15 +31,15 @@ def ending_together(stage: Stage, order: Sequence[int] = (0, 1, 2)) -> Iterator[
     """
     prompts = [[FORK, 1 + number] * 6 for number in range(3)]
     for number, prompt in enumerate(prompts):
-        stage.add(f"request-{number}", prompt, LONG.replace(max_tokens=8))
+        stage.add(f"request-{number}", prompt, LONG.replace(max_tokens=9))
     while stage.requests:
-        forced = [prompts[index][stage.number % 2] for index in order]
-        moves = [Move(f"request-{index}", num_accepted=0, forced=token) for index, token in zip(order, forced, strict=True)]
+        said = stage.number % 2
+        moves = [Move(f"request-{index}", num_accepted=0, forced=prompts[index][said]) for index in order]
         shown = stage.step(moves)
         if shown is not None:
             yield shown
-    stage.add("next", [9, 8, FORK])
-    for token in (7, FORK, 6):
+    stage.add("next", [9, 8])
+    for token in (FORK, 7, FORK):
         shown = stage.step([Move("next", num_accepted=0, forced=token)])
         assert shown is not None, "this request is long"
         yield shown

@@ -60,9 +60,7 @@ class ProposerConformance:
             cls = type(self)
             metafunc.parametrize("check", as_parameters(cls.level, cls.expected_failures))
 
-    def test_conforms(
-        self, check: Check, subject: Subject, conformance_run: Run, pytestconfig: pytest.Config
-    ) -> None:
+    def test_conforms(self, check: Check, subject: Subject, conformance_run: Run, pytestconfig: pytest.Config) -> None:
         """The law of the check holds."""
         require(check, subject, conformance_run, pytestconfig)
 
@@ -78,9 +76,9 @@ def as_parameters(level: Level, expected_failures: Mapping[str, str]) -> list[An
 
 
 def require(check: Check, subject: Subject, run: Run, config: pytest.Config) -> None:
-    """Run a check inside a test: a failure fails it; one that does not apply, or is explained, skips it with the reason.
+    """Run a check inside a test: a failure fails it; one that does not apply, or is explained, is skipped with the reason.
 
-    Not every check can be explained by another: the first one with a cause fails.
+    What explains it has failed before: of the checks that fail for one cause, the first one fails its test.
     """
     with _process_ends_after(run.timeout, config):
         result = run.check(check, subject)

@@ -31,8 +31,6 @@ def run_of(pytestconfig: pytest.Config) -> Callable[[str], Run]:
     return cache(lambda label: Run(timeout, xfails))
 
 
-def test_proposer(
-    check: Check, subject: Subject, run_of: Callable[[str], Run], pytestconfig: pytest.Config
-) -> None:
+def test_proposer(check: Check, subject: Subject, run_of: Callable[[str], Run], pytestconfig: pytest.Config) -> None:
     """The law of the check holds for the proposer."""
     require(check, subject, run_of(subject.label), pytestconfig)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import product
 
 from ..compare import require_same
+from ..moves import Shown
 from ..report import Violation
 from ..schedules import PROMPT_LENGTHS, alone, ending_together, lockstep
 from ..subject import Subject
@@ -13,8 +15,8 @@ from .collection import Collection
 CHECKS = Collection()
 FIND_BY_ID = "find a request by step.request_ids or step.rows, never by its place in the step"
 LEARN_BY_ID = (
-    "learn what requests share in observe or on_finish, before any draft of the step is made, and in the order of their "
-    "ids:\n  for b in sorted(range(len(step)), key=step.request_ids.__getitem__): ...\n" + FIND_BY_ID
+    "learn what requests share in observe or on_finish, before any draft of the step is made, and in the order of "
+    "their ids:\n  for b in sorted(range(len(step)), key=step.request_ids.__getitem__): ...\n" + FIND_BY_ID
 )
 
 
@@ -81,7 +83,7 @@ def row_order(subject: Subject) -> None:
     """
     subject.need_determinism()
     shared = subject.needs.state == "shared"
-    schedules = (lockstep, ending_together) if shared else (lockstep,)
+    schedules: list[Callable[..., Iterator[Shown]]] = [lockstep, ending_together] if shared else [lockstep]
     for probabilistic, schedule in product(subject.modes, schedules):
         stage, other_stage = (subject.stage(probabilistic=probabilistic) for _ in range(2))
         for one, other in zip(schedule(stage), schedule(other_stage, order=(2, 0, 1)), strict=True):

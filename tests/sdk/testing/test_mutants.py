@@ -32,6 +32,8 @@ CAUGHT = [
     ("deterministic", state_mutants.DraftsByInstance),
     ("batch_equals_singles", state_mutants.MixesRequests),
     ("row_order", state_mutants.DraftsByPlace),
+    ("row_order", state_mutants.LearnsInTheOrderOfRows),
+    ("row_order", state_mutants.LearnsWhileItDrafts),
     ("accepts_and_rejects", state_mutants.BelievesItsDrafts),
     ("chunked_prefill", state_mutants.OnlyTheLastChunk),
     ("skipped_steps", state_mutants.ForgetsTheAbsent),
@@ -53,6 +55,7 @@ CAUGHT = [
     ("lengths_as_declared", needs_mutants.RaggedThoughFixed),
     ("law_is_a_distribution", form_mutants.NanLogits),
     ("law_is_a_distribution", form_mutants.ReportsTopOne),
+    ("law_is_a_distribution", law_mutants.SparseIdsOutOfRange),
     ("length_ignores_the_draw", law_mutants.TrimsUnluckyTokens),
     ("length_ignores_the_draw", law_mutants.TrimsFromTheSecond),
     ("law_ignores_the_draw", law_mutants.SharpensAfterTheDraw),
@@ -68,7 +71,13 @@ CAUGHT = [
     ("memory_does_not_grow", state_mutants.CountsForever),
     ("state_machine", state_mutants.KeepsByRow),
 ]
-GOOD = [good_proposers.Followers, good_proposers.Waves, good_proposers.HiddenMean]
+GOOD = [
+    good_proposers.Followers,
+    good_proposers.SharedFollowers,
+    good_proposers.Waves,
+    good_proposers.HiddenMean,
+    law_mutants.SparseLaw,
+]
 
 
 @pytest.fixture(autouse=True)

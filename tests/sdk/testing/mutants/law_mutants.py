@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from good_proposers import Waves, inverse_cdf
 
+from specdec.sdk import Draft, DraftLaw, LawKind, Needs
+
 
 class TrimsUnluckyTokens(Waves):
     """Stops before a token whose own probability is low."""
@@ -50,3 +52,33 @@ class OnePercentOff(Waves):
     def draw(self, step, index, logits):
         probs = 0.99 * logits.softmax(-1) + 0.01 / self.vocab_size
         return inverse_cdf(probs, step.random.uniform(index))
+
+
+class SparseLaw(Waves):
+    """The whole law again, as a sparse one."""
+
+    TOP_M = 64
+
+    needs = Needs(law="sparse", sparse_top_m=TOP_M, sampling=("temperature",))
+
+    def logits(self, before, temperature):
+        return super().logits(before, temperature).masked_fill(torch.arange(self.vocab_size) >= self.TOP_M, -torch.inf)
+
+    def propose(self, step):
+        draft = super().propose(step)
+        kind = torch.where(draft.law.kind == LawKind.ONE_HOT, LawKind.ONE_HOT, LawKind.SPARSE).to(torch.uint8)
+        ids = self.ids().expand(*draft.token_ids.shape, self.TOP_M).clone()
+        probs = torch.nn.functional.pad(draft.law.logits, (0, self.TOP_M), value=-torch.inf)[..., : self.TOP_M]
+        law = DraftLaw(kind=kind, sparse_ids=ids, sparse_probs=probs.softmax(-1))
+        return Draft(draft.token_ids, draft.lengths, law)
+
+    def ids(self):
+        ids = torch.arange(self.TOP_M)
+        return ids.masked_fill(ids >= self.vocab_size, -1)
+
+
+class SparseIdsOutOfRange(SparseLaw):
+    """Ids of a vocabulary that the target has not."""
+
+    def ids(self):
+        return super().ids() + 1_000_000

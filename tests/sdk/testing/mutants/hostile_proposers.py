@@ -1,0 +1,116 @@
+"""Proposers that raise, hang or crash: what an author is told of them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import time
+from contextlib import suppress
+
+import torch
+from good_proposers import Followers
+
+from specdec.sdk import HostProposer, Needs
+from specdec.sdk.model_proposer import AutoregressiveProposer
+
+
+class Loops(HostProposer):
+    def draft(self, tokens, k):
+        while True:
+            pass
+
+
+class SleepsThroughErrors(Followers):
+    """Waits in a method of its lifecycle, and keeps whatever is raised there."""
+
+    def on_start(self, request):
+        super().on_start(request)
+        with suppress(Exception):
+            time.sleep(1000)
+
+
+class LoopsInC(HostProposer):
+    """No signal is handled before the sum is known."""
+
+    def draft(self, tokens, k):
+        return [sum(itertools.repeat(0))]
+
+
+class Crashes(HostProposer):
+    def draft(self, tokens, k):
+        ctypes.string_at(0)
+        return []
+
+
+class DraftsTooMany(HostProposer):
+    def draft(self, tokens, k):
+        return [1] * (k + 1)
+
+
+class ReturnsNothing(HostProposer):
+    def draft(self, tokens, k):
+        return None
+
+
+class WithoutHistory(HostProposer):
+    needs = Needs(state="per_request")
+
+    def draft(self, tokens, k):
+        return []
+
+
+class ReadsHiddenUndeclared(Followers):
+    def observe(self, step):
+        super().observe(step)
+        self.width = step.kept.hidden.shape[1]
+
+
+class StumblesOverNone(Followers):
+    """Declares all that it reads; what is None is its own."""
+
+    def learn(self, step, b, row, length):
+        super().learn(step, b, row, length)
+        self.tokens.get("nobody")[0] = step.history
+
+
+class HeadWithoutKV(AutoregressiveProposer):
+    """One matrix from a state and a token to the next state, and the target's head."""
+
+    ROWS_ARE_SHIFTED = True
+
+    @classmethod
+    def needs(cls, config, target):
+        return Needs(**cls.shared_needs(config, target), hidden_states=("final",))
+
+    def build(self):
+        size = self.target.hidden_size
+        self.matrix = torch.randn(size, size, generator=torch.Generator().manual_seed(0)) / size**0.5
+
+    def first(self, inputs):
+        return self.advance(inputs, inputs.hidden)[inputs.last]
+
+    def advance(self, inputs, states):
+        return torch.tanh(states @ self.matrix + self.services.embed(inputs.token_ids))
+
+    def logits(self, states):
+        return self.services.lm_head(states)
+
+
+class HeadWithFlatLogits(HeadWithoutKV):
+    def logits(self, states):
+        return super().logits(states)[:, 0]
+
+
+class HeadThatAttends(HeadWithoutKV):
+    """Has a layer of attention, and forgot to declare draft KV."""
+
+    def build(self):
+        config = self.target.config | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+        self.decoder = self.services.build_decoder(config, self.settings)
+        self.services.finish(self.decoder, self.settings)
+
+    def advance(self, inputs, states):
+        embedded = self.services.embed(inputs.token_ids)
+        return self.decoder(
+            inputs_embeds=embedded[None], position_ids=inputs.positions[None], use_cache=False, **inputs.attention
+        ).last_hidden_state[0]
