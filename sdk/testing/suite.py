@@ -43,9 +43,9 @@ class ProposerConformance:
     timeout: ClassVar[float] = TIMEOUT_S
 
     @pytest.fixture(scope="class")
-    def conformance_run(self, request: pytest.FixtureRequest) -> Run:
+    @classmethod
+    def conformance_run(cls) -> Run:
         """What the checks of this class have found so far."""
-        cls: type[ProposerConformance] = request.cls
         return Run(cls.timeout, cls.expected_failures)
 
     @pytest.fixture
@@ -76,7 +76,7 @@ def as_parameters(level: Level, expected_failures: Mapping[str, str]) -> list[An
 
 
 def require(check: Check, subject: Subject, run: Run, config: pytest.Config) -> None:
-    """Run a check inside a test: a failure fails it; one that does not apply, or is explained, is skipped with the reason.
+    """Run a check inside a test: a failure fails it, and one that does not apply or is explained is skipped.
 
     What explains it has failed before: of the checks that fail for one cause, the first one fails its test.
     """

@@ -137,7 +137,9 @@ def test_command_reports_as_json_and_exits_with_1():
     assert done.exit_code == 1, done.output
     rows = {row["check"]: row for row in json.loads(done.stdout)}
     assert list(rows) == BASIC
-    assert rows["one_token_prompts"]["status"] == "failed"
+    assert rows["draft_form"]["status"] == "failed"
+    assert rows["one_token_prompts"]["status"] == "explained"
+    assert rows["one_token_prompts"]["facts"]["explained_by"] == "draft_form"
     assert rows["budgets"]["status"] == "unexpected_pass"
     assert rows["loads"]["ok"]
 
