@@ -277,5 +277,6 @@ class DraftChecker:
 def _plain(held: _Held) -> _Held:
     """With plain tensors of the same memory: a subclass of Tensor may answer `tolist` with what is not in it."""
     found = vars(held).items()
-    odd: dict[str, Any] = {name: each for name, each in found if isinstance(each, Tensor) and type(each) is not Tensor}
-    return replace(held, **{name: Tensor.as_subclass(each, Tensor) for name, each in odd.items()}) if odd else held
+    odd = {name: each for name, each in found if isinstance(each, Tensor) and type(each) is not Tensor}
+    plain: dict[str, Any] = {name: Tensor.as_subclass(each, Tensor) for name, each in odd.items()}
+    return replace(held, **plain) if plain else held
