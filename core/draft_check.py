@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from specdec.sdk import Draft, DraftLaw, LawForm, LawKind, Needs, PluginId, ProposerError, StepView
 
 from .lent import is_due
+from .runner.draft_support import can_draw, target_to_draft
 from .runner.unread_drafts import Report
 
 _KINDS: dict[LawForm, frozenset[LawKind]] = {
@@ -20,6 +22,7 @@ _KINDS: dict[LawForm, frozenset[LawKind]] = {
     "sparse": frozenset({LawKind.ONE_HOT, LawKind.SPARSE}),
 }
 _INTEGERS = frozenset({torch.int64, torch.int32})
+_Held = TypeVar("_Held", Draft, DraftLaw)
 _SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
@@ -33,7 +36,7 @@ class CheckedDraft:
 
 
 class DraftChecker:
-    """Checks the drafts of one proposer. Raises ProposerError SD-E200 .. SD-E205, naming it."""
+    """Checks the drafts of one proposer. Raises ProposerError SD-E200 .. SD-E206, naming it."""
 
     def __init__(self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device) -> None:
         self._plugin = plugin
@@ -42,6 +45,8 @@ class DraftChecker:
         self._device = device if needs.placement == "device" else torch.device("cpu")
         self._on_host = self._device.type == "cpu"
         self._num_checked_laws = 0
+        vocabulary = needs.draft_vocabulary
+        self._t2d = None if vocabulary is None else target_to_draft(vocabulary, vocab_size, self._device)
 
     def check(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
         """The draft as lists of ids within the vocabulary, and its law if it reports one.
@@ -65,9 +70,12 @@ class DraftChecker:
         return CheckedDraft([[0] * budget for budget in budgets], draft.law, draft)
 
     def check_read(self, request_ids: Sequence[str], reports: Sequence[Report]) -> None:
-        """Lengths and ids of drafts that were returned unread."""
+        """Lengths and ids of drafts that were returned unread, and whether their distributions can have drawn them."""
         self._check_lengths([each.length for each in reports], request_ids, [each.budget for each in reports])
         self._check_ids([each.token_ids[: each.length] for each in reports], request_ids)
+        for b, each in enumerate(reports):
+            if each.num_usable < each.length:
+                raise self._impossible(request_ids[b], b, each.num_usable, each.token_ids[each.num_usable])
 
     def _checked_form(self, draft: object, step: StepView) -> Draft:
         if not isinstance(draft, Draft):
@@ -77,6 +85,10 @@ class DraftChecker:
                 "fix": "return Draft(token_ids, lengths), or Draft.from_lists(lists, step.num_draft_tokens)",
             }
             raise self._error("SD-E200", "propose returned no Draft", facts)
+        draft = _plain(draft)
+        if isinstance(draft.law, DraftLaw):
+            law = _plain(draft.law)
+            draft = draft if law is draft.law else replace(draft, law=law)
         width = step.num_draft_tokens
         self._check_form("token_ids", draft.token_ids, (len(step), width), _INTEGERS)
         self._check_form("lengths", draft.lengths, (len(step),), _INTEGERS)
@@ -160,9 +172,47 @@ class DraftChecker:
             for name, tensor, form, dtypes in wanted[LawKind(kind)]:
                 self._check_form(f"law.{name}", tensor, form, dtypes)
         if due:
-            for kind, probs in ((LawKind.DENSE_PROBS, law.probs), (LawKind.SPARSE, law.sparse_probs)):
-                if probs is not None:
-                    self._check_probabilities(probs, law.kind == kind, draft, step)
+            self._check_sums(law, draft, step)
+        if read:
+            self._check_support(kinds, law, draft, step)
+
+    def _check_support(self, kinds: Set[int], law: DraftLaw, draft: Draft, step: StepView) -> None:
+        drafted = torch.arange(step.num_draft_tokens, device=law.kind.device) < draft.lengths[:, None]
+        for kind in map(LawKind, kinds - {LawKind.ONE_HOT}):
+            possible = can_draw(kind, law, draft.token_ids, self._t2d, self._vocab_size)
+            impossible = drafted & (law.kind == kind)[:, None] & ~possible
+            if bool(impossible.any()):
+                self._check_sums(law, draft, step)  # what is no distribution at all is told as that
+                b, position = impossible.nonzero()[0].tolist()
+                token_id = int(draft.token_ids[b, position])
+                ids = (
+                    law.sparse_ids[b, position].tolist()
+                    if kind == LawKind.SPARSE and law.sparse_ids is not None
+                    else ()
+                )
+                raise self._impossible(step.request_ids[b], b, position, token_id, ids)
+
+    def _impossible(
+        self, request_id: str, b: int, position: int, token_id: int, ids: Sequence[int] = ()
+    ) -> ProposerError:
+        """The error for a token that the distribution reported for it cannot have drawn; `ids` of a sparse one."""
+        facts: dict[str, object] = {
+            "request": f"{request_id!r}, row {b} of the step, draft position {position}",
+            "drafted": token_id,
+        }
+        if ids:
+            facts["sparse ids"] = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if ids[8:] else "")
+        facts |= {
+            "expected": f"for it a probability above 0, or a finite logit; sparse ids in -1 .. {self._vocab_size - 1}",
+            "fix": "report what the token was drawn from, in target ids; without a distribution tag LawKind.ONE_HOT",
+            "why": "verification with a wrong distribution silently changes what is generated",
+        }
+        return self._error("SD-E206", "a drafted token cannot come from its reported distribution", facts)
+
+    def _check_sums(self, law: DraftLaw, draft: Draft, step: StepView) -> None:
+        for kind, probs in ((LawKind.DENSE_PROBS, law.probs), (LawKind.SPARSE, law.sparse_probs)):
+            if probs is not None:
+                self._check_probabilities(probs, law.kind == kind, draft, step)
 
     def _kinds_of(self, law: DraftLaw) -> set[int]:
         """The tags of its rows; waits for them."""
@@ -222,3 +272,11 @@ class DraftChecker:
 
     def _error(self, code: str, summary: str, facts: Mapping[str, object]) -> ProposerError:
         return ProposerError(code, summary, facts, plugin=self._plugin)
+
+
+def _plain(held: _Held) -> _Held:
+    """With plain tensors of the same memory: a subclass of Tensor may answer `tolist` with what is not in it."""
+    found = vars(held).items()
+    odd = {name: each for name, each in found if isinstance(each, Tensor) and type(each) is not Tensor}
+    plain: dict[str, Any] = {name: Tensor.as_subclass(each, Tensor) for name, each in odd.items()}
+    return replace(held, **plain) if plain else held

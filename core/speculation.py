@@ -23,6 +23,7 @@ from .registry import LoadedProposer, PluginSettings, Registry, construct, load_
 from .rejection.rules import LOSSY, Judge, judge_of
 from .runner.addressing import Addressing
 from .runner.draft_store import LawBuffers
+from .runner.draft_support import target_to_draft
 from .runner.quantization import check_quantization
 from .runner.target import experts_settings
 from .runner.unread_drafts import UnreadDrafts
@@ -86,8 +87,7 @@ class Speculation:
         t2d = None
         if needs.draft_vocabulary is not None:
             width = len(needs.draft_vocabulary)
-            t2d = torch.full((info.vocab_size,), -1, dtype=torch.int64, device=device)
-            t2d[torch.tensor(needs.draft_vocabulary, device=device)] = torch.arange(width, device=device)
+            t2d = target_to_draft(needs.draft_vocabulary, info.vocab_size, device)
         return LawBuffers.allocate(needs.law, (info.max_num_seqs, k, width), t2d, device)
 
     def unread_drafts(self, info: TargetInfo, device: torch.device) -> UnreadDrafts | None:

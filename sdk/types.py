@@ -12,6 +12,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .token_ids import token_id
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -148,7 +150,9 @@ class StepView:
 class DraftLaw:
     """The laws that drafted tokens were drawn from, tagged per row so that one batch can mix them.
 
-    Only the tensors of the kinds that occur are present. A row tagged ONE_HOT ignores them all.
+    Only the tensors of the kinds that occur are present. A row tagged ONE_HOT ignores them all. Each drafted token has
+    a probability above 0 in its own distribution, or a finite logit; SD-E206 otherwise. A sparse id that occurs twice
+    has the sum of its probabilities.
     """
 
     kind: Tensor  # [B] uint8, LawKind
@@ -173,13 +177,17 @@ class Draft:
 
     @classmethod
     def from_lists(cls, drafts: Sequence[Sequence[int]], num_draft_tokens: int) -> Draft:
-        """A one-hot draft on the CPU, one list of token ids per request. Raises ValueError if one is too long."""
+        """A one-hot draft on the CPU, one list of token ids per request.
+
+        Ids are integers of Python or NumPy, or tensors of one integer. Raises ValueError if a list is longer than
+        `num_draft_tokens`, TypeError for a float, a bool or a text among the ids.
+        """
         import torch
 
         longest = max(map(len, drafts), default=0)
         if longest > num_draft_tokens:
             raise ValueError(f"a draft has {longest} tokens, and this step takes at most {num_draft_tokens}")
-        padded = [[*ids, *[PADDING_TOKEN_ID] * (num_draft_tokens - len(ids))] for ids in drafts]
+        padded = [[*map(token_id, ids), *[PADDING_TOKEN_ID] * (num_draft_tokens - len(ids))] for ids in drafts]
         lengths = [len(ids) for ids in drafts]
         return cls(
             torch.tensor(padded, dtype=torch.int64).reshape(len(drafts), num_draft_tokens),

@@ -79,7 +79,7 @@ class _Block:
     applies: Tensor  # [B] bool
     drafts: DraftRows
     length: Tensor  # [B] places before the drafts, or what can be judged of them, end
-    ratio: Tensor  # [B, K] float64, p/q; 0 where p is 0
+    ratio: Tensor  # [B, K] float64, p/q; 0 where p or q is 0
     survival: Tensor  # [B, K + 1] float64, P_0..P_K
 
     @classmethod
@@ -103,7 +103,7 @@ class _Block:
         p = prob_of(law, layout.rows[:, :-1], drafts.token_ids)
         judged = layout.legal(drafts.token_ids != NO_PROPOSAL, law.bad)
         length = judged.cumprod(1).sum(1)
-        ratio = torch.where(p > 0, p / q, 0.0)
+        ratio = torch.where((p > 0) & (q != 0), p / q, 0.0)
         ratio = ratio.nan_to_num(nan=0.0).masked_fill(torch.arange(q.shape[1], device=q.device) >= length[:, None], 0.0)
         survival = [torch.ones_like(ratio[:, 0])]
         for place in range(ratio.shape[1]):

@@ -15,7 +15,7 @@ def survivals(steps: list[Step], drafts: list[int]) -> list[float]:
         if x == NO_PROPOSAL or step.bad:
             break
         assert step.q is not None
-        possible = 0 <= x < len(step.p) and float(step.p[x]) > 0
+        possible = 0 <= x < len(step.p) and float(step.p[x]) > 0 and float(step.q[x]) != 0
         ratio = float(step.p[x] / step.q[x]) if possible else 0.0
         found.append(min(1.0, found[-1] * ratio) if found[-1] > 0 else 0.0)
     return found

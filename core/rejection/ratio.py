@@ -33,6 +33,8 @@ def ratio_test(
 ) -> RatioTest:
     """Accept where p > 0 and (p >= q or u * q < p): no division, no logarithm, and p == q accepts for every u.
 
+    Where q is 0 the draft was not drawn from its law, and nothing is accepted.
+
     target_prob [B, W] is p of each draft, 0 for an id outside the vocabulary; greedy [B] marks requests that use
     no law. A row tagged with a form of which no tensor is given is verified as one-hot: lossless for any draft.
     """
@@ -49,7 +51,7 @@ def ratio_test(
         draft_prob = torch.where(of_kind.unsqueeze(1), table.prob_of(token_ids, places), draft_prob)
     if greedy is not None:
         applies &= ~greedy
-    possible = target_prob > 0
+    possible = (target_prob > 0) & (draft_prob != 0)
     likelier = (target_prob >= draft_prob) | (coins.accept[:, places] * draft_prob < target_prob)
     return RatioTest(
         tables=tables,

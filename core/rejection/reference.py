@@ -72,12 +72,13 @@ def draft_law(laws: DraftLaws, request: int, position: int, vocab_size: int) -> 
     """q of one draft over the target's vocabulary, float64 [V]; None: one-hot, or no tensor given for its kind.
 
     Logits with a NaN or without a finite maximum are no law; q is NaN then, which accepts nothing and empties the
-    residual.
+    residual. A sparse id that occurs twice has the sum of its probabilities; one outside the vocabulary is left out.
     """
     kind = LawKind(int(laws.kind[request]))
     if kind == LawKind.SPARSE and laws.sparse_ids is not None and laws.sparse_probs is not None:
         ids, probs = laws.sparse_ids[request, position], laws.sparse_probs[request, position].double()
-        return torch.zeros(vocab_size, dtype=torch.float64).index_add(0, ids[ids >= 0], probs[ids >= 0])
+        known = (ids >= 0) & (ids < vocab_size)
+        return torch.zeros(vocab_size, dtype=torch.float64).index_add(0, ids[known], probs[known])
     if kind == LawKind.DENSE_PROBS and laws.probs is not None:
         q = laws.probs[request, position].double()
     elif kind == LawKind.DENSE_LOGITS and laws.logits is not None:
@@ -110,8 +111,8 @@ class Step:
         return draw(self.p, self.output_coin)
 
     def accept_prob(self, x: int) -> float:
-        """min(1, p/q), or p(x) of a one-hot draft; 0 for a draft outside the vocabulary."""
-        if self.bad or not 0 <= x < len(self.p) or self.p[x] == 0:
+        """min(1, p/q), or p(x) of a one-hot draft; 0 for a draft outside the vocabulary or the support of q."""
+        if self.bad or not 0 <= x < len(self.p) or self.p[x] == 0 or (self.q is not None and self.q[x] == 0):
             return 0.0
         return float(self.p[x] if self.q is None else (self.p[x] / self.q[x]).clamp(max=1))
 

@@ -31,7 +31,9 @@ class DraftLaws:
 
     A reported law must be the law of the draw: after the drafter's own temperature, filters, rounding and
     vocabulary map. Where it holds a NaN it is no law: the draft is rejected and the token follows p, with
-    STATUS_EMPTY_RESIDUAL. Entries of rows with another kind, and of positions beyond a row's length, are never used.
+    STATUS_EMPTY_RESIDUAL. A draft whose law gives it probability 0 was not drawn from it and is never accepted. A
+    sparse id that occurs twice has the sum of its probabilities. Entries of rows with another kind, and of positions
+    beyond a row's length, are never used.
     """
 
     kind: Tensor  # [B] uint8, LawKind

@@ -65,7 +65,7 @@ class Batch:
     logits_rows: Tensor  # [R] int64
     cu_rows: Tensor  # [B+1] int64, bounds of each request's logits rows
     drafts: DraftRows
-    reports: Tensor | None = None  # [B, 3+K] int64 of drafts that the host has not read; None: it has them all
+    reports: Tensor | None = None  # [B, 4+K] int64 of drafts that the host has not read; None: it has them all
 
     def read(self, unread: UnreadDrafts, reports: Sequence[Report]) -> tuple[BatchItem, ...]:
         """The items with the tokens of drafts that the host had not read."""

@@ -111,7 +111,7 @@ class DraftStore:
         assert self.unread is not None, "asked for by whoever gave the place"
         tagged = None if law is None else of_one_kind(law, "dense" if self._buffers.dense is not None else "sparse")
         kinds = [tagged.kind if tagged else LawKind.ONE_HOT] * len(rows)
-        self.unread.put(rows, list(map(len, token_ids)), draft, tagged.has_law if tagged else None)
+        self.unread.put(rows, list(map(len, token_ids)), draft, tagged, self._buffers.t2d)
         self._put_tokens(rows, generations, token_ids, kinds)
         if tagged:
             self._put_law(rows, tagged.law, kinds)

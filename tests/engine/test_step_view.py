@@ -11,6 +11,7 @@ from engine_helpers import GREEDY, counter, make_llm, proposer_of, run
 
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
+from specdec.core.runner.step_random import StepRandom
 from specdec.sdk import Phase, Refusal
 
 K = 4
@@ -339,3 +340,12 @@ def test_draft_numbers_are_not_the_coins_of_the_verifier(prompts, sequences):
     streams = torch.tensor([Stream.ACCEPT, Stream.RESAMPLE, Stream.DRAFT]).unsqueeze(1)
     coins = set(uniform(torch.tensor(0), positions, streams).flatten().tolist())  # the request's seed is 0
     assert coins.isdisjoint(number for row in shown.values() for number in row)
+
+
+def test_draft_numbers_of_one_position_differ_between_the_steps_that_draft_for_it():
+    """Numbers by absolute position would come again after a rejection, when the block rule has used them already."""
+    keys, positions = torch.tensor([5, 5, 5]), torch.tensor([10, 11, 12])
+    random = StepRandom(keys, positions)
+    of_position_12 = [random.uniform(2)[0], random.uniform(1)[1], random.uniform(0)[2]]
+    assert len(set(map(float, of_position_12))) == 3
+    assert torch.equal(random.uniform(1)[1:], StepRandom(keys[1:], positions[1:]).uniform(1))

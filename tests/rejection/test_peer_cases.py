@@ -118,10 +118,10 @@ def test_coin_on_a_boundary_of_the_cdf_gives_a_possible_token(function: object, 
 
 
 @BOTH
-def test_draft_of_law_zero_is_accepted_if_the_target_allows_it(function: object) -> None:
-    verdict = one_request(function, HALVES.expand(2, 2).clone(), [0], dense(torch.tensor([[0.0, 1.0]])), LAST_COIN)
-    assert int(verdict.num_accepted) == 1
-    assert float(verdict.accept_prob[0, 0]) == 1.0
+def test_draft_that_its_law_cannot_have_drawn_is_not_accepted(function: object) -> None:
+    verdict = one_request(function, HALVES.expand(2, 2).clone(), [0], dense(torch.tensor([[0.0, 1.0]])), FIRST_COIN)
+    assert int(verdict.num_accepted) == 0
+    assert float(verdict.accept_prob[0, 0]) == 0.0
 
 
 @BOTH

@@ -86,7 +86,7 @@ def expected_prob(batch: Batch, b: int, i: int, x: int) -> float:
     row, params, laws = batch.rows(b)[i], params_of(batch, b), batch.drafts.laws
     p = float(target_law(row, params)[x])
     q = None if laws is None or params.temperature <= 0 else draft_law(laws, b, i, len(row))
-    return p if q is None else min(1.0, p / float(q[x])) if q[x] > 0 else float(p > 0)
+    return p if q is None else min(1.0, p / float(q[x])) if q[x] > 0 else 0.0
 
 
 @some

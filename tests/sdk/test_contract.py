@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,6 +106,40 @@ def test_lists_become_a_padded_draft():
     assert Draft.from_lists([], 3).token_ids.shape == (0, 3)
     with pytest.raises(ValueError, match="4 tokens, and this step takes at most 3"):
         Draft.from_lists([[1, 2, 3, 4]], 3)
+
+
+@pytest.mark.parametrize("ids", [[np.int32(5), np.uint8(6)], [torch.tensor(5), torch.tensor([6])], np.array([5, 6])])
+def test_integers_of_other_libraries_are_token_ids(ids):
+    assert Draft.from_lists([ids], 2).token_ids.tolist() == [[5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("odd", "found"),
+    [
+        (5.7, r"5\.7 \(float\)"),
+        (5.0, r"5\.0 \(float\)"),
+        (np.float32(5), r"np\.float32\(5\.0\) \(float32\)"),
+        (torch.tensor(5.7), r"tensor\(5\.7\d*\) \(Tensor\)"),
+        (True, r"True \(bool\)"),
+        (np.True_, "True"),
+        (torch.tensor(True), r"tensor\(True\)"),
+        ("5", r"'5' \(str\)"),
+        (None, r"None \(NoneType\)"),
+    ],
+    ids=str,
+)
+def test_no_float_bool_or_text_is_made_a_token_id(odd, found):
+    with pytest.raises(TypeError, match=f"a draft holds {found}.*integer" if odd is not np.True_ else found):
+        Draft.from_lists([[3], [4, odd]], 3)
+
+
+def test_host_proposer_refuses_a_draft_of_floats():
+    class Averages(HostProposer):
+        def draft(self, tokens, k):
+            return [tokens[-1] + 0.7]
+
+    with pytest.raises(TypeError, match=r"a draft holds \d+\.7 \(float\)"):
+        Averages(None).propose(step_view([[1, 2, 3]], 4))
 
 
 class Echo(HostProposer):

@@ -60,8 +60,9 @@ def survivals_of(rows, requests, laws, outputs, request, length, scale, kind, le
             known = (drafted >= 0) & (drafted < rows.vocab_size)
             token = tl.where(known, drafted, 0)
             prob, logprob = target_prob(row, token, VARIANT)
-            ratio = prob / law_prob(laws, kind, token, request, last, VARIANT)
-            ratio = tl.where(known & (prob > 0) & (ratio == ratio), ratio, 0.0)
+            law = law_prob(laws, kind, token, request, last, VARIANT)
+            ratio = prob / law
+            ratio = tl.where(known & (prob > 0) & (law != 0) & (ratio == ratio), ratio, 0.0)
             survival = tl.where(survival > 0, tl.minimum(survival * ratio, 1.0), 0.0)
             if lead:
                 tl.store(

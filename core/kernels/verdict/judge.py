@@ -94,8 +94,9 @@ def judge(rows, requests, laws, request, place, drafted, scale, greedy, kind, VA
     else:
         law = law_prob(laws, kind, token, request, place, VARIANT)
         u = accept_coin(requests, request, place, VARIANT)
-        accepted = (prob > 0) & ((prob >= law) | (u * law < prob))
-        prob = tl.where(prob > 0, tl.minimum(prob / law, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
+        possible = (prob > 0) & (law != 0)
+        accepted = possible & ((prob >= law) | (u * law < prob))
+        prob = tl.where(possible, tl.minimum(prob / law, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
         by_law = tl.full([], 1, tl.int1)
     return accepted, prob, logprob, by_law
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from ...config import ProposerConfig
 from ...needs import Needs
 from ...services import Services
+from ...token_ids import token_id
 from ...types import Draft, Phase, StepView, TargetInfo
 from .offered import Offered
 
@@ -81,8 +82,8 @@ class VllmClass:
 
 def _usable(row: Any) -> list[int]:
     """Up to the first padding: vLLM lets -1 stand, and rejects it and everything after it."""
-    token_ids = [int(token_id) for token_id in row]
-    padding = (place for place, token_id in enumerate(token_ids) if token_id == -1)
+    token_ids = list(map(token_id, row))
+    padding = (place for place, each in enumerate(token_ids) if each == -1)
     return token_ids[: next(padding, None)]
 
 
