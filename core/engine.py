@@ -35,7 +35,10 @@ class Engine:
         speculative_config: SpeculativeSettings = None,
         plugin_settings: PluginSettings | None = None,
     ) -> None:
-        """`plugin_settings`: which plugins may load; None: as the environment says (SPECDEC_PLUGINS, ...)."""
+        """Without a `speculative_config` it decodes plainly, whatever the model.
+
+        `plugin_settings`: which plugins may load; None: as the environment says (SPECDEC_PLUGINS, ...).
+        """
         settings = plugin_settings or PluginSettings.from_environment(os.environ)
         self.parts: Parts = assemble(config, speculative_config, settings)
         self.config = config

@@ -85,6 +85,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from ..bench.environment import set_num_threads
     from ..llm import LLM
     from ..sampling_params import SamplingParams
+    from ..speculators import with_verifier
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
@@ -93,7 +94,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = engine_settings(model, device, dtype, max_model_len, engine_config) | {
         "plugin_settings": session.settings
     }
-    with LLM(speculative_config=speculative_config, **settings) as llm:
+    settings["model"], asked = with_verifier(settings["model"], speculative_config)
+    with LLM(speculative_config=asked, **settings) as llm:
         set_num_threads(num_threads, llm.engine)
         job = _Job(llm, texts, params, chat=chat)
         view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), texts)
@@ -182,6 +184,7 @@ class _Job:
         """Generate again with a plain engine and keep the differences."""
         from ..bench.equality import compare
 
+        assert plain.engine.parts.guest is None, "outputs are compared with plain decoding's"
         expected = self._stream(plain, None)
         self.differences = compare(
             self._llm.engine,
