@@ -39,7 +39,6 @@ from .runner.scheduler import Scheduler
 from .runner.step import Runner
 from .runner.target import Target, TargetModel, experts_settings, load_config
 from .speculation import Speculation, SpeculativeSettings
-from .speculators import with_verifier
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,6 @@ class Parts:
 
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
-    model, speculative_config = with_verifier(config.model, speculative_config)
-    config = config.replace(model=model)
     experts_settings(config.moe_backend)
     check_quantization(config.quantization, "EngineConfig")
     path = locate_model(config.model)

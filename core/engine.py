@@ -35,7 +35,10 @@ class Engine:
         speculative_config: SpeculativeSettings = None,
         plugin_settings: PluginSettings | None = None,
     ) -> None:
-        """`plugin_settings`: which plugins may load; None: as the environment says (SPECDEC_PLUGINS, ...)."""
+        """Without a `speculative_config` it decodes plainly, whatever the model.
+
+        `plugin_settings`: which plugins may load; None: as the environment says (SPECDEC_PLUGINS, ...).
+        """
         settings = plugin_settings or PluginSettings.from_environment(os.environ)
         self.parts: Parts = assemble(config, speculative_config, settings)
         self.config = config
@@ -85,20 +88,29 @@ class Engine:
         return request_id
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt. Raises RequestError SD-E153 if there is no tokenizer."""
+        """Token ids of a prompt. Raises RequestError SD-E153 if there is no tokenizer, SD-E188 if it is no Unicode."""
         if self.tokenizer is None:
             facts = {"fix": "pass prompt_token_ids, or LLM(tokenizer=...)"}
             raise RequestError("SD-E153", "the prompt is text, and the model has no tokenizer", facts)
-        return list(self.tokenizer(text)["input_ids"])
+        return self._token_ids(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation in the tokenizer's template. Raises RequestError SD-E159 if it has none."""
+        """Token ids of a conversation in the tokenizer's template. Raises RequestError SD-E159 without one; SD-E188."""
         if self.tokenizer is None or self.tokenizer.chat_template is None:
             raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
         text = self.tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._token_ids(text, add_special_tokens=False)
+
+    def _token_ids(self, text: str, **options: bool) -> list[int]:
+        """Lone surrogates are what is left of bytes, or halves of characters, that are no text."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            facts = {"position": f"character {error.start}: {text[error.start]!r}", "fix": "decode it as what it is"}
+            raise RequestError("SD-E188", "the prompt is no Unicode text", facts) from error
+        return list(self.tokenizer(text, **options)["input_ids"])
 
     def get_request(self, request_id: str) -> Request:
         """A queued or running request. Raises KeyError if there is none of this id."""

@@ -22,6 +22,7 @@ from .request import Request
 from .runner.committed import Committed
 from .sampling_params import SamplingParams
 from .speculation import SpeculativeSettings
+from .speculators import with_verifier
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Message = Mapping[str, str]
@@ -33,6 +34,7 @@ class LLM:
         llm = LLM("tiny", speculative_config={"method": "...", "num_speculative_tokens": 4})
         llm.generate(["def main("], SamplingParams(temperature=0, max_tokens=64))[0].outputs[0].text
 
+    `model` may be a drafter's checkpoint that names its target: it drafts for that one.
     `speculative_config` is vLLM's: a dict, a JSON string or a SpeculativeConfig. `settings` are the fields of
     EngineConfig. Raises ConfigError, PluginLoadError or UnsupportedModelError before any weight is loaded where that
     can be known.
@@ -46,7 +48,9 @@ class LLM:
         plugin_settings: PluginSettings | None = None,
         **settings: Any,
     ) -> None:
-        self.engine = Engine(EngineConfig(model=model, **settings), speculative_config, plugin_settings)
+        config = EngineConfig(model=model, **settings)  # first: what is no setting is refused before a file is read
+        target, speculative_config = with_verifier(config.model, speculative_config)
+        self.engine = Engine(config.replace(model=target), speculative_config, plugin_settings)
         self._readers: dict[str, _Reader] = {}  # of the open streams, by request id
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:

@@ -1,13 +1,28 @@
-"""Settings as users write them on a command line: a JSON object."""
+"""JSON that users write: settings on a command line, lines of a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from specdec.sdk import ConfigError
+
+EXCERPT = 80
+"""Characters shown before and after the place of an error."""
+
+
+def read_json(text: str, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of a JSON text. Raises JSONDecodeError, also for nesting and numbers that Python does not read."""
+    try:
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise json.JSONDecodeError("nested too deeply", text, 0) from error
+    except ValueError as error:  # a number of thousands of digits
+        raise json.JSONDecodeError(str(error), text, 0) from error
 
 
 def as_mapping(value: object, where: str, example: str) -> dict[str, Any]:
@@ -24,15 +39,21 @@ def as_mapping(value: object, where: str, example: str) -> dict[str, Any]:
 
 def _from_json(text: str, where: str, example: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=partial(_without_repeats, where))
+        return read_json(text, partial(_without_repeats, where))
     except json.JSONDecodeError as error:
-        line = error.doc.splitlines()[error.lineno - 1] if error.doc.strip() else ""
         facts = {
             "position": f"line {error.lineno}, column {error.colno}: {error.msg}",
-            "found": f"{line}\n{'^':>{error.colno}}" if line else "an empty text",
+            "found": _marked(error) if text.strip() else "an empty text",
             "fix": f"an object such as {example}; in a shell, put single quotes around it",
         }
         raise ConfigError("SD-E130", f"{where} is not JSON", facts) from error
+
+
+def _marked(error: json.JSONDecodeError) -> str:
+    """What stands around the place of an error, and a mark below it."""
+    line = error.doc.split("\n")[error.lineno - 1]
+    start = max(0, error.colno - EXCERPT)
+    return f"{line[start : error.colno + EXCERPT]}\n{'^':>{error.colno - start}}"
 
 
 def _without_repeats(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

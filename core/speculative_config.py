@@ -17,9 +17,17 @@ WHERE = "speculative_config"
 EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'
 
 
+NOT_OFFERED = {
+    "fly": "entropy-gated acceptance is lossy, and not offered. Use 'standard'",
+    "strict": 'a word of older vLLM. Use \'standard\' with "draft_sample_method": "greedy"',
+    "probabilistic": 'a word of older vLLM. Use \'standard\' with "draft_sample_method": "probabilistic"',
+}
+"""Rejection methods by name, and what to use instead."""
+
+
 def _offered_rejection_method(value: Any) -> Any:
-    if value == "fly":
-        raise ValueError("entropy-gated acceptance is lossy, and not offered. Use 'standard'")
+    if isinstance(value, str) and value in NOT_OFFERED:
+        raise ValueError(NOT_OFFERED[value])
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,12 +16,13 @@ from typer.main import get_command
 
 import specdec
 import specdec.sdk
-from scripts.described import described, docstring, keys
+from scripts.described import described, docstring, keys, table
 from specdec.core import llm, outputs
 from specdec.core.cli._app import build_app
 from specdec.core.engine_config import EngineConfig
 from specdec.core.sampling_params import SamplingParams
-from specdec.core.speculative_config import SpeculativeConfig
+from specdec.core.speculative_config import NOT_OFFERED, SpeculativeConfig
+from specdec.core.vllm_keys import offered_keys, vllm_keys
 from specdec.sdk import (
     checkpoint,
     combinators,
@@ -81,7 +83,23 @@ def configuration() -> str:
     ]
     for entry in sorted(importlib_metadata.distribution(OURS).entry_points.select(group=PROPOSERS)):
         sections.append(f"### {entry.name}\n\n{keys(entry.load().Options)}\n")
+    sections.append(_vllm_keys())
     return "\n".join(sections)
+
+
+def _vllm_keys() -> str:
+    """What becomes of each key of vLLM's."""
+    intro = """## vLLM's keys
+
+Each key of vLLM's `speculative_config` (0.32, and older ones that are still written down). `null` is always accepted. A
+proposer whose options declare a key answers it itself."""
+    rows = [(f"`{name}`", "accepted", "") for name in offered_keys()]
+    for name, key in vllm_keys().items():
+        same = ", ".join(f"`{json.dumps(value)}`" for value in key.same)
+        rows.append((f"`{name}`", f"{same}: so already" if same else "refused", f"{key.reason}. Here: {key.here}"))
+    for name, text in NOT_OFFERED.items():
+        rows.append((f'`rejection_sample_method: "{name}"`', "refused", text))
+    return f"{intro}\n\n{table(('key', 'answer', 'otherwise, why not and what to do'), rows)}\n"
 
 
 def _keys_of(title: str, model: type[BaseModel], where: str) -> str:

@@ -51,11 +51,17 @@ class StrictModel(BaseModel):
 
 
 def unknown_keys(
-    where: str, unknown: list[str], known: frozenset[str], *, plugin: PluginId | None = None
+    where: str,
+    unknown: list[str],
+    known: frozenset[str],
+    answers: Mapping[str, str] | None = None,
+    *,
+    plugin: PluginId | None = None,
 ) -> ConfigError:
-    """The error for keys that nobody declares."""
+    """The error for keys that nobody declares. `answers`: what to say of some, instead of the key that is closest."""
     hints = {key: did_you_mean(key, known) for key in unknown}
     facts = {key: f"did you mean {hint!r}?" if hint else "unknown" for key, hint in hints.items()}
+    facts |= {key: answer for key, answer in (answers or {}).items() if key in unknown}
     accepted = ", ".join(sorted(known)) or "none"
     noun = "keys" if len(unknown) > 1 else "a key"
     facts |= {"accepted": accepted}

@@ -14,6 +14,7 @@ from specdec.sdk.errors import did_you_mean
 
 from ..hooks import load_hooks
 from ..registry import PluginSettings
+from ..settings_text import read_json
 
 PACKAGED_PROMPTS = Path(__file__).parents[2] / "assets" / "tiny" / "prompts.jsonl"
 NO_CATEGORY = "all"
@@ -159,7 +160,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = read_json(line)
         except json.JSONDecodeError as error:
             raise _bad_line(where, "not JSON", f"{error.msg} at column {error.colno}") from error
         if not isinstance(row, dict):

@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec.sdk import ConfigError
 
+from ..settings_text import read_json
 from .datasets import read_text
 from .result import SCHEMA_VERSION, Timing
 
@@ -60,7 +61,7 @@ class EarlierRun:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        result = json.loads(read_text(path))
+        result = read_json(read_text(path))
     except json.JSONDecodeError as error:
         raise _no_result(path, f"not JSON: {error}") from error
     keys = {"schema_version", "configuration", "environment", "repeats", "requests"}

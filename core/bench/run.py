@@ -19,6 +19,7 @@ from ..request import Request
 from ..sampling_params import SamplingParams
 from ..speculation import SpeculativeSettings
 from ..speculative_config import SpeculativeConfig
+from ..speculators import with_verifier
 from .datasets import load_dataset, of_category
 from .earlier import EarlierRun
 from .environment import environment, set_num_threads
@@ -54,6 +55,11 @@ class BenchSettings(StrictModel):
             temperature=self.temperature, seed=self.seed, max_tokens=self.output_len, detokenize=False
         )
 
+    def resolved(self) -> BenchSettings:
+        """With the target and the proposer that the model stands for, where it is a drafter's checkpoint."""
+        model, asked = with_verifier(self.engine.model, self.speculative_config)
+        return self.replace(engine=self.engine.replace(model=model), speculative_config=asked)
+
     @property
     def runs_plain_beside(self) -> bool:
         """Whether plain decoding is measured in the same run."""
@@ -85,6 +91,7 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
 
     Raises SpecdecError before anything is timed where that can be known.
     """
+    settings = settings.resolved()
     rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
     earlier = EarlierRun(settings.baseline) if isinstance(settings.baseline, Path) else None
     with ExitStack() as stack:
@@ -132,7 +139,11 @@ def _engines(
 
     engine = start(settings.speculative_config)
     set_num_threads(settings.num_threads, engine.engine)
-    return engine, start(None) if settings.runs_plain_beside else None
+    if not settings.runs_plain_beside:
+        return engine, None
+    plain = start(None)
+    assert plain.engine.parts.guest is None, "outputs and times are compared with plain decoding's"
+    return engine, plain
 
 
 def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:

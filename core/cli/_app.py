@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pkgutil
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +18,15 @@ import importlib_metadata
 import typer
 from typer.core import TyperGroup
 
-from specdec.sdk import SpecdecError
+from specdec.sdk import ConfigError, SpecdecError
 from specdec.sdk.explanations import explanations
 
 from ..registry.discovery import SDK_DISTRIBUTION, PluginSettings
 from ._session import Session
 
 DENY_PREFIX = "no:"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a system says where a file takes no more."""
 
 
 class _Group(TyperGroup):
@@ -29,7 +34,8 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _written_out():
+                return super().invoke(ctx)
         except SpecdecError as error:
             if os.environ.get("SPECDEC_DEBUG", "0") not in ("", "0"):
                 traceback.print_exception(error)
@@ -38,6 +44,19 @@ class _Group(TyperGroup):
                 if error.code in explanations():
                     print(f"more: specdec explain {error.code}", file=sys.stderr)
             raise typer.Exit(error.exit_code) from None
+
+
+@contextmanager
+def _written_out() -> Iterator[None]:
+    """Standard output is written to its end. Raises ConfigError SD-E187 if it is full; typer ends at a closed pipe."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at the exit
+        raise ConfigError("SD-E187", "cannot write the output", {"because": error.strerror}) from error
 
 
 def build_app() -> typer.Typer:
@@ -111,5 +130,7 @@ def _settings(plugins: str | None, without: list[str], *, no_plugins: bool) -> P
 
 def main() -> None:
     """Entry point of the console script. Class paths may name files in the working directory."""
+    if sys.stdout is None:  # it was closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.path.append(os.getcwd())  # last: a file there hides nothing that is installed
     build_app()(prog_name="specdec")

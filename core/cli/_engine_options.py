@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
+from specdec.sdk import ConfigError
+
 from ..settings_text import as_mapping
 from ._output import Format
+
+
+def _no_more_than_cores(num_threads: int | None) -> int | None:
+    """Further threads only wait, and thousands of them end the process."""
+    cores = os.cpu_count() or 1
+    if num_threads is not None and num_threads > cores:
+        raise typer.BadParameter(f"{num_threads} threads on {cores} cores.")
+    return num_threads
+
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or tiny: the packaged model.")
 ]
 SpeculativeOption = Annotated[
-    str | None,
+    list[str] | None,  # of which `only_one` may be there
     typer.Option(
         "--speculative-config",
         "-sc",
@@ -30,11 +43,16 @@ MaxModelLenOption = Annotated[
 ]
 NumThreadsOption = Annotated[
     int | None,
-    typer.Option("--num-threads", min=1, help="CPU threads; default: 1 for a small model, else torch's own."),
+    typer.Option(
+        "--num-threads",
+        min=1,
+        callback=_no_more_than_cores,
+        help="CPU threads, at most one per core; default: 1 for a small model, else torch's own.",
+    ),
 ]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
 EngineOption = Annotated[
-    str | None,
+    list[str] | None,  # of which `only_one` may be there
     typer.Option(
         "--engine-config",
         "-ec",
@@ -75,13 +93,24 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", module=r"(torch|transformers|huggingface_hub)(\.|$)")
 
 
+def only_one(flag: str, given: Sequence[str] | None) -> str | None:
+    """The value of a flag that may be given once, or None. Raises ConfigError SD-E186: else the last would win."""
+    if not given:
+        return None
+    if len(given) > 1:
+        facts = {f"number {number}": text for number, text in enumerate(given, start=1)}
+        raise ConfigError("SD-E186", f"{flag} is given {len(given)} times", facts | {"fix": "one run for each"})
+    return given[0]
+
+
 def engine_settings(
-    model: str, device: str, dtype: Dtype, max_model_len: int | None, engine_config: str | None
+    model: str, device: str, dtype: Dtype, max_model_len: int | None, engine_config: Sequence[str] | None
 ) -> dict[str, Any]:
     """The common flags as fields of EngineConfig. Raises ConfigError."""
     from ..engine_config import EngineConfig
 
-    further = as_mapping(engine_config, "--engine-config", '{"block_size": 32}') if engine_config is not None else {}
+    text = only_one("--engine-config", engine_config)
+    further = as_mapping(text, "--engine-config", '{"block_size": 32}') if text is not None else {}
     settings = {"model": model, "device": device, "dtype": dtype.value, "max_model_len": max_model_len} | further
     EngineConfig(**settings)  # refuses what is no setting of an engine
     return settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from enum import StrEnum
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from specdec.sdk import ConfigError
 
 from ._engine_options import (
     ChatOption,
@@ -24,6 +27,7 @@ from ._engine_options import (
     SpeculativeOption,
     engine_settings,
     is_quiet,
+    only_one,
     silence_libraries,
 )
 from ._output import Format, JsonOption
@@ -89,7 +93,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     engine = engine_settings(model, device, dtype, max_model_len, engine_config)
     engine = {"max_num_seqs": max_concurrency, "enable_profiling": profile} | engine
     settings = {
-        "speculative_config": speculative_config,
+        "speculative_config": only_one("--speculative-config", speculative_config),
         "num_prompts": num_prompts,
         "output_len": output_len,
         "temperature": temperature,
@@ -107,9 +111,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
     if save_result is not None:
         _refuse_unwritable(save_result)
     result = _measure(ctx.obj, engine, settings, quiet=quiet)
-    if save_result is not None:
-        save_result.write_text(_json_text(result), encoding="utf-8")
+    not_saved = _save(result, save_result) if save_result is not None else None
     _show(result, ctx.obj, how)
+    if not_saved:
+        raise not_saved
     if result["outputs_equal"] is False and temperature == 0:
         raise typer.Exit(EXIT_DIFFERENT)
 
@@ -143,6 +148,18 @@ def _refuse_unwritable(path: Path) -> None:
     """Before a run, not after it."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"--save-result takes a file in a directory that exists, found {path}")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise typer.BadParameter(f"--save-result takes a file that may be written, found {path}")
+
+
+def _save(result: dict[str, Any], path: Path) -> ConfigError | None:
+    """Write the file. Returns SD-E187 if that fails, for after the result is shown: a run is not lost by it."""
+    try:
+        path.write_text(_json_text(result), encoding="utf-8")
+    except OSError as error:
+        facts = {"because": error.strerror, "fix": "the result stands on standard output; --json has all of it"}
+        return ConfigError("SD-E187", f"cannot write to {str(path)!r}", facts)
+    return None
 
 
 def _json_text(result: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from specdec.sdk import ConfigError
 
-from ._engine_options import QuietOption, is_quiet, silence_libraries
+from ._engine_options import QuietOption, is_quiet, only_one, silence_libraries
 from ._output import Format, JsonOption
 from ._session import Session
 
@@ -50,7 +50,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         typer.Option(help="basic: its form; standard: its behaviour; full: its laws, long runs and searches."),
     ] = LevelChoice.STANDARD,
     speculative_config: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--speculative-config",
             "-sc",
@@ -85,7 +85,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from ..speculative_config import SpeculativeConfig
 
     session: Session = ctx.obj
-    settings = SpeculativeConfig.as_mapping(speculative_config) if speculative_config else {}
+    further = only_one("--speculative-config", speculative_config)
+    settings = SpeculativeConfig.as_mapping(further) if further is not None else {}
     subject = Subject(proposer, settings, model, seed, session.settings)
     shown = not quiet and how is not Format.JSON
     expected_failures = _expected(expected or [])

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ._engine_options import ModelArgument, QuietOption, SpeculativeOption, is_quiet, silence_libraries
+from ._engine_options import ModelArgument, QuietOption, SpeculativeOption, is_quiet, only_one, silence_libraries
 from ._output import Format, JsonOption
 from ._session import Session
 
@@ -35,7 +35,8 @@ def command(
     from specdec.sdk.adapters.export import hand_over
 
     session: Session = ctx.obj
-    answer = hand_over(engine.value, model, speculative_config, session.settings)
+    proposer = only_one("--speculative-config", speculative_config)
+    answer = hand_over(engine.value, model, proposer, session.settings)
     print(json.dumps(asdict(answer), indent=2) if as_json else answer.text)
     for key, reason in answer.dropped.items():
         typer.echo(f"dropped  {key}: {reason}", err=True)

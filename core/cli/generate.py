@@ -25,6 +25,7 @@ from ._engine_options import (
     SpeculativeOption,
     engine_settings,
     is_quiet,
+    only_one,
     silence_libraries,
 )
 from ._output import Format, JsonOption
@@ -53,11 +54,11 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ] = None,
     speculative_config: SpeculativeOption = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt, at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="1: off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0: off.")] = 0,
-    min_p: Annotated[float, typer.Option(help="0: off.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Of sampling: the same seed gives the same text.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="1: off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
+    min_p: Annotated[float, typer.Option(min=0, max=1, help="0: off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of sampling: the same seed gives the same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends the output; may be repeated.")] = None,
     chat: ChatOption = False,
     show: Annotated[
@@ -80,11 +81,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
     """Generate text, as it is produced, and show which tokens the proposer had right."""
     how = Format.JSON if as_json else how
     quiet = is_quiet(ctx, how, quiet)
+    proposer = only_one("--speculative-config", speculative_config)
     texts = _texts(prompt or [], prompts_file)
     silence_libraries()
     from ..bench.environment import set_num_threads
     from ..llm import LLM
     from ..sampling_params import SamplingParams
+    from ..speculators import with_verifier
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
@@ -93,7 +96,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = engine_settings(model, device, dtype, max_model_len, engine_config) | {
         "plugin_settings": session.settings
     }
-    with LLM(speculative_config=speculative_config, **settings) as llm:
+    settings["model"], asked = with_verifier(settings["model"], proposer)
+    with LLM(speculative_config=asked, **settings) as llm:
         set_num_threads(num_threads, llm.engine)
         job = _Job(llm, texts, params, chat=chat)
         view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), texts)
@@ -182,6 +186,7 @@ class _Job:
         """Generate again with a plain engine and keep the differences."""
         from ..bench.equality import compare
 
+        assert plain.engine.parts.guest is None, "outputs are compared with plain decoding's"
         expected = self._stream(plain, None)
         self.differences = compare(
             self._llm.engine,

@@ -16,11 +16,24 @@ from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS
 
 from .discovery import SDK_DISTRIBUTION
 
+CALLED_ELSEWHERE = {
+    "load_model": "bind(target, services)",
+    "dummy_run": "warmup()",
+    "initialize_cudagraph_keys": "warmup(), and Services.capture",
+    "initialize_attn_backend": "Needs(draft_kv=...), and Services in bind",
+    "prepare_inputs": "propose(step), whose view has them",
+    "prepare_next_token_ids_cpu": "propose(step), whose view has them",
+    "get_candidates": "propose(step)",
+    "update_candidate_strategy": "observe(step)",
+}
+"""Methods that other engines call on a drafter, and what does their work here."""
+
 
 def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     """The lifecycle methods that a proposer class implements.
 
-    Warns (SpecdecWarning) about methods that look like a misspelt lifecycle method. Raises PluginLoadError:
+    Warns (SpecdecWarning) of methods that are never called: misspelt ones, and those of other engines. Raises
+    PluginLoadError:
     SD-E113 not a class, SD-E119 and SD-E120 API version, SD-E110 no `propose`, SD-E111 a signature.
     """
     if not isinstance(candidate, type):
@@ -118,8 +131,10 @@ def _warn_about_near_misses(cls: type, plugin: PluginId) -> None:
             continue
         event = name.startswith("on_")
         close = did_you_mean(name, LIFECYCLE_METHODS, cutoff=0.5 if event else 0.85)
-        if close or event:
+        elsewhere = CALLED_ELSEWHERE.get(name)
+        if close or event or elsewhere:
             hint = f"did you mean {close}?" if close else f"a proposer may have {', '.join(LIFECYCLE_METHODS)}"
+            hint = f"another engine's word; here it is {elsewhere}" if elsewhere else hint
             text = f"{cls.__name__}.{name} ({_place(method)}) is never called by the engine: {hint}   [{plugin}]"
             warnings.warn(text, SpecdecWarning, stacklevel=2)
 

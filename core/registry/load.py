@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -25,9 +26,11 @@ from specdec.sdk import (
 from specdec.sdk.config import unknown_keys, wrong_values
 
 from ..speculative_config import SpeculativeConfig
+from ..vllm_keys import asked, vllm_keys
 from .blame import plugin_raised
 from .catalog import ResolvedProposer
 from .check import check_callable, check_class
+from .discovery import SDK_DISTRIBUTION
 
 logger = logging.getLogger("specdec")
 
@@ -66,14 +69,16 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         proposer_config = proposer_config.replace(num_draft_tokens=k)
     needs = _needs(cls, proposer_config, target, plugin)
     _check_length(needs, proposer_config.num_draft_tokens, plugin)
-    logger.warning(
-        "proposer %s: class %s, K=%d; API %d.%d is experimental and may change",
-        plugin,
-        plugin.target,
-        proposer_config.num_draft_tokens,
-        *API_VERSION,
-    )
+    logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
+    if plugin.distribution != SDK_DISTRIBUTION:
+        _say_experimental(plugin)
     return LoadedProposer(plugin, cls, proposer_config, needs, methods)
+
+
+@cache
+def _say_experimental(plugin: PluginId) -> None:
+    """Once per plugin and process. The packaged proposers change together with the contract."""
+    logger.warning("proposer %s: API %d.%d is experimental and may change", plugin, *API_VERSION)
 
 
 def construct(loaded: LoadedProposer) -> Proposer:
@@ -192,7 +197,10 @@ def _options(cls: type, config: SpeculativeConfig, plugin: PluginId) -> BaseMode
 def _merged(
     config: SpeculativeConfig, declared: frozenset[str], *, open_ended: bool, plugin: PluginId
 ) -> Mapping[str, Any]:
-    """`proposer_config` and the top-level keys that the options declare, as one mapping."""
+    """`proposer_config` and the top-level keys that the options declare, as one mapping.
+
+    Other keys of vLLM's are left out where they ask for what is so already, and refused by name where they do not.
+    """
     nested, top_level = config.proposer_config, config.unclaimed
     twice = sorted(nested.keys() & top_level.keys())
     if twice:
@@ -200,10 +208,12 @@ def _merged(
         raise ConfigError(
             "SD-E135", "a key stands in speculative_config and in its proposer_config", facts, plugin=plugin
         )
+    top_level = asked(top_level, declared)
     unknown = [key for key in top_level if key not in declared]
     if unknown:
         common = frozenset(type(config).model_fields)
-        raise unknown_keys("speculative_config", unknown, common | declared, plugin=plugin)
+        answers = {key: known.refusal for key, known in vllm_keys().items()}
+        raise unknown_keys("speculative_config", unknown, common | declared, answers, plugin=plugin)
     unknown = [key for key in nested if key not in declared and not open_ended]
     if unknown:
         raise unknown_keys("proposer_config", unknown, declared, plugin=plugin)

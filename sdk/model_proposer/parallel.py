@@ -5,18 +5,28 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
-from .base import ModelProposer
+from .base import ModelOptions, ModelProposer
 from .sampling import most_likely
+
+
+class ParallelOptions(ModelOptions):
+    """Options of proposers that draft all tokens in one pass."""
+
+    parallel_drafting: Literal[True] | None = Field(None, description="so already; for configurations written for vLLM")
 
 
 class ParallelProposer(ModelProposer):
     """The network gives the logits of every draft position at once; the tokens are drawn independently."""
+
+    Options: type[ModelOptions] = ParallelOptions
 
     @abstractmethod
     def block_inputs(self, step: StepView) -> Sequence[Tensor]:

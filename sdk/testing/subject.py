@@ -129,7 +129,7 @@ class Subject:
         if not isinstance(self.asked, str) and not _is_importable(self.asked):
             raise NotApplicable(f"the engine imports by path, and {self.label} is not at the top of a module")
         return LLM(
-            self.target_model,
+            self.target.model,
             device="cpu",
             speculative_config=self.config,
             plugin_settings=self.plugin_settings,

@@ -16,6 +16,7 @@ from specdec.core.runner.host_addressing import HostAddressing
 from specdec.core.runner.scheduler import Scheduler
 from specdec.core.sampling_params import SamplingParams
 from specdec.core.services import BlockDraftKV, EngineServices
+from specdec.core.speculators import with_verifier
 
 from ..needs import DraftKV
 from ..services import DraftKVStore, Services
@@ -97,7 +98,8 @@ class RealTarget:
 
 @cache
 def load_target(model: str) -> RealTarget:
-    """The target on the CPU in float32, loaded once per process, and its greedy outputs."""
+    """The target on the CPU in float32, loaded once per process, and its greedy outputs without drafts."""
+    model = str(with_verifier(model, None)[0])  # of a drafter's checkpoint, its target
     llm = LLM(model, device="cpu", max_num_seqs=NUM_PROMPTS)
     script = Script(seed=0, vocab_size=llm.engine.parts.info.vocab_size)
     prompts = [script.prompt(f"prompt-{number}", 3 + 9 * number) for number in range(NUM_PROMPTS)]

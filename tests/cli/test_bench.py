@@ -8,7 +8,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from specdec.core.bench import run as run_module
 from specdec.core.cli._app import build_app
+from specdec.core.engine import Engine
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 SMALL = ("--num-prompts", 3, "--output-len", 12, "--repeat", 1, "--warmup", 0)
@@ -101,8 +103,29 @@ def test_profile_says_where_the_time_goes(run):
 def test_a_process_of_its_own_prints_and_saves_the_result_without_noise_of_libraries(saved):
     done, path = saved
     assert done.returncode == 0
-    assert re.fullmatch("proposer specdec-sdk:ngram .* is experimental .*\n", done.stderr)
+    assert done.stderr == ""
     assert path.read_text(encoding="utf-8") == done.stdout
+
+
+@pytest.mark.parametrize("asked", [None, '{"num_speculative_tokens": 7}', '{"model": "tiny/dflash"}'])
+def test_a_drafter_given_as_the_model_is_compared_with_plain_decoding_of_its_target(asked, monkeypatch):
+    engines = []
+
+    class Recorded(Engine):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            engines.append(self)
+
+    monkeypatch.setattr(run_module, "Engine", Recorded)
+    named = () if asked is None else ("-sc", asked)
+    result = CliRunner().invoke(build_app(), ["bench", "tiny/dflash", *named, *map(str, SMALL), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [engine.parts.guest is None for engine in engines] == [False, True]
+    assert engines[0].parts.info.model == engines[1].parts.info.model == found["configuration"]["model"]
+    assert found["configuration"]["proposer"].startswith("specdec-sdk:dflash")
+    assert found["configuration"]["speculative_config"]["num_speculative_tokens"] == 7
+    assert (found["outputs_equal"], found["num_outputs_equal"]) == (True, 3)
 
 
 def test_tables_show_the_result_without_colour_in_a_pipe():

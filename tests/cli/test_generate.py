@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
+from specdec.core.cli import generate as generate_module
 from specdec.core.cli._app import build_app
 from specdec.core.cli._token_view import HeldPieces, Mark, Painter, Piece, StepPieces
+from specdec.core.cli.generate import _Job
 from specdec.core.llm import LLM
 from specdec.core.outputs import StreamUpdate
 from specdec.core.sampling_params import SamplingParams
@@ -234,6 +236,25 @@ def test_verify_equal_says_how_many_are_equal():
     result = invoke("-p", PROMPT, "-p", "import os", "-sc", NGRAM, "--max-tokens", 16, "--verify-equal")
     assert result.exit_code == 0
     assert "Outputs equal to plain decoding: 2/2" in result.stderr
+
+
+@pytest.mark.parametrize("asked", [(), ("-sc", '{"model": "tiny/dflash"}')])
+def test_a_drafter_given_as_the_model_is_verified_against_plain_decoding_of_its_target(asked, monkeypatch):
+    compared = []
+
+    def recorded(job, plain):
+        compared.append((job._llm.engine, plain.engine))
+        return _Job.compare_with(job, plain)
+
+    monkeypatch.setattr(generate_module, "_Job", type("_Recorded", (_Job,), {"compare_with": recorded}))
+    flags = ("-p", PROMPT, "--max-tokens", "12", "--verify-equal")
+    result = CliRunner().invoke(build_app(), ["generate", "tiny/dflash", *flags, *asked])
+    assert result.exit_code == 0, result.output
+    assert "Outputs equal to plain decoding: 1/1" in result.stderr
+    ((drafting, plain),) = compared
+    assert drafting.parts.guest.plugin.name == "dflash"
+    assert plain.parts.guest is None
+    assert plain.parts.info.model == drafting.parts.info.model
 
 
 def test_verify_equal_fails_where_sampled_drafts_change_the_coins(tmp_path, monkeypatch):

@@ -494,14 +494,33 @@ def test_draft_length_outside_what_is_offered_is_refused_with_numbers(refused, n
     assert all(fact in str(error) for fact in told)
 
 
-def test_experimental_notice_names_class_distribution_version_and_length(load, caplog):
+def test_class_distribution_version_and_length_are_told_of_every_load(load, caplog):
+    caplog.set_level("INFO", logger="specdec")
     load(Fine)
-    (record,) = caplog.records
-    text = record.getMessage()
-    assert record.name == "specdec"
-    for fact in ("test_load:Mine", "dist-x", "0.3.1", "K=4", "API 0.1 is experimental"):
-        assert fact in text
-    assert "\n" not in text
+    record = caplog.records[0]
+    assert (record.name, record.levelname) == ("specdec", "INFO")
+    for fact in ("test_load:Mine", "dist-x", "0.3.1", "K=4"):
+        assert fact in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize(("distribution", "times"), [("specdec-plugin-once", 1), (None, 1), ("specdec-sdk", 0)])
+def test_experimental_notice_is_told_once_of_each_plugin_that_is_not_packaged(target, caplog, distribution, times):
+    plugin = PluginId("once", f"once:{distribution}", distribution, "0.3.1" if distribution else None)
+    config = SpeculativeConfig.parse({"method": "once", "num_speculative_tokens": 4})
+    for _ in range(3):
+        load_proposer(ResolvedProposer(plugin, Fine, None), config, target)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [f"proposer {plugin}: API 0.1 is experimental and may change"] * times
+
+
+@pytest.mark.parametrize(("name", "here"), [("load_model", "bind(target, services)"), ("get_candidates", "propose")])
+def test_a_method_that_only_other_engines_call_is_a_warning(load, name, here):
+    other = type("Mine", (Fine,), {name: lambda self, *arguments: None})
+    with pytest.warns(SpecdecWarning, match=f"{name} .*is never called by the engine: another engine's word") as told:
+        load(other)
+    assert len(told) == 1
+    assert here in str(told[0].message)
 
 
 def test_construct_gives_an_instance(load):

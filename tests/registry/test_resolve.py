@@ -58,6 +58,14 @@ def test_class_path_as_vllm_spells_it(write_module):
     assert resolve(method="custom_class", model="pkg.mod.Mine").cls is sys.modules["pkg.mod"].Mine
 
 
+@pytest.mark.parametrize("model", [{}, {"model": "mine"}, {"model": "./checkpoint"}])
+def test_vllms_spelling_without_a_class_path_says_where_the_path_stands(model):
+    error = refused(method="custom_class", **model)
+    assert error.code == "SD-E101"
+    assert '"method": "custom_class", "model": "package.module.Class"' in str(error)
+    assert "install the distribution" not in str(error)
+
+
 def test_nested_class_is_reached_with_a_colon(write_module):
     write_module("x_mod", "class Outer:\n    class Inner: ...\n")
     assert resolve(method="x_mod:Outer.Inner").cls.__name__ == "Inner"
