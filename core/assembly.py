@@ -252,7 +252,7 @@ def _tokenizer(config: EngineConfig, path: str) -> Any:
         with loading("SD-E149", f"cannot load the tokenizer {name!r}"):
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
     except ConfigError as error:
-        if config.tokenizer or isinstance(error.__cause__, ImportError) or (Path(path) / "tokenizer.json").is_file():
+        if config.tokenizer or _has_tokenizer(path, isinstance(error.__cause__, ImportError)):
             raise
         return None
     if config.tokenizer is None and len(tokenizer) <= len(tokenizer.all_special_ids):
@@ -261,6 +261,13 @@ def _tokenizer(config: EngineConfig, path: str) -> Any:
         facts = {"found": type(tokenizer).__name__, "fix": "pass token ids, or a tokenizer.json"}
         raise ConfigError("SD-E149", "the tokenizer has no tokenizer.json, which streaming needs", facts)
     return tokenizer
+
+
+def _has_tokenizer(path: str, needs_library: bool) -> bool:
+    """Whether the files of a tokenizer that could be used are there; `needs_library`: if it were installed."""
+    directory = Path(path)
+    names = ("tokenizer.json", "tokenizer_config.json") if needs_library else ("tokenizer.json",)
+    return any((directory / name).is_file() for name in names) or (needs_library and not directory.is_dir())
 
 
 def _eos_token_ids(target: TargetModel) -> frozenset[int]:

@@ -32,13 +32,18 @@ _BIDIRECTIONAL_FOR_IMAGES = "vision"
 
 
 def locate_model(model: str | Path) -> str:
-    """The directory of a packaged model for its short name, an existing directory, or the hub id as it is."""
+    """The directory of a packaged model for its short name, an existing directory, or the hub id as it is.
+
+    Raises ConfigError SD-E140 for a path where no model is.
+    """
     name = str(model)
-    shipped = packaged(name)
+    with loading("SD-E140", f"there is no model {name[:80]!r}"):  # a name may be too long for a file, or have a null in it
+        shipped = packaged(name)
+        path = Path(name).expanduser()
+        is_directory = path.is_dir()
     if shipped is not None:
         return str(shipped)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if is_directory:
         if not (path / "config.json").is_file():
             raise ConfigError("SD-E140", f"{name!r} is not a model directory", {"missing": str(path / "config.json")})
         return str(path)

@@ -85,6 +85,7 @@ class TargetModel:
                     attn_implementation=ATTENTION_NAME,
                     trust_remote_code=trust_remote_code,
                     output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below, by their names
                     **experts,
                 )
             except KeyError as error:
@@ -115,7 +116,7 @@ class TargetModel:
         if len(logits) != 1:
             raise _no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
         num_layers = self.config.num_hidden_layers
-        if sorted(probe.layers) != list(range(num_layers)):
+        if not probe.layers or sorted(probe.layers) != list(range(num_layers)):
             raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
         self._check_windows(probe.windows)
         self.windows = list(probe.windows.values())
@@ -172,6 +173,9 @@ class TargetModel:
     def capture(self, hidden_states: Sequence[HiddenState]) -> None:
         """Make every forward pass return these hidden states: boundaries 0 .. num_layers, or 'final'. Called once."""
         self._hidden = HiddenStates(self.model, hidden_states, self.num_layers)
+        if hidden_states:  # states of another form are refused now, and not in a step
+            self.dummy_pass(2, 1)
+            self._hidden.take()
 
 
 def experts_settings(moe_backend: str | None) -> dict[str, str]:
@@ -195,13 +199,15 @@ def _check_tensors(path: str, report: Mapping[str, Any]) -> None:
 
     `report`: what `from_pretrained` says of its loading.
     """
-    missing = sorted(report["missing_keys"])
-    if missing:
-        facts = {"missing": _some(missing), "unused": _some(sorted(report["unexpected_keys"])) or "none"}
-        facts["fix"] = "a checkpoint of a causal LM; one of an embedding or reward model has no head"
-        raise ConfigError("SD-E177", f"the checkpoint {path!r} lacks tensors of its model", facts)
-    if report["unexpected_keys"]:
-        unused = sorted(report["unexpected_keys"])
+    unused = sorted(report["unexpected_keys"])
+    others = [f"{name} {list(found)}, expected {list(expected)}" for name, found, expected in report["mismatched_keys"]]
+    missing = sorted(set(report["missing_keys"]) - {name for name, _, _ in report["mismatched_keys"]})
+    if missing or others:
+        facts = {"missing": _some(missing), "of another size": _some(sorted(others)), "unused": _some(unused)}
+        facts["fix"] = "a checkpoint of a causal LM, and its own config.json; embedding and reward models have no head"
+        told = {label: fact for label, fact in facts.items() if fact}
+        raise ConfigError("SD-E177", f"the checkpoint {path!r} lacks tensors of its model", told)
+    if unused:
         logger.info("%d tensors of %r are not used: %s", len(unused), path, _some(unused))
 
 
