@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 VOCAB_SIZE = 128
 WINDOW = 8
 NUM_LAYERS = 2
-MOST_PARAMETERS = 5_000_000
+MOST_PARAMETERS = 20_000_000
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -116,7 +116,9 @@ def small_config(model_type: str) -> Any:
     known = set(inspect.signature(config_class.__init__).parameters)
     aliases = {common for common, own in config_class.attribute_map.items() if own in SIZES}
     values = {name: value for name, value in SIZES.items() if name in known - aliases}
-    values |= {common: SIZES[common] for common in config_class.attribute_map if common in SIZES and common not in aliases}
+    values |= {
+        common: SIZES[common] for common in config_class.attribute_map if common in SIZES and common not in aliases
+    }
     if "kv_lora_rank" in known:  # every head has a key of its own
         values["num_key_value_heads"] = values["num_attention_heads"]
     values |= SPECIAL.get(model_type, {})

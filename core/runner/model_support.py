@@ -37,7 +37,9 @@ def locate_model(model: str | Path) -> str:
     Raises ConfigError SD-E140 for a path where no model is.
     """
     name = str(model)
-    with loading("SD-E140", f"there is no model {name[:80]!r}"):  # a name may be too long for a file, or have a null in it
+    with loading(
+        "SD-E140", f"there is no model {name[:80]!r}"
+    ):  # a name may be too long for a file, or have a null in it
         shipped = packaged(name)
         path = Path(name).expanduser()
         is_directory = path.is_dir()
@@ -116,9 +118,13 @@ def _why_unsupported(config: Mapping[str, Any]) -> str | None:
 
 def _why_layers_unsupported(config: Mapping[str, Any]) -> str | None:
     key = next((key for key in _LAYER_TYPE_KEYS if config.get(key)), None)
-    if key is not None:  # it says of every layer what it is: keys of recurrent layers that it does not have tell nothing
+    if (
+        key is not None
+    ):  # it says of every layer what it is: keys of recurrent layers that it does not have tell nothing
         others = sorted(set(config[key]) - _SERVED_LAYER_TYPES)
-        return f"layers of type {', '.join(others)} keep a state other than keys and values ({key!r})" if others else None
+        return (
+            f"layers of type {', '.join(others)} keep a state other than keys and values ({key!r})" if others else None
+        )
     for key in _RECURRENT_KEYS:
         if config.get(key) is not None:
             return f"recurrent layers keep a state that cannot be rolled back (configuration key {key!r})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,8 +21,6 @@ from .hidden_states import HiddenState, HiddenStates
 from .kv_cache import LayerShape
 from .loading import loading
 from .model_support import read_config, refuse_unsupported, slides
-
-logger = logging.getLogger("specdec")
 
 _REMOTE_CODE = "a model whose code comes with its checkpoint needs trust_remote_code=True"
 
@@ -195,7 +192,7 @@ def experts_settings(moe_backend: str | None) -> dict[str, str]:
 
 
 def _check_tensors(path: str, report: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that lacks tensors; say once which ones of it are not used. Tied ones are not missing.
+    """Refuse a checkpoint that lacks tensors; tied ones are not missing. Unused ones transformers has warned of.
 
     `report`: what `from_pretrained` says of its loading.
     """
@@ -207,8 +204,6 @@ def _check_tensors(path: str, report: Mapping[str, Any]) -> None:
         facts["fix"] = "a checkpoint of a causal LM, and its own config.json; embedding and reward models have no head"
         told = {label: fact for label, fact in facts.items() if fact}
         raise ConfigError("SD-E177", f"the checkpoint {path!r} lacks tensors of its model", told)
-    if unused:
-        logger.info("%d tensors of %r are not used: %s", len(unused), path, _some(unused))
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:

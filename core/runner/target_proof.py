@@ -30,7 +30,7 @@ MOST_PARAMETERS = 2 * 10**9
 
 _SHORT, _LONG, _LONGEST = 5, 12, 64  # tokens of the two requests; of a text that is longer than a window
 _BEYOND_WINDOW = 4
-_SLACK = 8  # times what rounding did to the disturbed pass
+_SLACK = 4  # times what rounding did to the disturbed pass
 _ROUNDING = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}  # share of a row that is always allowed
 _QUANTISED = 5e-2
 _EAGER = "eager"
