@@ -1,8 +1,9 @@
-"""Small configurations, with random weights, of the model types that transformers registers for causal language models."""
+"""Small models, with random weights, of the types that transformers registers for causal language models."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,11 +133,12 @@ def small_model(config: Any) -> Any:
     """Random float32 weights, biases and norms too, run by transformers' eager attention. Raises NotBuildableError."""
     torch.manual_seed(0)
     try:
-        _check_size(config)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+        with warnings.catch_warnings(action="ignore"):  # of modelling code, when it is imported
+            _check_size(config)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     except Exception as error:
         raise NotBuildableError(f"model: {type(error).__name__}: {error}") from error
-    for parameter in model.parameters():
+    for parameter in model.parameters():  # biases and norms that are all zero or one would hide mistakes
         parameter.data.add_(0.02 * torch.randn_like(parameter))
     return model
 

@@ -39,7 +39,6 @@ def paged_attention(
     *,
     scaling: float | None = None,
     specdec_context: AttentionContext,
-    specdec_modules: MutableMapping[int, torch.nn.Module] | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **others: Any,
@@ -53,8 +52,8 @@ def paged_attention(
     if unknown:
         raise _unserved(module, f"takes arguments that the engine does not implement: {', '.join(unknown)}")
     layer: int = module.layer_idx  # type: ignore[assignment]  # set by every attention layer of the library
-    if specdec_modules is not None:
-        specdec_modules[layer] = module
+    if MODULES in others:
+        others[MODULES][layer] = module
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = specdec_context.attend(
         layer,
@@ -87,6 +86,7 @@ class ShapeProbe:
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)  # that the layers ask for
+    dtypes: set[torch.dtype] = field(default_factory=set)  # that they compute in
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """Plain causal attention over the tokens of this pass."""
@@ -95,6 +95,7 @@ class ShapeProbe:
             raise UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
         self.layers[layer] = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         self.windows[layer] = spec.window
+        self.dtypes |= {query.dtype, keys.dtype, values.dtype}
         query, keys, values = (tensor.transpose(0, 1)[None] for tensor in (query, keys, values))
         output = scaled_dot_product_attention(query, keys, values, is_causal=True, scale=spec.scale, enable_gqa=True)
         return output[0].transpose(0, 1)

@@ -116,6 +116,9 @@ class TargetModel:
         if not probe.layers or sorted(probe.layers) != list(range(num_layers)):
             raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
         self._check_windows(probe.windows)
+        if probe.dtypes != {self.dtype}:
+            computed = ", ".join(sorted(map(str, probe.dtypes)))
+            raise self._unserved(f"it computes in {computed} where the model is in {self.dtype}")
         self.windows = list(probe.windows.values())
         return [probe.layers[layer] for layer in range(num_layers)]
 
@@ -124,9 +127,12 @@ class TargetModel:
         config = self.config.to_dict()
         unsaid = [layer for layer, window in windows.items() if window is None and slides(config, layer)]
         if unsaid:
-            facts = {"model_type": self.config.model_type, "layers": ", ".join(map(str, sorted(unsaid)))}
-            facts["reason"] = "they are configured to slide, and call attention without a window"
-            raise UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
+            layers = ", ".join(map(str, sorted(unsaid)))
+            raise self._unserved(f"layers {layers} are configured to slide, and call it without a window")
+
+    def _unserved(self, reason: str) -> UnsupportedModelError:
+        facts = {"model_type": self.config.model_type, "reason": reason}
+        return UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
 
     def dummy_pass(self, num_tokens: int, num_rows: int, context: AttentionContext | None = None) -> None:
         """A pass of this many tokens, with logits for the last `num_rows`: for what it takes. None: without a cache."""

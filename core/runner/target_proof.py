@@ -71,10 +71,10 @@ class TargetProof:
         self._target = target
         self._texts = _texts(target, longest)
         self._quantised = quantised
-        with loading("SD-E179", "this model does not run with eager attention, so that it cannot be proved", _FIX):
-            with _eager(target.model), torch.inference_mode():
-                self._expected = self._eager_pass({})
-                self._disturbed = self._eager_pass(self._rounded())
+        summary = "this model does not run with eager attention, so that it cannot be proved"
+        with loading("SD-E179", summary, _FIX), _eager(target.model), torch.inference_mode():
+            self._expected = self._eager_pass({})
+            self._disturbed = self._eager_pass(self._rounded())
 
     @property
     def num_tokens(self) -> int:

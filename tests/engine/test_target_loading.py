@@ -53,7 +53,7 @@ WEIGHTS = {
 def test_damaged_weights(damage, folder):
     file = folder / "model.safetensors"
     file.write_bytes(WEIGHTS[damage](file.read_bytes()))
-    with pytest.raises(ConfigError, match="SD-E143 (.|\n)*because .*SafetensorError"):
+    with pytest.raises(ConfigError, match=r"SD-E143 (.|\n)*because .*SafetensorError"):
         load(folder)
 
 
@@ -153,13 +153,17 @@ def test_unused_tensors_are_said_once(folder, caplog):
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("model_type", ["ctrl", "blenderbot-small", "gpt_neox_japanese", "biogpt"])
+@pytest.mark.parametrize("model_type", ["ctrl", "biogpt"])
 def test_no_tokenizer_is_no_error(model_type, tmp_path):
     small_model(small_config(model_type)).save_pretrained(tmp_path)
-    try:
-        assert load(tmp_path).engine.parts.tokenizer is None
-    except UnsupportedModelError as error:  # for another reason, and after the tokenizer
-        assert error.code == "SD-E144"
+    assert load(tmp_path).engine.parts.tokenizer is None
+
+
+@pytest.mark.parametrize("model_type", ["blenderbot-small", "gpt_neox_japanese"])
+def test_no_tokenizer_hides_no_other_reason(model_type, tmp_path):
+    small_model(small_config(model_type)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="SD-E144"):
+        load(tmp_path)
 
 
 def test_a_broken_tokenizer_is_an_error(folder):
@@ -185,7 +189,7 @@ def test_outputs_of_attention_can_be_viewed(kernels, tmp_path):
 
 def test_states_of_another_form_are_refused_before_a_step(tmp_path):
     small_model(small_config("gemma3n_text")).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="SD-E145 (.|\n)*several states"):
+    with pytest.raises(UnsupportedModelError, match=r"SD-E145 (.|\n)*several states"):
         make_llm("Recorder", options={"hidden_states": (0, 1, "final")}, model=tmp_path, max_model_len=64)
 
 
