@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,13 @@ from .runner.graphs import CudaRecorder, Graphs, Recorder
 from .runner.host_addressing import HostAddressing
 from .runner.inference_form import prepare_causal_lm
 from .runner.kv_cache import CacheView, KVCache
+from .runner.loading import loading
 from .runner.model_support import locate_model, longest_length
 from .runner.quantization import check_quantization
 from .runner.scheduler import Scheduler
 from .runner.step import Runner
 from .runner.target import Target, TargetModel, experts_settings, load_config
+from .runner.target_proof import TargetProof, is_wanted
 from .speculation import Speculation, SpeculativeSettings
 
 
@@ -76,7 +78,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     target = TargetModel.load(
         path, hf_config, dtype, device, config.moe_backend, trust_remote_code=config.trust_remote_code
     )
-    prepare_causal_lm(target.model, config.quantization, kernels, room=free_memory(device) // 4)
+    _prepare(target, config, info, kernels)
     lookahead = speculation.lookahead if speculation else 0
     num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None, lookahead)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
@@ -123,6 +125,30 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         kernels=kernels,
         kv_capacity=num_blocks * config.block_size - lookahead,
     )
+
+
+def _prepare(target: TargetModel, config: EngineConfig, info: TargetInfo, kernels: NativeKernels | None) -> None:
+    """Bring the weights into the form that is served, and prove what they compute there.
+
+    Quantised weights are compared with themselves. Raises UnsupportedModelError SD-E178, ConfigError SD-E179.
+    """
+    longest = longest_length(info.config, target.config.attribute_map)
+    proofs = partial(TargetProof, target, longest, quantised=config.quantization is not None)
+    wanted = is_wanted(target, config.prove_target)
+    proof = proofs() if wanted and config.quantization is None else None
+    prepare_causal_lm(target.model, config.quantization, kernels, room=free_memory(target.device) // 4)
+    if wanted:
+        _prove(proof or proofs(), target, replace(info, max_num_seqs=TargetProof.num_requests), kernels)
+
+
+def _prove(proof: TargetProof, target: TargetModel, info: TargetInfo, kernels: NativeKernels | None) -> None:
+    """In a cache that is as small as the pass; `info`: with as many requests as that has."""
+    num_blocks = info.max_num_seqs * -(-proof.num_tokens // info.block_size)
+    pool = BlockPool(num_blocks, info.block_size, region_size=num_blocks)
+    scheduler = Scheduler(pool, info.max_num_seqs, info.max_num_seqs * proof.num_tokens, 0)
+    addressing = ADDRESSING[target.device.type](scheduler, info, 0, kernels)
+    blocks = num_blocks + addressing.num_pad_blocks
+    proof.check(KVCache(target.layer_shapes, blocks, info.block_size, target.dtype, target.device), addressing)
 
 
 def _vacant_view(cache: KVCache, kernels: NativeKernels | None, num_tokens: int) -> AttentionContext:
@@ -218,19 +244,27 @@ def target_info(
 
 def _tokenizer(config: EngineConfig, path: str) -> Any:
     """The model's tokenizer, or None if its directory has none and none was asked for."""
+    name = str(config.tokenizer or path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(config.tokenizer or path))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        if config.tokenizer is None and not isinstance(error, ImportError):
-            return None
-        facts = {"because": str(error).splitlines()[0]}
-        raise ConfigError("SD-E149", f"cannot load the tokenizer {str(config.tokenizer or path)!r}", facts) from error
+        with loading("SD-E149", f"cannot load the tokenizer {name!r}"):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+    except ConfigError as error:
+        if config.tokenizer or _has_tokenizer(path, isinstance(error.__cause__, ImportError)):
+            raise
+        return None
     if config.tokenizer is None and len(tokenizer) <= len(tokenizer.all_special_ids):
         return None  # what transformers makes up where there are no tokenizer files: special tokens and no others
     if not tokenizer.is_fast:
         facts = {"found": type(tokenizer).__name__, "fix": "pass token ids, or a tokenizer.json"}
         raise ConfigError("SD-E149", "the tokenizer has no tokenizer.json, which streaming needs", facts)
     return tokenizer
+
+
+def _has_tokenizer(path: str, needs_library: bool) -> bool:
+    """Whether the files of a tokenizer that could be used are there; `needs_library`: if it were installed."""
+    directory = Path(path)
+    names = ("tokenizer.json", "tokenizer_config.json") if needs_library else ("tokenizer.json",)
+    return any((directory / name).is_file() for name in names) or (needs_library and not directory.is_dir())
 
 
 def _eos_token_ids(target: TargetModel) -> frozenset[int]:

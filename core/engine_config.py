@@ -53,4 +53,10 @@ class EngineConfig(StrictModel):
         description="compile the target's decoder, at the start, and draft networks, at their first passes; that takes "
         "a minute once, later starts read torch's cache",
     )
+    prove_target: bool | None = Field(
+        None,
+        strict=True,
+        description="at the start, compare a pass of the target as it is served with transformers' eager attention: "
+        "three short passes; None: of models up to 2 billion parameters",
+    )
     enable_profiling: bool = Field(False, description="time every stage of the step")

@@ -20,6 +20,7 @@ class HiddenStates:
     def __init__(self, model: Any, wanted: Sequence[HiddenState], num_layers: int) -> None:
         """Raises UnsupportedModelError SD-E145 if the states between layers are wanted and the layers not found."""
         self._wanted = tuple(wanted)
+        self._model_type: str = model.config.model_type
         self.kept: dict[HiddenState, Tensor] = {}  # by the pass that is running
         decoder = model.get_decoder()
         boundaries = any(each != "final" for each in self._wanted)
@@ -27,9 +28,14 @@ class HiddenStates:
         self._handles = [self._hook(decoder, layers, each) for each in dict.fromkeys(self._wanted)]
 
     def take(self) -> Tensor | None:
-        """[N, L*H] of the last pass over N tokens; None if nothing is wanted."""
+        """[N, L*H] of the last pass over N tokens; None if nothing is wanted.
+
+        Raises UnsupportedModelError SD-E145 if the layers hand on several states of a token.
+        """
         if not self._wanted:
             return None
+        if any(kept.dim() != 3 for kept in self.kept.values()):  # [1, N, H]
+            raise _not_found(self._model_type, "its layers hand on several states of each token")
         hidden = torch.cat([self.kept[each][0] for each in self._wanted], dim=-1)
         self.kept.clear()
         return hidden
@@ -59,8 +65,11 @@ def _decoder_layers(decoder: nn.Module, num_layers: int, config: Any) -> nn.Modu
     for child in decoder.children():
         if isinstance(child, nn.ModuleList) and len(child) == num_layers:
             return child
-    raise UnsupportedModelError(
-        "SD-E145",
-        "the layers of this model cannot be found, so hidden states between them cannot be shown",
-        {"model_type": config.model_type},
+    raise _not_found(config.model_type, f"its decoder has no list of {num_layers} layers")
+
+
+def _not_found(model_type: str, because: str) -> UnsupportedModelError:
+    facts = {"model_type": model_type, "because": because}
+    return UnsupportedModelError(
+        "SD-E145", "the layers of this model cannot be found, so hidden states between them cannot be shown", facts
     )

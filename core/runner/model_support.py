@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import cached_file
+
 from specdec.sdk import ConfigError, UnsupportedModelError
 from specdec.sdk.packaged import packaged
 
-_SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+from .loading import loading
+
+_SLIDING = "sliding_attention"
+_SERVED_LAYER_TYPES = {"full_attention", _SLIDING}
 _MULTIMODAL_KEYS = ("vision_config", "audio_config", "image_token_id", "image_token_index", "audio_token_id")
 _RECURRENT_KEYS = (
     "state_size",
@@ -19,23 +25,56 @@ _RECURRENT_KEYS = (
     "conv_L_cache",
     "lru_width",
     "rescale_every",
+    "chunkwise_kernel",
 )
+_LAYER_TYPE_KEYS = ("layer_types", "layers_block_type")
+_BIDIRECTIONAL_FOR_IMAGES = "vision"
 
 
 def locate_model(model: str | Path) -> str:
-    """The directory of a packaged model for its short name, an existing directory, or the hub id as it is."""
+    """The directory of a packaged model for its short name, an existing directory, or the hub id as it is.
+
+    Raises ConfigError SD-E140 for a path where no model is.
+    """
     name = str(model)
-    shipped = packaged(name)
+    with loading(
+        "SD-E140", f"there is no model {name[:80]!r}"
+    ):  # a name may be too long for a file, or have a null in it
+        shipped = packaged(name)
+        path = Path(name).expanduser()
+        is_directory = path.is_dir()
     if shipped is not None:
         return str(shipped)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if is_directory:
         if not (path / "config.json").is_file():
             raise ConfigError("SD-E140", f"{name!r} is not a model directory", {"missing": str(path / "config.json")})
         return str(path)
     if path.is_absolute() or name.startswith(("./", "../", "~")) or name.count("/") > 1:
         raise ConfigError("SD-E140", f"there is no model at {name!r}", {"looked for": str(path)})
     return name
+
+
+def read_config(path: str) -> tuple[Mapping[str, Any], Path]:
+    """config.json of a directory or hub id as it is written, and the directory where it lies.
+
+    Raises ConfigError SD-E140 if there is none, SD-E143 if it is not a JSON object.
+    """
+    with loading("SD-E140", f"there is no model {path!r}", {"": "a directory, a hub id, or 'tiny' (packaged)"}):
+        file = Path(cached_file(path, "config.json"))
+    with loading("SD-E143", f"cannot read the configuration of {path!r}"):
+        config = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        facts = {"file": file, "expected": "a JSON object", "found": type(config).__name__}
+        raise ConfigError("SD-E143", f"cannot read the configuration of {path!r}", facts)
+    return config, file.parent
+
+
+def slides(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether the configuration gives this layer a sliding window."""
+    layer_types = config.get("layer_types")
+    if layer_types:
+        return bool(layer_types[layer] == _SLIDING)
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
@@ -72,12 +111,21 @@ def _why_unsupported(config: Mapping[str, Any]) -> str | None:
         return "multimodal rotary positions (M-RoPE) are not served yet (configuration key 'mrope_section')"
     if config.get("is_encoder_decoder"):
         return "encoder-decoder models are not served (configuration key 'is_encoder_decoder')"
-    others = sorted(set(config.get("layer_types") or ()) - _SERVED_LAYER_TYPES)
-    if others:
-        return f"layers of type {', '.join(others)} keep a state other than keys and values ('layer_types')"
+    if config.get("use_bidirectional_attention") not in (None, False, _BIDIRECTIONAL_FOR_IMAGES):
+        return "bidirectional attention (configuration key 'use_bidirectional_attention')"
+    return _why_layers_unsupported(config)
+
+
+def _why_layers_unsupported(config: Mapping[str, Any]) -> str | None:
+    key = next((key for key in _LAYER_TYPE_KEYS if config.get(key)), None)
+    if (
+        key is not None
+    ):  # it says of every layer what it is: keys of recurrent layers that it does not have tell nothing
+        others = sorted(set(config[key]) - _SERVED_LAYER_TYPES)
+        return (
+            f"layers of type {', '.join(others)} keep a state other than keys and values ({key!r})" if others else None
+        )
     for key in _RECURRENT_KEYS:
         if config.get(key) is not None:
             return f"recurrent layers keep a state that cannot be rolled back (configuration key {key!r})"
-    if config.get("use_bidirectional_attention"):
-        return "bidirectional attention (configuration key 'use_bidirectional_attention')"
     return None

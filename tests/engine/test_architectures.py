@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, proposer_of, run, tokens
-from transformers import AutoModelForCausalLM
+from scripts.small_models import small_model
 
 from specdec.sdk import ConfigError, UnsupportedModelError
 
@@ -73,6 +73,8 @@ SERVED_TOO = {
     "HunYuanDenseV1": {"head_dim": 8},
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "Persimmon": {},
+    "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 16, "use_sliding_window": False},
+    "Lfm2": {"full_attn_idxs": [0, 1]},  # all attention
 }
 
 
@@ -85,10 +87,7 @@ def save(tmp_path):
     """Makes a checkpoint of a configuration with random weights and returns (folder, the model run eagerly)."""
 
     def save(config):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        for parameter in model.parameters():  # biases and norms that are all zero or one would hide mistakes
-            parameter.data.add_(0.02 * torch.randn_like(parameter))
+        model = small_model(config)
         model.save_pretrained(tmp_path)
         return tmp_path, model
 
@@ -220,7 +219,7 @@ REFUSED_BY_CONFIGURATION = {
     "recurrent": (lambda: transformers.MambaConfig(num_hidden_layers=2), "'state_size'"),
     "recurrent_and_attention": (lambda: configure("Jamba"), "'mamba_d_state'"),
     "linear_attention": (lambda: configure("Qwen3Next", **EXPERTS, **LINEAR), "linear_attention"),
-    "convolution": (lambda: configure("Lfm2"), "'conv_L_cache'|conv"),
+    "convolution": (lambda: configure("Lfm2", layer_types=["conv", "full_attention"]), "conv"),
     "vision": (lambda: transformers.Qwen2VLConfig(), "'vision_config'"),
     "image_tokens": (lambda: transformers.LlavaConfig(), "'vision_config'|'image_token"),
     "multimodal_positions": (lambda: configure("Qwen3", head_dim=8, rope_parameters=MROPE), "M-RoPE"),
@@ -243,7 +242,8 @@ REFUSED_BY_ATTENTION = {
     "sinks": (lambda: configure("GptOss", head_dim=8, num_local_experts=4), "SD-E141", "s_aux"),
     "bidirectional": (lambda: configure("Bert"), "SD-E141", "later tokens"),
     "twice_in_a_layer": (lambda: configure("DiffLlama"), "SD-E141", "more than once"),
-    "alibi": (lambda: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4), "SD-E144", "0 of 2 layers"),
+    "alibi": (lambda: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4), "SD-E144", "position_ids"),
+    "no_interface": (lambda: transformers.OpenAIGPTConfig(**GPT2), "SD-E144", "0 of 2 layers"),
     "classes_of_its_own": (lambda: transformers.GPTJConfig(**GPT2, rotary_dim=4), "SD-E144", "its own"),
     "deaf_to_arguments": (lambda: configure("StableLm"), "SD-E144", "specdec_context"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from engine_helpers import GREEDY
@@ -10,6 +11,7 @@ from engine_helpers import GREEDY
 from specdec import LLM
 from specdec.core.speculators import with_verifier
 from specdec.sdk import ConfigError
+from specdec.sdk.packaged import packaged
 
 
 @pytest.fixture
@@ -38,6 +40,43 @@ def test_what_the_user_wrote_wins(drafter, asked):
     model, config = with_verifier(drafter(), asked)
     assert (model, config["num_speculative_tokens"]) == ("tiny", 2)
     assert "dtype" not in asked or config["dtype"] == "float32"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A drafter of the hub, as the cache keeps it; returns (its id, the snapshot's directory)."""
+    repository = tmp_path / "hub" / "models--org--drafter"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    for file in packaged("tiny/dflash").iterdir():
+        shutil.copy(file, snapshot)
+    config = json.loads((snapshot / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = "tiny"
+    (snapshot / "config.json").write_text(json.dumps(config))
+    for module in ("huggingface_hub.constants", "transformers.utils.hub"):
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+            monkeypatch.setattr(f"{module}.{name}", str(tmp_path / "hub"), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return "org/drafter", snapshot
+
+
+def test_a_hub_id_in_the_cache_brings_its_target_along(hub):
+    name, snapshot = hub
+    assert with_verifier(name, None) == ("tiny", {"model": name})
+    assert with_verifier(name, {"model": str(snapshot)})[0] == "tiny"
+    by_id, by_folder = LLM(name, max_model_len=128), LLM(snapshot, max_model_len=128)
+    assert by_id.engine.parts.guest is not None
+    prompt = ["def f(x):"]
+    texts = [llm.generate(prompt, GREEDY.replace(max_tokens=8))[0].outputs[0].text for llm in (by_id, by_folder)]
+    assert texts[0] == texts[1]
+
+
+def test_a_configuration_that_is_no_object_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="SD-E143"):
+        with_verifier(tmp_path, None)
 
 
 def test_the_same_checkpoint_may_be_named_twice(drafter):

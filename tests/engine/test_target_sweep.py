@@ -1,0 +1,43 @@
+"""Of all causal language models of transformers, none is served with text that is not the model's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from scripts.small_models import model_types
+from scripts.target_sweep import PAGE, RECORD, judge, page
+
+QUICK = {
+    "llama": "equal",
+    "gemma2": "equal",  # windows and caps
+    "qwen3_moe": "equal",
+    "gpt2": "equal",  # tied weights, learned positions
+    "granitemoehybrid": "equal",  # all attention; was refused for a key
+    "afmoe": "equal",  # was a crash
+    "qwen2_moe": "refused",  # was wrong: its window is only in the mask
+    "doge": "refused",  # was wrong: a mask of its own
+    "bart": "refused",  # was wrong: no position_ids
+    "nemotron_h": "refused",  # was refused after its weights were loaded
+}
+RECORDED = json.loads(RECORD.read_text())["types"]
+
+
+def test_the_committed_page_is_current():
+    assert PAGE.read_text() == page(json.loads(RECORD.read_text())), "python -m scripts.target_sweep"
+
+
+def test_every_registered_type_is_on_the_page_and_none_differs():
+    assert sorted(RECORDED) == model_types()
+    assert {each["outcome"] for each in RECORDED.values()} == {"equal", "refused", "not buildable"}
+    assert sum(each["outcome"] == "equal" for each in RECORDED.values()) > 80
+
+
+LONG = [pytest.param(name, marks=pytest.mark.full) for name in RECORDED if name not in QUICK]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *LONG])
+def test_a_type_is_served_as_transformers_computes_it_or_refused(name):
+    outcome = judge(name)
+    assert outcome.outcome == QUICK.get(name, RECORDED[name]["outcome"])
+    assert outcome.code == RECORDED[name]["code"], outcome.reason
