@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specdec.sdk import ConfigError
+from specdec.sdk import ConfigError, ProposerError
 
 from .engine import Engine, Prompt, finish_reason_of
 from .engine_config import EngineConfig
@@ -47,6 +47,7 @@ class LLM:
         **settings: Any,
     ) -> None:
         self.engine = Engine(EngineConfig(model=model, **settings), speculative_config, plugin_settings)
+        self.engine.on_progress = self._show
         self._readers: dict[str, _Reader] = {}  # of the open streams, by request id
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
@@ -54,17 +55,21 @@ class LLM:
 
         Raises RequestError before anything runs if one of the prompts can never be served.
         """
-        submitted = self._submit(prompts, sampling_params)
-        try:
-            while any(prompt.runs for prompt in submitted):
-                self._step()
-        except BaseException:
-            self._abort(submitted)
-            raise
-        return [prompt.output() for prompt in submitted]
+        with self.engine.entered("generate"):
+            submitted = self._submit(prompts, sampling_params)
+            try:
+                while any(prompt.runs for prompt in submitted):
+                    self.engine.step()
+            except BaseException:
+                self._give_up(submitted)
+                raise
+            return [prompt.output() for prompt in submitted]
 
     def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> Iterator[StreamUpdate]:
         """What each step commits to each prompt, as it happens. Closing the iterator aborts what still runs.
+
+        The last update of every output has a finish_reason, "abort" after `abort`, `close` or an error, which is raised
+        when all is shown.
 
         Updates of prompt i carry request id of the i-th prompt in `prompts`; with n > 1, `index` tells outputs apart.
         Requests of other callers advance with these; what they commit waits for whoever asked for it.
@@ -81,8 +86,13 @@ class LLM:
             while updates or any(prompt.runs for prompt in submitted):
                 if updates:
                     yield updates.popleft()
-                else:
-                    self._step()
+                    continue
+                try:
+                    self.engine.step()
+                except Exception:
+                    self._give_up(submitted)
+                    yield from updates
+                    raise
         finally:
             for request_id in readers:
                 del self._readers[request_id]
@@ -104,7 +114,7 @@ class LLM:
         return self.generate([{"prompt_token_ids": ids} for ids in prompts], sampling_params)
 
     def abort(self, request_id: str) -> None:
-        """End a running request; its output so far is kept by whoever streams it."""
+        """End a running request; its output so far is kept by whoever streams it. Any thread or hook may call this."""
         self.engine.abort(request_id)
 
     def get_tokenizer(self) -> Any:
@@ -154,12 +164,16 @@ class LLM:
         request_ids = [self.engine.add_request(prompt, one) for one in each]
         return _Prompt([self.engine.get_request(request_id) for request_id in request_ids])
 
-    def _step(self) -> None:
-        """Advance everybody's requests; what those of a stream commit waits for its reader."""
-        for each in self.engine.step():
-            reader = self._readers.get(each.request.request_id)
-            if reader is not None and each.token_ids:
-                reader.show(each)
+    def _show(self, each: Committed) -> None:
+        """Keep what became of a streamed request for its reader."""
+        reader = self._readers.get(each.request.request_id)
+        if reader is not None and (each.token_ids or each.request.finish_reason is not None):
+            reader.show(each)
+
+    def _give_up(self, submitted: Sequence[_Prompt]) -> None:
+        """End prompts after an error that says more than one of ending them would."""
+        with suppress(ProposerError):
+            self._abort(submitted)
 
     def _abort(self, submitted: Sequence[_Prompt]) -> None:
         with ExitStack() as every:  # each one, also where the proposer raises

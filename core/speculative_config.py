@@ -68,7 +68,7 @@ class SpeculativeConfig(BaseModel):
         default_factory=dict, description="the proposer's own options"
     )
     on_proposer_error: Literal["raise", "skip_step", "disable"] = Field(
-        "raise", description="raise: end the step; skip_step: go on without drafts; disable: and ask no more after 3"
+        "raise", description="raise: after the step; skip_step: go on without drafts; disable: and ask no more after 3"
     )
     moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
     quantization: str | None = Field(None, description="of the draft network; None: as it is stored")

@@ -25,7 +25,7 @@ from specdec.sdk import (
 from specdec.sdk.config import unknown_keys, wrong_values
 
 from ..speculative_config import SpeculativeConfig
-from .blame import plugin_raised
+from .blame import blaming
 from .catalog import ResolvedProposer
 from .check import check_callable, check_class
 
@@ -79,11 +79,10 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
 def construct(loaded: LoadedProposer) -> Proposer:
     """An instance. Raises Refusal, or PluginLoadError SD-E116 with the author's line for anything else."""
     try:
-        return loaded.cls(loaded.config)
+        with blaming("SD-E116", "constructing the proposer", loaded.plugin, Refusal):
+            return loaded.cls(loaded.config)
     except Refusal as refusal:
         raise refusal.blamed_on(loaded.plugin) from refusal
-    except Exception as error:
-        raise plugin_raised("SD-E116", "constructing the proposer", error, loaded.plugin) from error
 
 
 def options_model(cls: type, plugin: PluginId) -> type[BaseModel] | None:
@@ -153,13 +152,10 @@ def _default_draft_tokens(cls: Any, config: ProposerConfig, target: TargetInfo, 
 def _asked(question: Callable[..., Any], what: str, plugin: PluginId, *arguments: object) -> Any:
     """What a class answers before it is constructed. Raises Refusal, CheckpointError, or SD-E114 for anything else."""
     try:
-        return question(*arguments)
+        with blaming("SD-E114", f"asking for {what}", plugin, Refusal, CheckpointError):  # or the checkpoint is to blame
+            return question(*arguments)
     except Refusal as refusal:
         raise refusal.blamed_on(plugin) from refusal
-    except CheckpointError:  # the checkpoint is to blame
-        raise
-    except Exception as error:
-        raise plugin_raised("SD-E114", f"asking for {what}", error, plugin) from error
 
 
 def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:
@@ -179,14 +175,13 @@ def _options(cls: type, config: SpeculativeConfig, plugin: PluginId) -> BaseMode
     if model is None:
         return None
     try:
-        return model(**values)
+        with blaming("SD-E115", "validating the options of", plugin, ValidationError, ConfigError):
+            return model(**values)
     except ValidationError as error:
         raise wrong_values("proposer_config", error, plugin=plugin) from error
     except ConfigError as error:
         summary = error.summary.replace(model.__name__, "proposer_config", 1)
         raise ConfigError(error.code, summary, error.facts, plugin=plugin) from error.__cause__
-    except Exception as error:
-        raise plugin_raised("SD-E115", "validating the options of", error, plugin) from error
 
 
 def _merged(
