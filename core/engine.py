@@ -128,7 +128,7 @@ class Engine:
         """
         if not self._requests:
             return []
-        with self._turn.alone("step"):
+        with self._turn.taken("step", alone=True):
             starting: list[Request] = []
             if self.parts.observers.wants("on_request_start"):
                 starting = [request for request in self._requests.values() if not request.started]
@@ -160,8 +160,9 @@ class Engine:
         for request in starting:
             if request.started:
                 observers.on_request_start(request.view)
-        if committed and observers.wants("on_step"):
-            observers.on_step(self.parts.runner.last_stats)
+        stats = self.parts.runner.last_stats
+        if committed and stats:
+            observers.on_step(stats)
         self._tell_finished(ended)
 
     def _tell_finished(self, ended: Sequence[Request]) -> None:
@@ -185,7 +186,7 @@ class Engine:
     def _carry_out_aborts(self) -> None:
         """Those that were asked for; where somebody is inside, that one does it on leaving."""
         while self._aborts:
-            with self._turn.if_free() as free:
+            with self._turn.alone_if_free() as free:
                 if not free:
                     return
                 self._end([self._aborts.popleft() for _ in range(len(self._aborts))])
@@ -231,7 +232,7 @@ class Engine:
         """Abort what runs and close the proposer. Safe to call twice."""
         if self._closed:
             return
-        with self._turn.alone("close"), ExitStack() as every:  # each one, also if the proposer raises; last one first
+        with self._turn.taken("close", alone=True), ExitStack() as every:  # each, also if one raises; the last first
             self._closed = True
             every.callback(lambda: self.parts.observers.on_engine_stop(self.metrics.acceptance.as_dict()))
             if self.parts.guest:

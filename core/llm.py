@@ -159,7 +159,7 @@ class LLM:
     def _submit_one(self, prompt: Prompt, params: SamplingParams) -> _Prompt:
         each = [params]
         if params.n > 1:
-            seeds = [None if params.seed is None else params.seed + index for index in range(params.n)]
+            seeds = [None if params.seed is None else _wrapped(params.seed + index) for index in range(params.n)]
             each = [params.replace(n=1, seed=seed) for seed in seeds]
         request_ids = [self.engine.add_request(prompt, one) for one in each]
         return _Prompt([self.engine.get_request(request_id) for request_id in request_ids])
@@ -247,6 +247,11 @@ def _text(request: Request) -> str:
     if request.detokenizer is None:
         return ""
     return request.detokenizer.text(finished=request.finish_reason is not None)
+
+
+def _wrapped(seed: int) -> int:
+    """In the range of int64: after the largest comes the smallest."""
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

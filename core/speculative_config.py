@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from specdec.sdk import ConfigError, DraftSampleMethod
 from specdec.sdk.config import wrong_values
+from specdec.sdk.ranges import DraftLength, Share
 
 from .settings_text import as_mapping
 
@@ -52,8 +53,8 @@ class SpeculativeConfig(BaseModel):
         min_length=1,
         description="the proposer's checkpoint; without a method also 'package.module.Class'",
     )
-    num_speculative_tokens: int | None = Field(
-        None, ge=1, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
+    num_speculative_tokens: DraftLength | None = Field(
+        None, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
     )
     draft_sample_method: DraftSampleMethod = Field(
         "greedy", description="greedy: the most likely tokens; probabilistic: drawn, and verified with their law"
@@ -61,8 +62,8 @@ class SpeculativeConfig(BaseModel):
     rejection_sample_method: Annotated[
         Literal["standard", "block", "typical", "synthetic"], BeforeValidator(_offered_rejection_method)
     ] = Field("standard", description="how drafts are verified; standard and block are lossless, the others are not")
-    synthetic_acceptance_rate: float | None = Field(
-        None, ge=0, le=1, description="what synthetic accepts of the drafts whose predecessors stand"
+    synthetic_acceptance_rate: Share | None = Field(
+        None, description="what synthetic accepts of the drafts whose predecessors stand"
     )
     proposer_config: Annotated[dict[str, Any], BeforeValidator(_nothing_as_empty)] = Field(
         default_factory=dict, description="the proposer's own options"

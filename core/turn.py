@@ -12,7 +12,7 @@ from specdec.sdk import RequestError
 class Turn:
     """Refuses whoever comes while another thread is inside, who goes on unharmed.
 
-    The thread that is inside may enter again, for anything but another call that wants to be `alone`.
+    The thread that is inside may come in again, but only one of its calls may be `alone`.
     """
 
     def __init__(self, after: Callable[[], None]) -> None:
@@ -22,48 +22,52 @@ class Turn:
         self._after = after
 
     @contextmanager
-    def taken(self, doing: str) -> Iterator[None]:
-        """Inside, for `doing`. Raises RequestError SD-E177 if another thread is."""
-        if not self._lock.acquire(blocking=False):
-            raise _refused(doing, "another thread is inside", "one LLM for each thread, or a lock around its calls")
+    def taken(self, doing: str, *, alone: bool = False) -> Iterator[None]:
+        """Inside, for `doing`. Raises RequestError SD-E177 if another thread is.
+
+        `alone`: also if this thread is alone inside already: a step, from whose proposer or hook this is called.
+        """
+        reason = self._come_in(alone)
+        if reason:
+            raise RequestError("SD-E177", f"the engine is in use: {doing} is refused", REFUSALS[reason])
+        outer, self._alone = self._alone, self._alone or alone
         try:
             yield
         finally:
+            self._alone = outer
             self._lock.release()
             self._after()
 
     @contextmanager
-    def alone(self, doing: str) -> Iterator[None]:
-        """The same with nobody further out: not a step, from whose proposer or hook this may be called."""
-        with self.taken(doing):
-            if self._alone:
-                raise _refused(doing, "a step calls this", "a proposer or hook calls abort or add_request at the most")
-            with self._being_alone():
-                yield
-
-    @contextmanager
-    def if_free(self) -> Iterator[bool]:
-        """Whether the caller is inside and alone now; nobody is refused and nothing is called after."""
-        if not self._lock.acquire(blocking=False):
+    def alone_if_free(self) -> Iterator[bool]:
+        """Whether the caller is alone inside now. Nobody is refused, and nothing is called after."""
+        if self._come_in(alone=True):
             yield False
             return
-        try:
-            if self._alone:
-                yield False
-            else:
-                with self._being_alone():
-                    yield True
-        finally:
-            self._lock.release()
-
-    @contextmanager
-    def _being_alone(self) -> Iterator[None]:
         self._alone = True
         try:
-            yield
+            yield True
         finally:
             self._alone = False
+            self._lock.release()
+
+    def _come_in(self, alone: bool) -> str | None:
+        """Take the lock; or why not."""
+        if not self._lock.acquire(blocking=False):
+            return "another thread"
+        if alone and self._alone:
+            self._lock.release()
+            return "a step"
+        return None
 
 
-def _refused(doing: str, found: str, fix: str) -> RequestError:
-    return RequestError("SD-E177", f"the engine is in use: {doing} is refused", {"found": found, "fix": fix})
+REFUSALS = {
+    "another thread": {
+        "found": "another thread is inside",
+        "fix": "an LLM for each thread, a lock around the calls, or all prompts in one generate",
+    },
+    "a step": {
+        "found": "a proposer or hook calls it while a step runs",
+        "fix": "call it between steps; abort and add_request may be called within one",
+    },
+}

@@ -58,9 +58,11 @@ def blaming(code: str, doing: str, plugin: PluginId, *but: type[BaseException]) 
     """Whatever a plugin raises inside becomes PluginLoadError `code`, except an interrupt and the errors of `but`."""
     try:
         yield
-    except (KeyboardInterrupt, *but):
+    except KeyboardInterrupt:  # the user's
         raise
     except BaseException as error:
+        if isinstance(error, but):
+            raise
         raise plugin_raised(code, doing, error, plugin) from error
 
 

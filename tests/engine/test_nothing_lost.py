@@ -258,9 +258,7 @@ def outcome_of(call):
     return found[0]
 
 
-@pytest.mark.parametrize(
-    "call", ["generate", "step", "add_request", "close", "stream"]
-)
+@pytest.mark.parametrize("call", ["generate", "step", "add_request", "close", "stream"])
 def test_a_second_thread_is_refused_and_the_first_goes_on(call, prompts, truth, sequences):
     llm, listener = erratic(sequences)
     calls = {
@@ -313,7 +311,9 @@ def runs(draw):
         "num_kv_blocks": draw(st.integers(8, 20)),
         "lengths": draw(st.lists(st.integers(1, 20), min_size=2, max_size=4)),
         "actions": draw(
-            st.lists(st.tuples(st.sampled_from(["read", "step", "abort", "abort in a hook"]), st.integers(0, 3)), max_size=30)
+            st.lists(
+                st.tuples(st.sampled_from(["read", "step", "abort", "abort in a hook"]), st.integers(0, 3)), max_size=30
+            )
         ),
     }
 
