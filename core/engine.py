@@ -11,13 +11,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from specdec.sdk import RequestError
+from specdec.sdk import ConfigError, RequestError
 
 from .assembly import Parts, assemble
 from .detokenizer import Detokenizer
 from .engine_config import EngineConfig
 from .exporters import PROMETHEUS, export
+from .guest import Guest
 from .metrics import Metric
+from .proposer_state import as_path
 from .registry import PluginSettings
 from .request import FinishReason, Request
 from .runner.committed import Committed
@@ -214,15 +216,21 @@ class Engine:
         """
         return export(exporter, self.get_metrics(), self.parts.hooks)
 
-    def save_proposer_state(self, path: Path) -> None:
-        """Have the proposer write its shared state, if it has any."""
-        if self.parts.guest:
-            self.parts.guest.save(path)
+    def save_proposer_state(self, path: str | Path) -> None:
+        """See `LLM.save_proposer_state`."""
+        with self._turn.taken("save_proposer_state", alone=True):
+            self._stateful().save(as_path(path))
 
-    def load_proposer_state(self, path: Path) -> None:
-        """Have the proposer read what it wrote."""
-        if self.parts.guest:
-            self.parts.guest.load(path)
+    def load_proposer_state(self, path: str | Path) -> None:
+        """See `LLM.load_proposer_state`."""
+        with self._turn.taken("load_proposer_state", alone=True):
+            self._stateful().load(as_path(path))
+
+    def _stateful(self) -> Guest:
+        if self.parts.guest is None:
+            facts = {"found": "no speculative_config", "fix": "give one whose proposer keeps state"}
+            raise ConfigError("SD-E179", "there is no proposer whose state could be kept", facts)
+        return self.parts.guest
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if blocks or rows are lost or owned twice. For tests; cheap between steps."""

@@ -25,6 +25,7 @@ from .draft_check import CheckedDraft, DraftChecker
 from .lent import Snapshot, is_due
 from .metrics import EngineMetrics
 from .pace import Pace
+from .proposer_state import find_state, has_state, require_state, save_state
 from .registry import LoadedProposer, author_frame, is_complete, told
 from .runner.unread_drafts import Report
 from .runner.views import ViewBuilder
@@ -65,6 +66,7 @@ class Guest:
         self.views = views
         self.enabled = True
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
+        self._state_dir = loaded.state_dir
         self._checker = checker
         self._policy = policy
         self._metrics = metrics
@@ -95,9 +97,11 @@ class Guest:
             raise held[0]
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Lend it the target's services and let it warm up. Failing here stops the start, whatever the policy."""
+        """Lend it the target's services, let it warm up, load its state. Failing stops the start under any policy."""
         self._must("bind", target, services)
         self._must("warmup")
+        if self._state_dir is not None and has_state(self._state_dir):
+            self.load(self._state_dir)
 
     def start(self, request: RequestView) -> None:
         """Tell it of a request's first row."""
@@ -179,17 +183,23 @@ class Guest:
         return seen
 
     def close(self) -> None:
-        """Tell it that the engine shuts down, also if it was disabled before."""
-        if "close" in self._methods:
-            self._contained("close", self._methods["close"])
+        """Save its state where that was asked for, and tell it that the engine shuts down, also if it is disabled."""
+        try:
+            if self._state_dir is not None:
+                self.save(self._state_dir)
+        finally:
+            if "close" in self._methods:
+                self._contained("close", self._methods["close"])
 
     def save(self, path: Path) -> None:
-        """Ask it to write its shared state. Raises ProposerError whatever the policy."""
-        self._must("save", path)
+        """Have it write its shared state. Raises ConfigError SD-E179, SD-E181; ProposerError whatever the policy."""
+        require_state(self.plugin, self._methods)
+        save_state(path, self.plugin, partial(self._must, "save"))
 
     def load(self, path: Path) -> None:
-        """Ask it to read its shared state. Raises ProposerError whatever the policy."""
-        self._must("load", path)
+        """Have it read what `save` wrote. Raises as `save` does."""
+        require_state(self.plugin, self._methods)
+        self._must("load", find_state(path, self.plugin))
 
     def _must(self, method: str, *args: object) -> None:
         """Call an optional method if it is there, and fail if it fails."""

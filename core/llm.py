@@ -132,8 +132,27 @@ class LLM:
         """
         return self.engine.export_metrics(exporter)
 
+    def save_proposer_state(self, path: str | Path) -> None:
+        """Have the proposer write its shared state (a corpus, statistics) below the directory `path`, in one step.
+
+        Raises ConfigError SD-E179 for a proposer without state, SD-E181 where nothing can be written, ProposerError if
+        the proposer fails; a state that was saved there before is kept then.
+        """
+        self.engine.save_proposer_state(path)
+
+    def load_proposer_state(self, path: str | Path) -> None:
+        """Have the proposer take up what `save_proposer_state` wrote.
+
+        Raises ConfigError SD-E179 for a proposer without state, SD-E181 where there is none of this proposer and of a
+        version that understands it, ProposerError if the proposer fails.
+        """
+        self.engine.load_proposer_state(path)
+
     def close(self) -> None:
-        """Close the proposer. The object cannot be used afterwards."""
+        """Abort what runs, save the proposer's state to `state_dir` if there is one, and close the proposer.
+
+        The object cannot be used afterwards.
+        """
         self.engine.close()
 
     def __enter__(self) -> Self:

@@ -71,6 +71,9 @@ class SpeculativeConfig(BaseModel):
     on_proposer_error: Literal["raise", "skip_step", "disable"] = Field(
         "raise", description="raise: after the step; skip_step: go on without drafts; disable: and ask no more after 3"
     )
+    state_dir: Annotated[str | None, BeforeValidator(_path_as_text)] = Field(
+        None, min_length=1, description="shared state of the proposer: loaded from there at the start, saved at close"
+    )
     moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
     quantization: str | None = Field(None, description="of the draft network; None: as it is stored")
     dtype: str | None = Field(None, description="dtype of the draft network; None inherits the target's")

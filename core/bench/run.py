@@ -15,6 +15,7 @@ from specdec.sdk.ranges import Limit, LimitOrZero, Temperature, Threads
 
 from ..engine import Engine
 from ..engine_config import EngineConfig
+from ..proposer_state import as_path, has_state
 from ..registry import PluginSettings
 from ..request import Request
 from ..sampling_params import SamplingParams
@@ -128,12 +129,24 @@ def _engines(
     """The engine to measure and, where asked, a plain one with the same settings."""
 
     def start(speculative_config: SpeculativeSettings) -> TimedEngine:
-        timed = TimedEngine(lambda: Engine(settings.engine, speculative_config, plugins))
+        timed = TimedEngine(lambda: _built(settings.engine, speculative_config, plugins))
         return stack.enter_context(closing(timed))
 
     engine = start(settings.speculative_config)
     set_num_threads(settings.num_threads, engine.engine)
     return engine, start(None) if settings.runs_plain_beside else None
+
+
+def _built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings) -> Engine:
+    """An engine whose proposer begins with its saved state, if there is one, and never writes it: repeats are alike."""
+    if asked is None:
+        return Engine(config, None, plugins)
+    keys = SpeculativeConfig.as_mapping(asked)
+    state_dir = keys.pop("state_dir", None)
+    engine = Engine(config, keys, plugins)
+    if state_dir is not None and has_state(as_path(state_dir)):
+        engine.load_proposer_state(state_dir)
+    return engine
 
 
 def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:

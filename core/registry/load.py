@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -24,6 +25,7 @@ from specdec.sdk import (
 )
 from specdec.sdk.config import unknown_keys, wrong_values
 
+from ..proposer_state import as_path, find_state, has_state, require_state
 from ..speculative_config import SpeculativeConfig
 from .blame import blaming
 from .catalog import ResolvedProposer
@@ -41,13 +43,14 @@ class LoadedProposer:
     config: ProposerConfig
     needs: Needs
     methods: frozenset[str]  # the lifecycle methods that the class implements
+    state_dir: Path | None = None  # what its shared state is loaded from at the start and saved to at the end
 
 
 def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target: TargetInfo) -> LoadedProposer:
     """Check the class, validate its options and ask what it needs from `target`. Nothing is constructed.
 
     Raises PluginLoadError (SD-E110 .. SD-E120), ConfigError (SD-E131, SD-E132, SD-E135: options; SD-E133: no draft
-    length), or Refusal.
+    length; SD-E179, SD-E181: its saved state), or Refusal.
     """
     plugin, cls = resolved.plugin, resolved.cls
     methods = check_class(cls, plugin)
@@ -73,7 +76,17 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         proposer_config.num_draft_tokens,
         *API_VERSION,
     )
-    return LoadedProposer(plugin, cls, proposer_config, needs, methods)
+    return LoadedProposer(plugin, cls, proposer_config, needs, methods, _state_dir(config, plugin, methods))
+
+
+def _state_dir(config: SpeculativeConfig, plugin: PluginId, methods: Collection[str]) -> Path | None:
+    if config.state_dir is None:
+        return None
+    path = as_path(config.state_dir)
+    require_state(plugin, methods)
+    if has_state(path):
+        find_state(path, plugin)
+    return path
 
 
 def construct(loaded: LoadedProposer) -> Proposer:
