@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from specdec.sdk import ConfigError, RequestError
 
@@ -19,6 +18,7 @@ from .engine_config import EngineConfig
 from .exporters import PROMETHEUS, export
 from .guest import Guest
 from .metrics import Metric
+from .prompts import Prompt, read_prompt, require_messages, require_unicode
 from .proposer_state import as_path
 from .registry import PluginSettings
 from .request import FinishReason, Request
@@ -26,8 +26,6 @@ from .runner.committed import Committed
 from .sampling_params import SamplingParams
 from .speculation import SpeculativeSettings
 from .turn import Turn
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class Engine:
@@ -80,7 +78,7 @@ class Engine:
         return request_id
 
     def _new_request(self, prompt: Prompt, params: SamplingParams, request_id: str) -> Request:
-        text, token_ids = self._read_prompt(prompt, request_id)
+        text, token_ids = read_prompt(prompt, request_id, self.encode)
         self._check_request(token_ids, params, request_id)
         seed = params.seed
         if seed is None:
@@ -99,19 +97,29 @@ class Engine:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt. Raises RequestError SD-E153 if there is no tokenizer."""
+        """Token ids of a prompt. Raises RequestError: SD-E153 without a tokenizer, SD-E212 for what is no text."""
         if self.tokenizer is None:
             facts = {"fix": "pass prompt_token_ids, or LLM(tokenizer=...)"}
             raise RequestError("SD-E153", "the prompt is text, and the model has no tokenizer", facts)
+        require_unicode(text)
         return list(self.tokenizer(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation in the tokenizer's template. Raises RequestError SD-E159 if it has none."""
+        """Token ids of a conversation in the tokenizer's template.
+
+        Raises RequestError: SD-E159 if it has none, SD-E211 for messages that it does not render, SD-E212.
+        """
         if self.tokenizer is None or self.tokenizer.chat_template is None:
             raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
-        text = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+        require_messages(messages)
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # whatever the template, which came with the model, makes of these messages
+            facts = {"because": f"{type(error).__name__}: {error}", "found": f"{messages!r:.80}"}
+            raise RequestError("SD-E211", "the chat template does not render these messages", facts) from error
+        require_unicode(text)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def get_request(self, request_id: str) -> Request:
@@ -246,25 +254,6 @@ class Engine:
             if self.parts.guest:
                 every.callback(self.parts.guest.close)
             every.callback(self._end, list(self._requests.values()))
-
-    def _read_prompt(self, prompt: Prompt, request_id: str) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-                raise RequestError(
-                    "SD-E152",
-                    f"request {request_id!r}: a prompt mapping has one key, 'prompt' or 'prompt_token_ids'",
-                    {"found": ", ".join(map(repr, prompt))},
-                )
-            (prompt,) = prompt.values()
-        if isinstance(prompt, str):
-            return prompt, self.encode(prompt)
-        if isinstance(prompt, Sequence) and all(type(token_id) is int for token_id in prompt):
-            return None, [int(token_id) for token_id in prompt]
-        raise RequestError(
-            "SD-E152",
-            f"request {request_id!r}: a prompt is a text or a list of token ids",
-            {"found": f"{type(prompt).__name__}: {prompt!r:.80}"},
-        )
 
     def _check_request(self, token_ids: Sequence[int], params: SamplingParams, request_id: str) -> None:
         who, limit, vocab = f"request {request_id!r}", self.parts.info.max_model_len, self.parts.info.vocab_size

@@ -12,11 +12,12 @@ from typing import Any, Self
 
 from specdec.sdk import ConfigError, ProposerError
 
-from .engine import Engine, Prompt, finish_reason_of
+from .engine import Engine, finish_reason_of
 from .engine_config import EngineConfig
 from .exporters import PROMETHEUS
 from .metrics import Metric
 from .outputs import CompletionOutput, RequestOutput, StreamUpdate
+from .prompts import Prompt, as_prompts
 from .registry import PluginSettings
 from .request import Request
 from .runner.committed import Committed
@@ -105,8 +106,12 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """One conversation or several, through the tokenizer's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        """One conversation or several, through the tokenizer's chat template.
+
+        Raises RequestError SD-E159 without a template, SD-E211 for messages that it does not render.
+        """
+        several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], Mapping)
+        conversations = list(messages) if several else [messages]
         prompts = [
             self.engine.encode_chat(conversation, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]
             for conversation in conversations
@@ -164,7 +169,7 @@ class LLM:
         self.close()
 
     def _submit(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params) -> list[_Prompt]:
-        several = _as_prompts(prompts)
+        several = as_prompts(prompts)
         params = _as_params(sampling_params, len(several))
         submitted: list[_Prompt] = []
         try:
@@ -271,12 +276,6 @@ def _text(request: Request) -> str:
 def _wrapped(seed: int) -> int:
     """In the range of int64: after the largest comes the smallest."""
     return (seed + 2**63) % 2**64 - 2**63
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # text, mapping or token ids: one prompt
-    return list(prompts)  # type: ignore[arg-type]
 
 
 def _as_params(params: Params, count: int) -> list[SamplingParams]:
