@@ -18,7 +18,7 @@ from .guest import Guest
 from .hooks import HookPlugins, Observers, load_hooks
 from .kernels.attention import Span, SpanBatch
 from .kernels.native.kernels import NativeKernels
-from .memory import free_memory, num_kv_blocks
+from .memory import bytes_per_row, free_memory, num_kv_blocks, require_memory
 from .metrics import EngineMetrics
 from .registry import PluginSettings
 from .rejection import plan, verify
@@ -74,6 +74,8 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     info = target_info(config, path, hf_config, dtype, device)
     hooks = load_hooks(settings)
     speculation = Speculation.prepare(speculative_config, info, settings, hooks)
+    per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)
+    require_memory("max_num_seqs", config.max_num_seqs, per_row, device)
     tokenizer = _tokenizer(config, path)
     target = TargetModel.load(
         path, hf_config, dtype, device, config.moe_backend, trust_remote_code=config.trust_remote_code

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from specdec.sdk import RequestError, StepStats
+from specdec.sdk import ConfigError, RequestError
 
 from .assembly import Parts, assemble
 from .detokenizer import Detokenizer
 from .engine_config import EngineConfig
 from .exporters import PROMETHEUS, export
+from .guest import Guest
 from .metrics import Metric
+from .prompts import Prompt, read_prompt, require_messages, require_unicode
+from .proposer_state import as_path
 from .registry import PluginSettings
 from .request import FinishReason, Request
 from .runner.committed import Committed
 from .sampling_params import SamplingParams
 from .speculation import SpeculativeSettings
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
+from .turn import Turn
 
 
 class Engine:
-    """Continuous batching over one target and at most one proposer. Not thread-safe: one caller steps it."""
+    """Continuous batching over one target and at most one proposer.
+
+    One thread at a time: a call while another thread is inside raises RequestError SD-E177, but `abort` is taken from
+    anybody. Hooks and proposers may call `add_request` and `abort`; a step within a step is refused as well.
+    """
 
     def __init__(
         self,
@@ -44,6 +50,9 @@ class Engine:
         self.config = config
         self.tokenizer = self.parts.tokenizer
         self.metrics = self.parts.metrics
+        self.on_progress: Callable[[Committed], None] = _nobody_listens  # told of every request that went on or ended
+        self._turn = Turn(self._carry_out_aborts)
+        self._aborts: deque[Request] = deque()  # asked for, not yet carried out
         self._requests: dict[str, Request] = {}
         self._num_added = 0
         self._closed = False
@@ -58,21 +67,28 @@ class Engine:
 
         Raises RequestError, naming the request, if it can never be served; nothing is queued then.
         """
-        if self._closed:
-            raise RequestError("SD-E169", "the engine is closed and takes no requests", {"fix": "make a new one"})
-        params = params or SamplingParams()
-        if request_id is None:
-            request_id = next(name for name in map(str, count(self._num_added)) if name not in self._requests)
-        if request_id in self._requests:
-            raise RequestError("SD-E151", f"request id {request_id!r} is in use")
-        text, token_ids = self._read_prompt(prompt, request_id)
+        with self._turn.taken("add_request"):
+            if self._closed:
+                raise RequestError("SD-E169", "the engine is closed and takes no requests", {"fix": "make a new one"})
+            if request_id is None:
+                request_id = next(name for name in map(str, count(self._num_added)) if name not in self._requests)
+            if request_id in self._requests:
+                raise RequestError("SD-E151", f"request id {request_id!r} is in use")
+            request = self._new_request(prompt, params or SamplingParams(), request_id)
+            self._num_added += 1
+            self._requests[request_id] = request
+            self.parts.scheduler.add(request)
+        return request_id
+
+    def _new_request(self, prompt: Prompt, params: SamplingParams, request_id: str) -> Request:
+        text, token_ids = read_prompt(prompt, request_id, self.encode)
         self._check_request(token_ids, params, request_id)
         seed = params.seed
         if seed is None:
             seed = random.Random(f"{self.config.seed}:{self._num_added}").getrandbits(63)
         needs_text = params.detokenize and self.tokenizer is not None
         stop_ids = frozenset(params.stop_token_ids)
-        request = Request(
+        return Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
             params=params,
@@ -82,82 +98,122 @@ class Engine:
             detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens) if needs_text else None,
             prompt=text,
         )
-        self._num_added += 1
-        self._requests[request_id] = request
-        self.parts.scheduler.add(request)
-        return request_id
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt. Raises RequestError SD-E153 if there is no tokenizer, SD-E188 if it is no Unicode."""
+        """Token ids of a prompt. Raises RequestError: SD-E153 without a tokenizer, SD-E212 for what is no text."""
         if self.tokenizer is None:
             facts = {"fix": "pass prompt_token_ids, or LLM(tokenizer=...)"}
             raise RequestError("SD-E153", "the prompt is text, and the model has no tokenizer", facts)
-        return self._token_ids(text)
+        require_unicode(text)
+        return list(self.tokenizer(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation in the tokenizer's template. Raises RequestError SD-E159 without one; SD-E188."""
+        """Token ids of a conversation in the tokenizer's template.
+
+        Raises RequestError: SD-E159 if it has none, SD-E211 for messages that it does not render, SD-E212.
+        """
         if self.tokenizer is None or self.tokenizer.chat_template is None:
             raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
-        text = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        return self._token_ids(text, add_special_tokens=False)
-
-    def _token_ids(self, text: str, **options: bool) -> list[int]:
-        """Lone surrogates are what is left of bytes, or halves of characters, that are no text."""
+        require_messages(messages)
         try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            facts = {"position": f"character {error.start}: {text[error.start]!r}", "fix": "decode it as what it is"}
-            raise RequestError("SD-E188", "the prompt is no Unicode text", facts) from error
-        return list(self.tokenizer(text, **options)["input_ids"])
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # whatever the template, which came with the model, makes of these messages
+            facts = {"because": f"{type(error).__name__}: {error}", "found": f"{messages!r:.80}"}
+            raise RequestError("SD-E211", "the chat template does not render these messages", facts) from error
+        require_unicode(text)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def get_request(self, request_id: str) -> Request:
         """A queued or running request. Raises KeyError if there is none of this id."""
         return self._requests[request_id]
 
+    def entered(self, doing: str) -> AbstractContextManager[None]:
+        """Several calls as one, that no other thread may enter. Raises RequestError SD-E177 if one is inside."""
+        return self._turn.taken(doing)
+
     def step(self) -> list[Committed]:
-        """Advance all requests by one step. Returns what was committed to each; finished requests are gone then."""
+        """Advance all requests by one step. Returns what was committed to each; finished requests are gone then.
+
+        Where a proposer's error is raised, it is raised last: what the step committed stands in its requests, and
+        `on_progress` and the hooks have been told of it.
+        """
         if not self._requests:
             return []
-        starting: list[Request] = []
-        if self.parts.observers.wants("on_request_start"):
-            starting = [request for request in self._requests.values() if not request.started]
-        try:
-            committed, stats = self.parts.runner.step()
-        except BaseException:  # a proposer may stop a step that has ended requests
-            self._forget_ended(list(self._requests.values()))
-            raise
-        self._forget_ended([each.request for each in committed])
-        self._tell_observers(starting, committed, stats)
+        with self._turn.taken("step", alone=True):
+            starting: list[Request] = []
+            if self.parts.observers.wants("on_request_start"):
+                starting = [request for request in self._requests.values() if not request.started]
+            committed: list[Committed] = []
+            try:
+                self.parts.runner.step(committed)
+            except BaseException:
+                self._settle_interrupted(committed)
+                raise
+            finally:
+                self._tell(starting, committed)
         return committed
 
-    def _forget_ended(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            if request.finish_reason is not None:
-                self._requests.pop(request.request_id, None)  # an observer may have aborted it
+    def _settle_interrupted(self, committed: list[Committed]) -> None:
+        """An interrupt may have come between a request's end and its place in the list, or its release."""
+        ended = [request for request in self._requests.values() if request.finish_reason is not None]
+        listed = {each.request.request_id for each in committed}
+        committed += [Committed.nothing(request) for request in ended if request.request_id not in listed]
+        self.parts.runner.finish(ended)
 
-    def _tell_observers(self, starting: Sequence[Request], committed: Sequence[Committed], stats: StepStats) -> None:
+    def _tell(self, starting: Sequence[Request], committed: Sequence[Committed]) -> None:
+        """Let go of what ended, then tell everybody of the step: hooks find the engine as the next step will."""
+        ended = [each.request for each in committed if each.request.finish_reason is not None]
+        for request in ended:
+            del self._requests[request.request_id]
+        for each in committed:
+            self.on_progress(each)
         observers = self.parts.observers
         for request in starting:
             if request.started:
                 observers.on_request_start(request.view)
-        if observers.wants("on_step"):
+        stats = self.parts.runner.last_stats
+        if committed and stats:
             observers.on_step(stats)
-        if observers.wants("on_request_finished"):
-            for each in committed:
-                if each.request.finish_reason is not None:
-                    observers.on_request_finished(each.request.view, each.request.metrics.as_dict())
+        self._tell_finished(ended)
+
+    def _tell_finished(self, ended: Sequence[Request]) -> None:
+        if self.parts.observers.wants("on_request_finished"):
+            for request in ended:
+                if request.started:
+                    self.parts.observers.on_request_finished(request.view, request.metrics.as_dict())
 
     def abort(self, request_id: str) -> Request | None:
-        """End a request where it stands. Returns it, or None if it is not running or waiting."""
-        request = self._requests.pop(request_id, None)
+        """End a request where it stands. Returns it, or None if it is not running or waiting.
+
+        Any thread, hook or proposer may call this. While a step runs, the request ends when the step is complete,
+        unless the step itself ends it.
+        """
+        request = self._requests.get(request_id)
         if request is not None:
-            request.abort()
-            self.parts.runner.finish(request)
-            if request.started:
-                self.parts.observers.on_request_finished(request.view, request.metrics.as_dict())
+            self._aborts.append(request)
+            self._carry_out_aborts()
         return request
+
+    def _carry_out_aborts(self) -> None:
+        """Those that were asked for; where somebody is inside, that one does it on leaving."""
+        while self._aborts:
+            with self._turn.alone_if_free() as free:
+                if not free:
+                    return
+                self._end([self._aborts.popleft() for _ in range(len(self._aborts))])
+
+    def _end(self, requests: Sequence[Request]) -> None:
+        ended = [request for request in requests if self._requests.pop(request.request_id, None) is request]
+        for request in ended:
+            request.abort()
+        try:
+            self.parts.runner.finish(ended)
+        finally:
+            for request in ended:
+                self.on_progress(Committed.nothing(request))
+            self._tell_finished(ended)
 
     def get_metrics(self) -> list[Metric]:
         """All counters since the engine started."""
@@ -171,15 +227,21 @@ class Engine:
         """
         return export(exporter, self.get_metrics(), self.parts.hooks)
 
-    def save_proposer_state(self, path: Path) -> None:
-        """Have the proposer write its shared state, if it has any."""
-        if self.parts.guest:
-            self.parts.guest.save(path)
+    def save_proposer_state(self, path: str | Path) -> None:
+        """See `LLM.save_proposer_state`."""
+        with self._turn.taken("save_proposer_state", alone=True):
+            self._stateful().save(as_path(path))
 
-    def load_proposer_state(self, path: Path) -> None:
-        """Have the proposer read what it wrote."""
-        if self.parts.guest:
-            self.parts.guest.load(path)
+    def load_proposer_state(self, path: str | Path) -> None:
+        """See `LLM.load_proposer_state`."""
+        with self._turn.taken("load_proposer_state", alone=True):
+            self._stateful().load(as_path(path))
+
+    def _stateful(self) -> Guest:
+        if self.parts.guest is None:
+            facts = {"found": "no speculative_config", "fix": "give one whose proposer keeps state"}
+            raise ConfigError("SD-E179", "there is no proposer whose state could be kept", facts)
+        return self.parts.guest
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if blocks or rows are lost or owned twice. For tests; cheap between steps."""
@@ -189,32 +251,12 @@ class Engine:
         """Abort what runs and close the proposer. Safe to call twice."""
         if self._closed:
             return
-        self._closed = True
-        with ExitStack() as every:  # each one, also where the proposer raises; the last one first
+        with self._turn.taken("close", alone=True), ExitStack() as every:  # each, also if one raises; the last first
+            self._closed = True
             every.callback(lambda: self.parts.observers.on_engine_stop(self.metrics.acceptance.as_dict()))
             if self.parts.guest:
                 every.callback(self.parts.guest.close)
-            for request_id in self._requests:
-                every.callback(self.abort, request_id)
-
-    def _read_prompt(self, prompt: Prompt, request_id: str) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-                raise RequestError(
-                    "SD-E152",
-                    f"request {request_id!r}: a prompt mapping has one key, 'prompt' or 'prompt_token_ids'",
-                    {"found": ", ".join(map(repr, prompt))},
-                )
-            (prompt,) = prompt.values()
-        if isinstance(prompt, str):
-            return prompt, self.encode(prompt)
-        if isinstance(prompt, Sequence) and all(type(token_id) is int for token_id in prompt):
-            return None, [int(token_id) for token_id in prompt]
-        raise RequestError(
-            "SD-E152",
-            f"request {request_id!r}: a prompt is a text or a list of token ids",
-            {"found": f"{type(prompt).__name__}: {prompt!r:.80}"},
-        )
+            every.callback(self._end, list(self._requests.values()))
 
     def _check_request(self, token_ids: Sequence[int], params: SamplingParams, request_id: str) -> None:
         who, limit, vocab = f"request {request_id!r}", self.parts.info.max_model_len, self.parts.info.vocab_size
@@ -244,6 +286,9 @@ class Engine:
                 f"{who} can never fit the KV cache",
                 {"needs": f"{needed} tokens", "capacity": capacity, "fix": "fewer max_tokens, or more num_kv_blocks"},
             )
+
+
+def _nobody_listens(progress: Committed) -> None: ...
 
 
 def finish_reason_of(request: Request) -> str | None:

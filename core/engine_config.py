@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from specdec.sdk import StrictModel
-
-Positive = Annotated[int, Field(ge=1)]
+from specdec.sdk.ranges import Count, Gibibytes, NaturalSeed, PositiveShare
 
 
 class EngineConfig(StrictModel):
@@ -21,23 +20,22 @@ class EngineConfig(StrictModel):
         "auto", description="auto: float32 on a CPU, the checkpoint's own elsewhere"
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    max_model_len: Positive | None = Field(None, description="prompt and output; None: the model's own limit")
-    max_num_seqs: Positive = Field(64, description="requests that run at the same time")
-    max_num_batched_tokens: Positive = Field(2048, description="tokens computed in one step")
-    block_size: Positive = Field(16, description="tokens of a KV block")
-    num_kv_blocks: Positive | None = Field(None, description="None: from kv_cache_memory_gib")
-    kv_cache_memory_gib: float | None = Field(
+    max_model_len: Count | None = Field(None, description="prompt and output; None: the model's own limit")
+    max_num_seqs: Count = Field(64, description="requests that run at the same time")
+    max_num_batched_tokens: Count = Field(2048, description="tokens computed in one step")
+    block_size: Count = Field(16, description="tokens of a KV block")
+    num_kv_blocks: Count | None = Field(None, description="None: from kv_cache_memory_gib")
+    kv_cache_memory_gib: Gibibytes | None = Field(
         None,
-        gt=0,
         description="None: on a CPU a quarter of the free memory, on a GPU what gpu_memory_utilization leaves; at most "
         "what max_num_seqs can use",
     )
     moe_backend: str | None = Field(None, description="transformers' experts implementation; None: its default")
     quantization: str | None = Field(None, description="int8_weight_only or int8_dynamic; None: as it is stored")
     trust_remote_code: bool = Field(False, strict=True, description="run modelling code that the checkpoint brings")
-    seed: int = Field(0, ge=0, lt=2**63, description="of requests that state none")
-    gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="on a GPU: share of its memory for weights, a step's tensors and the KV cache"
+    seed: NaturalSeed = Field(0, description="of requests that state none")
+    gpu_memory_utilization: PositiveShare = Field(
+        0.9, description="on a GPU: share of its memory for weights, a step's tensors and the KV cache"
     )
     cuda_graphs: bool | None = Field(
         None, strict=True, description="record steps of few tokens and replay them; None: on a GPU, where that works"

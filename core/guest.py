@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,8 @@ from .draft_check import CheckedDraft, DraftChecker
 from .lent import Snapshot, is_due
 from .metrics import EngineMetrics
 from .pace import Pace
-from .registry import LoadedProposer, author_frame, told
+from .proposer_state import find_state, has_state, require_state, save_state
+from .registry import LoadedProposer, author_frame, is_complete, told
 from .registry.blame import FIELDS, undeclared
 from .runner.unread_drafts import Report
 from .runner.views import ViewBuilder
@@ -33,9 +35,8 @@ logger = logging.getLogger("specdec")
 
 OnProposerError = Literal["raise", "skip_step", "disable"]
 MAX_ERRORS = 3
-CONTAINED = (Exception, SystemExit)  # a proposer may not end the process; an interrupt is the user's
 EFFECTS: dict[OnProposerError, str] = {
-    "raise": "the step ends here; requests keep what they have and can go on",
+    "raise": "raised when the step is complete; requests keep what it committed and can go on",
     "skip_step": "going on without these drafts; what is generated does not change",
     "disable": f"going on without these drafts, after {MAX_ERRORS} errors without any; the output does not change",
 }
@@ -44,8 +45,9 @@ EFFECTS: dict[OnProposerError, str] = {
 class Guest:
     """Calls a proposer and lets none of its failures reach the requests.
 
-    `on_proposer_error`: "raise" stops the engine's step with a ProposerError; "skip_step" goes on without this step's
-    drafts; "disable" does the same and stops asking after three failures. What is generated is the same in each case.
+    `on_proposer_error`: "skip_step" goes on without this step's drafts; "disable" does the same and stops asking after
+    three failures; "raise" raises a ProposerError, within `raising_last` at its end. What is generated is the same in
+    each case.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Guest:
         self.views = views
         self.enabled = True
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
+        self._state_dir = loaded.state_dir
         self._checker = checker
         self._policy = policy
         self._metrics = metrics
@@ -75,15 +78,31 @@ class Guest:
         self._pace = Pace(loaded.plugin)
         self._started: set[str] = set()
         self._stale: set[str] = set()  # requests whose steps the proposer has not all seen
+        self._held: list[ProposerError] | None = None  # to be raised; None: errors are raised where they happen
 
     def wants_drafts_for(self, request_id: str) -> bool:
         """Whether a draft for this request can be asked for."""
         return self.enabled and request_id not in self._stale
 
+    @contextmanager
+    def raising_last(self) -> Iterator[None]:
+        """What happens inside happens as under "skip_step"; the first error is raised at the end, others its notes."""
+        held = self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
+        if held:
+            for other in held[1:]:
+                held[0].add_note(str(other))
+            raise held[0]
+
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Lend it the target's services and let it warm up. Failing here stops the start, whatever the policy."""
+        """Lend it the target's services, let it warm up, load its state. Failing stops the start under any policy."""
         self._must("bind", target, services)
         self._must("warmup")
+        if self._state_dir is not None and has_state(self._state_dir):
+            self.load(self._state_dir)
 
     def start(self, request: RequestView) -> None:
         """Tell it of a request's first row."""
@@ -165,28 +184,30 @@ class Guest:
         return seen
 
     def close(self) -> None:
-        """Tell it that the engine shuts down, also if it was disabled before."""
-        if "close" in self._methods:
-            self._contained("close", self._methods["close"])
+        """Save its state where that was asked for, and tell it that the engine shuts down, also if it is disabled."""
+        try:
+            if self._state_dir is not None:
+                self.save(self._state_dir)
+        finally:
+            if "close" in self._methods:
+                self._contained("close", self._methods["close"])
 
     def save(self, path: Path) -> None:
-        """Ask it to write its shared state. Raises ProposerError whatever the policy."""
-        self._must("save", path)
+        """Have it write its shared state. Raises ConfigError SD-E179, SD-E181; ProposerError whatever the policy."""
+        require_state(self.plugin, self._methods)
+        save_state(path, self.plugin, partial(self._must, "save"))
 
     def load(self, path: Path) -> None:
-        """Ask it to read its shared state. Raises ProposerError whatever the policy."""
-        self._must("load", path)
+        """Have it read what `save` wrote. Raises as `save` does."""
+        require_state(self.plugin, self._methods)
+        self._must("load", find_state(path, self.plugin))
 
     def _must(self, method: str, *args: object) -> None:
         """Call an optional method if it is there, and fail if it fails."""
-        if method not in self._methods:
-            return
-        try:
-            self._methods[method](*args)
-        except SpecdecError:
-            raise
-        except CONTAINED as error:
-            raise self._blame(method, error) from error
+        if method in self._methods:
+            error = self._attempt(method, partial(self._methods[method], *args))
+            if error is not None:
+                raise error
 
     def _notify(self, method: str, *args: object, request_ids: Sequence[str]) -> bool:
         """Call an optional method if it is there. Returns whether the proposer is still in step."""
@@ -195,15 +216,21 @@ class Guest:
         return self._contained(method, lambda: self._methods[method](*args), request_ids)
 
     def _contained(self, method: str, call: Callable[[], object], request_ids: Sequence[str] = ()) -> bool:
+        error = self._attempt(method, call)
+        if error is None:
+            return True
+        self._handle(error if isinstance(error, ProposerError) else self._blame(method, error), request_ids)
+        return False
+
+    def _attempt(self, method: str, call: Callable[[], object]) -> SpecdecError | None:
+        """The error that a call ends in, None without one. A proposer may not end the process, whatever it raises."""
         try:
             call()
-        except ProposerError as error:
-            self._handle(error, request_ids)
-        except CONTAINED as error:
-            self._handle(self._blame(method, error), request_ids)
-        else:
-            return True
-        return False
+        except KeyboardInterrupt:  # the user's
+            raise
+        except BaseException as error:
+            return error if isinstance(error, SpecdecError) and is_complete(error) else self._blame(method, error)
+        return None
 
     def _blame(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}
@@ -221,7 +248,10 @@ class Guest:
         error = self._placed(error, request_ids)
         self._metrics.proposer_errors[error.code] += 1
         if self._policy == "raise":
-            raise error
+            if self._held is None:
+                raise error
+            self._held.append(error)
+            return
         self._num_errors += 1
         if self._policy == "disable" and self._num_errors >= MAX_ERRORS:
             self.enabled = False
@@ -236,6 +266,6 @@ class Guest:
         noun = "request" if len(request_ids) == 1 else "requests"
         facts = {"step": f"{self._metrics.counts['num_steps'] + 1}, {noun} {names}"} if names else {}
         facts["effect"] = f'on_proposer_error="{self._policy}": {EFFECTS[self._policy]}'
-        placed = ProposerError(error.code, error.summary, error.facts | facts, plugin=error.plugin)
+        placed = ProposerError(error.code, error.summary, error.facts | facts, plugin=error.plugin or self.plugin)
         placed.__cause__ = error.__cause__
         return placed

@@ -23,7 +23,7 @@ from specdec.sdk import (
 from specdec.sdk.errors import did_you_mean, message
 from specdec.sdk.hooks import PROJECT_NAME
 
-from .registry.blame import author_frame, plugin_raised, told
+from .registry.blame import author_frame, blaming, told
 from .registry.catalog import Registrations
 from .registry.checkpoint import Recogniser
 from .registry.discovery import TARGET, PluginEntry, PluginSettings, discover
@@ -47,12 +47,8 @@ class Offer:
     @contextmanager
     def blamed(self) -> Iterator[None]:
         """Where the value is used: what it raises becomes PluginLoadError SD-E118, naming the plugin."""
-        try:
+        with blaming("SD-E118", f'"{self.name}", registered by the plugin', self.plugin, SpecdecError):
             yield
-        except SpecdecError:
-            raise
-        except Exception as error:
-            raise plugin_raised("SD-E118", f'"{self.name}", registered by the plugin', error, self.plugin) from error
 
 
 class _Offers:
@@ -143,12 +139,13 @@ class HookPlugins:
     def _register(self, entry: PluginEntry) -> None:
         loaded = import_target(entry.plugin, "plugin")
         try:
-            plugin = loaded() if isinstance(loaded, type) else loaded
-            self._manager.register(plugin, entry.label)
-        except Exception as error:
+            with blaming("SD-E117", "registering the plugin", entry.plugin):
+                plugin = loaded() if isinstance(loaded, type) else loaded
+                self._manager.register(plugin, entry.label)
+        except PluginLoadError:
             if self._manager.has_plugin(entry.label):  # older pluggy leaves half a registration behind
                 self._manager.unregister(name=entry.label)
-            raise plugin_raised("SD-E117", "registering the plugin", error, entry.plugin) from error
+            raise
         self._plugins[entry.label] = entry.plugin
         problem = _unusable_hook(self._manager, plugin)
         if problem:
@@ -156,13 +153,8 @@ class HookPlugins:
             raise PluginLoadError("SD-E117", "a plugin has an unusable hook", {"found": problem}, plugin=entry.plugin)
 
     def _call(self, impl: pluggy.HookImpl, hook_name: str, **arguments: Any) -> Any:
-        try:
+        with blaming("SD-E118", f"{hook_name} of the plugin", self._plugins[impl.plugin_name], SpecdecError):
             return _call(impl, arguments)
-        except SpecdecError:
-            raise
-        except Exception as error:
-            plugin = self._plugins[impl.plugin_name]
-            raise plugin_raised("SD-E118", f"{hook_name} of the plugin", error, plugin) from error
 
 
 def load_hooks(settings: PluginSettings) -> HookPlugins:
@@ -212,10 +204,12 @@ class Observers:
         for impl in self._listeners[hook_name]:
             try:
                 _call(impl, arguments)
-            except Exception as error:
+            except KeyboardInterrupt:  # the user's
+                raise
+            except BaseException as error:
                 self._failed(impl, hook_name, error)
 
-    def _failed(self, impl: pluggy.HookImpl, hook_name: str, error: Exception) -> None:
+    def _failed(self, impl: pluggy.HookImpl, hook_name: str, error: BaseException) -> None:
         name = impl.plugin_name
         self._failures[name] += 1
         logger.debug("%s of the plugin %s raised", hook_name, name, exc_info=error)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specdec.sdk import ConfigError
+from specdec.sdk import ConfigError, ProposerError
 
-from .engine import Engine, Prompt, finish_reason_of
+from .engine import Engine, finish_reason_of
 from .engine_config import EngineConfig
 from .exporters import PROMETHEUS
 from .metrics import Metric
 from .outputs import CompletionOutput, RequestOutput, StreamUpdate
+from .prompts import Prompt, as_prompts
 from .registry import PluginSettings
 from .request import Request
 from .runner.committed import Committed
@@ -51,6 +52,7 @@ class LLM:
         config = EngineConfig(model=model, **settings)  # first: what is no setting is refused before a file is read
         target, speculative_config = with_verifier(config.model, speculative_config)
         self.engine = Engine(config.replace(model=target), speculative_config, plugin_settings)
+        self.engine.on_progress = self._show
         self._readers: dict[str, _Reader] = {}  # of the open streams, by request id
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
@@ -58,17 +60,21 @@ class LLM:
 
         Raises RequestError before anything runs if one of the prompts can never be served.
         """
-        submitted = self._submit(prompts, sampling_params)
-        try:
-            while any(prompt.runs for prompt in submitted):
-                self._step()
-        except BaseException:
-            self._abort(submitted)
-            raise
-        return [prompt.output() for prompt in submitted]
+        with self.engine.entered("generate"):
+            submitted = self._submit(prompts, sampling_params)
+            try:
+                while any(prompt.runs for prompt in submitted):
+                    self.engine.step()
+            except BaseException:
+                self._give_up(submitted)
+                raise
+            return [prompt.output() for prompt in submitted]
 
     def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> Iterator[StreamUpdate]:
         """What each step commits to each prompt, as it happens. Closing the iterator aborts what still runs.
+
+        The last update of every output has a finish_reason, "abort" after `abort`, `close` or an error, which is raised
+        when all is shown.
 
         Updates of prompt i carry request id of the i-th prompt in `prompts`; with n > 1, `index` tells outputs apart.
         Requests of other callers advance with these; what they commit waits for whoever asked for it.
@@ -85,8 +91,13 @@ class LLM:
             while updates or any(prompt.runs for prompt in submitted):
                 if updates:
                     yield updates.popleft()
-                else:
-                    self._step()
+                    continue
+                try:
+                    self.engine.step()
+                except Exception:
+                    self._give_up(submitted)
+                    yield from updates
+                    raise
         finally:
             for request_id in readers:
                 del self._readers[request_id]
@@ -99,8 +110,12 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """One conversation or several, through the tokenizer's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        """One conversation or several, through the tokenizer's chat template.
+
+        Raises RequestError SD-E159 without a template, SD-E211 for messages that it does not render.
+        """
+        several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], Mapping)
+        conversations = list(messages) if several else [messages]
         prompts = [
             self.engine.encode_chat(conversation, add_generation_prompt=add_generation_prompt)  # type: ignore[arg-type]
             for conversation in conversations
@@ -108,7 +123,7 @@ class LLM:
         return self.generate([{"prompt_token_ids": ids} for ids in prompts], sampling_params)
 
     def abort(self, request_id: str) -> None:
-        """End a running request; its output so far is kept by whoever streams it."""
+        """End a running request; its output so far is kept by whoever streams it. Any thread or hook may call this."""
         self.engine.abort(request_id)
 
     def get_tokenizer(self) -> Any:
@@ -126,8 +141,27 @@ class LLM:
         """
         return self.engine.export_metrics(exporter)
 
+    def save_proposer_state(self, path: str | Path) -> None:
+        """Have the proposer write its shared state (a corpus, statistics) below the directory `path`, in one step.
+
+        Raises ConfigError SD-E179 for a proposer without state, SD-E181 where nothing can be written, ProposerError if
+        the proposer fails; a state that was saved there before is kept then.
+        """
+        self.engine.save_proposer_state(path)
+
+    def load_proposer_state(self, path: str | Path) -> None:
+        """Have the proposer take up what `save_proposer_state` wrote.
+
+        Raises ConfigError SD-E179 for a proposer without state, SD-E181 where there is none of this proposer and of a
+        version that understands it, ProposerError if the proposer fails.
+        """
+        self.engine.load_proposer_state(path)
+
     def close(self) -> None:
-        """Close the proposer. The object cannot be used afterwards."""
+        """Abort what runs, save the proposer's state to `state_dir` if there is one, and close the proposer.
+
+        The object cannot be used afterwards.
+        """
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -139,7 +173,7 @@ class LLM:
         self.close()
 
     def _submit(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params) -> list[_Prompt]:
-        several = _as_prompts(prompts)
+        several = as_prompts(prompts)
         params = _as_params(sampling_params, len(several))
         submitted: list[_Prompt] = []
         try:
@@ -153,17 +187,21 @@ class LLM:
     def _submit_one(self, prompt: Prompt, params: SamplingParams) -> _Prompt:
         each = [params]
         if params.n > 1:
-            seeds = [None if params.seed is None else params.seed + index for index in range(params.n)]
+            seeds = [None if params.seed is None else _wrapped(params.seed + index) for index in range(params.n)]
             each = [params.replace(n=1, seed=seed) for seed in seeds]
         request_ids = [self.engine.add_request(prompt, one) for one in each]
         return _Prompt([self.engine.get_request(request_id) for request_id in request_ids])
 
-    def _step(self) -> None:
-        """Advance everybody's requests; what those of a stream commit waits for its reader."""
-        for each in self.engine.step():
-            reader = self._readers.get(each.request.request_id)
-            if reader is not None and each.token_ids:
-                reader.show(each)
+    def _show(self, each: Committed) -> None:
+        """Keep what became of a streamed request for its reader."""
+        reader = self._readers.get(each.request.request_id)
+        if reader is not None and (each.token_ids or each.request.finish_reason is not None):
+            reader.show(each)
+
+    def _give_up(self, submitted: Sequence[_Prompt]) -> None:
+        """End prompts after an error that says more than one of ending them would."""
+        with suppress(ProposerError):
+            self._abort(submitted)
 
     def _abort(self, submitted: Sequence[_Prompt]) -> None:
         with ExitStack() as every:  # each one, also where the proposer raises
@@ -239,10 +277,9 @@ def _text(request: Request) -> str:
     return request.detokenizer.text(finished=request.finish_reason is not None)
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # text, mapping or token ids: one prompt
-    return list(prompts)  # type: ignore[arg-type]
+def _wrapped(seed: int) -> int:
+    """In the range of int64: after the largest comes the smallest."""
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def _as_params(params: Params, count: int) -> list[SamplingParams]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from specdec.sdk import ConfigError, TargetInfo
+from specdec.sdk import ConfigError, Needs, TargetInfo
 
 from .admission import Admission
 from .device_memory import CudaMemory, DeviceMemory
@@ -23,11 +23,12 @@ def num_kv_blocks(
 
     `lookahead`: positions past a request's newest token that its draft pass writes.
     """
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
     usable = config.max_num_seqs * -(-(info.max_model_len + lookahead) // config.block_size)
     per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
     per_block += admission.draft_kv_bytes_per_block if admission else 0
+    if config.num_kv_blocks is not None:
+        require_memory("num_kv_blocks", config.num_kv_blocks, per_block, target.device)
+        return config.num_kv_blocks
     if config.kv_cache_memory_gib is not None:
         budget = int(config.kv_cache_memory_gib * 2**30)
     else:
@@ -36,7 +37,28 @@ def num_kv_blocks(
     if affordable < 1:
         facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
         raise ConfigError("SD-E150", "the KV cache budget does not hold one block", facts)
+    if config.kv_cache_memory_gib is not None:
+        require_memory("blocks in kv_cache_memory_gib", min(usable, affordable), per_block, target.device)
     return min(usable, affordable)
+
+
+def require_memory(what: str, count: int, bytes_each: int, device: torch.device) -> None:
+    """Raise ConfigError SD-E178 where what the user asked for cannot be allocated, before anything is."""
+    free = free_memory(device)
+    if count * bytes_each > free:
+        facts = {
+            "asked": f"{count} {what}",
+            "needed": f"{count * bytes_each} bytes, {bytes_each} for each",
+            "available": f"{free} bytes on {device}",
+            "fix": f"at most {free // bytes_each}",
+        }
+        raise ConfigError("SD-E178", f"there is not enough memory for {what}", facts)
+
+
+def bytes_per_row(config: EngineConfig, info: TargetInfo, needs: Needs | None) -> int:
+    """What each request that may run takes before it does: places in tables, and the history that a proposer reads."""
+    blocks = -(-info.max_model_len // config.block_size)
+    return 8 * (ROW_RECORDS + blocks + (info.max_model_len if needs and needs.history else 0))
 
 
 def quarter_of_free(config: EngineConfig, target: TargetModel) -> int:
@@ -57,6 +79,9 @@ def left_by_a_step(
     return int(config.gpu_memory_utilization * device.total()) - peak
 
 
+ROW_RECORDS = 16
+"""Numbers that the engine's books hold of each row, its queues and generations counted in."""
+
 ROWS_PER_REQUEST = 8
 """Rows of logits that a step is sized for: more drafts than are common."""
 
@@ -68,7 +93,7 @@ def free_memory(device: torch.device) -> int:
     """Bytes that could be allocated now; on a CPU, memory that only caches files counts as free."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return free
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         for line in meminfo.read_text(encoding="ascii").splitlines():

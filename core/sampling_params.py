@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from specdec.sdk import StrictModel
-
-Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Bias = Annotated[float, Field(allow_inf_nan=False)]
+from specdec.sdk.ranges import (
+    Bias,
+    Factor,
+    Limit,
+    LimitOrZero,
+    Outputs,
+    Penalty,
+    PositiveShare,
+    Seed,
+    Share,
+    Temperature,
+    TokenId,
+    TopK,
+)
 
 
 class SamplingParams(StrictModel):
@@ -21,27 +31,25 @@ class SamplingParams(StrictModel):
     """
 
     temperature: Temperature = Field(1.0, description="0: greedy, the lowest id wins a tie")
-    top_k: int = Field(0, ge=-1, description="0 or -1: off")
-    top_p: float = Field(1.0, gt=0, le=1, description="the likeliest tokens that make up this mass; 1: off")
-    min_p: float = Field(0.0, ge=0, le=1, description="tokens at least this likely, relative to the likeliest; 0: off")
-    seed: int | None = Field(
-        None, ge=-(2**63), lt=2**63, description="None: derived from the engine's seed and the request's number"
-    )
-    max_tokens: int = Field(16, ge=1, description="output tokens, at most")
-    min_tokens: int = Field(0, ge=0, description="no end of sequence and no stop token before this many")
+    top_k: TopK = Field(0, description="0 or -1: off")
+    top_p: PositiveShare = Field(1.0, description="the likeliest tokens that make up this mass; 1: off")
+    min_p: Share = Field(0.0, description="tokens at least this likely, relative to the likeliest; 0: off")
+    seed: Seed | None = Field(None, description="None: derived from the engine's seed and the request's number")
+    max_tokens: Limit = Field(16, description="output tokens, at most")
+    min_tokens: LimitOrZero = Field(0, description="no end of sequence and no stop token before this many")
     stop: tuple[str, ...] = Field((), description="texts that end the request; not part of its output")
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="tokens that end the request")
+    stop_token_ids: tuple[TokenId, ...] = Field((), description="tokens that end the request")
     ignore_eos: bool = Field(False, description="go on after an end of sequence")
-    repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False, description="of prompt and output tokens")
+    repetition_penalty: Factor = Field(1.0, description="of prompt and output tokens")
     frequency_penalty: Penalty = Field(0.0, description="of output tokens, for each occurrence")
     presence_penalty: Penalty = Field(0.0, description="of output tokens, once")
     logit_bias: dict[int, Bias] | None = Field(None, description="token id -> what is added to its logit")
     logprobs: int | None = Field(None, ge=0, le=20, description="also return this many top log-probabilities")
-    n: int = Field(1, ge=1, description="independent outputs per prompt")
+    n: Outputs = Field(1, description="independent outputs per prompt")
     detokenize: bool = Field(True, description="False: token ids only")
     skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
     speculative: bool = Field(True, description="False: no drafts for this request")
-    num_speculative_tokens: int | None = Field(None, ge=0, description="at most this many drafts a step")
+    num_speculative_tokens: LimitOrZero | None = Field(None, description="at most this many drafts a step")
 
     @field_validator("stop", "stop_token_ids", mode="before")
     @classmethod

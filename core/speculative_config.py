@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from specdec.sdk import ConfigError, DraftSampleMethod
 from specdec.sdk.config import wrong_values
+from specdec.sdk.ranges import DraftLength, Share
 
 from .settings_text import as_mapping
 
@@ -60,8 +61,8 @@ class SpeculativeConfig(BaseModel):
         min_length=1,
         description="the proposer's checkpoint; without a method also 'package.module.Class'",
     )
-    num_speculative_tokens: int | None = Field(
-        None, ge=1, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
+    num_speculative_tokens: DraftLength | None = Field(
+        None, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
     )
     draft_sample_method: DraftSampleMethod = Field(
         "greedy", description="greedy: the most likely tokens; probabilistic: drawn, and verified with their law"
@@ -69,14 +70,17 @@ class SpeculativeConfig(BaseModel):
     rejection_sample_method: Annotated[
         Literal["standard", "block", "typical", "synthetic"], BeforeValidator(_offered_rejection_method)
     ] = Field("standard", description="how drafts are verified; standard and block are lossless, the others are not")
-    synthetic_acceptance_rate: float | None = Field(
-        None, ge=0, le=1, description="what synthetic accepts of the drafts whose predecessors stand"
+    synthetic_acceptance_rate: Share | None = Field(
+        None, description="what synthetic accepts of the drafts whose predecessors stand"
     )
     proposer_config: Annotated[dict[str, Any], BeforeValidator(_nothing_as_empty)] = Field(
         default_factory=dict, description="the proposer's own options"
     )
     on_proposer_error: Literal["raise", "skip_step", "disable"] = Field(
-        "raise", description="raise: end the step; skip_step: go on without drafts; disable: and ask no more after 3"
+        "raise", description="raise: after the step; skip_step: go on without drafts; disable: and ask no more after 3"
+    )
+    state_dir: Annotated[str | None, BeforeValidator(_path_as_text)] = Field(
+        None, min_length=1, description="shared state of the proposer: loaded from there at the start, saved at close"
     )
     moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
     quantization: str | None = Field(None, description="of the draft network; None: as it is stored")

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import ConfigError, PluginId, did_you_mean
+from .ranges import DraftLength
 
 DraftSampleMethod = Literal["greedy", "probabilistic"]
 
@@ -82,7 +83,7 @@ def wrong_values(where: str, error: ValidationError, *, plugin: PluginId | None 
 class ProposerConfig(StrictModel):
     """What a proposer is constructed with: the common settings, and its own validated options."""
 
-    num_draft_tokens: int = Field(ge=1, description="K: the most drafts per request and step")
+    num_draft_tokens: DraftLength = Field(description="K: the most drafts per request and step")
     model: str | None = Field(None, description="the checkpoint (directory or hub id), if one was given")
     draft_sample_method: DraftSampleMethod = "greedy"
     moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")

@@ -11,9 +11,11 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from specdec.sdk import StrictModel
+from specdec.sdk.ranges import Limit, LimitOrZero, Temperature, Threads
 
 from ..engine import Engine
 from ..engine_config import EngineConfig
+from ..proposer_state import as_path, has_state
 from ..registry import PluginSettings
 from ..request import Request
 from ..sampling_params import SamplingParams
@@ -37,16 +39,16 @@ class BenchSettings(StrictModel):
     dataset_name: str = Field("packaged", description="or spec_bench, custom, or one that a plugin registers")
     dataset_path: Path | None = None
     category: str | None = Field(None, description="None: all")
-    num_prompts: int = Field(6, ge=0, description="taken in turn from each category; 0: all that fit")
+    num_prompts: LimitOrZero = Field(6, description="taken in turn from each category; 0: all that fit")
     chat: bool = Field(False, description="put each prompt into the model's chat template")
-    output_len: int = Field(128, ge=1)
-    temperature: float = Field(0.0, ge=0)
+    output_len: Limit = 128
+    temperature: Temperature = 0.0
     seed: int = Field(0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
-    repeat: int = Field(3, ge=1)
-    warmup: int = Field(1, ge=0, description="prompts that each engine runs before anything is timed")
+    repeat: Limit = 3
+    warmup: LimitOrZero = Field(1, description="prompts that each engine runs before anything is timed")
     baseline: Literal["auto", "off"] | Path = Field("auto", description="a path: the result of an earlier plain run")
     check_equal: Literal["greedy", "off"] = "greedy"
-    num_threads: int | None = Field(None, ge=1, description="None: 1 for a small model on a CPU, else torch's own")
+    num_threads: Threads | None = Field(None, description="None: 1 for a small model on a CPU, else torch's own")
 
     @property
     def sampling(self) -> SamplingParams:
@@ -134,7 +136,7 @@ def _engines(
     """The engine to measure and, where asked, a plain one with the same settings."""
 
     def start(speculative_config: SpeculativeSettings) -> TimedEngine:
-        timed = TimedEngine(lambda: Engine(settings.engine, speculative_config, plugins))
+        timed = TimedEngine(lambda: _built(settings.engine, speculative_config, plugins))
         return stack.enter_context(closing(timed))
 
     engine = start(settings.speculative_config)
@@ -144,6 +146,18 @@ def _engines(
     plain = start(None)
     assert plain.engine.parts.guest is None, "outputs and times are compared with plain decoding's"
     return engine, plain
+
+
+def _built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings) -> Engine:
+    """An engine whose proposer begins with its saved state, if there is one, and never writes it: repeats are alike."""
+    if asked is None:
+        return Engine(config, None, plugins)
+    keys = SpeculativeConfig.as_mapping(asked)
+    state_dir = keys.pop("state_dir", None)
+    engine = Engine(config, keys, plugins)
+    if state_dir is not None and has_state(as_path(state_dir)):
+        engine.load_proposer_state(state_dir)
+    return engine
 
 
 def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
 
-from specdec.sdk import Needs, PluginId, PluginLoadError
+from specdec.sdk import Needs, PluginId, PluginLoadError, SpecdecError
+from specdec.sdk.errors import message
 
 DEBUG_HINT = "SPECDEC_DEBUG=1 shows the whole traceback"
 
@@ -99,15 +101,38 @@ def told(error: BaseException) -> str:
     """The type and text of an error, also where its text cannot be had."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception as second:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as second:
         return f"{type(error).__name__}, whose text raises {type(second).__name__}"
 
 
-def plugin_raised(code: str, doing: str, error: BaseException, plugin: PluginId) -> PluginLoadError:
-    """The error for an exception that a plugin raised while the engine was `doing` something with it.
+def is_complete(error: SpecdecError) -> bool:
+    """Whether its parts are what the constructor makes of them: an author's subclass may not have called that."""
+    try:
+        message(error.code, error.summary, {**error.facts}, error.plugin)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return False
+    return isinstance(error.code, str) and isinstance(error.summary, str)
 
-    The caller chains the exception: `raise plugin_raised(...) from error`.
-    """
+
+@contextmanager
+def blaming(code: str, doing: str, plugin: PluginId, *but: type[BaseException]) -> Iterator[None]:
+    """Whatever a plugin raises inside becomes PluginLoadError `code`, except an interrupt and the errors of `but`."""
+    try:
+        yield
+    except KeyboardInterrupt:  # the user's
+        raise
+    except BaseException as error:
+        if isinstance(error, but):
+            raise
+        raise plugin_raised(code, doing, error, plugin) from error
+
+
+def plugin_raised(code: str, doing: str, error: BaseException, plugin: PluginId) -> PluginLoadError:
+    """The error for an exception that a plugin raised while the engine was `doing` something with it."""
     facts = {
         "error": told(error),
         "where": author_frame(error, plugin.target) or "unknown",

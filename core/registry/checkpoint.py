@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specdec.sdk import Checkpoint, PluginId, PluginLoadError, SpecdecError
 
-from .blame import plugin_raised
+from .blame import blaming
 
 TELLING_KEYS = ("model_type", "architectures", "speculators_model_type")
 
@@ -28,14 +28,10 @@ def recognise(checkpoint: Checkpoint, recognisers: tuple[Recogniser, ...]) -> st
     """
     claims: dict[str, PluginId] = {}
     for recogniser in recognisers:
-        try:
+        doing = f'reading the checkpoint "{checkpoint.directory}", plugin'
+        with blaming("SD-E108", doing, recogniser.plugin, SpecdecError):
             if recogniser.recognises(checkpoint):
                 claims[recogniser.proposer] = recogniser.plugin
-        except SpecdecError:
-            raise
-        except Exception as error:
-            doing = f'reading the checkpoint "{checkpoint.directory}", plugin'
-            raise plugin_raised("SD-E108", doing, error, recogniser.plugin) from error
     if len(claims) == 1:
         return next(iter(claims))
     asked = ", ".join(dict.fromkeys(item.proposer for item in recognisers))

@@ -11,7 +11,7 @@ from typing import Any
 from specdec.sdk import PluginId, PluginLoadError
 from specdec.sdk.errors import did_you_mean
 
-from .blame import author_frame, plugin_raised
+from .blame import author_frame, blaming
 
 
 def import_target(plugin: PluginId, noun: str = "proposer") -> Any:
@@ -25,25 +25,23 @@ def import_target(plugin: PluginId, noun: str = "proposer") -> Any:
     found: Any = module
     for name in filter(None, path.split(".")):
         try:
-            found = getattr(found, name)
+            with blaming("SD-E103", f"importing the {noun}", plugin, AttributeError):
+                found = getattr(found, name)
         except AttributeError as error:
             raise _attribute_missing(module, found, name, plugin, noun) from error
-        except Exception as error:
-            raise plugin_raised("SD-E103", f"importing the {noun}", error, plugin) from error
     return found
 
 
 def _import_module(name: str, plugin: PluginId, noun: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with blaming("SD-E103", f"importing the {noun}", plugin, ImportError):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             raise _module_missing(error.name, plugin, noun) from error
         raise _import_inside_failed(name, error, plugin, noun) from error
     except ImportError as error:
         raise _import_inside_failed(name, error, plugin, noun) from error
-    except (Exception, SystemExit) as error:
-        raise plugin_raised("SD-E103", f"importing the {noun}", error, plugin) from error
 
 
 def _cannot_load(plugin: PluginId, noun: str, facts: dict[str, str | None]) -> PluginLoadError:

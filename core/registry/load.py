@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -25,9 +26,10 @@ from specdec.sdk import (
 )
 from specdec.sdk.config import unknown_keys, wrong_values
 
+from ..proposer_state import as_path, find_state, has_state, require_state
 from ..speculative_config import SpeculativeConfig
 from ..vllm_keys import asked, vllm_keys
-from .blame import plugin_raised
+from .blame import blaming
 from .catalog import ResolvedProposer
 from .check import check_callable, check_class
 from .discovery import SDK_DISTRIBUTION
@@ -44,13 +46,14 @@ class LoadedProposer:
     config: ProposerConfig
     needs: Needs
     methods: frozenset[str]  # the lifecycle methods that the class implements
+    state_dir: Path | None = None  # what its shared state is loaded from at the start and saved to at the end
 
 
 def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target: TargetInfo) -> LoadedProposer:
     """Check the class, validate its options and ask what it needs from `target`. Nothing is constructed.
 
     Raises PluginLoadError (SD-E110 .. SD-E120), ConfigError (SD-E131, SD-E132, SD-E135: options; SD-E133: no draft
-    length), or Refusal.
+    length; SD-E179, SD-E181: its saved state), or Refusal.
     """
     plugin, cls = resolved.plugin, resolved.cls
     methods = check_class(cls, plugin)
@@ -72,7 +75,17 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
     if plugin.distribution != SDK_DISTRIBUTION:
         _say_experimental(plugin)
-    return LoadedProposer(plugin, cls, proposer_config, needs, methods)
+    return LoadedProposer(plugin, cls, proposer_config, needs, methods, _state_dir(config, plugin, methods))
+
+
+def _state_dir(config: SpeculativeConfig, plugin: PluginId, methods: Collection[str]) -> Path | None:
+    if config.state_dir is None:
+        return None
+    path = as_path(config.state_dir)
+    require_state(plugin, methods)
+    if has_state(path):
+        find_state(path, plugin)
+    return path
 
 
 @cache
@@ -84,11 +97,10 @@ def _say_experimental(plugin: PluginId) -> None:
 def construct(loaded: LoadedProposer) -> Proposer:
     """An instance. Raises Refusal, or PluginLoadError SD-E116 with the author's line for anything else."""
     try:
-        return loaded.cls(loaded.config)
+        with blaming("SD-E116", "constructing the proposer", loaded.plugin, Refusal):
+            return loaded.cls(loaded.config)
     except Refusal as refusal:
         raise refusal.blamed_on(loaded.plugin) from refusal
-    except Exception as error:
-        raise plugin_raised("SD-E116", "constructing the proposer", error, loaded.plugin) from error
 
 
 def options_model(cls: type, plugin: PluginId) -> type[BaseModel] | None:
@@ -158,13 +170,12 @@ def _default_draft_tokens(cls: Any, config: ProposerConfig, target: TargetInfo, 
 def _asked(question: Callable[..., Any], what: str, plugin: PluginId, *arguments: object) -> Any:
     """What a class answers before it is constructed. Raises Refusal, CheckpointError, or SD-E114 for anything else."""
     try:
-        return question(*arguments)
+        with blaming(
+            "SD-E114", f"asking for {what}", plugin, Refusal, CheckpointError
+        ):  # or the checkpoint is to blame
+            return question(*arguments)
     except Refusal as refusal:
         raise refusal.blamed_on(plugin) from refusal
-    except CheckpointError:  # the checkpoint is to blame
-        raise
-    except Exception as error:
-        raise plugin_raised("SD-E114", f"asking for {what}", error, plugin) from error
 
 
 def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:
@@ -184,14 +195,13 @@ def _options(cls: type, config: SpeculativeConfig, plugin: PluginId) -> BaseMode
     if model is None:
         return None
     try:
-        return model(**values)
+        with blaming("SD-E115", "validating the options of", plugin, ValidationError, ConfigError):
+            return model(**values)
     except ValidationError as error:
         raise wrong_values("proposer_config", error, plugin=plugin) from error
     except ConfigError as error:
         summary = error.summary.replace(model.__name__, "proposer_config", 1)
         raise ConfigError(error.code, summary, error.facts, plugin=plugin) from error.__cause__
-    except Exception as error:
-        raise plugin_raised("SD-E115", "validating the options of", error, plugin) from error
 
 
 def _merged(

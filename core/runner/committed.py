@@ -51,6 +51,11 @@ class Committed(NamedTuple):
             len(request.token_ids),
         )
 
+    @classmethod
+    def nothing(cls, request: Request) -> Committed:
+        """Of a request that ended between steps."""
+        return cls.now(request, 0, 0, request.num_computed_tokens, [], 0, [])
+
     @property
     def num_drafted(self) -> int:
         return len(self.draft_token_ids)

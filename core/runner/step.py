@@ -58,10 +58,23 @@ class Runner:
         self._judge = judge
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
+        self.last_stats: StepStats | None = None  # of the last step that committed anything
 
-    def step(self) -> tuple[list[Committed], StepStats]:
-        """Advance every scheduled request. Returns what was committed to each, finished ones included."""
+    def step(self, committed: list[Committed]) -> None:
+        """Advance every scheduled request.
+
+        `committed` is filled with what was committed to each, ended ones included: it is the caller's, so that nothing
+        is lost if the step is interrupted. A proposer's error is raised when all is done.
+        """
         start = time.perf_counter()
+        with self._guest.raising_last() if self._guest else UNTIMED:
+            try:
+                self._advance(committed)
+            finally:
+                if committed:
+                    self._count(committed, start)
+
+    def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
             plan = self._scheduler.schedule(self._num_useful_drafts)
             self._announce(plan.preempted, [share.request for share in plan.shares])
@@ -73,14 +86,10 @@ class Runner:
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
             items = batch.read(self._drafts.unread, reports) if self._drafts.unread and reports else batch.items
-            committed = self._commit(items, outcome, logprobs)
+            self._commit(items, outcome, logprobs, committed)
         with self._timed("propose"):
             self._propose(committed, batch, output.hidden)
             self._check_read(batch, reports)
-        stats = self._stats(batch, committed)
-        if self._guest:
-            self._guest.keep_pace(stats, time.perf_counter() - start)
-        return committed, stats
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
@@ -88,11 +97,13 @@ class Runner:
 
     def _announce(self, preempted: Sequence[Request], scheduled: Sequence[Request]) -> None:
         self._metrics.counts["num_preemptions"] += len(preempted)
+        lost = [request.view for request in preempted]
         for request in preempted:
             self._drafts.drop(request.row)
-            if self._guest:
-                self._guest.preempt(request.view)
             request.row = -1  # its old row may be somebody else's before it is scheduled again
+        if self._guest:
+            for view in lost:
+                self._guest.preempt(view)
         for request in scheduled:
             if not request.started:
                 request.started = True
@@ -132,19 +143,16 @@ class Runner:
         return rows, [Report.parse(row[width:]) for row in rows]
 
     def _commit(
-        self, items: Sequence[BatchItem], outcome: Sequence[list[int]], logprobs: dict[str, Tensor]
-    ) -> list[Committed]:
-        committed = []
+        self,
+        items: Sequence[BatchItem],
+        outcome: Sequence[list[int]],
+        logprobs: dict[str, Tensor],
+        committed: list[Committed],
+    ) -> None:
         for item, (accepted, status, *ids) in zip(items, outcome, strict=True):
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
             committed.append(self._commit_one(item, ids[: accepted + 1], accepted, logprobs))
-        ended = [each.request for each in committed if each.request.finish_reason is not None]
-        for request in ended:
-            self._release(request)
-        ended.sort(key=lambda request: request.request_id)  # not by row: what is learned of them has one order
-        for request in ended:  # after everything else: a proposer that raises here finds every request in order
-            self._tell_finished(request)
-        return committed
+        self._finish([each.request for each in committed if each.request.finish_reason is not None])
 
     def _commit_one(
         self, item: BatchItem, output_ids: list[int], num_accepted: int, logprobs: dict[str, Tensor]
@@ -163,19 +171,21 @@ class Runner:
         token_ids = output_ids[:count]
         return Committed.now(request, item.first_token, item.num_rows, share.start, drafts, num_accepted, token_ids)
 
-    def finish(self, request: Request) -> None:
-        """Release everything a request holds, here and in the proposer."""
-        self._release(request)
-        self._tell_finished(request)
+    def finish(self, requests: Sequence[Request]) -> None:
+        """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""
+        with self._guest.raising_last() if self._guest else UNTIMED:
+            self._finish(requests)
 
-    def _release(self, request: Request) -> None:
-        if request.status is Status.RUNNING:
-            self._drafts.drop(request.row)
-        self._scheduler.finish(request)
-
-    def _tell_finished(self, request: Request) -> None:
+    def _finish(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.status is Status.RUNNING:
+                self._drafts.drop(request.row)
+            self._scheduler.finish(request)
         if self._guest:
-            self._guest.finish(request.view)
+            # After everything else, so that a proposer that fails here finds every request in order. By id, not by row:
+            # what is learned of requests that end together has one order.
+            for request in sorted(requests, key=lambda request: request.request_id):
+                self._guest.finish(request.view)
 
     def _check_read(self, batch: Batch, reports: Sequence[Report]) -> None:
         """Hold drafts to the contract that only now are read; what verification needs was seen to on the device."""
@@ -209,19 +219,22 @@ class Runner:
                 draft.unread,
             )
 
-    def _stats(self, batch: Batch, committed: Sequence[Committed]) -> StepStats:
+    def _count(self, committed: Sequence[Committed], start: float) -> None:
+        """Keep the books of a step that began at `start`."""
         self._num_steps += 1
         self._metrics.counts["num_steps"] += 1
         drafted = [each for each in committed if each.draft_token_ids]
-        return StepStats(
+        self.last_stats = StepStats(
             step=self._num_steps,
             num_requests=len(committed),
-            num_tokens_computed=len(batch.token_ids),
+            num_tokens_computed=sum(each.num_rows for each in committed),
             num_drafts=len(drafted),
             num_draft_tokens=sum(each.num_drafted for each in drafted),
             num_accepted_tokens=sum(each.num_accepted for each in drafted),
             num_committed_tokens=sum(len(each.token_ids) for each in committed),
         )
+        if self._guest:
+            self._guest.keep_pace(self.last_stats, time.perf_counter() - start)
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED

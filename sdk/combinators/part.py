@@ -16,6 +16,7 @@ from ..config import ProposerConfig, StrictModel
 from ..errors import ConfigError, Refusal
 from ..needs import Needs
 from ..proposer_protocol import LIFECYCLE_METHODS, Proposer
+from ..ranges import DraftLength
 from ..types import Draft, SamplingView, StepView, TargetInfo
 from .host_form import host_form
 
@@ -24,7 +25,7 @@ class PartSettings(StrictModel):
     """What may differ between parts; None takes what `speculative_config` says for all of them."""
 
     model: str | None = Field(None, description="this part's checkpoint")
-    num_speculative_tokens: int | None = Field(None, ge=1, description="the most drafts of this part")
+    num_speculative_tokens: DraftLength | None = Field(None, description="the most drafts of this part")
     moe_backend: str | None = None
     dtype: str | None = None
     quantization: str | None = None

@@ -45,13 +45,13 @@ def test_two_engine_configs_are_refused():
 def test_bytes_that_are_no_text_are_refused_as_a_prompt():
     done = in_a_shell(r"specdec generate tiny -p $'ab\xff\xfe'")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "SD-E188 the prompt is no Unicode text" in done.stderr
+    assert "SD-E212 the prompt is no Unicode text" in done.stderr
     assert "character 2: '\\udcff'" in done.stderr
 
 
 @pytest.mark.parametrize("asked", [["\ud800"], {"prompt": "\ud800"}, "chat"])
 def test_lone_surrogates_are_refused_by_the_engine(asked):
-    with LLM("tiny", max_model_len=64) as llm, pytest.raises(RequestError, match="SD-E188"):
+    with LLM("tiny", max_model_len=64) as llm, pytest.raises(RequestError, match="SD-E212"):
         llm.chat([{"role": "user", "content": "\ud800"}]) if asked == "chat" else llm.generate(asked)
 
 

@@ -289,8 +289,10 @@ def test_failing_before_the_first_request_stops_the_start(method, error, policy,
 @pytest.mark.parametrize("method", ["save", "load"])
 def test_state_that_cannot_be_kept_is_always_an_error(method, policy, sequences, tmp_path):
     llm = faulty(sequences, method, policy)
+    if method == "load":
+        llm.save_proposer_state(tmp_path)
     with pytest.raises(ProposerError, match=f"{method} fails on purpose"):
-        getattr(llm.engine, f"{method}_proposer_state")(tmp_path)
+        getattr(llm, f"{method}_proposer_state")(tmp_path)
 
 
 def test_an_error_on_closing_is_told_and_everything_is_released(short_prompts, sequences):

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pluggy
 import pytest
 import torch
@@ -435,12 +436,12 @@ def test_a_preempted_request_can_be_aborted(prompts, truth):
 
 
 def test_a_prompt_aborted_while_it_is_generated_gives_what_there_is(prompts, truth):
-    """As an `on_step` observer may do between two steps."""
     llm = make_llm()
     stream = llm.stream(ids(prompts[0]), GREEDY)
     updates = [next(stream) for _ in range(3)]
     llm.abort(updates[0].request_id)
-    assert list(stream) == []
+    rest = list(stream)
+    assert [(update.token_ids, update.finish_reason) for update in rest] == [((), "abort")]
     assert [token for update in updates for token in update.token_ids] == truth[0][:3]
     assert not llm.engine.has_unfinished_requests
 
@@ -581,3 +582,54 @@ def test_chat_goes_through_the_template(llm, tokenizer):
 def test_a_proposer_that_does_not_fit_is_refused():
     with pytest.raises(Refusal, match="no draft law"):
         make_llm("ngram", speculative={"draft_sample_method": "probabilistic"})
+
+
+# -- what is no prompt -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        None,
+        7,
+        np.array([5, 6, 7]),
+        np.array(3),
+        torch.tensor([5, 6]),
+        b"def main(",
+        {5, 6},
+        (each for each in "ab"),
+        [None],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_what_is_no_prompt_is_refused_by_its_type(method, prompts, llm):
+    with pytest.raises(RequestError, match="SD-E152"):
+        list(getattr(llm, method)(prompts, GREEDY))
+
+
+@pytest.mark.parametrize("text", ["a\ud800b", "\udcff\udcfe", {"prompt": "\udfff"}], ids=ascii)
+def test_text_that_cannot_be_encoded_is_refused(text, llm):
+    with pytest.raises(RequestError, match="SD-E212"):
+        llm.generate([text], GREEDY)
+    assert not llm.engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize(
+    ("messages", "code"),
+    [
+        (None, "SD-E211"),
+        ("a text", "SD-E211"),
+        ([], "SD-E211"),
+        ([[]], "SD-E211"),
+        ([7], "SD-E211"),
+        ([{"role": "user"}], "SD-E211"),
+        ([{"content": "a"}], "SD-E211"),
+        ([[{"role": "user", "content": "a"}], [{"role": "user"}]], "SD-E211"),
+        ([{"role": "user", "content": "\ud800"}], "SD-E212"),
+    ],
+    ids=ascii,
+)
+def test_messages_that_are_no_conversation_are_refused(messages, code, llm):
+    with pytest.raises(RequestError, match=code):
+        llm.chat(messages, GREEDY)

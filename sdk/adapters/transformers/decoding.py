@@ -164,7 +164,7 @@ class SpeculativeDecoding:
         try:
             while True:
                 start = len(request.token_ids)
-                self._runner.step()
+                self._runner.step([])
                 token_ids = request.token_ids[start:]
                 call.write(start, token_ids)
                 call.keep_scores(self._target.last_scores, self._target.last_logits, len(token_ids))
@@ -175,7 +175,7 @@ class SpeculativeDecoding:
         finally:
             if request.finish_reason is None:
                 request.abort()
-                self._runner.finish(request)
+                self._runner.finish([request])
 
     def _request(self, call: Call) -> Request:
         sampled = call.settings.do_sample

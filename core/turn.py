@@ -1,0 +1,73 @@
+"""Whose turn it is with an engine: one thread's at a time, and nobody's within a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+from specdec.sdk import RequestError
+
+
+class Turn:
+    """Refuses whoever comes while another thread is inside, who goes on unharmed.
+
+    The thread that is inside may come in again, but only one of its calls may be `alone`.
+    """
+
+    def __init__(self, after: Callable[[], None]) -> None:
+        """`after`: called whenever somebody has left."""
+        self._lock = RLock()
+        self._alone = False
+        self._after = after
+
+    @contextmanager
+    def taken(self, doing: str, *, alone: bool = False) -> Iterator[None]:
+        """Inside, for `doing`. Raises RequestError SD-E177 if another thread is.
+
+        `alone`: also if this thread is alone inside already: a step, from whose proposer or hook this is called.
+        """
+        reason = self._come_in(alone)
+        if reason:
+            raise RequestError("SD-E177", f"the engine is in use: {doing} is refused", REFUSALS[reason])
+        outer, self._alone = self._alone, self._alone or alone
+        try:
+            yield
+        finally:
+            self._alone = outer
+            self._lock.release()
+            self._after()
+
+    @contextmanager
+    def alone_if_free(self) -> Iterator[bool]:
+        """Whether the caller is alone inside now. Nobody is refused, and nothing is called after."""
+        if self._come_in(alone=True):
+            yield False
+            return
+        self._alone = True
+        try:
+            yield True
+        finally:
+            self._alone = False
+            self._lock.release()
+
+    def _come_in(self, alone: bool) -> str | None:
+        """Take the lock; or why not."""
+        if not self._lock.acquire(blocking=False):
+            return "another thread"
+        if alone and self._alone:
+            self._lock.release()
+            return "a step"
+        return None
+
+
+REFUSALS = {
+    "another thread": {
+        "found": "another thread is inside",
+        "fix": "an LLM for each thread, a lock around the calls, or all prompts in one generate",
+    },
+    "a step": {
+        "found": "a proposer or hook calls it while a step runs",
+        "fix": "call it between steps; abort and add_request may be called within one",
+    },
+}
