@@ -40,6 +40,7 @@ from .runner.step import Runner
 from .runner.target import Target, TargetModel, experts_settings, load_config
 from .speculation import Speculation, SpeculativeSettings
 from .speculators import with_verifier
+from .threads import Threads
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Parts:
     observers: Observers  # those of `hooks`
     guest: Guest | None
     kernels: NativeKernels | None  # of a CPU
+    threads: Threads
     kv_capacity: int  # tokens of one request that the cache can hold
 
 
@@ -80,6 +82,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         path, hf_config, dtype, device, config.moe_backend, trust_remote_code=config.trust_remote_code
     )
     prepare_causal_lm(target.model, config.quantization, kernels, room=free_memory(device) // 4)
+    threads = Threads.choose(config.num_threads, target.model, device)
     lookahead = speculation.lookahead if speculation else 0
     num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None, lookahead)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
@@ -99,10 +102,12 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         services = speculation.services(
             info, target, tokenizer, num_blocks, addressing, kernels, config.moe_backend, capture, compiling
         )
-        guest = speculation.guest(info, services, metrics, hooks.observers, device)
+        with threads.used():
+            guest = speculation.guest(info, services, metrics, hooks.observers, device)
         target.capture(guest.needs.hidden_states)
     if config.torch_compile:
-        compile_target(target, partial(_vacant_view, cache, kernels))
+        with threads.used():  # the compiler builds their number in
+            compile_target(target, partial(_vacant_view, cache, kernels))
     served: Target = target
     if graphs and isinstance(addressing, DeviceAddressing):
         served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)
@@ -124,6 +129,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         observers=hooks.observers,
         guest=guest,
         kernels=kernels,
+        threads=threads,
         kv_capacity=num_blocks * config.block_size - lookahead,
     )
 

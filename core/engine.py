@@ -112,7 +112,8 @@ class Engine:
         if self.parts.observers.wants("on_request_start"):
             starting = [request for request in self._requests.values() if not request.started]
         try:
-            committed, stats = self.parts.runner.step()
+            with self.parts.threads.used():
+                committed, stats = self.parts.runner.step()
         except BaseException:  # a proposer may stop a step that has ended requests
             self._forget_ended(list(self._requests.values()))
             raise

@@ -47,6 +47,13 @@ class EngineConfig(StrictModel):
         description="what a CPU computes attention and linear layers with: native, kernels that the machine's C "
         "compiler builds once; torch; auto: native where that is possible",
     )
+    num_threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="CPU threads of a step; None: 1 for a model below 50 million weights, else PyTorch's own number; "
+        "OMP_NUM_THREADS and torch.set_num_threads win over None",
+    )
     torch_compile: bool = Field(
         False,
         strict=True,

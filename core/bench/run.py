@@ -21,7 +21,7 @@ from ..speculation import SpeculativeSettings
 from ..speculative_config import SpeculativeConfig
 from .datasets import load_dataset, of_category
 from .earlier import EarlierRun
-from .environment import environment, set_num_threads
+from .environment import environment
 from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
 from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
@@ -45,7 +45,6 @@ class BenchSettings(StrictModel):
     warmup: int = Field(1, ge=0, description="prompts that each engine runs before anything is timed")
     baseline: Literal["auto", "off"] | Path = Field("auto", description="a path: the result of an earlier plain run")
     check_equal: Literal["greedy", "off"] = "greedy"
-    num_threads: int | None = Field(None, ge=1, description="None: 1 for a small model on a CPU, else torch's own")
 
     @property
     def sampling(self) -> SamplingParams:
@@ -92,7 +91,8 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
         engine, beside = _engines(settings, plugins, stack)
         chosen = choose(rows, settings.num_prompts, settings.sampling, engine.engine, chat=settings.chat)
         configuration = _configuration(settings, engine.engine, chosen)
-        machine = environment(engine.engine.parts.target.device)
+        parts = engine.engine.parts
+        machine = environment(parts.target.device) | {"threads": parts.threads.count}
         if earlier:
             earlier.refuse_unlike(configuration, machine)
         progress.stage("measuring", len(chosen.prompts) * settings.repeat * (2 if beside else 1))
@@ -131,14 +131,13 @@ def _engines(
         return stack.enter_context(closing(timed))
 
     engine = start(settings.speculative_config)
-    set_num_threads(settings.num_threads, engine.engine)
     return engine, start(None) if settings.runs_plain_beside else None
 
 
 def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
     asked = settings.speculative_config
     guest, info = engine.parts.guest, engine.parts.info
-    as_given = settings.model_dump(mode="json", exclude={"engine", "speculative_config", "num_threads"})
+    as_given = settings.model_dump(mode="json", exclude={"engine", "speculative_config"})
     return {
         "model": str(settings.engine.model),
         "dtype": info.dtype,

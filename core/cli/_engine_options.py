@@ -30,7 +30,7 @@ MaxModelLenOption = Annotated[
 ]
 NumThreadsOption = Annotated[
     int | None,
-    typer.Option("--num-threads", min=1, help="CPU threads; default: 1 for a small model, else torch's own."),
+    typer.Option("--num-threads", min=1, help="CPU threads; default: the setting num_threads, by its rule."),
 ]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
 EngineOption = Annotated[
@@ -76,12 +76,18 @@ def silence_libraries() -> None:
 
 
 def engine_settings(
-    model: str, device: str, dtype: Dtype, max_model_len: int | None, engine_config: str | None
+    model: str,
+    device: str,
+    dtype: Dtype,
+    max_model_len: int | None,
+    num_threads: int | None,
+    engine_config: str | None,
 ) -> dict[str, Any]:
     """The common flags as fields of EngineConfig. Raises ConfigError."""
     from ..engine_config import EngineConfig
 
     further = as_mapping(engine_config, "--engine-config", '{"block_size": 32}') if engine_config is not None else {}
-    settings = {"model": model, "device": device, "dtype": dtype.value, "max_model_len": max_model_len} | further
+    settings = {"model": model, "device": device, "dtype": dtype.value, "max_model_len": max_model_len}
+    settings |= {"num_threads": num_threads} | further
     EngineConfig(**settings)  # refuses what is no setting of an engine
     return settings

@@ -82,7 +82,6 @@ def command(  # noqa: PLR0913 - one parameter per flag
     quiet = is_quiet(ctx, how, quiet)
     texts = _texts(prompt or [], prompts_file)
     silence_libraries()
-    from ..bench.environment import set_num_threads
     from ..llm import LLM
     from ..sampling_params import SamplingParams
 
@@ -90,11 +89,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
     )
     session: Session = ctx.obj
-    settings = engine_settings(model, device, dtype, max_model_len, engine_config) | {
+    settings = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config) | {
         "plugin_settings": session.settings
     }
     with LLM(speculative_config=speculative_config, **settings) as llm:
-        set_num_threads(num_threads, llm.engine)
         job = _Job(llm, texts, params, chat=chat)
         view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), texts)
         job.run(view)
