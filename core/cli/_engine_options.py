@@ -87,7 +87,7 @@ def engine_settings(
     from ..engine_config import EngineConfig
 
     further = as_mapping(engine_config, "--engine-config", '{"block_size": 32}') if engine_config is not None else {}
-    settings = {"model": model, "device": device, "dtype": dtype.value, "max_model_len": max_model_len}
-    settings |= {"num_threads": num_threads} | further
+    flags = {"device": device, "dtype": dtype.value, "max_model_len": max_model_len, "num_threads": num_threads}
+    settings: dict[str, Any] = {"model": model} | flags | further
     EngineConfig(**settings)  # refuses what is no setting of an engine
     return settings
