@@ -40,6 +40,7 @@ from .runner.step import Runner
 from .runner.target import Target, TargetModel, experts_settings, load_config
 from .speculation import Speculation, SpeculativeSettings
 from .speculators import with_verifier
+from .text_equality import TextEquality
 from .threads import Threads
 
 
@@ -60,6 +61,7 @@ class Parts:
     guest: Guest | None
     kernels: NativeKernels | None  # of a CPU
     threads: Threads
+    text_equality: TextEquality
     kv_capacity: int  # tokens of one request that the cache can hold
 
 
@@ -83,6 +85,9 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     )
     prepare_causal_lm(target.model, config.quantization, kernels, room=free_memory(device) // 4)
     threads = Threads.choose(config.num_threads, target.model, device)
+    text_equality = TextEquality.of(target, kernels)
+    if speculation and speculation.is_lossless:
+        text_equality.tell()
     lookahead = speculation.lookahead if speculation else 0
     num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None, lookahead)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
@@ -130,6 +135,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         guest=guest,
         kernels=kernels,
         threads=threads,
+        text_equality=text_equality,
         kv_capacity=num_blocks * config.block_size - lookahead,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -144,6 +144,7 @@ def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> d
         "device": info.device,
         "max_model_len": info.max_model_len,
         "max_concurrency": settings.engine.max_num_seqs,
+        "text_equality": asdict(engine.parts.text_equality),
         "profile": settings.engine.enable_profiling,
         "proposer": str(guest.plugin) if guest else None,
         "speculative_config": SpeculativeConfig.parse(asked)

@@ -103,6 +103,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
             job.print_json(with_steps=show is not Show.PLAIN)
         elif not quiet:
             print(job.summary(), file=sys.stderr)
+        if job.differences:
+            print(f"Promised here: {llm.engine.parts.text_equality.sentence}", file=sys.stderr)
         for difference in job.differences or ():
             print(difference.sentence(llm.get_tokenizer()), file=sys.stderr)
     if job.differences:
