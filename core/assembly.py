@@ -41,6 +41,8 @@ from .runner.step import Runner
 from .runner.target import Target, TargetModel, experts_settings, load_config
 from .runner.target_proof import TargetProof, is_wanted
 from .speculation import Speculation, SpeculativeSettings
+from .text_equality import TextEquality
+from .threads import Threads
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Parts:
     observers: Observers  # those of `hooks`
     guest: Guest | None
     kernels: NativeKernels | None  # of a CPU
+    threads: Threads
+    text_equality: TextEquality
     kv_capacity: int  # tokens of one request that the cache can hold
 
 
@@ -81,6 +85,10 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         path, hf_config, dtype, device, config.moe_backend, trust_remote_code=config.trust_remote_code
     )
     _prepare(target, config, info, kernels)
+    threads = Threads.choose(config.num_threads, target.model, device)
+    text_equality = TextEquality.of(target, kernels)
+    if speculation and speculation.is_lossless:
+        text_equality.tell()
     lookahead = speculation.lookahead if speculation else 0
     num_blocks = num_kv_blocks(config, info, target, speculation.admission if speculation else None, lookahead)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
@@ -100,10 +108,12 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         services = speculation.services(
             info, target, tokenizer, num_blocks, addressing, kernels, config.moe_backend, capture, compiling
         )
-        guest = speculation.guest(info, services, metrics, hooks.observers, device)
+        with threads.used():
+            guest = speculation.guest(info, services, metrics, hooks.observers, device)
         target.capture(guest.needs.hidden_states)
     if config.torch_compile:
-        compile_target(target, partial(_vacant_view, cache, kernels))
+        with threads.used():  # the compiler builds their number in
+            compile_target(target, partial(_vacant_view, cache, kernels))
     served: Target = target
     if graphs and isinstance(addressing, DeviceAddressing):
         served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)
@@ -125,6 +135,8 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         observers=hooks.observers,
         guest=guest,
         kernels=kernels,
+        threads=threads,
+        text_equality=text_equality,
         kv_capacity=num_blocks * config.block_size - lookahead,
     )
 

@@ -147,7 +147,8 @@ class Engine:
                 starting = [request for request in self._requests.values() if not request.started]
             committed: list[Committed] = []
             try:
-                self.parts.runner.step(committed)
+                with self.parts.threads.used():
+                    self.parts.runner.step(committed)
             except BaseException:
                 self._settle_interrupted(committed)
                 raise

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from specdec.sdk import StrictModel
-from specdec.sdk.ranges import Count, Gibibytes, NaturalSeed, PositiveShare
+from specdec.sdk.ranges import Count, Gibibytes, NaturalSeed, PositiveShare, Threads
 
 
 class EngineConfig(StrictModel):
@@ -44,6 +44,11 @@ class EngineConfig(StrictModel):
         "auto",
         description="what a CPU computes attention and linear layers with: native, kernels that the machine's C "
         "compiler builds once; torch; auto: native where that is possible",
+    )
+    num_threads: Threads | None = Field(
+        None,
+        description="CPU threads of a step; None: 1 for a model below 50 million weights, else PyTorch's own number; "
+        "OMP_NUM_THREADS and torch.set_num_threads win over None",
     )
     torch_compile: bool = Field(
         False,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.sdk import AttentionMode, DraftKV, DraftKVStore, NetworkSettings, Refusal, TargetInfo
+from specdec.sdk.checkpoint import logit_scale as stated_logit_scale
 
 from .kernels.native.kernels import NativeKernels
 from .runner import draft_networks
@@ -155,4 +156,4 @@ class EngineServices:
 
 def logit_scale(target: TargetInfo) -> float:
     """The configuration's factor on the head's output; 1 where it has none."""
-    return float(target.config.get("logit_scale") or 1 / (target.config.get("logits_scaling") or 1))
+    return stated_logit_scale(target.config) or 1.0

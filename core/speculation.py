@@ -73,6 +73,11 @@ class Speculation:
         return judge_of(self.config.rejection_sample_method, self.config.synthetic_acceptance_rate)
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether what is generated follows the target's distribution."""
+        return self.config.rejection_sample_method not in LOSSY
+
+    @property
     def lookahead(self) -> int:
         """Positions past the newest token that a draft pass writes KV for."""
         spec = self.loaded.needs.draft_kv

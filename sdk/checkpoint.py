@@ -19,6 +19,18 @@ _REQUIRED = object()
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt")
 
 
+LOGIT_SCALES = "logit_scale", "logits_scaling"
+"""Keys for what logits are multiplied by, and what they are divided by."""
+
+
+def logit_scale(config: Mapping[str, Any]) -> float | None:
+    """The factor on the head's output that a configuration states; None if it states none."""
+    factor, divisor = (config.get(key) for key in LOGIT_SCALES)
+    if factor:
+        return float(factor)
+    return 1 / float(divisor) if divisor else None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint directory. Opening it reads config.json and nothing else."""
@@ -48,6 +60,16 @@ class Checkpoint:
     def config_file(self) -> Path:
         """The file that `config` was read from."""
         return self.directory / "config.json"
+
+    @property
+    def logit_scale(self) -> float | None:
+        """The factor on its head's output that the configuration states; None if it states none.
+
+        Raises CheckpointError SD-E171 for a value that is no number.
+        """
+        paths = [(prefix, key) for prefix in ("transformer_layer_config.", "") for key in LOGIT_SCALES]
+        stated = {key: found for prefix, key in paths if (found := self.get(prefix + key, (int, float), None))}
+        return logit_scale(stated)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -10,23 +10,7 @@ from typing import Any
 
 import torch
 
-from ..engine import Engine
-
 SDK_DISTRIBUTION = "specdec-sdk"
-SMALL_MODEL = 50_000_000
-"""Weights below which one CPU thread is the default: waking others costs more than they compute."""
-
-
-def set_num_threads(num_threads: int | None, engine: Engine) -> None:
-    """Set torch's CPU threads as asked; if nothing was asked, to one for a small model on a CPU."""
-    if num_threads is None:
-        target = engine.parts.target
-        weights = (*target.model.parameters(), *target.model.buffers())  # packed ones are buffers
-        size = sum(each.numel() for each in weights)
-        if target.device.type != "cpu" or size >= SMALL_MODEL:
-            return
-        num_threads = 1
-    torch.set_num_threads(num_threads)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

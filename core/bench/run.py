@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
 from specdec.sdk import StrictModel
-from specdec.sdk.ranges import Limit, LimitOrZero, Temperature, Threads
+from specdec.sdk.ranges import Limit, LimitOrZero, Temperature
 
 from ..engine import Engine
 from ..engine_config import EngineConfig
@@ -24,7 +24,7 @@ from ..speculative_config import SpeculativeConfig
 from ..speculators import with_verifier
 from .datasets import load_dataset, of_category
 from .earlier import EarlierRun
-from .environment import environment, set_num_threads
+from .environment import environment
 from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
 from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
@@ -48,7 +48,6 @@ class BenchSettings(StrictModel):
     warmup: LimitOrZero = Field(1, description="prompts that each engine runs before anything is timed")
     baseline: Literal["auto", "off"] | Path = Field("auto", description="a path: the result of an earlier plain run")
     check_equal: Literal["greedy", "off"] = "greedy"
-    num_threads: Threads | None = Field(None, description="None: 1 for a small model on a CPU, else torch's own")
 
     @property
     def sampling(self) -> SamplingParams:
@@ -101,7 +100,8 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
         engine, beside = _engines(settings, plugins, stack)
         chosen = choose(rows, settings.num_prompts, settings.sampling, engine.engine, chat=settings.chat)
         configuration = _configuration(settings, engine.engine, chosen)
-        machine = environment(engine.engine.parts.target.device)
+        parts = engine.engine.parts
+        machine = environment(parts.target.device) | {"threads": parts.threads.count}
         if earlier:
             earlier.refuse_unlike(configuration, machine)
         progress.stage("measuring", len(chosen.prompts) * settings.repeat * (2 if beside else 1))
@@ -140,7 +140,6 @@ def _engines(
         return stack.enter_context(closing(timed))
 
     engine = start(settings.speculative_config)
-    set_num_threads(settings.num_threads, engine.engine)
     if not settings.runs_plain_beside:
         return engine, None
     plain = start(None)
@@ -163,13 +162,14 @@ def _built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSett
 def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
     asked = settings.speculative_config
     guest, info = engine.parts.guest, engine.parts.info
-    as_given = settings.model_dump(mode="json", exclude={"engine", "speculative_config", "num_threads"})
+    as_given = settings.model_dump(mode="json", exclude={"engine", "speculative_config"})
     return {
         "model": str(settings.engine.model),
         "dtype": info.dtype,
         "device": info.device,
         "max_model_len": info.max_model_len,
         "max_concurrency": settings.engine.max_num_seqs,
+        "text_equality": asdict(engine.parts.text_equality),
         "profile": settings.engine.enable_profiling,
         "proposer": str(guest.plugin) if guest else None,
         "speculative_config": SpeculativeConfig.parse(asked)

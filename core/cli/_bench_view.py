@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ..text_equality import TextEquality
+
 Result = Mapping[str, Any]
 
 
@@ -163,6 +165,8 @@ def _equality(result: Result) -> Iterator[RenderableType]:
     kind = _kind_of_equality(result["configuration"])
     line = f"\nOutputs equal to plain decoding ({kind}): {result['num_outputs_equal']}/{result['num_prompts']}"
     yield Text(line, style="" if result["outputs_equal"] else "bold red")
+    promise = TextEquality(**result["configuration"]["text_equality"])
+    yield Text(f"  promised here: {promise.sentence}", style="dim")
     for difference in result["differences"]:
         yield Text("  " + difference["sentence"])
 

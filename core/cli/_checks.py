@@ -42,6 +42,7 @@ def examine(settings: PluginSettings) -> list[Finding]:
         check_device(),
         check_compiler(),
         check_kernels(),
+        *check_text_equality(),
         *check_plugins(settings),
     ]
 
@@ -131,6 +132,27 @@ def check_kernels() -> Finding:
     except BuildError as error:
         return Finding("kernels for a CPU", "note", f"PyTorch's: {error}", "install gcc, for faster steps")
     return Finding("kernels for a CPU", "ok", "native, built for this processor")
+
+
+def check_text_equality() -> Iterator[Finding]:
+    """What is promised of text with drafts, in each dtype, of a model whose every layer our kernels can compute."""
+    try:
+        import torch
+
+        from ..kernels.native.build import BuildError
+        from ..kernels.native.kernels import NativeKernels
+        from ..text_equality import TextEquality
+    except Exception:  # torch, of which another check tells
+        return
+    try:
+        kernels = NativeKernels.load()
+    except BuildError:
+        kernels = None
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        promise = TextEquality.of_machine(device, dtype, kernels)
+        subject = f"text in {str(dtype).removeprefix('torch.')} on this {device.type}"
+        yield Finding(subject, "ok" if promise.level == "bits" else "note", promise.sentence, promise.fix)
 
 
 def check_plugins(settings: PluginSettings) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ NumThreadsOption = Annotated[
         "--num-threads",
         min=1,
         callback=_no_more_than_cores,
-        help="CPU threads, at most one per core; default: 1 for a small model, else torch's own.",
+        help="CPU threads, at most one per core; default: the setting num_threads, by its rule.",
     ),
 ]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
@@ -104,13 +104,19 @@ def only_one(flag: str, given: Sequence[str] | None) -> str | None:
 
 
 def engine_settings(
-    model: str, device: str, dtype: Dtype, max_model_len: int | None, engine_config: Sequence[str] | None
+    model: str,
+    device: str,
+    dtype: Dtype,
+    max_model_len: int | None,
+    num_threads: int | None,
+    engine_config: Sequence[str] | None,
 ) -> dict[str, Any]:
     """The common flags as fields of EngineConfig. Raises ConfigError."""
     from ..engine_config import EngineConfig
 
     text = only_one("--engine-config", engine_config)
     further = as_mapping(text, "--engine-config", '{"block_size": 32}') if text is not None else {}
-    settings = {"model": model, "device": device, "dtype": dtype.value, "max_model_len": max_model_len} | further
+    flags = {"device": device, "dtype": dtype.value, "max_model_len": max_model_len, "num_threads": num_threads}
+    settings: dict[str, Any] = {"model": model} | flags | further
     EngineConfig(**settings)  # refuses what is no setting of an engine
     return settings

@@ -90,7 +90,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     """Measure a proposer: acceptance, speed-up over plain decoding, and equality of the outputs."""
     how = Format.JSON if as_json else how
     quiet = is_quiet(ctx, how, quiet)
-    engine = engine_settings(model, device, dtype, max_model_len, engine_config)
+    engine = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config)
     engine = {"max_num_seqs": max_concurrency, "enable_profiling": profile} | engine
     settings = {
         "speculative_config": only_one("--speculative-config", speculative_config),
@@ -106,7 +106,6 @@ def command(  # noqa: PLR0913 - one parameter per flag
         "warmup": warmup,
         "baseline": baseline if baseline in ("auto", "off") else Path(baseline),
         "check_equal": check_equal.value,
-        "num_threads": num_threads,
     }
     if save_result is not None:
         _refuse_unwritable(save_result)

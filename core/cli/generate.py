@@ -84,7 +84,6 @@ def command(  # noqa: PLR0913 - one parameter per flag
     proposer = only_one("--speculative-config", speculative_config)
     texts = _texts(prompt or [], prompts_file)
     silence_libraries()
-    from ..bench.environment import set_num_threads
     from ..llm import LLM
     from ..sampling_params import SamplingParams
     from ..speculators import with_verifier
@@ -93,12 +92,11 @@ def command(  # noqa: PLR0913 - one parameter per flag
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
     )
     session: Session = ctx.obj
-    settings = engine_settings(model, device, dtype, max_model_len, engine_config) | {
+    settings = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config) | {
         "plugin_settings": session.settings
     }
     settings["model"], asked = with_verifier(settings["model"], proposer)
     with LLM(speculative_config=asked, **settings) as llm:
-        set_num_threads(num_threads, llm.engine)
         job = _Job(llm, texts, params, chat=chat)
         view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), texts)
         job.run(view)
@@ -109,6 +107,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
             job.print_json(with_steps=show is not Show.PLAIN)
         elif not quiet:
             print(job.summary(), file=sys.stderr)
+        if job.differences:
+            print(f"Promised here: {llm.engine.parts.text_equality.sentence}", file=sys.stderr)
         for difference in job.differences or ():
             print(difference.sentence(llm.get_tokenizer()), file=sys.stderr)
     if job.differences:

@@ -58,6 +58,20 @@ class Span:
         return visible & (keys > queries - window if self.mode == "causal" else keys >= first - window)
 
     @property
+    def rows(self) -> Sequence[Span]:
+        """A span for each query behind earlier keys: PyTorch rounds several at once otherwise than one, and drafts
+        must not change what the token before them gives."""
+        if self.num_queries == 1 or self.num_queries == self.num_keys or self.mode != "causal":
+            return (self,)
+        return [self._row(index) for index in range(self.num_queries)]
+
+    def _row(self, index: int) -> Span:
+        num_keys = self.num_keys - self.num_queries + index + 1
+        own = self.slots
+        slots = slice(own.start, own.start + num_keys) if isinstance(own, slice) else own[:num_keys]
+        return Span(self.start + index, 1, num_keys, slots, self.device)
+
+    @property
     def is_plain_causal(self) -> bool:
         """Every key belongs to a query of this batch: a prompt's first chunk."""
         return self.num_queries == self.num_keys > 1 and self.mode != "full_block"
@@ -85,6 +99,11 @@ class SpanBatch:
         return torch.tensor(slots, device=self.spans[0].device)
 
     @cached_property
+    def rows(self) -> Sequence[Span]:
+        """The spans that PyTorch serves one after the other. Made once, shared by layers."""
+        return [row for span in self.spans for row in span.rows]
+
+    @cached_property
     def table(self) -> Tensor:
         """[B * 6] int64: first query, queries, keys, first slot, address of the slots or 0, number of the mode."""
         rows: list[int] = []
@@ -110,7 +129,7 @@ def attend_in_torch(
     else:
         stored_keys.index_copy_(0, batch.slots, keys)
         stored_values.index_copy_(0, batch.slots, values)
-    return attend_by_span(query, stored_keys, stored_values, batch.spans, spec)
+    return attend_by_span(query, stored_keys, stored_values, batch.rows, spec)
 
 
 def attend_by_span(

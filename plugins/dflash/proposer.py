@@ -71,7 +71,7 @@ class DFlashProposer(ParallelProposer):
     def _tie(self, weights: Weights, checkpoint: Checkpoint) -> None:
         width = self._spec.decoder["hidden_size"]
         embedding = self.embedding(weights, width)
-        head = self.head(weights, width, self._spec.draft_vocab_size)
+        head = self.head(weights, width, self._spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
         self.network.attach(embedding, head, self._mask(embedding, width, checkpoint))
 
     def _mask(self, embedding: torch.nn.Module, width: int, checkpoint: Checkpoint) -> Tensor:

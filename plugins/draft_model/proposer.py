@@ -5,12 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoTokenizer
 
 from specdec.sdk import Checkpoint, CheckpointError, Needs, ProposerConfig, Refusal, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, draft_kv_of
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of
+
+PARALLEL_MARK = "pard_token"
+"""The configuration's key for the token of the places that a model was trained to fill in at once."""
+
+
+class DraftModelOptions(ModelOptions):
+    """Options of the draft_model proposer."""
+
+    parallel_drafting: bool | None = Field(
+        None,
+        description="False: a model that was trained to draft in parallel (pard_token) drafts one token after the "
+        "other all the same; in parallel is not implemented",
+    )
 
 
 class DraftModelProposer(AutoregressiveProposer):
@@ -20,15 +34,18 @@ class DraftModelProposer(AutoregressiveProposer):
     """
 
     ROWS_ARE_SHIFTED = False
+    Options = DraftModelOptions
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """Draft KV of all its layers.
 
-        Raises Refusal if its text may not grow as long as the target's, or if vocabularies differ in size and only
-        one of the two models has a tokenizer to compare them by; CheckpointError SD-E143 for an unreadable checkpoint.
+        Raises Refusal if it was trained to draft in parallel and nobody said not to, if its text may not grow as long
+        as the target's, or if vocabularies differ in size and only one of the two models has a tokenizer to compare
+        them by; CheckpointError SD-E143 for an unreadable checkpoint.
         """
         checkpoint = cls.open_checkpoint(config)
+        _check_parallel(checkpoint, config.options.parallel_drafting)
         facts = _model_config(checkpoint, config.trust_remote_code)
         longest = facts.get("max_position_embeddings")
         if longest is not None and longest < target.max_model_len:
@@ -78,6 +95,15 @@ class DraftModelProposer(AutoregressiveProposer):
         )
         logits: Tensor = output.logits[0]
         return logits
+
+
+def _check_parallel(checkpoint: Checkpoint, asked: bool | None) -> None:
+    """Raise Refusal for a model that was trained to draft in parallel, unless the user said not to; or if they ask."""
+    mark = checkpoint.get(PARALLEL_MARK, int, None)
+    if asked or (asked is None and mark is not None):
+        trained = f"it was trained to draft in parallel ({PARALLEL_MARK}: {mark})" if mark is not None else "asked for"
+        reason = f"parallel drafting with a draft model is not implemented: {trained}"
+        raise Refusal(reason, '"parallel_drafting": false, which drafts one token after the other, more slowly')
 
 
 def _model_config(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:

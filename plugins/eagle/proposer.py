@@ -54,7 +54,8 @@ class EagleProposer(AutoregressiveProposer):
         self.network = EagleNetwork(spec, self.services.build_decoder(spec.decoder, self.settings))
         weights.fill(self.network)
         embedding = self.embedding(weights, spec.embedding_size)
-        self.network.attach(embedding, self.head(weights, spec.hidden_size, spec.vocab_size))
+        head = self.head(weights, spec.hidden_size, spec.vocab_size, logit_scale=checkpoint.logit_scale)
+        self.network.attach(embedding, head)
         weights.finish()
         self.services.finish(self.network, self.settings)
 
@@ -129,7 +130,8 @@ class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
             d2t = weights.take("d2t", spec.draft_vocab_size)
             self.vocabulary = DraftVocabulary.from_offsets(d2t, self.target.vocab_size)
         embedding = self.embedding(weights, spec.embedding_size)
-        self.network.attach(embedding, self.head(weights, spec.decoder["hidden_size"], spec.draft_vocab_size))
+        width, scale = spec.decoder["hidden_size"], checkpoint.logit_scale
+        self.network.attach(embedding, self.head(weights, width, spec.draft_vocab_size, logit_scale=scale))
         weights.finish()
         self.services.finish(self.network, self.settings)
         logger.info("%s reads the target's hidden states at boundaries %s", checkpoint.directory, spec.boundaries)

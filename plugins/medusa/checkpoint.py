@@ -32,6 +32,7 @@ class MedusaSpec:
     draft_vocab_size: int
     vocab_size: int  # of the target that it was trained for
     has_token_map: bool
+    logit_scale: float  # on the output of heads of their own
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> MedusaSpec:
@@ -58,6 +59,7 @@ class MedusaSpec:
             draft_vocab_size=output[0] if output else vocab_size,
             vocab_size=vocab_size,
             has_token_map=TOKEN_MAP in shapes,
+            logit_scale=checkpoint.logit_scale or 1.0,
         )
 
     def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:

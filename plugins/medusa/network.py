@@ -18,6 +18,7 @@ class MedusaHeads(nn.Module):
         num_own = num_heads if spec.has_own_heads else 0
         outputs = [nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False) for _ in range(num_own)]
         self.lm_heads = nn.ModuleList(outputs)
+        self._logit_scale = spec.logit_scale
         self.shared: nn.Module | None = None
 
     def attach(self, shared: nn.Module) -> None:
@@ -30,7 +31,8 @@ class MedusaHeads(nn.Module):
         if self.shared is not None:
             logits: Tensor = self.shared(torch.stack(states, dim=1))
             return logits
-        return torch.stack([head(state) for head, state in zip(self.lm_heads, states, strict=False)], dim=1)
+        own = torch.stack([head(state) for head, state in zip(self.lm_heads, states, strict=False)], dim=1)
+        return own if self._logit_scale == 1 else own * self._logit_scale
 
 
 class ResidualLayers(nn.Module):

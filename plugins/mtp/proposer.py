@@ -69,7 +69,8 @@ class MtpProposer(AutoregressiveProposer):
         weights = open_weights(spec, self.services, self.network.state_dict().keys())
         weights.fill(self.network)
         embedding = self.embedding(weights, spec.hidden_size)
-        head = self.head(weights, spec.hidden_size, self.target.vocab_size)
+        scale = spec.checkpoint.logit_scale
+        head = self.head(weights, spec.hidden_size, self.target.vocab_size, logit_scale=scale)
         weights.finish()
         self.network.attach(embedding, head)
         self.services.finish(self.network, self.settings)

@@ -119,14 +119,26 @@ class ModelProposer(ABC):
         table = take(name, self.target.vocab_size, width)
         return TargetEmbedding(self.services) if table is None or self._is_targets(table) else _own_embedding(table)
 
-    def head(self, weights: Weights, width: int, num_ids: int, name: str = "lm_head.weight") -> torch.nn.Module:
-        """The drafter's output head [..., D] on states [..., width]: its own, or the target's with its logit scale.
+    def head(
+        self,
+        weights: Weights,
+        width: int,
+        num_ids: int,
+        name: str = "lm_head.weight",
+        logit_scale: float | None = None,
+    ) -> torch.nn.Module:
+        """The drafter's output head [..., D] on states [..., width]: its own, or the target's.
 
-        Raises CheckpointError SD-E172 if there is none of its own and the target's has another vocabulary or width.
+        `logit_scale` is the factor on the logits that the draft checkpoint states (`Checkpoint.logit_scale`). None:
+        the target's for the target's head, 1 for its own. Raises CheckpointError SD-E172 if there is no head of its own
+        and the target's has another vocabulary or width.
         """
         whole = num_ids == self.target.vocab_size and width == self.target.hidden_size
         matrix = weights.take_if_there(name, num_ids, width) if whole else weights.take(name, num_ids, width)
-        return TargetHead(self.services) if matrix is None else _own_head(matrix)
+        if matrix is None:
+            return TargetHead(self.services, logit_scale)
+        own = _own_head(matrix)
+        return own if logit_scale is None or logit_scale == 1 else ScaledHead(own, logit_scale)
 
     def sampler(self, step: StepView, chosen: Tensor | None) -> DraftSampler:
         """What draws this step's drafts. `chosen` [b]: places in the step that are drafted for; None: all."""
@@ -175,15 +187,28 @@ class TargetEmbedding(torch.nn.Module):
 
 
 class TargetHead(torch.nn.Module):
-    """The target's head with its logit scale, by reference."""
+    """The target's head by reference, with a logit scale; None: with the target's."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, logit_scale: float | None = None) -> None:
         super().__init__()
-        self._head, self._scale, self._dtype = services.lm_head, services.logit_scale, services.dtype
+        self._head, self._dtype = services.lm_head, services.dtype
+        self._scale = services.logit_scale if logit_scale is None else logit_scale
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self._head(hidden.to(self._dtype))
         return logits if self._scale == 1 else logits * self._scale
+
+
+class ScaledHead(torch.nn.Module):
+    """A head whose logits are multiplied by a factor."""
+
+    def __init__(self, head: torch.nn.Module, logit_scale: float) -> None:
+        super().__init__()
+        self.head, self._scale = head, logit_scale
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(hidden)
+        return logits * self._scale
 
 
 def _own_embedding(table: Tensor) -> torch.nn.Module:

@@ -154,6 +154,11 @@ def test_colour_is_used_on_a_terminal_only_without_no_color():
     assert "\x1b[3" not in invoke(*small, env={"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}).stdout
 
 
+def test_the_promise_of_the_same_text_stands_beside_the_comparison(run, saved):
+    assert run["configuration"]["text_equality"]["level"] == "bits"
+    assert "promised here: greedy text" in invoke("-sc", NGRAM, *SMALL).stdout.replace("\n", " ")
+
+
 def test_without_a_proposer_only_plain_decoding_is_measured(plain):
     result = json.loads(plain.read_text())
     assert result["speedup"] is None

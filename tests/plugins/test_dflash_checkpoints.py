@@ -168,6 +168,23 @@ def test_logits_are_scaled_then_capped(tmp_path):
     assert torch.allclose(network._capped(logits), 3 * torch.tanh(logits / 6))
 
 
+@pytest.mark.parametrize("make", [z_lab, speculators_reduced], ids=["targets-head", "own-head"])
+@pytest.mark.parametrize("key", ["logit_scale", "transformer_layer_config.logit_scale"], ids=["top", "layers"])
+def test_logits_are_multiplied_by_the_checkpoints_own_scale(make, key, tmp_path):
+    plain, made = make(tmp_path / "plain"), make(tmp_path / "scaled")
+    if "." in key:
+        made.config.setdefault("transformer_layer_config", {})
+    scaled = change(made, **{key: 0.25})
+    heads = [start(each).engine.parts.guest.proposer.network.head for each in (plain, scaled)]
+    states = torch.randn(3, H, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(heads[1](states), 0.25 * heads[0](states))
+
+
+def test_a_scale_that_is_no_number_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="SD-E171"):
+        start(change(z_lab(tmp_path), logit_scale="0.25"))
+
+
 @pytest.mark.parametrize("make", [z_lab, flattened, speculators, speculators_reduced], ids=lambda make: make.__name__)
 def test_every_layout_is_recognised_without_a_method(make, tmp_path):
     config = {"model": str(make(tmp_path / "draft").save().path), "num_speculative_tokens": 4}

@@ -98,6 +98,16 @@ def test_a_shared_head_brings_the_targets_logit_scale(tmp_path):
     assert_laws_are_those_drawn_from(llm, made, Replay(made, TargetStates(target)), logit_scale=0.25)
 
 
+@pytest.mark.parametrize("make", [safeailab_eagle1, speculators], ids=["targets-head", "own-head"])
+def test_a_checkpoint_may_state_a_logit_scale_of_its_own(make, tmp_path):
+    """It wins over the target's."""
+    made = make(tmp_path / "draft")
+    made.config["logit_scale"] = 0.25
+    target = scaled_target(tmp_path / "target", 2.0)
+    llm = engine(made.save(), "dense", str(target))
+    assert_laws_are_those_drawn_from(llm, made, Replay(made, TargetStates(target)), logit_scale=0.25)
+
+
 def scaled_target(path: Path, scale: float) -> Path:
     """The tiny target, its configuration with a factor that its own class does not read: only drafters apply it."""
     shutil.copytree(TINY / "target", path)

@@ -269,6 +269,19 @@ def test_greedy_rows_report_no_law(directory):
     assert all(draft.law is None for _, draft in proposer_of(llm).steps)
 
 
+@pytest.mark.parametrize("kind", ["own", "shared"])
+def test_logits_are_multiplied_by_the_scale_that_the_checkpoint_states(kind, heads, shared_head, tmp_path):
+    found = []
+    for name, stated in {"plain": {}, "scaled": {"logit_scale": 0.25}}.items():
+        made, shares = (heads, False) if kind == "own" else (shared_head, True)
+        path = save_vllm(tmp_path / name, made, original_lm_head=shares)
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | stated))
+        network = proposer_of(engine(path, 2, method="medusa")).network
+        found.append(network(torch.linspace(-1, 1, 256)[None], 2))
+    assert torch.equal(found[1], 0.25 * found[0])
+
+
 def changed_tensors(directory: Path, heads: Heads, change) -> Path:
     """A vLLM checkpoint with its dict of tensors changed."""
     tensors = load_file(save_vllm(directory, heads) / "model.safetensors")
