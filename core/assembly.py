@@ -272,7 +272,7 @@ def _has_tokenizer(path: str, needs_library: bool) -> bool:
 
 def _eos_token_ids(target: TargetModel) -> frozenset[int]:
     eos = target.model.generation_config.eos_token_id
-    eos = target.config.eos_token_id if eos is None else eos
+    eos = target.config.to_dict().get("eos_token_id") if eos is None else eos  # some configurations have none
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)
