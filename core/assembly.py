@@ -144,7 +144,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
 def _prepare(target: TargetModel, config: EngineConfig, info: TargetInfo, kernels: NativeKernels | None) -> None:
     """Bring the weights into the form that is served, and prove what they compute there.
 
-    Quantised weights are compared with themselves. Raises UnsupportedModelError SD-E178, ConfigError SD-E179.
+    Quantised weights are compared with themselves. Raises UnsupportedModelError SD-E189, ConfigError SD-E192.
     """
     longest = longest_length(info.config, target.config.attribute_map)
     proofs = partial(TargetProof, target, longest, quantised=config.quantization is not None)
@@ -283,7 +283,7 @@ def _has_tokenizer(path: str, needs_library: bool) -> bool:
 
 def _eos_token_ids(target: TargetModel) -> frozenset[int]:
     eos = target.model.generation_config.eos_token_id
-    eos = target.config.eos_token_id if eos is None else eos
+    eos = target.config.to_dict().get("eos_token_id") if eos is None else eos  # some configurations have none
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)

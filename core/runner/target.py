@@ -70,7 +70,7 @@ class TargetModel:
     ) -> TargetModel:
         """Load a checkpoint, all of it.
 
-        Raises ConfigError SD-E143 if transformers cannot, SD-E177 if tensors are missing; UnsupportedModelError.
+        Raises ConfigError SD-E143 if transformers cannot, SD-E188 if tensors are missing; UnsupportedModelError.
         """
         experts = experts_settings(moe_backend)
         with loading("SD-E143", f"cannot load the model {path!r}", {"trust_remote_code": _REMOTE_CODE}):
@@ -209,7 +209,7 @@ def _check_tensors(path: str, report: Mapping[str, Any]) -> None:
         facts = {"missing": _some(missing), "of another size": _some(sorted(others)), "unused": _some(unused)}
         facts["fix"] = "a checkpoint of a causal LM, and its own config.json; embedding and reward models have no head"
         told = {label: fact for label, fact in facts.items() if fact}
-        raise ConfigError("SD-E177", f"the checkpoint {path!r} lacks tensors of its model", told)
+        raise ConfigError("SD-E188", f"the checkpoint {path!r} lacks tensors of its model", told)
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:

@@ -67,12 +67,12 @@ class TargetProof:
     num_requests = 2
 
     def __init__(self, target: TargetModel, longest: int | None, *, quantised: bool = False) -> None:
-        """Raises ConfigError SD-E179 if the model does not run with eager attention."""
+        """Raises ConfigError SD-E192 if the model does not run with eager attention."""
         self._target = target
         self._texts = _texts(target, longest)
         self._quantised = quantised
         summary = "this model does not run with eager attention, so that it cannot be proved"
-        with loading("SD-E179", summary, _FIX), _eager(target.model), torch.inference_mode():
+        with loading("SD-E192", summary, _FIX), _eager(target.model), torch.inference_mode():
             self._expected = self._eager_pass({})
             self._disturbed = self._eager_pass(self._rounded())
 
@@ -84,7 +84,7 @@ class TargetProof:
     def check(self, cache: KVCache, addressing: Addressing) -> None:
         """Run the served pass over a cache with room for `num_requests` texts of `num_tokens`.
 
-        Raises UnsupportedModelError SD-E178 at the first place that differs.
+        Raises UnsupportedModelError SD-E189 at the first place that differs.
         """
         served = self._served_pass(cache, addressing)
         measured = zip(served.by_place(), self._expected.by_place(), self._disturbed.by_place(), strict=True)
@@ -94,7 +94,7 @@ class TargetProof:
                 facts = {"model_type": self._target.config.model_type, "first difference": place}
                 facts |= {"tokens": f"{wrong} of {len(ours)}", "fix": _FIX[""]}
                 raise UnsupportedModelError(
-                    "SD-E178", "this model is served otherwise than transformers' eager attention computes it", facts
+                    "SD-E189", "this model is served otherwise than transformers' eager attention computes it", facts
                 )
 
     def _wrong_rows(self, ours: Tensor, expected: Tensor, disturbed: Tensor) -> int:

@@ -127,7 +127,7 @@ def test_quantised_weights_without_their_library(method, folder):
 
 def test_missing_tensors_are_refused_by_name(folder):
     change_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
-    with pytest.raises(ConfigError, match="SD-E177") as error:
+    with pytest.raises(ConfigError, match="SD-E188") as error:
         load(folder)
     assert error.value.facts["missing"] == "lm_head.weight"
 
@@ -140,7 +140,7 @@ def test_tied_tensors_are_not_missing(tmp_path):
 
 def test_tensors_of_another_size_are_refused_with_both(folder):
     change_tensors(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(7, 32)}))
-    with pytest.raises(ConfigError, match="SD-E177") as error:
+    with pytest.raises(ConfigError, match="SD-E188") as error:
         load(folder)
     assert error.value.facts["of another size"] == "lm_head.weight [7, 32], expected [128, 32]"
 

@@ -75,7 +75,7 @@ def test_attention_that_differs_is_refused_with_the_first_layer_that_does(
     monkeypatch.setattr(CacheView, "attend", lambda self, at, q, k, v, spec: attend(self, at, q, k, v, fault(spec, at)))
     with pytest.raises(UnsupportedModelError) as refused:
         load(folder, dtype=dtype)
-    assert refused.value.code == "SD-E178"
+    assert refused.value.code == "SD-E189"
     assert refused.value.facts["first difference"] == f"the attention of layer {layer}"
     assert load(folder, dtype=dtype, prove_target=False)
 
@@ -88,7 +88,7 @@ def test_keys_of_another_request_are_refused(save, monkeypatch):
 
     folder = save("llama")
     monkeypatch.setattr(KVCache, "span", of_the_first_block)
-    with pytest.raises(UnsupportedModelError, match="SD-E178"):
+    with pytest.raises(UnsupportedModelError, match="SD-E189"):
         load(folder)
 
 
@@ -97,7 +97,7 @@ def test_a_window_that_is_only_in_the_mask_is_found_without_looking_at_the_confi
     with pytest.raises(UnsupportedModelError, match=r"SD-E141 (.|\n)*without a window"):
         load(folder)
     monkeypatch.setattr(target_module, "slides", lambda config, layer: False)
-    with pytest.raises(UnsupportedModelError, match=r"SD-E178 (.|\n)*attention of layer 0"):
+    with pytest.raises(UnsupportedModelError, match=r"SD-E189 (.|\n)*attention of layer 0"):
         load(folder)
 
 
@@ -114,7 +114,7 @@ def test_a_large_model_is_proved_where_that_is_asked_for(save, monkeypatch):
         CacheView, "attend", lambda self, at, q, k, v, spec: attend(self, at, q, k, v, another_scale(spec, at))
     )
     assert load(folder)
-    with pytest.raises(UnsupportedModelError, match="SD-E178"):
+    with pytest.raises(UnsupportedModelError, match="SD-E189"):
         load(folder, prove_target=True)
 
 
@@ -122,7 +122,7 @@ def test_a_model_that_eager_attention_cannot_run_is_refused_cleanly(save):
     folder = save("deepseek_v3")
     config = json.loads((folder / "config.json").read_text()) | {"num_key_value_heads": 2}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="SD-E179"):
+    with pytest.raises(ConfigError, match="SD-E192"):
         load(folder)
 
 
