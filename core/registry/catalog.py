@@ -124,7 +124,7 @@ class Registry:
         facts["installed"] = "\n".join(_described(entry) for entry in self.entries) or "no proposer at all"
         facts["fix"] = f"install the distribution that offers it; {_class_path_hint(name)}"
         if name == CLASS_PATH_METHOD:
-            facts = {"fix": f'the class stands in "model": "method": "{name}", "model": "package.module.Class"'}
+            facts = {"fix": f'give the class path as the model: "method": "{name}", "model": "package.module.Class"'}
         return PluginLoadError("SD-E101", f'there is no proposer "{name}"', facts)
 
 

@@ -33,8 +33,7 @@ def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     """The lifecycle methods that a proposer class implements.
 
     Warns (SpecdecWarning) of methods that are never called: misspelt ones, and those of other engines. Raises
-    PluginLoadError:
-    SD-E113 not a class, SD-E119 and SD-E120 API version, SD-E110 no `propose`, SD-E111 a signature.
+    PluginLoadError: SD-E113 not a class, SD-E119 and SD-E120 API version, SD-E110 no `propose`, SD-E111 a signature.
     """
     if not isinstance(candidate, type):
         facts = {"expected": "a class", "found": f"{type(candidate).__name__}: {candidate!r:.80}"}
