@@ -76,7 +76,6 @@ GOOD = [
     good_proposers.SharedFollowers,
     good_proposers.Waves,
     good_proposers.HiddenMean,
-    law_mutants.SparseLaw,
 ]
 
 
