@@ -108,7 +108,11 @@ class Request:
 
     @cached_property
     def draft_key(self) -> int:
-        """Key of its draft stream: from it the coins that judge the drafts cannot be computed."""
+        """Key of its draft stream, which does not hand out the request's seed.
+
+        It is 63 bits of a function of the seed and keeps no secret: who tries all small seeds finds the seed, and with
+        it the verifier's uniforms.
+        """
         return int(draft_key(torch.tensor(self.seed)))
 
     @property

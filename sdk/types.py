@@ -96,7 +96,7 @@ class KeptRows:
 
 
 class DraftRandom(Protocol):
-    """Uniform numbers of the draft stream, reproducible per request; independent of the verifier's coins."""
+    """Uniform numbers of the draft stream, reproducible per request; another stream than the verifier's uniforms."""
 
     def uniform(self, draft_index: int) -> Tensor:
         """One number in (0, 1) per request for the draft token at `draft_index`. Returns [B] float64."""

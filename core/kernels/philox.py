@@ -78,7 +78,8 @@ def uniform(seed: Tensor, position: Tensor, stream: Tensor | int, step: Tensor |
 def draft_key(seed: Tensor) -> Tensor:
     """The key of a request's draft stream, int64 of the shape of seed.
 
-    A drafter is given this instead of the seed, from which it could compute the coins that judge its drafts.
+    A drafter is given this instead of the seed, so that it does not draw the verifier's uniforms by mistake. It is no
+    secret: a small seed is found from it by trying all small seeds.
     """
     return _random_bits(seed, torch.zeros_like(seed), Stream.DRAFT_KEY, 0, 63)
 

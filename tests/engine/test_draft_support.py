@@ -13,7 +13,9 @@ from torch import Tensor
 from specdec import SamplingParams
 from specdec.core import assembly
 from specdec.core.draft_check import DraftChecker
+from specdec.core.runner.draft_store import DraftStore, LawBuffers
 from specdec.core.runner.draft_support import can_draw, target_to_draft
+from specdec.core.runner.unread_drafts import Report, UnreadDrafts
 from specdec.sdk import Draft, DraftLaw, LawKind, Needs, PluginId, ProposerError, StrictModel
 from specdec.sdk.testing import step_view
 
@@ -152,6 +154,22 @@ def test_a_token_outside_the_draft_vocabulary_has_no_probability():
     law = DraftLaw(kind=torch.tensor([LawKind.DENSE_PROBS]), probs=torch.tensor([[[0.0, 1.0]] * 4]))
     token_ids = torch.tensor([[7, 3, 2, -1]])
     assert can_draw(LawKind.DENSE_PROBS, law, token_ids, t2d, 10)[0, :3].tolist() == [False, True, False]
+
+
+def test_on_a_device_the_draft_vocabulary_is_mapped_before_a_token_is_looked_up():
+    """Target ids 7 and 3 are draft ids 0 and 1; without the map both would be looked up beyond the table's end."""
+    t2d = target_to_draft([7, 3], 10, torch.device("cpu"))
+    store = DraftStore(
+        LawBuffers.allocate("dense", (2, 2, 2), t2d, torch.device("cpu")),
+        UnreadDrafts(2, 2, 10, torch.device("cpu")),
+    )
+    kinds = torch.tensor([LawKind.DENSE_PROBS] * 2, dtype=torch.uint8)
+    law = DraftLaw(kind=kinds, probs=torch.tensor([[[0.0, 1.0], [1.0, 0.0]]] * 2))
+    draft = Draft(torch.tensor([[3, 7], [3, 3]]), torch.tensor([2, 2]), law)
+    store.put([0, 1], [1, 1], [[0, 0]] * 2, law, draft)
+    reports, token_ids = store.unread.gather(torch.tensor([0, 1]), torch.tensor([2, 2]), 2)
+    assert token_ids.tolist() == [[3, 7], [3, -1]]
+    assert [Report.parse(row).num_usable for row in reports.tolist()] == [2, 1]
 
 
 def check(draft, placement="host", law="one_hot", **needs):

@@ -16,6 +16,7 @@ from plugin_helpers import GREEDY, TINY, TargetStates, drafted_by_engine
 from transformers import AutoTokenizer
 
 from specdec import LLM, SamplingParams
+from specdec.plugins.dflash.proposer import kept_entries
 
 NUM_TOKENS = GREEDY.max_tokens
 
@@ -411,3 +412,10 @@ def test_a_draft_network_in_another_dtype_keeps_its_rotary_frequencies(dtype, pr
     assert generate(llm, prompts[:2]) == [
         sequence[len(prompt) :] for prompt, sequence in zip(prompts[:2], truth, strict=False)
     ]
+
+
+def test_a_rejected_entry_gives_way_to_the_last_kept_one_before_it():
+    """Entries of three requests, of which 2 of 3, 1 of 1 and 1 of 3 are kept; two entries more belong to nobody."""
+    index, owner = kept_entries(torch.tensor([0, 3, 4, 7]), torch.tensor([2, 1, 1]), 9)
+    assert index.tolist() == [0, 1, 1, 3, 4, 4, 4, 4, 4]
+    assert owner.tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2]
