@@ -158,9 +158,9 @@ def test_one_bad_prompt_of_several_leaves_nothing_queued(llm, prompts):
     assert not llm.engine.parts.scheduler.has_requests
 
 
-def test_an_output_that_cannot_be_seeded_leaves_nothing_queued(llm, prompts):
-    with pytest.raises(SpecdecError):
-        llm.generate(ids(prompts[3]), SamplingParams(n=2, seed=2**63 - 1))
+def test_a_prompt_that_cannot_be_served_leaves_nothing_queued_of_those_before_it(llm, prompts):
+    with pytest.raises(RequestError, match="SD-E156"):
+        llm.generate([ids(prompts[3]), ids([VOCAB_SIZE])], SamplingParams(n=2, seed=3))
     assert not llm.engine.has_unfinished_requests
 
 
