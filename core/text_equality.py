@@ -52,7 +52,7 @@ class TextEquality:
         if kernels is None:
             level: Level = "ties" if dtype == torch.float32 else "distribution"
             return cls(level, "PyTorch's kernels compute, and their rounding depends on the batch", _KERNELS)
-        if dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):  # type: ignore[no-untyped-call]
+        if dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):
             return cls("distribution", "oneDNN multiplies bfloat16 on this processor", 'dtype="float32"')
         return cls("bits", "our kernels compute a row alike whatever is beside it")
 
