@@ -26,9 +26,9 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 
-from specdec.core.bench.environment import environment
-from specdec.core.runner.host_view import HostView
-from specdec.sdk.adapters.vllm_v1.engine_step import EngineStep
+from specdec.adapters.vllm_v1.engine_step import EngineStep
+from specdec.core.proposing.host_view import HostView
+from specdec.lab.environment import environment
 from specdec.sdk.packaged import packaged
 
 RESULT = Path(__file__).parent / "results" / "adapter-vllm.json"
@@ -116,7 +116,7 @@ def main() -> None:
             max_model_len=1024,
             max_num_seqs=BATCH,
             distributed_executor_backend="uni",
-            speculative_config={"model": "specdec.sdk.adapters.vllm.ngram", "num_speculative_tokens": 5},
+            speculative_config={"model": "specdec.adapters.vllm.ngram", "num_speculative_tokens": 5},
         )
         (drafter,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
         instrument(drafter, clock)

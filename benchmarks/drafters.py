@@ -25,7 +25,7 @@ from scripts.drafters.first_round import held_out_prompts
 from transformers import AutoTokenizer
 
 from specdec import LLM, SamplingParams
-from specdec.core.bench.environment import environment
+from specdec.lab.environment import environment
 from specdec.sdk.packaged import packaged
 
 RESULT = Path(__file__).parent / "results" / "drafters.json"

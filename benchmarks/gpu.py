@@ -43,8 +43,8 @@ try:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from specdec import LLM, SamplingParams
+    from specdec.core.model.target import Target, TargetOutput
     from specdec.core.runner.batch import Batch
-    from specdec.core.runner.target import Target, TargetOutput
     from specdec.sdk import Draft, Needs, ProposerConfig, StepView, StrictModel
 except ModuleNotFoundError as error:
     packages = ["torch", "transformers", "importlib-metadata", "pluggy", "prometheus-client", "pydantic"]

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.core.bench.environment import environment
 from specdec.core.kernels.linear import LaidOutLinear
+from specdec.lab.environment import environment
 
 from .peers.report import Sheet
 from .peers.targets import circling_llama

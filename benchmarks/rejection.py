@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec.core.bench.environment import environment
 from specdec.core.rejection import DraftLaws, DraftRows, LawKind, SamplingRows, verify
 from specdec.core.rejection.cost import Step, minimum_bytes
 from specdec.core.rejection.workspace import Workspace
+from specdec.lab.environment import environment
 
 VOCABS = {"32k": 32_000, "128k": 128_256, "152k": 151_936, "262k": 262_144}
 FORMS = ("one_hot", "dense", "sparse")

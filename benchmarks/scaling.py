@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.core.bench.environment import environment
+from specdec.lab.environment import environment
 
 from .peers.report import Sheet
 from .peers.targets import VOCABULARY, circling_llama

@@ -1,8 +1,10 @@
-"""What a device's memory holds at most during a piece of work: the base that the KV cache is sized from."""
+"""How much memory a device has free, and how much a piece of work takes at most."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -40,3 +42,16 @@ class CudaMemory:
         torch.cuda.empty_cache()  # what is left in use by others is then what the driver counts beyond our own
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free - torch.cuda.memory_reserved(self._device) + reserved
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be allocated now; on a CPU, memory that only caches files counts as free."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

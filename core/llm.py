@@ -12,18 +12,18 @@ from typing import Any, Self
 
 from specdec.sdk import ConfigError, ProposerError
 
-from .engine import Engine, finish_reason_of
-from .engine_config import EngineConfig
-from .exporters import PROMETHEUS
-from .metrics import Metric
-from .outputs import CompletionOutput, RequestOutput, StreamUpdate
-from .prompts import Prompt, as_prompts
+from .config.engine_config import EngineConfig
+from .config.sampling_params import SamplingParams
+from .engine.engine import Engine, finish_reason_of
+from .engine.exporters import PROMETHEUS
+from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
+from .engine.verifier_checkpoint import with_verifier
+from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
-from .request import Request
-from .runner.committed import Committed
-from .sampling_params import SamplingParams
-from .speculation import SpeculativeSettings
-from .speculators import with_verifier
+from .request.committed import Committed
+from .request.metrics import Metric
+from .request.prompts import Prompt, as_prompts
+from .request.request import Request
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Message = Mapping[str, str]

@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+import specdec.adapters
 import specdec.sdk
 
 SNAPSHOT = Path(__file__).parents[1] / "tests" / "sdk" / "api.txt"
-OF_THE_KIT = "specdec.sdk.testing."  # what lies below it is its own affair
 PLAIN = (bool, int, float, str, tuple, frozenset, type(None))
 PARAMETER_MARKS = {
     inspect.Parameter.POSITIONAL_ONLY: "{}, /",
@@ -29,9 +29,10 @@ PARAMETER_MARKS = {
 
 
 def public_modules() -> list[ModuleType]:
-    """`specdec`, `specdec.sdk`, and what lies below it and states its names in `__all__`."""
-    below = (found.name for found in pkgutil.walk_packages(specdec.sdk.__path__, "specdec.sdk.") if found.ispkg)
-    names = ["specdec", "specdec.sdk", *(name for name in below if not name.startswith(OF_THE_KIT))]
+    """`specdec`, `specdec.testing`, the contract and the adapters, and what lies below them with an `__all__`."""
+    rooms = (specdec.sdk, specdec.adapters)
+    below = (found for room in rooms for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."))
+    names = ["specdec", "specdec.sdk", "specdec.testing", *(found.name for found in below if found.ispkg)]
     modules = [import_module(name) for name in sorted(names)]
     return [module for module in modules if "__all__" in vars(module)]
 

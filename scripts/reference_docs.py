@@ -17,12 +17,15 @@ from typer.main import get_command
 import specdec
 import specdec.sdk
 from scripts.described import described, docstring, keys, table
-from specdec.core import llm, outputs
-from specdec.core.cli._app import build_app
-from specdec.core.engine_config import EngineConfig
-from specdec.core.sampling_params import SamplingParams
-from specdec.core.speculative_config import NOT_OFFERED, SpeculativeConfig
-from specdec.core.vllm_keys import offered_keys, vllm_keys
+from specdec import testing
+from specdec.adapters import export, transformers
+from specdec.cli._app import build_app
+from specdec.core import llm
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.config.speculative_config import NOT_OFFERED, SpeculativeConfig
+from specdec.core.config.vllm_keys import offered_keys, vllm_keys
+from specdec.core.engine import outputs
 from specdec.sdk import (
     checkpoint,
     combinators,
@@ -34,10 +37,8 @@ from specdec.sdk import (
     needs,
     proposer_protocol,
     services,
-    testing,
     types,
 )
-from specdec.sdk.adapters import export, transformers
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 WRITTEN = "\nThis page is read off the code by `python -m scripts.reference_docs`.\n"

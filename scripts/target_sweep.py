@@ -24,7 +24,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec import LLM, SamplingParams
-from specdec.core.runner.target import load_config
+from specdec.core.model.target import load_config
 from specdec.sdk import SpecdecError
 
 from .small_models import VOCAB_SIZE, NotBuildableError, model_types, small_config, small_model

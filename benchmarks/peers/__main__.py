@@ -31,7 +31,7 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import specdec
-from specdec.core.bench.environment import environment
+from specdec.lab.environment import environment
 
 from . import goals, ours, report, with_transformers, with_vllm
 from .contender import Contender, NotOfferedError, Target, Task

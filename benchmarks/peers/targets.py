@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from specdec.core.runner.model_support import locate_model
+from specdec.core.model.model_support import locate_model
 
 from .contender import Target
 from .successors import CIRCLE, successor

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
+
+from torch import Tensor
 
 Mode = Literal["causal", "causal_block", "full_block"]
 """Which keys a query sees: all before it and itself; the same, with windows counted from the pass's first query (a
@@ -17,3 +19,9 @@ class AttentionSpec:
     scale: float
     window: int | None = None  # a query sees this many positions, itself included; None: all before it
     softcap: float | None = None  # scores are softcap * tanh(scores / softcap)
+
+
+class AttentionContext(Protocol):
+    """What serves attention during one forward pass; travels through the model as a keyword argument."""
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor: ...

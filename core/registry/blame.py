@@ -42,7 +42,7 @@ def _module(frame: FrameType) -> str:
 
 def _is_ours(module: str) -> bool:
     """Whether it is no author's: first-party plugins are authors too."""
-    return f"{module}.".startswith(("specdec.core.", "specdec.sdk."))
+    return module.startswith("specdec.") and not module.startswith("specdec.plugins.")
 
 
 def _is_import(frame: FrameType) -> bool:

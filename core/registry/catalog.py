@@ -10,7 +10,7 @@ from specdec.sdk import Checkpoint, PluginId, PluginLoadError
 from specdec.sdk.errors import did_you_mean
 from specdec.sdk.packaged import packaged
 
-from ..speculative_config import SpeculativeConfig
+from ..config.speculative_config import SpeculativeConfig
 from .checkpoint import Recogniser, recognise
 from .class_path import WITH_COLON, class_path, unregistered
 from .discovery import PluginEntry, PluginSettings, judge, read_entry_points

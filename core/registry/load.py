@@ -26,13 +26,13 @@ from specdec.sdk import (
 )
 from specdec.sdk.config import unknown_keys, wrong_values
 
-from ..proposer_state import as_path, find_state, has_state, require_state
-from ..speculative_config import SpeculativeConfig
-from ..vllm_keys import asked, vllm_keys
+from ..config.speculative_config import SpeculativeConfig
+from ..config.vllm_keys import asked, vllm_keys
 from .blame import blaming
 from .catalog import ResolvedProposer
 from .check import check_callable, check_class
 from .discovery import SDK_DISTRIBUTION
+from .proposer_state import as_path, find_state, has_state, require_state
 
 logger = logging.getLogger("specdec")
 

@@ -1,1 +1,1 @@
-"""The engine's runner: scheduling, paged KV, attention, the target model, and one step."""
+"""One step: who computes what, the batch, the pass, the verification, the commit."""

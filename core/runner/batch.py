@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ..cache.addressing import Addressing, Extent
+from ..cache.kv_cache import KVCache
+from ..cache.transfer import upload
+from ..model.forward_input import ForwardInput
+from ..proposing.draft_store import DraftStore, StoredDraft
+from ..proposing.unread_drafts import Report, UnreadDrafts
 from ..rejection.types import DraftLaws, DraftRows
-from ..request import Request
-from .addressing import Addressing, Extent
-from .attention import AttentionContext
-from .draft_store import DraftStore, StoredDraft
-from .kv_cache import KVCache
-from .transfer import upload
-from .unread_drafts import Report, UnreadDrafts
+from ..request.request import Request
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,10 @@ class BatchItem:
 
 @dataclass(frozen=True)
 class Batch:
-    """Letters: B requests, N tokens, R rows whose logits are needed, K most drafts of a request."""
+    """Letters: B requests, R rows whose logits are needed, K most drafts of a request."""
 
     items: tuple[BatchItem, ...]
-    token_ids: Tensor  # [N] int64
-    positions: Tensor  # [N] int64
-    cache: AttentionContext
-    logits_rows: Tensor  # [R] int64
+    inputs: ForwardInput
     cu_rows: Tensor  # [B+1] int64, bounds of each request's logits rows
     drafts: DraftRows
     reports: Tensor | None = None  # [B, 4+K] int64 of drafts that the host has not read; None: it has them all
@@ -105,10 +102,7 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
     reports, drafts = _drafts(sent[len(own) : place], tokens, num_drafts, max(lengths), store.unread)
     return Batch(
         items=tuple(items),
-        token_ids=tokens,
-        positions=sent[1],
-        cache=addressing.of_batch(cache, extents, sent[place:]),
-        logits_rows=sent[2],
+        inputs=ForwardInput(tokens, sent[1], sent[2], addressing.of_batch(cache, extents, sent[place:])),
         cu_rows=sent[3],
         drafts=DraftRows(drafts, num_drafts, _laws(items, store, max(lengths), reports)),
         reports=reports,

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from specdec.sdk import ConfigError
 
-from ..rejection.types import DraftRows
-from .batch import Batch
-from .device_addressing import DeviceAddressing
-from .kv_cache import KVCache
-from .paged_view import PagedView
-from .target import Target, TargetOutput
+from ..cache.device_addressing import DeviceAddressing
+from ..cache.kv_cache import KVCache
+from ..cache.paged_view import PagedView
+from ..model.forward_input import ForwardInput
+from ..model.target import Target, TargetOutput
 
 logger = logging.getLogger("specdec")
 
@@ -100,7 +99,7 @@ class StaticInputs:
         self.cu_queries = integers(max_requests + 1)
         self.rows.fill_(pad_row)
 
-    def load(self, batch: Batch, view: PagedView, bucket: Bucket) -> None:
+    def load(self, batch: ForwardInput, view: PagedView, bucket: Bucket) -> None:
         """Put a batch in. Padding requests have no tokens and the pad row; tokens of nobody go to the pad block."""
         count, requests = bucket.num_tokens, bucket.num_requests
         _put(self.token_ids[:count], batch.token_ids, 0)
@@ -148,15 +147,7 @@ class GraphedTarget:
             bucket.num_queries,
         )
         output = self._target.forward(
-            Batch(
-                items=(),
-                token_ids=inputs.token_ids[:count],
-                positions=inputs.positions[:count],
-                cache=view,
-                logits_rows=inputs.logits_rows[:count],
-                cu_rows=inputs.starts[:0],
-                drafts=DraftRows(inputs.rows.new_empty(0, 0), inputs.rows[:0]),
-            )
+            ForwardInput(inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[:count], view)
         )
         if self._logits is None:  # the largest, run before anything is recorded
             self._logits = torch.empty_like(output.logits)
@@ -165,22 +156,23 @@ class GraphedTarget:
         if self._hidden is not None and output.hidden is not None:
             self._hidden[:count].copy_(output.hidden)
 
-    def forward(self, batch: Batch) -> TargetOutput:
+    def forward(self, batch: ForwardInput) -> TargetOutput:
         """See `TargetModel.forward`."""
-        bucket = self.bucket_of(batch)
+        assert isinstance(batch.cache, PagedView), "the view of a device"
+        bucket = self.bucket_of(batch.cache)
         if bucket is None:
             return self._target.forward(batch)
-        assert isinstance(batch.cache, PagedView), "the view of a device"
         assert self._logits is not None, "made when the shape was recorded"
         self._inputs.load(batch, batch.cache, bucket)
         self._replays[bucket]()
         hidden = None if self._hidden is None else self._hidden[: len(batch.token_ids)]
         return TargetOutput(self._logits[: len(batch.logits_rows)], hidden)
 
-    def bucket_of(self, batch: Batch) -> Bucket | None:
-        """The smallest recorded shape that has room for a batch; None if it is too large for all."""
-        most = max(item.num_rows for item in batch.items)
-        fitting = [b for b in self._replays if b.num_queries >= most and b.num_requests >= len(batch.items)]
+    def bucket_of(self, view: PagedView) -> Bucket | None:
+        """The smallest recorded shape that has room for a pass; None if it is too large for all."""
+        requests, most = len(view.rows), view.max_queries
+        assert most is not None, "the host plans a step"
+        fitting = [b for b in self._replays if b.num_queries >= most and b.num_requests >= requests]
         return min(fitting, key=lambda bucket: bucket.num_tokens, default=None)
 
 

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..request import Request, Status
+from ..cache.block_pool import BlockPool
+from ..request.request import Request, Status
 from .batch import Scheduled
-from .block_pool import BlockPool
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,21 @@ from torch import Tensor
 
 from specdec.sdk import StepStats
 
-from ..guest import Guest
-from ..metrics import EngineMetrics, StageClock
+from ..cache.addressing import Addressing
+from ..cache.kv_cache import KVCache
+from ..model.target import Target, TargetOutput
+from ..proposing.draft_store import DraftStore
+from ..proposing.proposer_host import Guest
+from ..proposing.unread_drafts import Report
 from ..rejection.rules import Judge
 from ..rejection.sampler import verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
-from ..request import Request, Status
-from ..sampling import SamplingTable, adjust_logits
-from .addressing import Addressing
+from ..request.committed import Committed
+from ..request.metrics import EngineMetrics, StageClock
+from ..request.request import Request, Status
 from .batch import Batch, BatchItem, build_batch
-from .committed import Committed
-from .draft_store import DraftStore
-from .kv_cache import KVCache
+from .sampling import SamplingTable, adjust_logits
 from .scheduler import Scheduler
-from .target import Target, TargetOutput
-from .unread_drafts import Report
 
 UNTIMED = nullcontext()
 
@@ -80,7 +80,7 @@ class Runner:
             self._announce(plan.preempted, [share.request for share in plan.shares])
             batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
         with self._timed("forward"):
-            output = self._target.forward(batch)
+            output = self._target.forward(batch.inputs)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
@@ -206,7 +206,7 @@ class Runner:
         budgets = draft_budgets(going_on, guest, guest.num_draft_tokens)
         with torch.inference_mode():
             may_pad = self._addressing.num_pad_blocks > 0
-            view = guest.views.build(going_on, budgets, batch, hidden, may_pad=may_pad)
+            view = guest.views.build(going_on, budgets, batch.inputs, hidden, may_pad=may_pad)
             draft = guest.draft(view, budgets, read=self._drafts.unread is None)
         if draft is not None:
             requests = [each.request for each in going_on]

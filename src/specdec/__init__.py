@@ -10,17 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core.config.sampling_params import SamplingParams
+    from .core.engine.outputs import CompletionOutput, RequestOutput
     from .core.llm import LLM
-    from .core.outputs import CompletionOutput, RequestOutput
-    from .core.sampling_params import SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
 _HOMES = {
     "LLM": ".core.llm",
-    "CompletionOutput": ".core.outputs",
-    "RequestOutput": ".core.outputs",
-    "SamplingParams": ".core.sampling_params",
+    "CompletionOutput": ".core.engine.outputs",
+    "RequestOutput": ".core.engine.outputs",
+    "SamplingParams": ".core.config.sampling_params",
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specdec.core.cli._app import build_app
+from specdec.cli._app import build_app
 from specdec.sdk import Checkpoint
 from specdec.sdk.packaged import packaged
 
@@ -79,7 +79,7 @@ def test_what_vllm_lacks_goes_through_the_adapter_with_all_its_keys():
     assert answer["route"] == "adapter"
     assert answer["dropped"] == {}
     assert answer["settings"] == {
-        "speculative_config": {"model": "specdec.sdk.adapters.vllm.medusa", "num_speculative_tokens": 2},
+        "speculative_config": {"model": "specdec.adapters.vllm.medusa", "num_speculative_tokens": 2},
         "additional_config": {
             "specdec": {"model": str(packaged("tiny/medusa")), "on_proposer_error": "skip_step", "dtype": "float32"}
         },
@@ -90,7 +90,7 @@ def test_what_vllm_lacks_goes_through_the_adapter_with_all_its_keys():
 def test_a_class_path_is_named_in_the_adapters_settings(config):
     answer = vllm(config | {"num_speculative_tokens": 2, "proposer_config": {}})
     assert answer["route"] == "adapter"
-    assert answer["settings"]["speculative_config"]["model"] == "specdec.sdk.adapters.vllm.Configured"
+    assert answer["settings"]["speculative_config"]["model"] == "specdec.adapters.vllm.Configured"
     assert answer["settings"]["additional_config"]["specdec"]["method"] == "adapter_proposers:Silent"
 
 

@@ -12,10 +12,10 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from typer.testing import CliRunner
 
 from specdec import LLM, SamplingParams
-from specdec.core.cli._app import build_app
+from specdec.adapters.foreign.recognise import is_candidate_generator, is_vllm_class
+from specdec.cli._app import build_app
 from specdec.sdk import HostProposer, PluginLoadError, ProposerError, Refusal
-from specdec.sdk.adapters.foreign.recognise import is_candidate_generator, is_vllm_class
-from specdec.sdk.testing import check_proposer
+from specdec.testing import check_proposer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPT_LOOKUP = "transformers.generation.candidate_generator.PromptLookupCandidateGenerator"

@@ -21,8 +21,8 @@ from transformers import (
 from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from specdec import LLM, SamplingParams
+from specdec.adapters.transformers import speculative
 from specdec.sdk import ConfigError, ProposerError, Refusal, RequestError, UnsupportedModelError
-from specdec.sdk.adapters.transformers import speculative
 from specdec.sdk.packaged import packaged
 
 ENGINE = f"transformers {transformers.__version__}, CPU"

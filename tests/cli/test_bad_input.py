@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from specdec import LLM
-from specdec.core.cli._app import build_app
-from specdec.core.settings_text import as_mapping
+from specdec.cli._app import build_app
+from specdec.core.config.settings_text import as_mapping
 from specdec.sdk import ConfigError, RequestError
 
 SMALL = ("--num-prompts", "1", "--output-len", "2", "--repeat", "1", "--warmup", "0", "-q")

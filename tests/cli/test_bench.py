@@ -8,9 +8,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from specdec.core.bench import run as run_module
-from specdec.core.cli._app import build_app
-from specdec.core.engine import Engine
+from specdec.cli._app import build_app
+from specdec.core.engine.engine import Engine
+from specdec.lab import run as run_module
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 SMALL = ("--num-prompts", 3, "--output-len", 12, "--repeat", 1, "--warmup", 0)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from specdec.core.cli._app import build_app
+from specdec.cli._app import build_app
 
 MUTANTS = Path(__file__).parents[1] / "sdk" / "testing" / "mutants"
 TEST_FILE = """
 import hostile_proposers
-from specdec.sdk.testing import ProposerConformance
+from specdec.testing import ProposerConformance
 
 
 class TestIt(ProposerConformance):

@@ -6,8 +6,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from specdec.core.cli._app import build_app
-from specdec.sdk.testing.checks import ALL_CHECKS
+from specdec.cli._app import build_app
+from specdec.testing.checks import ALL_CHECKS
 
 
 @pytest.mark.parametrize("asked", ["SD-E112", "sd-e112", "E112", "e112"])

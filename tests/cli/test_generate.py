@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from specdec.core.cli import generate as generate_module
-from specdec.core.cli._app import build_app
-from specdec.core.cli._token_view import HeldPieces, Mark, Painter, Piece, StepPieces
-from specdec.core.cli.generate import _Job
+from specdec.cli import generate as generate_module
+from specdec.cli._app import build_app
+from specdec.cli._token_view import HeldPieces, Mark, Painter, Piece, StepPieces
+from specdec.cli.generate import _Job
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.engine.outputs import StreamUpdate
 from specdec.core.llm import LLM
-from specdec.core.outputs import StreamUpdate
-from specdec.core.sampling_params import SamplingParams
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 5}'
 PROMPT = textwrap.dedent("""\

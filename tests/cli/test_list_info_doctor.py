@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from specdec.core.cli import _checks
-from specdec.core.cli._app import build_app
-from specdec.core.cli._probe import probe
+from specdec.cli import _checks
+from specdec.cli._app import build_app
+from specdec.cli._probe import probe
 from specdec.core.registry import PluginEntry, PluginSettings
 
 ECHO = '''
@@ -48,7 +48,7 @@ def rows(finished, name=None):
 def test_command_loads_no_torch(site, tmp_path, arguments):
     code = (
         "import sys\n"
-        "from specdec.core.cli import main\n"
+        "from specdec.cli import main\n"
         f"sys.argv = ['specdec', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         "heavy = {'torch', 'transformers', 'triton', 'numpy'} & set(sys.modules)\n"
@@ -334,7 +334,7 @@ def test_every_public_module_is_a_verb():
     folder = Path(_checks.__file__).parent
     names = {path.stem for path in folder.glob("[a-z]*.py")}
     assert {"list", "info", "doctor"} <= names == set(typer.main.get_command(build_app()).commands)
-    assert all(callable(import_module(f"specdec.core.cli.{name}").command) for name in names)
+    assert all(callable(import_module(f"specdec.cli.{name}").command) for name in names)
 
 
 def findings(settings=None):
@@ -367,7 +367,7 @@ def test_doctor_tells_how_to_repair_an_overwritten_import_package():
 
 
 def test_doctor_finds_links_that_were_checked_out_as_text(tmp_path):
-    for name in ("core", "sdk", "assets"):
+    for name in ("core", "sdk", "adapters", "testing", "lab", "cli", "assets"):
         (tmp_path / name).mkdir()
     (tmp_path / "plugins").write_text("../../plugins")
     found = _checks.check_parts(tmp_path)

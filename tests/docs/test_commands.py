@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from specdec.core.cli._app import build_app
+from specdec.cli._app import build_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

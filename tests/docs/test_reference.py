@@ -10,9 +10,9 @@ import pytest
 from scripts import reference_docs
 
 from specdec import LLM, SamplingParams
-from specdec.core.engine_config import EngineConfig
-from specdec.core.metrics import RequestMetrics
-from specdec.core.speculative_config import SpeculativeConfig
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.request.metrics import RequestMetrics
 from specdec.sdk import DraftKV, Needs
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdec.core.cache.kv_cache import lazy_zeros
 from specdec.core.kernels.attention import AttentionSpec, Span, attend_by_span
-from specdec.core.runner.kv_cache import lazy_zeros
 
 CPU = torch.device("cpu")
 

@@ -14,13 +14,13 @@ from torch._inductor import config as inductor_config
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from specdec import LLM, SamplingParams
+from specdec.core.cache.kv_cache import CacheView, KVCache, LayerShape
 from specdec.core.kernels.attention import Span, SpanBatch
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.linear import NativeLinear
 from specdec.core.kernels.native.kernels import NativeKernels
-from specdec.core.runner.attention import CONTEXT
-from specdec.core.runner.compiled import MOST_COMPILED, CompiledFunction
-from specdec.core.runner.kv_cache import CacheView, KVCache, LayerShape
+from specdec.core.model.attention import CONTEXT
+from specdec.core.model.compiled import MOST_COMPILED, CompiledFunction
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 by_onednn = pytest.mark.skipif(

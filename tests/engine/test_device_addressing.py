@@ -6,9 +6,9 @@ import pytest
 import torch
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, tokens
 
-from specdec.core import assembly
-from specdec.core.runner.block_table import BlockTable
-from specdec.core.runner.device_addressing import DeviceAddressing
+from specdec.core.cache.block_table import BlockTable
+from specdec.core.cache.device_addressing import DeviceAddressing
+from specdec.core.engine import assembly
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.eagle.proposer import Eagle3Proposer

@@ -7,8 +7,8 @@ import torch
 from engine_helpers import counter, make_llm, proposer_of, run
 
 from specdec import SamplingParams
+from specdec.core.proposing.draft_store import DraftStore, LawBuffers
 from specdec.core.rejection import sampler
-from specdec.core.runner.draft_store import DraftStore, LawBuffers
 from specdec.sdk import DraftLaw, LawKind
 
 ROWS, K, V, M = 4, 3, 5, 2

@@ -11,13 +11,13 @@ from engine_proposers import DenseLaws, SparseLaws
 from torch import Tensor
 
 from specdec import SamplingParams
-from specdec.core import assembly
-from specdec.core.draft_check import DraftChecker
-from specdec.core.runner.draft_store import DraftStore, LawBuffers
-from specdec.core.runner.draft_support import can_draw, target_to_draft
-from specdec.core.runner.unread_drafts import Report, UnreadDrafts
+from specdec.core.engine import assembly
+from specdec.core.proposing.draft_check import DraftChecker
+from specdec.core.proposing.draft_store import DraftStore, LawBuffers
+from specdec.core.proposing.draft_support import can_draw, target_to_draft
+from specdec.core.proposing.unread_drafts import Report, UnreadDrafts
 from specdec.sdk import Draft, DraftLaw, LawKind, Needs, PluginId, ProposerError, StrictModel
-from specdec.sdk.testing import step_view
+from specdec.testing import step_view
 
 V, K = 4096, 4
 ANY = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)

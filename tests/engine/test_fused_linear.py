@@ -9,7 +9,7 @@ from torch import nn
 from specdec import LLM
 from specdec.core.kernels.fused_linear import FusedLinear, fuse_linears
 from specdec.core.kernels.native.kernels import NativeKernels
-from specdec.core.runner.inference_form import prepare_network
+from specdec.core.model.inference_form import prepare_network
 
 
 class Attention(nn.Module):

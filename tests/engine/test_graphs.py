@@ -15,7 +15,7 @@ from device_steps import DRAFTERS, Replayer
 from engine_helpers import GREEDY, assert_same_tokens, make_llm, tokens
 
 from specdec import SamplingParams
-from specdec.core import assembly
+from specdec.core.engine import assembly
 from specdec.core.kernels.paged_attention import dispatch
 from specdec.core.runner.graphs import MOST_TOKENS, Bucket, GraphedFunction, GraphedTarget, batch_sizes, buckets
 from specdec.sdk import ConfigError
@@ -129,16 +129,16 @@ def test_a_chain_with_laws_is_replayed_token_by_token_and_draws_the_same(recorde
     assert found[None][1] > 0
 
 
-def batch_of(*num_rows):
-    return SimpleNamespace(items=[SimpleNamespace(num_rows=count) for count in num_rows])
+def view_of(*num_queries):
+    return SimpleNamespace(rows=torch.zeros(len(num_queries)), max_queries=max(num_queries))
 
 
 def test_the_smallest_recorded_shape_with_room_serves_a_batch(recorder):
     graphed = make_llm("Noise", k=4, max_num_seqs=8).engine.parts.runner._target
-    assert graphed.bucket_of(batch_of(1)) == Bucket(1, 1)
-    assert graphed.bucket_of(batch_of(1, 1, 1)) == Bucket(4, 1)
-    assert graphed.bucket_of(batch_of(1, 3)) == Bucket(2, 5)
-    assert graphed.bucket_of(batch_of(6)) is None
+    assert graphed.bucket_of(view_of(1)) == Bucket(1, 1)
+    assert graphed.bucket_of(view_of(1, 1, 1)) == Bucket(4, 1)
+    assert graphed.bucket_of(view_of(1, 3)) == Bucket(2, 5)
+    assert graphed.bucket_of(view_of(6)) is None
 
 
 def test_padding_belongs_to_nobody_whatever_was_there_before(recorder, prompts):

@@ -11,11 +11,11 @@ from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow
 from engine_helpers import GREEDY, make_llm
 
 from specdec import SamplingParams
-from specdec.core import assembly
+from specdec.core.cache.transfer import aligned
+from specdec.core.engine import assembly
 from specdec.core.kernels.paged_attention import dispatch
+from specdec.core.proposing import step_random
 from specdec.core.rejection import sampler, torch_backend
-from specdec.core.runner import step_random
-from specdec.core.runner.transfer import aligned
 from specdec.sdk.model_proposer import sampling
 
 K = 3

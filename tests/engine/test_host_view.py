@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from specdec import SamplingParams
-from specdec.core.request import Request
-from specdec.core.runner.committed import Committed
-from specdec.core.runner.host_view import HostView
+from specdec.core.proposing.host_view import HostView
+from specdec.core.request.committed import Committed
+from specdec.core.request.request import Request
 from specdec.sdk import Phase, StepView
 
 

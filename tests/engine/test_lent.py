@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from specdec.core.lent import MOST_ENTRIES, Snapshot, is_due
-from specdec.sdk.testing import step_view
+from specdec.core.proposing.view_guard import MOST_ENTRIES, Snapshot, is_due
+from specdec.testing import step_view
 
 LARGE = torch.zeros(2, MOST_ENTRIES, dtype=torch.int64)
 

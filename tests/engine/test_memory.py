@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_helpers import make_llm
 
-from specdec.core.engine_config import EngineConfig
-from specdec.core.memory import left_by_a_step
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.engine.memory import left_by_a_step
 from specdec.sdk import ConfigError
 
 GIB = 2**30

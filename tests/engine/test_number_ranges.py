@@ -9,10 +9,10 @@ import torch
 from engine_helpers import GREEDY, make_llm
 
 from specdec import SamplingParams
-from specdec.core.bench.run import BenchSettings
-from specdec.core.engine_config import EngineConfig
-from specdec.core.memory import free_memory
-from specdec.core.speculative_config import SpeculativeConfig
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.engine.memory import free_memory
+from specdec.lab.run import BenchSettings
 from specdec.sdk import ConfigError, ProposerConfig
 
 LARGEST, HUGE = 2**63 - 1, 10**400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.core.pace import NUM_OUTLIERS, WINDOW, Pace
+from specdec.core.proposing.pace import NUM_OUTLIERS, WINDOW, Pace
 from specdec.sdk import PluginId, StepStats
 
 

@@ -9,11 +9,11 @@ import pytest
 from engine_helpers import GREEDY, make_llm
 
 from specdec import LLM
-from specdec.core.bench import run as bench_run
-from specdec.core.bench.measure import measure, merged_acceptance
-from specdec.core.bench.run import BenchSettings, run_bench
-from specdec.core.engine_config import EngineConfig
+from specdec.core.config.engine_config import EngineConfig
 from specdec.core.registry import PluginSettings
+from specdec.lab import run as bench_run
+from specdec.lab.measure import measure, merged_acceptance
+from specdec.lab.run import BenchSettings, run_bench
 from specdec.sdk import ConfigError, ProposerError
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 5}

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specdec import LLM
 from specdec.core.kernels.int8_linear import Int8Linear
-from specdec.core.runner.quantization import QUANTIZATIONS
+from specdec.core.model.quantization import QUANTIZATIONS
 from specdec.sdk import ConfigError
 
 torchao = pytest.importorskip("torchao.quantization")

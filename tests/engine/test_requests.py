@@ -13,7 +13,7 @@ import torch
 from engine_helpers import GREEDY, assert_same_tokens, counter, difference, make_llm, run, tokens
 
 from specdec import SamplingParams
-from specdec.core.hooks import Observers
+from specdec.core.registry.hooks import Observers
 from specdec.sdk import ConfigError, HookSpecs, Refusal, RequestError, SpecdecError, hookimpl
 
 EOS = 4080

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec import SamplingParams
-from specdec.core.request import Request, Status
-from specdec.core.runner.block_pool import BlockPool
+from specdec.core.cache.block_pool import BlockPool
+from specdec.core.request.request import Request, Status
 from specdec.core.runner.scheduler import Scheduler
 from specdec.sdk import IntegrityError
 

@@ -12,8 +12,8 @@ from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
 from specdec.core.rejection.sampler import sample as draw
 from specdec.core.rejection.types import Coins
-from specdec.core.request import Request
-from specdec.core.sampling import sampling_rows
+from specdec.core.request.request import Request
+from specdec.core.runner.sampling import sampling_rows
 
 pytestmark = pytest.mark.filterwarnings("default:tie")
 VARIANTS = (

@@ -9,7 +9,7 @@ import pytest
 from engine_helpers import GREEDY
 
 from specdec import LLM
-from specdec.core.speculators import with_verifier
+from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.sdk import ConfigError
 from specdec.sdk.packaged import packaged
 

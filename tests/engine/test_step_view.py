@@ -11,7 +11,7 @@ from engine_helpers import GREEDY, counter, make_llm, proposer_of, run
 
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
-from specdec.core.runner.step_random import StepRandom
+from specdec.core.proposing.step_random import StepRandom
 from specdec.sdk import Phase, Refusal
 
 K = 4

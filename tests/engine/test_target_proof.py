@@ -11,8 +11,8 @@ from engine_helpers import make_llm
 from scripts.small_models import WINDOW, small_config, small_model
 from scripts.target_sweep import RECORD
 
-from specdec.core.runner import target as target_module
-from specdec.core.runner.kv_cache import CacheView, KVCache
+from specdec.core.cache.kv_cache import CacheView, KVCache
+from specdec.core.model import target as target_module
 from specdec.sdk import ConfigError, UnsupportedModelError
 
 EQUAL = [name for name, shown in json.loads(RECORD.read_text())["types"].items() if shown["outcome"] == "equal"]
@@ -107,7 +107,7 @@ def test_windows_are_exceeded_by_the_text(save):
 
 
 def test_a_large_model_is_proved_where_that_is_asked_for(save, monkeypatch):
-    monkeypatch.setattr("specdec.core.runner.target_proof.MOST_PARAMETERS", 100)
+    monkeypatch.setattr("specdec.core.model.target_proof.MOST_PARAMETERS", 100)
     attend = CacheView.attend
     folder = save("llama")
     monkeypatch.setattr(

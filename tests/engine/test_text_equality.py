@@ -10,7 +10,7 @@ from engine_helpers import make_llm
 
 from specdec.core.kernels.attention import Span, SpanBatch, attend_in_torch
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.text_equality import TextEquality
+from specdec.core.model.text_equality import TextEquality
 
 has_amx = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 BY_SETTINGS = {

@@ -8,8 +8,8 @@ from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, propos
 from engine_proposers import DenseLaws, Scripted, SparseLaws, ragged_length
 
 from specdec import SamplingParams
-from specdec.core import assembly
-from specdec.core.runner.unread_drafts import Report, UnreadDrafts, of_one_kind
+from specdec.core.engine import assembly
+from specdec.core.proposing.unread_drafts import Report, UnreadDrafts, of_one_kind
 from specdec.sdk import Draft, DraftLaw, LawKind, Needs, ProposerError
 
 K, V = 4, 4096

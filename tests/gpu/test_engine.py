@@ -9,8 +9,8 @@ import torch
 from gpu_helpers import DRAFTERS, GREEDY, NGRAM, engine, generate, prompts, speculation
 
 from specdec import LLM, SamplingParams
+from specdec.core.cache.transfer import upload
 from specdec.core.runner.graphs import CudaRecorder, GraphedTarget
-from specdec.core.runner.transfer import upload
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=48, ignore_eos=True, seed=3)
 

@@ -12,7 +12,7 @@ import torch
 
 from specdec.core.kernels.native.build import BuildError, load_library
 from specdec.core.kernels.native.kernels import SOURCES, NativeKernels
-from specdec.core.runner.cpu_kernels import kernels_for
+from specdec.core.model.cpu_kernels import kernels_for
 from specdec.sdk import ConfigError
 
 

@@ -17,7 +17,7 @@ from specdec import LLM, SamplingParams
 from specdec.plugins.draft_model.proposer import DraftModelOptions, DraftModelProposer
 from specdec.plugins.draft_model.recognise import is_language_model
 from specdec.sdk import Checkpoint, ConfigError, LawKind, ProposerConfig, Refusal
-from specdec.sdk.testing import fake_target_info
+from specdec.testing import fake_target_info
 
 TARGET = TINY / "target"
 VOCAB_SIZE = 4096

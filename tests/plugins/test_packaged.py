@@ -10,9 +10,9 @@ from plugin_helpers import TINY
 from transformers import AutoTokenizer
 
 from specdec import LLM, SamplingParams
-from specdec.core.hooks import load_hooks
+from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import PluginSettings, Registry
-from specdec.core.speculative_config import SpeculativeConfig
+from specdec.core.registry.hooks import load_hooks
 from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.sdk import ConfigError

@@ -21,7 +21,7 @@ from specdec.plugins.suffix import SuffixProposer
 from specdec.plugins.suffix.automaton import START, SuffixAutomaton
 from specdec.plugins.suffix.corpus import Corpus
 from specdec.sdk import ConfigError, Draft, Needs, ProposerConfig, RequestView
-from specdec.sdk.testing import FakeServices, fake_target_info, step_view
+from specdec.testing import FakeServices, fake_target_info, step_view
 
 K = 4
 OPTION = "suffix_decoding_{}"

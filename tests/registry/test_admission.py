@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from specdec.core.admission import admit
+from specdec.core.proposing.admission import admit
 from specdec.core.registry import LoadedProposer
 from specdec.sdk import DraftKV, Needs, PluginId, ProposerConfig, Refusal
 

@@ -4,13 +4,13 @@ import re
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.core.bench.datasets import PromptRow, load_dataset
-from specdec.core.exporters import export
-from specdec.core.hooks import HookPlugins
-from specdec.core.metrics import Counter, Vector
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.engine.exporters import export
 from specdec.core.registry import PluginSettings, Registry
 from specdec.core.registry.discovery import discover
-from specdec.core.speculative_config import SpeculativeConfig
+from specdec.core.registry.hooks import HookPlugins
+from specdec.core.request.metrics import Counter, Vector
+from specdec.lab.datasets import PromptRow, load_dataset
 from specdec.sdk import ConfigError, HookSpecs, PluginLoadError, StepStats
 
 HOOKS = {name: hook for name, hook in vars(HookSpecs).items() if not name.startswith("_")}

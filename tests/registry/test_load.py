@@ -5,9 +5,9 @@ import warnings
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
+from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import PluginSettings, ResolvedProposer, check, construct, load_proposer
 from specdec.core.registry.discovery import discover
-from specdec.core.speculative_config import SpeculativeConfig
 from specdec.sdk import (
     ConfigError,
     HostProposer,

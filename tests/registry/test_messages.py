@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.core.hooks import load_hooks
+from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import PluginSettings, Registry, check, load_proposer
-from specdec.core.speculative_config import SpeculativeConfig
+from specdec.core.registry.hooks import load_hooks
 from specdec.sdk import Draft, DraftLaw, LawKind, SpecdecError, StepStats
-from specdec.sdk.testing import check_proposer
+from specdec.testing import check_proposer
 
 MESSAGES = Path(__file__).parent / "messages"
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

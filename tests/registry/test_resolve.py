@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import (
     PluginEntry,
     PluginSettings,
@@ -10,7 +11,6 @@ from specdec.core.registry import (
     Registrations,
     Registry,
 )
-from specdec.core.speculative_config import SpeculativeConfig
 from specdec.sdk import ConfigError, PluginId, PluginLoadError
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.core.speculative_config import SpeculativeConfig
+from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.sdk import ConfigError
 
 GIVEN = {"method": "some", "num_speculative_tokens": 3}

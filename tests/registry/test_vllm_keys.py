@@ -6,9 +6,9 @@ import importlib_metadata
 import pytest
 
 from specdec import LLM
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.config.vllm_keys import offered_keys, vllm_keys
 from specdec.core.registry import ResolvedProposer, load_proposer
-from specdec.core.speculative_config import SpeculativeConfig
-from specdec.core.vllm_keys import offered_keys, vllm_keys
 from specdec.sdk import ConfigError, PluginId, StrictModel
 
 # The fields of SpeculativeConfig in vLLM 0.32.0.

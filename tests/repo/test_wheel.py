@@ -24,7 +24,7 @@ def names(tmp_path_factory) -> list[str]:
 def test_wheel_has_every_module_once(names: list[str]) -> None:
     expected = {
         f"specdec/{path.relative_to(ROOT)}"
-        for house in ("core", "sdk", "plugins")
+        for house in ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins")
         for path in (ROOT / house).rglob("*.py")
     }
     modules = [name for name in names if name.endswith(".py")]

@@ -12,10 +12,10 @@ import pytest
 from scripts.clean_environment import Environment
 from typer.testing import CliRunner
 
-from specdec.core.cli._app import build_app
-from specdec.core.cli._scaffold import Names, sdk_range
+from specdec.cli._app import build_app
+from specdec.cli._scaffold import Names, sdk_range
 from specdec.sdk import ConfigError
-from specdec.sdk.testing import check_proposer
+from specdec.testing import check_proposer
 
 PACKAGES = ("lookup", "draft-model", "head", "block")
 KINDS = (*PACKAGES, "external")
@@ -106,7 +106,7 @@ def test_a_lookup_installs_is_listed_and_passes_its_own_tests(generated, tmp_pat
 
 def test_a_file_in_the_working_directory_can_be_named(generated):
     """As the console script is run: without the working directory at the front of the path."""
-    code = "from specdec.core.cli._app import main; main()"
+    code = "from specdec.cli._app import main; main()"
     command = [sys.executable, "-P", "-c", code, "info", "some_external.SomeExternalProposer"]
     done = subprocess.run(command, cwd=generated, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

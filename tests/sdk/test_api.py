@@ -31,7 +31,7 @@ def test_the_snapshot_tells_a_changed_parameter_default_field_and_member():
         "specdec.sdk.Draft.law: DraftLaw | None = None",
         "specdec.sdk.LawKind.SPARSE = 3",
         "specdec.sdk.Draft.from_lists: classmethod",
-        "specdec.sdk.testing.check_proposer(*, level): Level = 'standard'",
+        "specdec.testing.check_proposer(*, level): Level = 'standard'",
     ):
         assert line in lines
 

@@ -28,7 +28,7 @@ from specdec.sdk import (
 )
 from specdec.sdk.combinators import AcceptanceThreshold, Adaptive, Chain, LengthPolicy
 from specdec.sdk.combinators.host_form import host_form
-from specdec.sdk.testing import FakeServices, fake_target_info, step_view
+from specdec.testing import FakeServices, fake_target_info, step_view
 
 K = 4
 TOKENS = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]

@@ -20,7 +20,7 @@ from specdec.sdk import (
     SpecdecError,
     StrictModel,
 )
-from specdec.sdk.testing import FakeServices, fake_target_info, step_view
+from specdec.testing import FakeServices, fake_target_info, step_view
 
 
 class Options(StrictModel):

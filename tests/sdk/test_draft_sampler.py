@@ -10,7 +10,7 @@ import torch
 from specdec.sdk import PADDING_TOKEN_ID, ConfigError, LawKind, SamplingView
 from specdec.sdk.model_proposer import DraftSampler, DraftVocabulary
 from specdec.sdk.model_proposer.sampling import ARGMAX
-from specdec.sdk.testing import step_view
+from specdec.testing import step_view
 
 V, K = 24, 4
 PARAMETERS = [

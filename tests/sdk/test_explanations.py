@@ -22,7 +22,7 @@ CALLS = {  # what builds an error without naming its class
 
 SOURCES = [
     text
-    for house in ("core", "sdk", "plugins")
+    for house in ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins")
     for path in sorted((ROOT / house).rglob("*.py"))
     if CODE.search(text := path.read_text())
 ]

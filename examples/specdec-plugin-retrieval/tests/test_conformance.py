@@ -4,7 +4,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from specdec.sdk.testing import ProposerConformance
+from specdec.testing import ProposerConformance
 
 CORPUS = Path(sysconfig.get_path("stdlib")) / "json"
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from specdec import LLM, SamplingParams
 from specdec.sdk import ConfigError, ProposerConfig, Refusal
-from specdec.sdk.testing import FakeServices, fake_target_info
+from specdec.testing import FakeServices, fake_target_info
 
 from specdec_plugin_retrieval import RetrievalProposer
 from specdec_plugin_retrieval.files import open_index

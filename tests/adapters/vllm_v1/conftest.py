@@ -57,7 +57,7 @@ def run_engine(target, tmp_path_factory, prompts):
         directory = tmp_path_factory.mktemp("run")
         settings = ENGINE | (IN_PROCESS if "tensor_parallel_size" not in engine else {}) | engine
         if proposer is not None:
-            named = {"model": f"specdec.sdk.adapters.vllm.{proposer}", "num_speculative_tokens": k}
+            named = {"model": f"specdec.adapters.vllm.{proposer}", "num_speculative_tokens": k}
             settings["speculative_config"] = named | (speculative or {})
             settings["additional_config"] = {"specdec": specdec or {}}
         job = {

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.core.hooks import load_hooks
+from specdec.adapters.vllm_v1.driver import Driver
+from specdec.adapters.vllm_v1.engine_step import EngineStep, boundaries
+from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
-from specdec.core.speculation import Speculation
+from specdec.core.registry.hooks import load_hooks
 from specdec.sdk import Draft, DraftLaw, HostProposer, LawKind, Needs, Phase, ProposerError
-from specdec.sdk.adapters.vllm_v1.driver import Driver
-from specdec.sdk.adapters.vllm_v1.engine_step import EngineStep, boundaries
-from specdec.sdk.testing.fakes import fake_target_info
+from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
 

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from specdec import LLM, SamplingParams
+from specdec.adapters.export import hand_over
 from specdec.core.registry import PluginSettings
-from specdec.sdk.adapters.export import hand_over
 from specdec.sdk.packaged import packaged
 
 pytestmark = pytest.mark.full

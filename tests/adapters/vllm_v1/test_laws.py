@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from specdec.adapters.vllm_v1.laws import dense_rows
 from specdec.core.rejection.reference import draft_law
 from specdec.core.rejection.types import DraftLaws, LawKind
-from specdec.sdk.adapters.vllm_v1.laws import dense_rows
 
 V, K = 11, 3
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-import specdec.sdk.adapters.vllm as selector
+import specdec.adapters.vllm as selector
+from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, differences
+from specdec.adapters.vllm_v1.plan import refuse_needs, refuse_plan
+from specdec.adapters.vllm_v1.settings import read_settings
 from specdec.sdk import ConfigError, DraftKV, Needs, Refusal
-from specdec.sdk.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, differences
-from specdec.sdk.adapters.vllm_v1.plan import refuse_needs, refuse_plan
-from specdec.sdk.adapters.vllm_v1.settings import read_settings
 
 
 def read(method="ngram", section=None, k=5, sample="greedy"):

@@ -1,0 +1,49 @@
+"""What is to be handed over: a target, a checked config, and the proposer that it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.engine.verifier_checkpoint import with_verifier
+from specdec.core.proposing.speculation import SpeculativeSettings
+from specdec.core.registry import PluginSettings, Registry, ResolvedProposer
+from specdec.core.registry.check import check_class
+from specdec.core.registry.hooks import load_hooks
+from specdec.sdk.errors import ConfigError, PluginId
+from specdec.sdk.packaged import packaged
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The proposer is found and imported; neither model is loaded."""
+
+    model: str  # as the other engine is told it
+    config: SpeculativeConfig
+    resolved: ResolvedProposer
+
+    @classmethod
+    def read(cls, model: str, settings: SpeculativeSettings, plugins: PluginSettings) -> Asked:
+        """Raises ConfigError or PluginLoadError as the engine would."""
+        target, asked = with_verifier(model, settings)
+        if asked is None:
+            raise ConfigError("SD-E133", "there is no speculative_config to hand over", {"fix": "-sc '{...}'"})
+        config = SpeculativeConfig.parse(asked)
+        resolved = Registry.discover(plugins, load_hooks(plugins).registrations).resolve(config)
+        check_class(resolved.cls, resolved.plugin)
+        return cls(str(packaged(str(target)) or target), config, resolved)
+
+    @property
+    def plugin(self) -> PluginId:
+        return self.resolved.plugin
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The proposer's own, wherever they were written."""
+        return {**self.config.proposer_config, **self.config.unclaimed}
+
+    @property
+    def written(self) -> dict[str, object]:
+        """The common keys that the user wrote, in order of the config's fields."""
+        fields = type(self.config).model_fields
+        return {name: getattr(self.config, name) for name in fields if name in self.config.model_fields_set}

@@ -1,0 +1,98 @@
+"""The command that starts vLLM with the same target and proposer."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+
+from specdec.core.registry.catalog import CLASS_PATH_METHOD
+from specdec.core.registry.discovery import SDK_DISTRIBUTION
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import ConfigError
+
+from ..foreign.vllm_class import VllmClass
+from .answer import HandOver, Route
+from .asked import Asked
+from .vllm_methods import COMMON, NATIVE, REASONS, VERSIONS, NativeMethod
+
+_ADAPTER = "specdec.adapters.vllm"
+_VLLMS = ("num_speculative_tokens", "draft_sample_method", "rejection_sample_method", "draft_tensor_parallel_size")
+
+
+def hand_over(asked: Asked) -> HandOver:
+    """vLLM's own drafter where it has the method, a class written for vLLM as it is, and else the adapter."""
+    native = NATIVE.get(asked.plugin.name) if asked.plugin.distribution == SDK_DISTRIBUTION else None
+    if native is not None:
+        return _native(asked, native)
+    return _own_class(asked) if issubclass(asked.resolved.cls, VllmClass) else _adapter(asked)
+
+
+def _native(asked: Asked, method: NativeMethod) -> HandOver:
+    common = {key: value for key, value in asked.written.items() if key in COMMON and value is not None}
+    checkpoint = {} if asked.resolved.model is None else {"model": asked.resolved.model}
+    options = {key: value for key, value in asked.options.items() if key in method.options}
+    no_option = f"vLLM's {asked.plugin.name} has no such option"
+    dropped = {key: no_option for key in asked.options if key not in method.options}
+    dropped |= {key: reason for key, reason in REASONS.items() if key in asked.written}
+    drafter = {"method": asked.plugin.name, **common, **checkpoint, **_of_checkpoint(asked), **options}
+    return _answer(asked, "native", drafter, {}, dropped, (*method.notes, f"written for vLLM {VERSIONS}"))
+
+
+def _of_checkpoint(asked: Asked) -> Mapping[str, object]:
+    """What vLLM is told of a drafter that makes all its drafts in one pass."""
+    if asked.resolved.model is None:
+        return {}
+    kind = Checkpoint.open(asked.resolved.model).config.get("speculators_model_type")
+    return {"parallel_drafting": True} if kind == "peagle" else {}
+
+
+def _own_class(asked: Asked) -> HandOver:
+    foreign = asked.resolved.cls.foreign
+    path = f"{foreign.__module__}.{foreign.__qualname__}"
+    dropped = {key: reason for key, reason in REASONS.items() if key in asked.written}
+    return _answer(asked, "native", {"model": path, **_vllms(asked)}, asked.options, dropped)
+
+
+def _adapter(asked: Asked) -> HandOver:
+    method = asked.plugin.name if asked.config.method in (None, CLASS_PATH_METHOD) else asked.config.method
+    short = method.isidentifier()
+    ours = {key: value for key, value in asked.written.items() if key not in (*_VLLMS, "method", "model")}
+    section: dict[str, object] = {} if short else {"method": method}
+    section |= {} if asked.resolved.model is None else {"model": asked.resolved.model}
+    section |= ours | dict(asked.config.unclaimed)
+    selector = f"{_ADAPTER}.{method if short else 'Configured'}"
+    return _answer(asked, "adapter", {"model": selector, **_vllms(asked)}, {"specdec": section} if section else {})
+
+
+def _vllms(asked: Asked) -> dict[str, object]:
+    """The keys that vLLM reads beside a class. Raises ConfigError SD-E133 without a draft length."""
+    if asked.config.num_speculative_tokens is None:
+        facts = {"why": "vLLM asks it of a class", "fix": 'add "num_speculative_tokens": 4'}
+        raise ConfigError("SD-E133", "speculative_config has no num_speculative_tokens", facts, plugin=asked.plugin)
+    return {key: asked.written[key] for key in _VLLMS if asked.written.get(key) is not None}
+
+
+def _answer(
+    asked: Asked,
+    route: Route,
+    drafter: Mapping[str, object],
+    additional: Mapping[str, object],
+    dropped: Mapping[str, str] | None = None,
+    notes: tuple[str, ...] = (),
+) -> HandOver:
+    command = ["vllm", "serve", asked.model, "--speculative-config", json.dumps(drafter)]
+    settings: dict[str, object] = {"speculative_config": dict(drafter)}
+    if additional:
+        command += ["--additional-config", json.dumps(additional)]
+        settings["additional_config"] = dict(additional)
+    if asked.config.trust_remote_code and route == "native":
+        command.append("--trust-remote-code")
+    return HandOver(
+        engine="vllm",
+        route=route,
+        text=shlex.join(command),
+        settings=settings,
+        dropped=dropped or {},
+        notes=notes,
+    )

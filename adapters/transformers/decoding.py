@@ -1,0 +1,210 @@
+"""The decoding method: the engine's own step over a transformers model, one request at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from specdec.core.cache.block_pool import BlockPool
+from specdec.core.cache.kv_cache import KVCache
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.engine.assembly import ADDRESSING, target_info
+from specdec.core.model.cpu_kernels import kernels_for
+from specdec.core.model.model_support import refuse_unsupported
+from specdec.core.proposing.draft_check import DraftChecker
+from specdec.core.proposing.draft_store import DraftStore
+from specdec.core.proposing.proposer_host import Guest
+from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
+from specdec.core.proposing.views import ViewBuilder
+from specdec.core.registry import PluginSettings, construct
+from specdec.core.registry.hooks import Observers, load_hooks
+from specdec.core.request.committed import Committed
+from specdec.core.request.metrics import EngineMetrics
+from specdec.core.request.request import Request
+from specdec.core.runner.scheduler import Scheduler
+from specdec.core.runner.step import Runner
+from specdec.sdk.errors import ConfigError
+from specdec.sdk.types import SamplingView, TargetInfo
+
+from .call import Call
+from .target import GenerateTarget
+
+_BLOCK_SIZE = 16
+_PLAIN = SamplingParams(temperature=1.0)  # of logits that the call's own processors have made into the law
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+def speculative(
+    model: Any,
+    speculative_config: SpeculativeSettings,
+    *,
+    tokenizer: Any = None,
+    max_model_len: int | None = None,
+    plugin_settings: PluginSettings | None = None,
+) -> SpeculativeDecoding:
+    """What `model.generate(..., custom_generate=...)` takes to decode with a proposer's drafts.
+
+    model: a transformers causal language model, loaded and on its device; it is left as it is. speculative_config: as
+    `LLM` takes it. tokenizer: the model's, for proposers that compare vocabularies. max_model_len: the most tokens of
+    prompt and output; draft KV and token history are sized for it; None: the model's own limit.
+
+    Raises ConfigError, PluginLoadError or UnsupportedModelError for what cannot run, before any draft weight is loaded
+    where that can be known. Keep the result: making it loads the proposer, using it does not.
+    """
+    refuse_unsupported(model.config.to_dict())
+    plugins = plugin_settings or PluginSettings.from_environment(os.environ)
+    name, device = model.name_or_path or "a model object", model.device
+    config = EngineConfig(
+        model=name, device=str(device), max_model_len=max_model_len, max_num_seqs=1, block_size=_BLOCK_SIZE
+    )
+    info = target_info(config, name, model.config, model.dtype, device)
+    hooks = load_hooks(plugins)
+    speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
+    if speculation is None:
+        raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
+    return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
+
+
+class SpeculativeDecoding:
+    """A decoding method for one model. Greedy output is that of plain `generate`; sampled output has its law.
+
+    One prompt a call, one call at a time. Logits processors and stopping criteria are the call's own; a processor must
+    be a function of the tokens and scores that it is given. A streamer is passed as `token_streamer=`, because
+    `generate` does not hand `streamer=` to a decoding method of one's own.
+    """
+
+    def __init__(
+        self, model: Any, info: TargetInfo, speculation: Speculation, observers: Observers, tokenizer: Any
+    ) -> None:
+        needs, k = speculation.loaded.needs, speculation.loaded.config.num_draft_tokens
+        self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
+        self._longest, self._num_draft_tokens, self._hidden_states = info.max_model_len, k, needs.hidden_states
+        self._target = GenerateTarget(model)
+        self._views = _Views(needs, k, 1, info.max_model_len, model.device)
+        self._guest = self._new_guest(info, speculation, observers)
+        num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
+        whole_prompt = info.max_model_len + k
+        self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
+        kernels = kernels_for(model.device)
+        addressing = ADDRESSING[model.device.type](self._scheduler, info, speculation.lookahead, kernels)
+        services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, kernels)
+        self._guest.bind(info, services)
+        num_blocks += addressing.num_pad_blocks
+        self._runner = Runner(
+            self._target,
+            KVCache([], num_blocks, _BLOCK_SIZE, model.dtype, model.device),  # no layers: a call brings its own cache
+            self._scheduler,
+            DraftStore(speculation.law_buffers(info, model.device)),
+            self.metrics,
+            self._guest,
+            profile=False,
+            addressing=addressing,
+            judge=speculation.judge,
+        )
+        self._numbers = count()
+
+    def _new_guest(self, info: TargetInfo, speculation: Speculation, observers: Observers) -> Guest:
+        loaded, device = speculation.loaded, self._target.device
+        checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device)
+        policy, on_error = speculation.config.on_proposer_error, observers.on_proposer_error
+        return Guest(construct(loaded), loaded, checker, self._views, policy, self.metrics, on_error)
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        token_streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """Called by `generate`. Returns what it returns: ids [1, T], or its output object where that was asked for.
+
+        Raises RequestError SD-E197 for what is not offered, ConfigError SD-E198 for another model, and ProposerError
+        if the proposer fails under `on_proposer_error="raise"`.
+        """
+        if model is not self._target.model:
+            raise ConfigError("SD-E198", "this decoding was made for another model", {"fix": "speculative(model, ...)"})
+        call = Call.read(
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            model_kwargs,
+            self._num_draft_tokens,
+            self._longest,
+        )
+        streamer = token_streamer or _Nobody()
+        streamer.put(input_ids.cpu())
+        try:
+            with self._target.serving(call, self._hidden_states):
+                length = self._generate(call, streamer)
+                self._target.keep(length - 1)
+        finally:
+            streamer.end()
+        return call.output(length)
+
+    def close(self) -> None:
+        """Close the proposer."""
+        self._guest.close()
+
+    def _generate(self, call: Call, streamer: Any) -> int:
+        """Step until the call ends. Returns the length of its text."""
+        request = self._request(call)
+        self._views.shown = call.sampling
+        self._scheduler.add(request)
+        try:
+            while True:
+                start = len(request.token_ids)
+                self._runner.step([])
+                token_ids = request.token_ids[start:]
+                call.write(start, token_ids)
+                call.keep_scores(self._target.last_scores, self._target.last_logits, len(token_ids))
+                num_standing = call.stops_within(start, token_ids)
+                streamer.put(torch.tensor(token_ids[:num_standing]))
+                if num_standing is not None:
+                    return start + num_standing
+        finally:
+            if request.finish_reason is None:
+                request.abort()
+                self._runner.finish([request])
+
+    def _request(self, call: Call) -> Request:
+        sampled = call.settings.do_sample
+        return Request(
+            request_id=str(next(self._numbers)),
+            prompt_token_ids=call.prompt,
+            params=_PLAIN if sampled else _GREEDY,
+            seed=int(torch.randint(2**63 - 1, ())) if sampled else 0,  # so that torch.manual_seed decides
+            max_total_tokens=call.max_tokens,
+            end_token_ids=call.end_token_ids,
+            detokenizer=None,
+        )
+
+
+class _Views(ViewBuilder):
+    """Shows a proposer the call's sampling parameters; the engine's own are those of processed logits."""
+
+    shown: SamplingView
+
+    def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
+        if not self.needs.sampling:
+            return None
+        declared = {name: getattr(self.shown, name).to(self.device) for name in self.needs.sampling}
+        return SamplingView(**declared, all_greedy=self.shown.all_greedy)
+
+
+class _Nobody:
+    """A streamer that nobody reads."""
+
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...

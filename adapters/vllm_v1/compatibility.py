@@ -1,0 +1,108 @@
+"""Whether the vLLM at hand is one that this adapter was written for: its version, and every signature relied on."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec.sdk.errors import PluginLoadError, message
+
+logger = logging.getLogger("specdec")
+
+TRIED_VERSIONS = ("0.32.0",)
+
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "_update_states": ("self", "scheduler_output"),
+    "_input_fits_in_drafter": ("self", "common_attn_metadata"),
+    "_get_spec_decode_draft_probs": ("self", "spec_decode_metadata"),
+    "_setup_eagle3_aux_hidden_state_outputs": ("self",),
+    "shutdown": ("self",),
+    "propose_draft_token_ids": (
+        "self",
+        "scheduler_output",
+        "sampled_token_ids",
+        "sampling_metadata",
+        "hidden_states",
+        "sample_hidden_states",
+        "aux_hidden_states",
+        "spec_decode_metadata",
+        "common_attn_metadata",
+        "slot_mappings",
+    ),
+}
+"""Methods of GPUModelRunner that are wrapped, and their parameters."""
+
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "expand_batch_to_tokens": ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
+    "apply_sampling_constraints": ("logits", "cu_num_draft_tokens", "sampling_metadata"),
+}
+"""Functions of the rejection sampler's module that are replaced on a CPU, and their parameters."""
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "SchedulerOutput": (
+        "finished_req_ids",
+        "preempted_req_ids",
+        "num_scheduled_tokens",
+        "scheduled_spec_decode_tokens",
+        "num_spec_tokens_to_schedule",
+    ),
+    "CachedRequestState": ("prompt_token_ids", "sampling_params", "output_token_ids"),
+    "SpecDecodeMetadata": ("num_draft_tokens",),
+}
+"""Fields of vLLM's dataclasses that are read."""
+
+
+def check_vllm() -> None:
+    """Raise PluginLoadError SD-E195 if a signature differs; warn of a version that nobody tried."""
+    import vllm
+
+    version = vllm.__version__.partition("+")[0]
+    differing = differences(_found())
+    if differing:
+        facts = {
+            "found": f"vLLM {vllm.__version__}",
+            "written for": ", ".join(TRIED_VERSIONS),
+            "differs": "\n".join(differing),
+            "fix": f"install vLLM {TRIED_VERSIONS[-1]}, or a specdec-sdk written for this one",
+        }
+        raise PluginLoadError("SD-E195", "this vLLM is not the one that the adapter was written for", facts)
+    if version not in TRIED_VERSIONS:
+        facts = {"found": f"vLLM {vllm.__version__}", "tried with": ", ".join(TRIED_VERSIONS)}
+        logger.warning("%s", message("SD-W195", "the adapter was not tried with this vLLM", facts))
+
+
+def differences(found: Mapping[str, Sequence[str] | None]) -> list[str]:
+    """How parameters and fields differ from what is relied on. None: gone. Fields beyond those read do not matter."""
+    lines: list[str] = []
+    for name, expected in {**METHODS, **FUNCTIONS, **FIELDS}.items():
+        there = found.get(name)
+        if there is None:
+            lines.append(f"{name} is gone")
+        elif name in FIELDS and not set(expected) <= set(there):
+            lines.append(f"{name} has no {', '.join(field for field in expected if field not in there)}")
+        elif name not in FIELDS and tuple(there) != expected:
+            lines.append(f"{name}({', '.join(there)}), expected ({', '.join(expected)})")
+    return lines
+
+
+def _found() -> dict[str, Sequence[str] | None]:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    found: dict[str, Sequence[str] | None] = {
+        name: _parameters(getattr(GPUModelRunner, name, None)) for name in METHODS
+    }
+    found |= {name: _parameters(getattr(rejection_sampler, name, None)) for name in FUNCTIONS}
+    for cls in (SchedulerOutput, CachedRequestState, SpecDecodeMetadata):
+        found[cls.__name__] = tuple(field.name for field in dataclasses.fields(cls))
+    return found
+
+
+def _parameters(function: Any) -> tuple[str, ...] | None:
+    return None if function is None else tuple(inspect.signature(function).parameters)

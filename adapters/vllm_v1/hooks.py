@@ -1,0 +1,128 @@
+"""The methods of vLLM's V1 runner that are wrapped in the worker, because `custom_class` is told too little.
+
+Installed once per process, by the first drafter. Runners without one of ours behave as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from specdec.sdk.errors import Refusal
+
+from .drafter import Drafter
+from .engine_step import EngineStep, boundaries
+
+
+@cache
+def install() -> None:
+    """Wrap, once."""
+    _wrap("_update_states", _update_states)
+    _wrap("_input_fits_in_drafter", _input_fits_in_drafter)
+    _wrap("_get_spec_decode_draft_probs", _draft_probs)
+    _wrap("_setup_eagle3_aux_hidden_state_outputs", _set_up_hidden_states)
+    _wrap("propose_draft_token_ids", _propose)
+    _wrap("shutdown", _shut_down)
+    if current_platform.is_cpu():
+        rejection_sampler.expand_batch_to_tokens = _expand_batch_to_tokens
+        rejection_sampler.apply_sampling_constraints = _skipping_no_rows(rejection_sampler.apply_sampling_constraints)
+
+
+def _wrap(name: str, replacement: Callable[..., Any]) -> None:
+    original = getattr(GPUModelRunner, name)
+
+    @wraps(original)
+    def wrapped(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        drafter = getattr(runner, "drafter", None)
+        if not isinstance(drafter, Drafter):
+            return original(runner, *args, **kwargs)
+        return replacement(drafter, original, runner, *args, **kwargs)
+
+    setattr(GPUModelRunner, name, wrapped)
+
+
+def _update_states(drafter: Drafter, original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
+    drafter.driver.begin_step(scheduler_output.finished_req_ids, scheduler_output.preempted_req_ids or set())
+    return original(runner, scheduler_output)
+
+
+def _input_fits_in_drafter(drafter: Drafter, original: Callable[..., Any], runner: Any, common_metadata: Any) -> bool:
+    """Always: vLLM would draft K zeros for everybody as soon as one request is near the longest length."""
+    return common_metadata is not None
+
+
+def _set_up_hidden_states(drafter: Drafter, original: Callable[..., Any], runner: Any) -> None:
+    """Have the target return the states between layers that are wanted."""
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    wanted = boundaries(drafter.needs)
+    if not wanted:
+        return
+    model = runner.get_model()
+    if not supports_eagle3(model):
+        reason = f"vLLM's {type(model).__name__} does not give out the hidden states between its layers"
+        raise Refusal(reason, "a target that vLLM runs with EAGLE-3, or a proposer that reads final states only")
+    runner.use_aux_hidden_state_outputs = True
+    model.set_aux_hidden_state_layers(wanted)
+
+
+def _propose(
+    drafter: Drafter,
+    original: Callable[..., Any],
+    runner: Any,
+    scheduler_output: Any,
+    sampled_token_ids: Any,
+    sampling_metadata: Any,
+    hidden_states: Tensor,
+    sample_hidden_states: Tensor,
+    aux_hidden_states: list[Tensor] | None,
+    *others: Any,
+) -> Any:
+    drafter.see(EngineStep.read(runner, scheduler_output, hidden_states, aux_hidden_states, drafter.needs))
+    return original(
+        runner,
+        scheduler_output,
+        sampled_token_ids,
+        sampling_metadata,
+        hidden_states,
+        sample_hidden_states,
+        aux_hidden_states,
+        *others,
+    )
+
+
+def _draft_probs(drafter: Drafter, original: Callable[..., Any], runner: Any, spec_decode_metadata: Any) -> Any:
+    """In the order of the batch that verifies: a request that skipped a step keeps its own."""
+    lengths = spec_decode_metadata.num_draft_tokens
+    drafts = spec_decode_metadata.draft_token_ids.split(lengths)
+    return drafter.driver.laws_of(runner.input_batch.req_ids, [ids.tolist() for ids in drafts])
+
+
+def _shut_down(drafter: Drafter, original: Callable[..., Any], runner: Any) -> None:
+    drafter.exit.close()
+    original(runner)
+
+
+def _expand_batch_to_tokens(
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """vLLM's own on a CPU writes a float result into a copy and returns memory as it was: temperatures of chance."""
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    return torch.where(x == replace_from, replace_to, x).to(x.dtype).repeat_interleave(counts, output_size=num_tokens)
+
+
+def _skipping_no_rows(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A step without a draft has no row to filter, and vLLM's top-k on a CPU then asks for the maximum of nothing."""
+
+    @wraps(original)
+    def wrapped(logits: Tensor, cu_num_draft_tokens: Tensor, sampling_metadata: Any) -> Tensor:
+        return original(logits, cu_num_draft_tokens, sampling_metadata) if len(logits) else logits
+
+    return wrapped

@@ -1,0 +1,42 @@
+"""What vLLM's target lends a proposer: its embedding and its head, whole on every tensor-parallel rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.core.proposing.services import logit_scale
+from specdec.sdk.types import TargetInfo
+
+
+class LentTarget:
+    """vLLM's model where the engine's services expect a transformers model.
+
+    Under tensor parallelism both layers are collectives of all ranks: each rank runs the proposer on the same inputs.
+    """
+
+    def __init__(self, model: Any, info: TargetInfo) -> None:
+        self.model = self
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = getattr(torch, info.dtype)
+        self._vllm_model = model
+        self._logit_scale = logit_scale(info)
+
+    def get_input_embeddings(self) -> Callable[[Tensor], Tensor]:
+        return self._embed
+
+    def get_output_embeddings(self) -> Callable[[Tensor], Tensor]:
+        return self._head
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """[..., H] for [...] int64."""
+        embedded: Tensor = self._vllm_model.embed_input_ids(token_ids.flatten())
+        return embedded.view(*token_ids.shape, -1)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """[..., V] for [..., H], without the scale that vLLM puts into its logits."""
+        logits: Tensor = self._vllm_model.compute_logits(hidden.flatten(0, -2))
+        return logits.view(*hidden.shape[:-1], -1) / self._logit_scale

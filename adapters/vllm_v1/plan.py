@@ -1,0 +1,70 @@
+"""What vLLM is about to run: which plans a proposer cannot live in, and the target as proposers are told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specdec.core.model.model_support import locate_model
+from specdec.sdk.errors import Refusal
+from specdec.sdk.needs import Needs
+from specdec.sdk.types import TargetInfo
+
+BLOCK_SIZE = 16
+"""Of the draft KV's own blocks: vLLM's are its own."""
+
+
+def refuse_plan(config: Any) -> None:
+    """Raise Refusal for a vLLM configuration in which no proposer can run through this adapter."""
+    parallel, model, speculative = config.parallel_config, config.model_config, config.speculative_config
+    if config.scheduler_config.async_scheduling:
+        reason = "drafts are made from the tokens of the step before, which async scheduling has not got on the host"
+        raise Refusal(reason, "async_scheduling=False")
+    if parallel.pipeline_parallel_size > 1:
+        reason = "with pipeline parallelism the last stage has neither the embedding nor the other stages' states"
+        raise Refusal(reason, "pipeline_parallel_size=1, with tensor parallelism")
+    if parallel.data_parallel_size > 1:
+        reason = (
+            "vLLM does not call a drafter on idle data-parallel ranks, and a network's collectives would wait there"
+        )
+        raise Refusal(reason, "one engine per replica behind a router")
+    if model.is_multimodal_model or model.uses_mrope:
+        raise Refusal("the target takes images or audio, or has M-RoPE positions", "a target for text")
+    if model.enable_prompt_embeds:
+        raise Refusal("prompts may be embeddings, which have no token ids to draft from", "enable_prompt_embeds=False")
+    if speculative.rejection_sample_method != "standard":
+        method = speculative.rejection_sample_method
+        raise Refusal(f'rejection_sample_method is "{method}", which was not tried', '"standard"')
+
+
+def refuse_needs(needs: Needs, config: Any) -> None:
+    """Raise Refusal for needs that this vLLM configuration cannot meet."""
+    if needs.draft_kv is None:
+        return
+    if config.cache_config.enable_prefix_caching:
+        reason = "it keeps KV of its own, and vLLM's prefix cache skips positions that it then never sees"
+        raise Refusal(reason, "enable_prefix_caching=False")
+    if config.kv_transfer_config is not None:
+        reason = "it keeps KV of its own, and prompts that another engine computed are never shown to it"
+        raise Refusal(reason, "no KV connector, or a proposer without a network")
+
+
+def describe_target(config: Any) -> TargetInfo:
+    """The facts of vLLM's target that proposers are told."""
+    model = config.model_config
+    directory = Path(locate_model(model.model))
+    return TargetInfo(
+        model=model.model,
+        checkpoint_dir=directory if directory.is_dir() else None,
+        config=model.hf_text_config.to_dict(),
+        vocab_size=model.get_vocab_size(),
+        hidden_size=model.get_hidden_size(),
+        num_layers=model.get_total_num_hidden_layers(),
+        num_kv_heads=model.get_total_num_kv_heads(),
+        head_dim=model.get_head_size(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(config.device_config.device),
+        max_model_len=model.max_model_len,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        block_size=BLOCK_SIZE,
+    )

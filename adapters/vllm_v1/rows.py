@@ -1,0 +1,90 @@
+"""vLLM's requests as the core's: each with a stable row, a generation, and blocks for draft KV."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable
+from typing import Any
+
+from specdec.core.cache.block_pool import BlockPool
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.request.request import Request
+
+
+class RequestRows:
+    """Rows below `max_num_seqs`, given to a request while it runs and taken back when it ends or is preempted.
+
+    vLLM moves requests about in its batch and names none by a lasting index. At most `max_num_seqs` of them run.
+    """
+
+    def __init__(self, max_num_seqs: int, pool: BlockPool) -> None:
+        self.pool = pool
+        self._requests: dict[str, Request] = {}  # those that vLLM has not finished
+        self._free = list(range(max_num_seqs))
+        self._generations = [0] * max_num_seqs
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests with a row."""
+        return [request for request in self._requests.values() if request.row >= 0]
+
+    def get(self, request_id: str) -> Request | None:
+        """A request that was added and not removed."""
+        return self._requests.get(request_id)
+
+    def add(self, request: Request) -> Request:
+        """Take a request in; it has no row yet."""
+        self._requests[request.request_id] = request
+        return request
+
+    def seat(self, request: Request) -> None:
+        """Give a request a row, under a new generation."""
+        request.row = heapq.heappop(self._free)
+        self._generations[request.row] += 1
+        request.generation = self._generations[request.row]
+
+    def unseat(self, request: Request) -> None:
+        """Take a request's row and blocks back."""
+        if request.row >= 0:
+            self.pool.release(request.blocks)
+            heapq.heappush(self._free, request.row)
+            request.row = -1
+
+    def remove(self, request_ids: Iterable[str]) -> list[Request]:
+        """Forget requests that ended. Returns those that were known."""
+        return [self._requests.pop(request_id) for request_id in request_ids if request_id in self._requests]
+
+
+def as_request(request_id: str, state: Any, max_model_len: int) -> Request:
+    """vLLM's request as the core's. `state`: its CachedRequestState in the worker."""
+    theirs = state.sampling_params
+    prompt = list(state.prompt_token_ids)
+    max_tokens = max_model_len if theirs.max_tokens is None else theirs.max_tokens
+    ends = set(theirs.stop_token_ids or ())
+    if theirs.eos_token_id is not None:
+        ends.add(theirs.eos_token_id)
+    params = SamplingParams(
+        temperature=theirs.temperature,
+        top_k=theirs.top_k,
+        top_p=theirs.top_p,
+        min_p=theirs.min_p,
+        max_tokens=max_tokens,
+        min_tokens=min(theirs.min_tokens, max_tokens),
+    )
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        params=params,
+        seed=_draft_seed(request_id, theirs.seed),
+        max_total_tokens=min(len(prompt) + max_tokens, max_model_len),
+        end_token_ids=frozenset(ends),
+        detokenizer=None,
+    )
+
+
+def _draft_seed(request_id: str, seed: int | None) -> int:
+    """The request's own, or one that every worker derives alike. vLLM's verifier draws from another generator."""
+    if seed is not None:
+        return seed % 2**63
+    return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=7).digest())

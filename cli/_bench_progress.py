@@ -1,0 +1,107 @@
+"""How far a benchmark is, on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from specdec.core.request.metrics import RequestMetrics
+
+if TYPE_CHECKING:
+    from specdec.core.request.request import Request
+
+LINE_EVERY_S = 10.0
+
+
+class NoProgress:
+    """Says nothing."""
+
+    def stage(self, name: str, num_requests: int = 0) -> None:
+        """Ignored."""
+
+    def finished(self, request: Request) -> None:
+        """Ignored."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class BarProgress(NoProgress):
+    """A bar with the time left and the acceptance length so far, gone when it is full.
+
+    Stages that count nothing get a line: log messages may come in them, and would tear a bar.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._acceptance = RequestMetrics()
+        self._bar: Progress | None = None
+
+    def stage(self, name: str, num_requests: int = 0) -> None:
+        """Begin a new bar, or say what begins."""
+        self._end()
+        if not num_requests:
+            self._console.print(name, style="dim")
+            return
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.fields[note]}")
+        self._bar = Progress("{task.description}", *columns, console=self._console, transient=True)
+        self._bar.add_task(name, total=num_requests, note="")
+        self._bar.start()
+
+    def finished(self, request: Request) -> None:
+        """One more."""
+        self._acceptance.merge(request.metrics)
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], advance=1, note=_note(self._acceptance))
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._bar:
+            self._bar.stop()
+        self._bar = None
+
+
+class LineProgress(NoProgress):
+    """A line when a stage begins and at most every ten seconds after that."""
+
+    def __init__(self) -> None:
+        self._acceptance = RequestMetrics()
+        self._name = ""
+        self._total = self._done = 0
+        self._told = 0.0
+
+    def stage(self, name: str, num_requests: int = 0) -> None:
+        """Say that it begins."""
+        self._name, self._total, self._done = name, num_requests, 0
+        self._tell(f"{name}: {num_requests} requests" if num_requests else name)
+
+    def finished(self, request: Request) -> None:
+        """One more; a line if the last one is long enough ago."""
+        self._done += 1
+        self._acceptance.merge(request.metrics)
+        if time.monotonic() - self._told >= LINE_EVERY_S:
+            self._tell(f"{self._name}: {self._done}/{self._total}  {_note(self._acceptance)}".rstrip())
+
+    def _tell(self, line: str) -> None:
+        self._told = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+
+def progress_for(console: Console, *, quiet: bool) -> NoProgress:
+    """The kind that fits standard error; `console` writes there."""
+    if quiet:
+        return NoProgress()
+    return BarProgress(console) if console.is_terminal else LineProgress()
+
+
+def _note(acceptance: RequestMetrics) -> str:
+    return f"acceptance length {acceptance.mean_acceptance_length:.2f}" if acceptance.num_drafts else ""

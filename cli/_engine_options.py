@@ -1,0 +1,122 @@
+"""Flags that every verb with an engine has, and silence from the libraries beneath it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from specdec.core.config.settings_text import as_mapping
+from specdec.sdk import ConfigError
+
+from ._output import Format
+
+
+def _no_more_than_cores(num_threads: int | None) -> int | None:
+    """Further threads only wait, and thousands of them end the process."""
+    cores = os.cpu_count() or 1
+    if num_threads is not None and num_threads > cores:
+        raise typer.BadParameter(f"{num_threads} threads on {cores} cores.")
+    return num_threads
+
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A directory, a hub id, or tiny: the packaged model.")
+]
+SpeculativeOption = Annotated[
+    list[str] | None,  # of which `only_one` may be there
+    typer.Option(
+        "--speculative-config",
+        "-sc",
+        metavar="JSON",
+        help='The proposer, for example \'{"method": "NAME", "num_speculative_tokens": 5}\'. None: plain decoding.',
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+MaxModelLenOption = Annotated[
+    int | None, typer.Option("--max-model-len", min=1, help="Prompt and output; default: the model's own limit.")
+]
+NumThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--num-threads",
+        min=1,
+        callback=_no_more_than_cores,
+        help="CPU threads, at most one per core; default: the setting num_threads, by its rule.",
+    ),
+]
+ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
+EngineOption = Annotated[
+    list[str] | None,  # of which `only_one` may be there
+    typer.Option(
+        "--engine-config",
+        "-ec",
+        metavar="JSON",
+        help='Further settings, which win over flags, for example \'{"quantization": "int8_weight_only"}\'.',
+    ),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors and the result.")]
+
+
+class Dtype(StrEnum):
+    """Of the target's weights."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="auto: float32 on a CPU, else the checkpoint's own.")]
+
+
+def is_quiet(ctx: typer.Context, how: Format, quiet: bool) -> bool:
+    """Whether only the result and errors may be printed. --quiet may stand before the verb or after it."""
+    if quiet:
+        logging.getLogger("specdec").setLevel(logging.ERROR)
+    return quiet or how in (Format.JSON, Format.QUIET) or bool(ctx.find_root().params.get("quiet"))
+
+
+def silence_libraries() -> None:
+    """Keep progress bars and remarks of the libraries off the terminal. Imports transformers and the hub client."""
+    from transformers.utils import logging as their_logging
+
+    their_logging.disable_progress_bar()  # the hub client's too
+    their_logging.set_verbosity_error()
+    for chatty in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is installed
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|huggingface_hub)(\.|$)")
+
+
+def only_one(flag: str, given: Sequence[str] | None) -> str | None:
+    """The value of a flag that may be given once, or None. Raises ConfigError SD-E186: else the last would win."""
+    if not given:
+        return None
+    if len(given) > 1:
+        facts = {f"number {number}": text for number, text in enumerate(given, start=1)}
+        raise ConfigError("SD-E186", f"{flag} is given {len(given)} times", facts | {"fix": "one run for each"})
+    return given[0]
+
+
+def engine_settings(
+    model: str,
+    device: str,
+    dtype: Dtype,
+    max_model_len: int | None,
+    num_threads: int | None,
+    engine_config: Sequence[str] | None,
+) -> dict[str, Any]:
+    """The common flags as fields of EngineConfig. Raises ConfigError."""
+    from specdec.core.config.engine_config import EngineConfig
+
+    text = only_one("--engine-config", engine_config)
+    further = as_mapping(text, "--engine-config", '{"block_size": 32}') if text is not None else {}
+    flags = {"device": device, "dtype": dtype.value, "max_model_len": max_model_len, "num_threads": num_threads}
+    settings: dict[str, Any] = {"model": model} | flags | further
+    EngineConfig(**settings)  # refuses what is no setting of an engine
+    return settings

@@ -1,0 +1,79 @@
+"""Prints several streamed texts one after the other, however their steps interleave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ._token_view import HeldPieces, Painter, StepPieces
+
+if TYPE_CHECKING:
+    from specdec.core.engine.outputs import StreamUpdate
+
+HEADING_WIDTH = 60
+
+
+class Show(StrEnum):
+    """How a text is shown."""
+
+    PLAIN = "plain"
+    TOKENS = "tokens"
+    STEPS = "steps"
+
+
+class TextView:
+    """Shows the first text that has not ended as it grows; later ones wait for their turn."""
+
+    def __init__(self, console: Console, show: Show, tokenizer: Any, prompts: Sequence[str]) -> None:
+        self._console = console
+        self._prompts = prompts
+        self._waiting: list[list[StreamUpdate]] = [[] for _ in prompts]
+        self._texts = [_OneText(show, Painter(console), tokenizer) for _ in prompts]
+        self._current = 0
+        self._head()
+
+    def update(self, index: int, update: StreamUpdate) -> None:
+        """A step of the prompt at `index`."""
+        self._waiting[index].append(update)
+        while self._current < len(self._texts) and self._waiting[self._current]:
+            update = self._waiting[self._current].pop(0)
+            self._texts[self._current].add(update)
+            if update.finish_reason is not None:
+                self._current += 1
+                self._head()
+
+    def _head(self) -> None:
+        if len(self._prompts) == 1 or self._current == len(self._prompts):
+            return
+        prompt = " ".join(self._prompts[self._current].split())
+        short = prompt if len(prompt) <= HEADING_WIDTH else prompt[: HEADING_WIDTH - 3] + "..."
+        heading = f"=== {self._current + 1}/{len(self._prompts)}: {short} ==="
+        self._console.print(heading, style="bold", markup=False, highlight=False, soft_wrap=True)
+
+
+class _OneText:
+    """One text as it grows."""
+
+    def __init__(self, show: Show, painter: Painter, tokenizer: Any) -> None:
+        self._show = show
+        self._painter = painter
+        self._pieces = StepPieces(tokenizer)
+        self._held = HeldPieces()
+        self._num_steps = 0
+
+    def add(self, update: StreamUpdate) -> None:
+        """Print one step; after the last one, end the line."""
+        self._num_steps += 1
+        pieces = self._pieces.of(update)
+        if self._show is Show.STEPS:
+            self._painter.print_step(self._num_steps, update, pieces)
+            return
+        if self._show is Show.TOKENS:
+            self._painter.print(self._held.release(pieces, len(update.text)))
+        else:
+            self._painter.print_plain(update.text)
+        if update.finish_reason is not None:
+            self._painter.print_plain("\n")

@@ -1,0 +1,125 @@
+"""How each token came about, shown by colour and style on a terminal and by signs elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from specdec.core.engine.outputs import StreamUpdate
+
+
+class Mark(StrEnum):
+    """What became of a piece of text; the value is its sign."""
+
+    PLAIN = ""  # nothing was drafted
+    ACCEPTED = "+"
+    REJECTED = "-"
+    SAMPLED = "*"  # recovered after a rejection, or the bonus token after none
+
+
+STYLES = {
+    Mark.PLAIN: "",
+    Mark.ACCEPTED: "green underline",
+    Mark.REJECTED: "red strike",
+    Mark.SAMPLED: "bold blue",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text with one mark."""
+
+    mark: Mark
+    text: str
+
+
+class StepPieces:
+    """Splits what each step did to one request into pieces: accepted, rejected, then recovered or bonus."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from tokenizers.decoders import DecodeStream
+
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def of(self, update: StreamUpdate) -> list[Piece]:
+        """The pieces of one step; without the rejected one they are the text of its tokens."""
+        count = update.num_accepted
+        rejected = self._tokenizer.decode(list(update.draft_token_ids[count:]))
+        pieces = [
+            Piece(Mark.ACCEPTED, self._text(update.token_ids[:count])),
+            Piece(Mark.REJECTED, rejected),
+            Piece(Mark.SAMPLED if update.draft_token_ids else Mark.PLAIN, self._text(update.token_ids[count:])),
+        ]
+        return [piece for piece in pieces if piece.text]
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        steps = (self._stream.step(self._tokenizer.backend_tokenizer, token_id) for token_id in token_ids)
+        return "".join(text for text in steps if text)
+
+
+class HeldPieces:
+    """Gives out pieces only as far as their text is out: an end that may begin a stop text is not."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+
+    def release(self, pieces: Sequence[Piece], num_characters: int) -> list[Piece]:
+        """Take new pieces in; give out as many characters as were released, rejected ones not counted."""
+        self._pieces += pieces
+        released: list[Piece] = []
+        while self._pieces and (num_characters > 0 or self._pieces[0].mark is Mark.REJECTED):
+            piece = self._pieces.pop(0)
+            if piece.mark is not Mark.REJECTED:
+                if len(piece.text) > num_characters:
+                    self._pieces.insert(0, replace(piece, text=piece.text[num_characters:]))
+                    piece = replace(piece, text=piece.text[:num_characters])
+                num_characters -= len(piece.text)
+            released.append(piece)
+        return released
+
+
+class Painter:
+    """Prints pieces: with colour and style where the console has them, with signs where it has not.
+
+    With signs, `[+ ...]` is accepted, `[- ...]` rejected and `[* ...]` recovered or bonus; brackets and backslashes of
+    the text itself have a backslash before them.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._coloured = console.is_terminal and console.color_system is not None and not console.no_color
+
+    def print_plain(self, text: str) -> None:
+        """Text as it is."""
+        self._console.file.write(text)
+        self._console.file.flush()
+
+    def print(self, pieces: Sequence[Piece]) -> None:
+        """The pieces, and nothing after them."""
+        self._write([(piece.mark, piece.text if self._coloured else _escaped(piece.text)) for piece in pieces])
+
+    def print_step(self, number: int, update: StreamUpdate, pieces: Sequence[Piece]) -> None:
+        """One line: the step's number, accepted / drafted, and the pieces as JSON texts."""
+        head = f"{number:>5}  {update.num_accepted}/{len(update.draft_token_ids)}  "
+        texts = [(piece.mark, json.dumps(piece.text, ensure_ascii=False)) for piece in pieces]
+        spaced = [item for each in texts for item in (each, (Mark.PLAIN, " "))]
+        self._write([(Mark.PLAIN, head), *spaced[:-1], (Mark.PLAIN, "\n")])
+
+    def _write(self, texts: Sequence[tuple[Mark, str]]) -> None:
+        if self._coloured:
+            self._console.print(Text.assemble(*((text, STYLES[mark]) for mark, text in texts)), end="", soft_wrap=True)
+            return
+        self.print_plain("".join(text if mark is Mark.PLAIN else f"[{mark} {text}]" for mark, text in texts))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[\[\]\\]", r"\\\g<0>", text)

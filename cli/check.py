@@ -1,0 +1,156 @@
+"""`specdec check`: does a proposer keep the contract, and if not, what to change."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdec.sdk import ConfigError
+
+from ._engine_options import QuietOption, is_quiet, only_one, silence_libraries
+from ._output import Format, JsonOption
+from ._session import Session
+
+if TYPE_CHECKING:
+    from specdec.testing import CheckResult
+    from specdec.testing.checks import Check
+
+EXIT_FAILED = 1
+NAME_WIDTH = 31
+STDERR = 2  # its file descriptor
+WORDS = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
+
+
+class LevelChoice(StrEnum):
+    """How much to check."""
+
+    BASIC = "basic"
+    STANDARD = "standard"
+    FULL = "full"
+
+
+def command(  # noqa: PLR0913 - one parameter per flag
+    ctx: typer.Context,
+    proposer: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A name, distribution:name, package.module:Class, package.module.Class or a checkpoint.",
+        ),
+    ],
+    level: Annotated[
+        LevelChoice,
+        typer.Option(help="basic: its form; standard: its behaviour; full: its laws, long runs and searches."),
+    ] = LevelChoice.STANDARD,
+    speculative_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--speculative-config",
+            "-sc",
+            metavar="JSON",
+            help='Further keys, for example \'{"model": "./checkpoint", "num_speculative_tokens": 5}\'.',
+        ),
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Run only this check; may be repeated.")] = None,
+    expected: Annotated[
+        list[str] | None,
+        typer.Option("--xfail", metavar="CHECK=REASON", help="A check that is expected to fail; may be repeated."),
+    ] = None,
+    model: Annotated[str, typer.Option("--target", help="The model to check on: a directory or tiny.")] = "tiny",
+    seed: Annotated[int, typer.Option(min=0, help="Of texts, schedules and random numbers.")] = 0,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="The longest that one check may take; 0: as long as it likes."),
+    ] = 300,
+    how: Annotated[
+        Format, typer.Option("--format", help="json: an array with one object per check; quiet: one line.")
+    ] = Format.AUTO,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check a proposer against the contract, on the CPU and offline. Exit code 1 if a check fails."""
+    how = Format.JSON if as_json else how
+    quiet = is_quiet(ctx, how, quiet)
+    silence_libraries()
+    from specdec.core.config.speculative_config import SpeculativeConfig
+    from specdec.testing.run import Run, results
+    from specdec.testing.subject import Subject
+
+    session: Session = ctx.obj
+    further = only_one("--speculative-config", speculative_config)
+    settings = SpeculativeConfig.as_mapping(further) if further is not None else {}
+    subject = Subject(proposer, settings, model, seed, session.settings)
+    shown = not quiet and how is not Format.JSON
+    expected_failures = _expected(expected or [])
+    run = Run(timeout, expected_failures, _Announcer(timeout, shown=shown))
+    found = []
+    try:
+        for result in results(subject, level.value, tuple(only or ()), expected_failures, run=run):
+            found.append(result)
+            if shown:
+                _show(result)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    if how is Format.JSON:
+        print(json.dumps([asdict(result) | {"ok": result.ok} for result in found], indent=2))
+    else:
+        _summary(found)
+    if not all(result.ok for result in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _expected(items: list[str]) -> Mapping[str, str]:
+    pairs = {}
+    for item in items:
+        name, equals, reason = item.partition("=")
+        if not equals:
+            raise ConfigError("SD-E132", "--xfail has no reason", {"expected": "CHECK=REASON", "found": repr(item)})
+        pairs[name.strip()] = reason.strip()
+    return pairs
+
+
+class _Announcer:
+    """Names each check before it runs, so that a crash has a name; ends the process if a check cannot be interrupted.
+
+    Either way the stack of every thread is written to stderr.
+    """
+
+    def __init__(self, timeout: float, *, shown: bool) -> None:
+        self._timeout, self._shown = timeout, shown
+        if not faulthandler.is_enabled():
+            faulthandler.enable(STDERR)
+
+    def __call__(self, check: Check) -> None:
+        from specdec.testing.time_limit import GRACE_S
+
+        if self._shown:
+            print(f"{check.name:<{NAME_WIDTH}}", end="", flush=True)
+        if self._timeout:
+            faulthandler.dump_traceback_later(self._timeout + GRACE_S, exit=True, file=STDERR)
+
+
+def _show(result: CheckResult) -> None:
+    word = WORDS.get(result.status, result.status)
+    if result.status == "explained":
+        word = f"explained by {result.facts['explained_by']}"
+    note = f"   {result.facts['reason']}" if "reason" in result.facts else ""
+    print(f"{word:<17}{result.seconds:6.2f} s{note}", flush=True)
+    if not result.ok and result.status != "explained":
+        print(result.text, flush=True)
+
+
+def _summary(found: list[CheckResult]) -> None:
+    counts = {status: sum(each.status == status for each in found) for status in dict.fromkeys(r.status for r in found)}
+    told = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items())
+    print(f"{told} in {sum(result.seconds for result in found):.1f} s")
+    explained = [result.check for result in found if result.status == "explained"]
+    if explained:
+        print(f"a check that is explained may pass once the one that explains it does: {', '.join(explained)}")
+    sys.stdout.flush()

@@ -1,0 +1,238 @@
+"""`specdec generate`: text from a model, with or without a proposer, and how each token came about."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._engine_options import (
+    ChatOption,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    EngineOption,
+    MaxModelLenOption,
+    ModelArgument,
+    NumThreadsOption,
+    QuietOption,
+    SpeculativeOption,
+    engine_settings,
+    is_quiet,
+    only_one,
+    silence_libraries,
+)
+from ._output import Format, JsonOption
+from ._session import Session
+from ._text_view import Show, TextView
+
+if TYPE_CHECKING:
+    from specdec.core.config.sampling_params import SamplingParams
+    from specdec.core.engine.outputs import StreamUpdate
+    from specdec.core.llm import LLM
+    from specdec.lab.equality import Difference
+
+EXIT_DIFFERENT = 1
+STANDARD_INPUT = "-"
+EQUAL_IN_LAW = 'With "draft_sample_method": "probabilistic", sampled outputs are equal in law, not token by token.'
+
+
+def command(  # noqa: PLR0913 - one parameter per flag
+    ctx: typer.Context,
+    model: ModelArgument,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be repeated. -: standard input.")
+    ] = None,
+    prompts_file: Annotated[
+        Path | None, typer.Option(help='UTF-8 text with a prompt per line, or .jsonl with objects that have "prompt".')
+    ] = None,
+    speculative_config: SpeculativeOption = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt, at most.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="1: off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
+    min_p: Annotated[float, typer.Option(min=0, max=1, help="0: off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of sampling: the same seed gives the same text.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends the output; may be repeated.")] = None,
+    chat: ChatOption = False,
+    show: Annotated[
+        Show, typer.Option(help="tokens: what was accepted, rejected and sampled; steps: one line per target step.")
+    ] = Show.PLAIN,
+    verify_equal: Annotated[
+        bool, typer.Option("--verify-equal", help="Also decode plainly; exit code 1 if the tokens differ.")
+    ] = False,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = Dtype.AUTO,
+    max_model_len: MaxModelLenOption = None,
+    engine_config: EngineOption = None,
+    num_threads: NumThreadsOption = None,
+    how: Annotated[
+        Format, typer.Option("--format", help="json: one object per prompt and line; quiet: the text only.")
+    ] = Format.AUTO,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Generate text, as it is produced, and show which tokens the proposer had right."""
+    how = Format.JSON if as_json else how
+    quiet = is_quiet(ctx, how, quiet)
+    proposer = only_one("--speculative-config", speculative_config)
+    texts = _texts(prompt or [], prompts_file)
+    silence_libraries()
+    from specdec.core.config.sampling_params import SamplingParams
+    from specdec.core.engine.verifier_checkpoint import with_verifier
+    from specdec.core.llm import LLM
+
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
+    )
+    session: Session = ctx.obj
+    settings = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config) | {
+        "plugin_settings": session.settings
+    }
+    settings["model"], asked = with_verifier(settings["model"], proposer)
+    with LLM(speculative_config=asked, **settings) as llm:
+        job = _Job(llm, texts, params, chat=chat)
+        view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), texts)
+        job.run(view)
+        if verify_equal:
+            with LLM(**settings) as plain:
+                job.compare_with(plain)
+        if how is Format.JSON:
+            job.print_json(with_steps=show is not Show.PLAIN)
+        elif not quiet:
+            print(job.summary(), file=sys.stderr)
+        if job.differences:
+            print(f"Promised here: {llm.engine.parts.text_equality.sentence}", file=sys.stderr)
+        for difference in job.differences or ():
+            print(difference.sentence(llm.get_tokenizer()), file=sys.stderr)
+    if job.differences:
+        if temperature > 0:
+            print(EQUAL_IN_LAW, file=sys.stderr)
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _texts(prompts: Sequence[str], prompts_file: Path | None) -> list[str]:
+    """All prompts: those of --prompt, standard input in the place of a dash, then those of the file."""
+    from specdec.lab.datasets import decode_utf8, read_prompts
+
+    texts = [
+        decode_utf8(sys.stdin.buffer.read(), "standard input") if text == STANDARD_INPUT else text for text in prompts
+    ]
+    if prompts_file is not None:
+        texts += read_prompts(prompts_file)
+    if not texts:
+        raise typer.BadParameter("give a prompt: --prompt TEXT, --prompt - or --prompts-file FILE")
+    return texts
+
+
+@dataclass
+class _Output:
+    """What came of one prompt, step by step."""
+
+    updates: list[StreamUpdate] = field(default_factory=list)
+    seconds: float = 0.0  # until its last step
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for update in self.updates for token_id in update.token_ids]
+
+    def as_dict(self, *, with_steps: bool) -> dict[str, Any]:
+        """For --format json."""
+        from specdec.core.request.metrics import RequestMetrics
+
+        metrics = RequestMetrics()
+        for update in self.updates:
+            metrics.record(len(update.draft_token_ids), update.num_accepted, len(update.token_ids))
+        keys = ("draft_token_ids", "num_accepted", "token_ids", "text")
+        steps = [{key: getattr(update, key) for key in keys} for update in self.updates]
+        return {
+            "text": "".join(update.text for update in self.updates),
+            "token_ids": self.token_ids,
+            "finish_reason": self.updates[-1].finish_reason,
+            "seconds": self.seconds,
+            "tokens_per_second": len(self.token_ids) / self.seconds,
+            **metrics.as_dict(),
+            **({"steps": steps} if with_steps else {}),
+        }
+
+
+class _Job:
+    """Prompts through an engine made for them, whose request ids are therefore the prompts' numbers."""
+
+    def __init__(self, llm: LLM, texts: Sequence[str], params: SamplingParams, *, chat: bool) -> None:
+        from specdec.lab.prompts import encode
+
+        self._llm = llm
+        self._texts = texts
+        self._params = params
+        self._prompts = [encode(llm.engine, text, chat) for text in texts]
+        self._outputs: list[_Output] = []
+        self._seconds = 0.0
+        self.differences: list[Difference] | None = None  # None: not compared
+
+    def run(self, view: TextView | None) -> None:
+        """Generate, and show each step as it happens."""
+        start = time.perf_counter()
+        self._outputs = self._stream(self._llm, view)
+        self._seconds = time.perf_counter() - start
+
+    def compare_with(self, plain: LLM) -> None:
+        """Generate again with a plain engine and keep the differences."""
+        from specdec.lab.equality import compare
+
+        assert plain.engine.parts.guest is None, "outputs are compared with plain decoding's"
+        expected = self._stream(plain, None)
+        self.differences = compare(
+            self._llm.engine,
+            _numbered(self._prompts),
+            _numbered([output.token_ids for output in expected]),
+            _numbered([output.token_ids for output in self._outputs]),
+        )
+
+    def _stream(self, llm: LLM, view: TextView | None) -> list[_Output]:
+        outputs = [_Output() for _ in self._prompts]
+        start = time.perf_counter()
+        for update in llm.stream([{"prompt_token_ids": ids} for ids in self._prompts], self._params):
+            index = int(update.request_id)
+            outputs[index].updates.append(update)
+            outputs[index].seconds = time.perf_counter() - start
+            if view:
+                view.update(index, update)
+        return outputs
+
+    def summary(self) -> str:
+        """One line of figures, and one on equality if that was asked for."""
+        metrics = self._llm.engine.metrics
+        count = sum(len(output.token_ids) for output in self._outputs)
+        line = (
+            f"{count} tokens, {count / self._seconds:.1f} tokens/s, "
+            f"acceptance length {metrics.acceptance.mean_acceptance_length:.2f}, "
+            f"tokens per target step {metrics.acceptance.tokens_per_target_step:.2f}, proposer {metrics.proposer}"
+        )
+        if self.differences is None:
+            return line
+        num_equal = len(self._outputs) - len(self.differences)
+        return f"{line}\nOutputs equal to plain decoding: {num_equal}/{len(self._outputs)}"
+
+    def print_json(self, *, with_steps: bool) -> None:
+        """One object per prompt and line."""
+        different = {difference.prompt_id: difference for difference in self.differences or ()}
+        proposer = self._llm.engine.metrics.proposer
+        for number, (text, output) in enumerate(zip(self._texts, self._outputs, strict=True)):
+            row = {"prompt": text, "num_prompt_tokens": len(self._prompts[number]), "proposer": proposer}
+            row |= output.as_dict(with_steps=with_steps)
+            if self.differences is not None:
+                difference = different.get(str(number))
+                row |= {"outputs_equal": difference is None}
+                row |= {"difference": difference.as_dict(self._llm.get_tokenizer()) if difference else None}
+            print(json.dumps(row, ensure_ascii=False))
+
+
+def _numbered(rows: Sequence[list[int]]) -> dict[str, list[int]]:
+    return {str(number): row for number, row in enumerate(rows)}

@@ -1,0 +1,137 @@
+"""`specdec info`: everything that one proposer says about itself."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import importlib_metadata
+import typer
+from pydantic import BaseModel
+
+from specdec.sdk import PluginId
+
+from ._output import JsonOption
+from ._session import Session
+
+if TYPE_CHECKING:
+    from specdec.core.registry import Registrations
+
+NO_OPTIONS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def command(
+    ctx: typer.Context,
+    target: Annotated[
+        str, typer.Argument(help="A name, distribution:name, package.module:Class or package.module.Class.")
+    ],
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print only the JSON Schema of the proposer's options.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one proposer: where it comes from, what it needs, and which options it has. Imports that one."""
+    from specdec.core.registry.check import check_class
+    from specdec.core.registry.importing import import_target
+    from specdec.core.registry.load import options_model, static_needs
+
+    session: Session = ctx.obj
+    plugin, registrations = _who(target, session)
+    cls = registrations.adapt_proposer(import_target(plugin))
+    methods = check_class(cls, plugin)
+    options = options_model(cls, plugin)
+    if schema:
+        print(json.dumps(options.model_json_schema() if options else NO_OPTIONS, indent=2))
+        return
+    needs = static_needs(cls, plugin)
+    facts = {
+        "name": plugin.name,
+        "class": plugin.target,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "api": getattr(cls, "api_version", None),
+        "summary": (inspect.getdoc(cls) or "").partition("\n")[0] or None,
+        "needs": needs.model_dump(mode="json", exclude_defaults=True) if needs else "computed from config and target",
+        "methods": sorted({"propose", *methods}),
+        "options": _options(options),
+        "file": _place(cls),
+        "documentation": _documentation(plugin),
+    }
+    if as_json:
+        print(json.dumps(facts, indent=2, default=str))
+    else:
+        _show(facts, session)
+
+
+def _who(target: str, session: Session) -> tuple[PluginId, Registrations]:
+    """Hook plugins are loaded only for what no entry point offers."""
+    from specdec.core.registry import Registry
+    from specdec.core.registry.class_path import class_path
+    from specdec.core.registry.hooks import load_hooks
+
+    registry = Registry.discover(session.settings)
+    if registry.find(target) is None:
+        registry = Registry.discover(session.settings, load_hooks(session.settings).registrations)
+        target = class_path(target) or target
+    return registry.plugin(target), registry.registrations
+
+
+def _options(model: type[BaseModel] | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "type": inspect.formatannotation(field.annotation),
+            "default": "required" if field.is_required() else field.get_default(call_default_factory=True),
+            "description": field.description,
+        }
+        for name, field in (model.model_fields if model else {}).items()
+    ]
+
+
+def _place(cls: type) -> str | None:
+    try:
+        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):
+        return None
+
+
+def _documentation(plugin: PluginId) -> str | None:
+    if plugin.distribution is None:
+        return None
+    metadata = importlib_metadata.metadata(plugin.distribution)
+    for entry in metadata.get_all("Project-URL") or []:
+        label, _, url = entry.partition(",")
+        if label.strip().lower() in ("documentation", "docs"):
+            return str(url).strip()
+    return None
+
+
+def _show(facts: dict[str, Any], session: Session) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, value in facts.items():
+        for number, line in enumerate(_lines(value)):
+            table.add_row("" if number else label, escape(line))
+    session.console().print(table)
+
+
+def _lines(value: object) -> list[str]:
+    """A value as lines for people: nothing is a dash, a mapping or a list of options one line per item."""
+    if value in (None, "", [], {}):
+        return ["-"]
+    if isinstance(value, dict):
+        return [f"{key}={item!r}" for key, item in value.items()]
+    if isinstance(value, list):
+        return [_option_line(item) if isinstance(item, dict) else str(item) for item in value]
+    return [str(value)]
+
+
+def _option_line(option: dict[str, Any]) -> str:
+    default = "required" if option["default"] == "required" else f"= {option['default']!r}"
+    note = f"   {option['description']}" if option["description"] else ""
+    return f"{option['name']}: {option['type']} {default}{note}"

@@ -1,0 +1,77 @@
+"""`specdec list`: what is installed, read from metadata. No plugin is imported."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from specdec.core.registry.discovery import PluginEntry, discover
+from specdec.sdk.errors import did_you_mean
+
+from ._output import Format, FormatOption, JsonOption, show_rows
+from ._session import Session
+
+FIELDS = ("name", "kind", "status", "distribution", "version", "target", "code", "reason")
+DEFAULT_FIELDS = "name,kind,status,distribution,version,target,reason"
+
+
+class KindChoice(StrEnum):
+    """What to list."""
+
+    PROPOSERS = "proposers"
+    PLUGINS = "plugins"
+
+
+def command(
+    ctx: typer.Context,
+    kind: Annotated[
+        KindChoice | None, typer.Option(help="List only proposers, or only hook plugins; by default both.")
+    ] = None,
+    fields: Annotated[
+        str, typer.Option(help=f"Print these columns, in this order, out of {', '.join(FIELDS)}.")
+    ] = DEFAULT_FIELDS,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="List blocked ones too; broken and duplicate ones always are.")
+    ] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Import each in a process of its own (20 s at most) and report failures.")
+    ] = False,
+    how: FormatOption = Format.AUTO,
+    as_json: JsonOption = False,
+) -> None:
+    """List installed proposers and hook plugins, without importing any."""
+    session: Session = ctx.obj
+    chosen = _checked_fields(fields)
+    how = Format.JSON if as_json else how
+    kinds = [kind] if kind else list(KindChoice)
+    entries = [row for each in kinds for row in discover(each.value, session.settings)]
+    blocked = [row for row in entries if row.status == "blocked"]
+    shown = entries if show_all else [row for row in entries if row.status != "blocked"]
+    if probe:
+        shown = _probed(shown)
+    if shown or how is Format.JSON:
+        show_rows([asdict(row) for row in shown], chosen, how, session)
+    if blocked and not show_all and how in (Format.AUTO, Format.HUMAN):
+        names = ", ".join(row.label for row in blocked)
+        typer.echo(f"{len(blocked)} blocked, shown by --all: {names}", err=True)
+
+
+def _checked_fields(fields: str) -> list[str]:
+    chosen = [field.strip() for field in fields.split(",") if field.strip()]
+    for field in chosen:
+        if field not in FIELDS:
+            hint = did_you_mean(field, FIELDS)
+            meant = f" Did you mean {hint!r}?" if hint else ""
+            raise typer.BadParameter(f"there is no field {field!r}.{meant} Fields: {', '.join(FIELDS)}.")
+    if not chosen:
+        raise typer.BadParameter(f"--fields names none of {', '.join(FIELDS)}.")
+    return chosen
+
+
+def _probed(entries: list[PluginEntry]) -> list[PluginEntry]:
+    from ._probe import probe
+
+    return [probe(entry) for entry in entries]

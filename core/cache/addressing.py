@@ -1,0 +1,71 @@
+"""From a request's positions to slots of the cache: who says where a pass finds its keys and puts its new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from ..kernels.attention_spec import AttentionContext, Mode
+from ..request.request import Request
+from .block_pool import BlockPool
+from .kv_cache import KVCache
+
+
+class Extent(NamedTuple):
+    """Consecutive positions of one request that a pass computes."""
+
+    row: int
+    generation: int
+    blocks: Sequence[int]
+    first_query: int  # among the pass's
+    start: int
+    num_queries: int
+
+
+class Rows(Protocol):
+    """Who has which row and which blocks: the scheduler, or an adapter's table."""
+
+    @property
+    def pool(self) -> BlockPool: ...
+    @property
+    def running(self) -> list[Request]: ...
+
+
+class Addressing(Protocol):
+    """Shared by the caches that lie on the same blocks."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def num_pad_blocks(self) -> int:
+        """Blocks that a cache has beyond those of the pool."""
+        ...
+
+    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
+        """The lists that `of_batch` reads on the device: they travel with the batch's own."""
+        ...
+
+    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> AttentionContext:
+        """A cache as a batch sees it whose requests are known to the host, in the order of their queries.
+
+        `columns`: those of the same extents.
+        """
+        ...
+
+    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> AttentionContext:
+        """A cache as a pass sees it over the positions from `starts` [B] on of the requests in `rows` [B].
+
+        Request b's queries are `cu_queries[b] : cu_queries[b+1]` [B+1].
+        """
+        ...
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Slots [N] int64 of the tokens at (rows [N], positions [N])."""
+        ...
+
+    def slots_of_row(self, cache: KVCache, row: int, length: int) -> slice | Tensor:
+        """Slots of a row's first positions; a slice where blocks are adjacent and the host knows it."""
+        ...

@@ -1,0 +1,53 @@
+"""Slots by a block table on the device: nothing that a pass needs is read back from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.attention_spec import Mode
+from .addressing import Extent, Rows
+from .block_table import BlockTable
+from .kv_cache import KVCache
+from .paged_view import PagedView
+
+
+class DeviceAddressing:
+    """See `Addressing`. The table is brought up to date with every batch; passes in between find it so."""
+
+    num_pad_blocks = 1
+
+    def __init__(self, scheduler: Rows, num_rows: int, width: int, device: torch.device) -> None:
+        """`width`: blocks of the longest request."""
+        self.block_size = scheduler.pool.block_size
+        self.table = BlockTable(num_rows, width, scheduler.pool.num_blocks, device)
+
+    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
+        """See `Addressing`."""
+        rows = [extent.row for extent in extents]
+        starts = [extent.start for extent in extents]
+        bounds = [0, *(extent.first_query + extent.num_queries for extent in extents)]
+        changes = self.table.changes((extent.row, extent.generation, extent.blocks) for extent in extents)
+        return [rows, starts, bounds, *changes]
+
+    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> PagedView:
+        """See `Addressing`."""
+        rows, starts, cu_queries, places, entries = columns
+        self.table.write(places, entries)
+        most = max(extent.num_queries for extent in extents)
+        return PagedView(cache, self.table, rows, starts, cu_queries, most)
+
+    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> PagedView:
+        """See `Addressing`."""
+        return PagedView(cache, self.table, rows, starts, cu_queries, None, mode)
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """See `Addressing`."""
+        return self.table.slots(rows, positions, self.block_size)
+
+    def slots_of_row(self, cache: KVCache, row: int, length: int) -> Tensor:
+        """See `Addressing`."""
+        positions = torch.arange(length, device=cache.device)
+        return self.slots(torch.full_like(positions, row), positions)

@@ -1,0 +1,298 @@
+"""The engine: takes requests, steps them all together, gives back what happened."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from itertools import count
+from pathlib import Path
+
+from specdec.sdk import ConfigError, RequestError
+
+from ..config.engine_config import EngineConfig
+from ..config.sampling_params import SamplingParams
+from ..proposing.proposer_host import Guest
+from ..proposing.speculation import SpeculativeSettings
+from ..registry import PluginSettings
+from ..registry.proposer_state import as_path
+from ..request.committed import Committed
+from ..request.detokenizer import Detokenizer
+from ..request.metrics import Metric
+from ..request.prompts import Prompt, read_prompt, require_messages, require_unicode
+from ..request.request import FinishReason, Request
+from .assembly import Parts, assemble
+from .exporters import PROMETHEUS, export
+from .turn import Turn
+
+
+class Engine:
+    """Continuous batching over one target and at most one proposer.
+
+    One thread at a time: a call while another thread is inside raises RequestError SD-E177, but `abort` is taken from
+    anybody. Hooks and proposers may call `add_request` and `abort`; a step within a step is refused as well.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        speculative_config: SpeculativeSettings = None,
+        plugin_settings: PluginSettings | None = None,
+    ) -> None:
+        """Without a `speculative_config` it decodes plainly, whatever the model.
+
+        `plugin_settings`: which plugins may load; None: as the environment says (SPECDEC_PLUGINS, ...).
+        """
+        settings = plugin_settings or PluginSettings.from_environment(os.environ)
+        self.parts: Parts = assemble(config, speculative_config, settings)
+        self.config = config
+        self.tokenizer = self.parts.tokenizer
+        self.metrics = self.parts.metrics
+        self.on_progress: Callable[[Committed], None] = _nobody_listens  # told of every request that went on or ended
+        self._turn = Turn(self._carry_out_aborts)
+        self._aborts: deque[Request] = deque()  # asked for, not yet carried out
+        self._requests: dict[str, Request] = {}
+        self._num_added = 0
+        self._closed = False
+        self.parts.observers.on_engine_start(self)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None) -> str:
+        """Queue a prompt: text, token ids, or {"prompt": ...} or {"prompt_token_ids": ...}. Returns its id.
+
+        Raises RequestError, naming the request, if it can never be served; nothing is queued then.
+        """
+        with self._turn.taken("add_request"):
+            if self._closed:
+                raise RequestError("SD-E169", "the engine is closed and takes no requests", {"fix": "make a new one"})
+            if request_id is None:
+                request_id = next(name for name in map(str, count(self._num_added)) if name not in self._requests)
+            if request_id in self._requests:
+                raise RequestError("SD-E151", f"request id {request_id!r} is in use")
+            request = self._new_request(prompt, params or SamplingParams(), request_id)
+            self._num_added += 1
+            self._requests[request_id] = request
+            self.parts.scheduler.add(request)
+        return request_id
+
+    def _new_request(self, prompt: Prompt, params: SamplingParams, request_id: str) -> Request:
+        text, token_ids = read_prompt(prompt, request_id, self.encode)
+        self._check_request(token_ids, params, request_id)
+        seed = params.seed
+        if seed is None:
+            seed = random.Random(f"{self.config.seed}:{self._num_added}").getrandbits(63)
+        needs_text = params.detokenize and self.tokenizer is not None
+        stop_ids = frozenset(params.stop_token_ids)
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=seed,
+            max_total_tokens=min(len(token_ids) + params.max_tokens, self.parts.info.max_model_len),
+            end_token_ids=stop_ids if params.ignore_eos else stop_ids | self.parts.eos_token_ids,
+            detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens) if needs_text else None,
+            prompt=text,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt. Raises RequestError: SD-E153 without a tokenizer, SD-E212 for what is no text."""
+        if self.tokenizer is None:
+            facts = {"fix": "pass prompt_token_ids, or LLM(tokenizer=...)"}
+            raise RequestError("SD-E153", "the prompt is text, and the model has no tokenizer", facts)
+        require_unicode(text)
+        return list(self.tokenizer(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation in the tokenizer's template.
+
+        Raises RequestError: SD-E159 if it has none, SD-E211 for messages that it does not render, SD-E212.
+        """
+        if self.tokenizer is None or self.tokenizer.chat_template is None:
+            raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
+        require_messages(messages)
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except Exception as error:  # whatever the template, which came with the model, makes of these messages
+            facts = {"because": f"{type(error).__name__}: {error}", "found": f"{messages!r:.80}"}
+            raise RequestError("SD-E211", "the chat template does not render these messages", facts) from error
+        require_unicode(text)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def get_request(self, request_id: str) -> Request:
+        """A queued or running request. Raises KeyError if there is none of this id."""
+        return self._requests[request_id]
+
+    def entered(self, doing: str) -> AbstractContextManager[None]:
+        """Several calls as one, that no other thread may enter. Raises RequestError SD-E177 if one is inside."""
+        return self._turn.taken(doing)
+
+    def step(self) -> list[Committed]:
+        """Advance all requests by one step. Returns what was committed to each; finished requests are gone then.
+
+        Where a proposer's error is raised, it is raised last: what the step committed stands in its requests, and
+        `on_progress` and the hooks have been told of it.
+        """
+        if not self._requests:
+            return []
+        with self._turn.taken("step", alone=True):
+            starting: list[Request] = []
+            if self.parts.observers.wants("on_request_start"):
+                starting = [request for request in self._requests.values() if not request.started]
+            committed: list[Committed] = []
+            try:
+                with self.parts.threads.used():
+                    self.parts.runner.step(committed)
+            except BaseException:
+                self._settle_interrupted(committed)
+                raise
+            finally:
+                self._tell(starting, committed)
+        return committed
+
+    def _settle_interrupted(self, committed: list[Committed]) -> None:
+        """An interrupt may have come between a request's end and its place in the list, or its release."""
+        ended = [request for request in self._requests.values() if request.finish_reason is not None]
+        listed = {each.request.request_id for each in committed}
+        committed += [Committed.nothing(request) for request in ended if request.request_id not in listed]
+        self.parts.runner.finish(ended)
+
+    def _tell(self, starting: Sequence[Request], committed: Sequence[Committed]) -> None:
+        """Let go of what ended, then tell everybody of the step: hooks find the engine as the next step will."""
+        ended = [each.request for each in committed if each.request.finish_reason is not None]
+        for request in ended:
+            del self._requests[request.request_id]
+        for each in committed:
+            self.on_progress(each)
+        observers = self.parts.observers
+        for request in starting:
+            if request.started:
+                observers.on_request_start(request.view)
+        stats = self.parts.runner.last_stats
+        if committed and stats:
+            observers.on_step(stats)
+        self._tell_finished(ended)
+
+    def _tell_finished(self, ended: Sequence[Request]) -> None:
+        if self.parts.observers.wants("on_request_finished"):
+            for request in ended:
+                if request.started:
+                    self.parts.observers.on_request_finished(request.view, request.metrics.as_dict())
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request where it stands. Returns it, or None if it is not running or waiting.
+
+        Any thread, hook or proposer may call this. While a step runs, the request ends when the step is complete,
+        unless the step itself ends it.
+        """
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._aborts.append(request)
+            self._carry_out_aborts()
+        return request
+
+    def _carry_out_aborts(self) -> None:
+        """Those that were asked for; where somebody is inside, that one does it on leaving."""
+        while self._aborts:
+            with self._turn.alone_if_free() as free:
+                if not free:
+                    return
+                self._end([self._aborts.popleft() for _ in range(len(self._aborts))])
+
+    def _end(self, requests: Sequence[Request]) -> None:
+        ended = [request for request in requests if self._requests.pop(request.request_id, None) is request]
+        for request in ended:
+            request.abort()
+        try:
+            self.parts.runner.finish(ended)
+        finally:
+            for request in ended:
+                self.on_progress(Committed.nothing(request))
+            self._tell_finished(ended)
+
+    def get_metrics(self) -> list[Metric]:
+        """All counters since the engine started."""
+        self.metrics.counts["one_hot_fallback_rows"] = self.parts.drafts.num_one_hot_fallbacks
+        return self.metrics.collect()
+
+    def export_metrics(self, exporter: str = PROMETHEUS) -> str:
+        """All counters as text: "prometheus", or an exporter that a hook plugin registers.
+
+        Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
+        """
+        return export(exporter, self.get_metrics(), self.parts.hooks)
+
+    def save_proposer_state(self, path: str | Path) -> None:
+        """See `LLM.save_proposer_state`."""
+        with self._turn.taken("save_proposer_state", alone=True):
+            self._stateful().save(as_path(path))
+
+    def load_proposer_state(self, path: str | Path) -> None:
+        """See `LLM.load_proposer_state`."""
+        with self._turn.taken("load_proposer_state", alone=True):
+            self._stateful().load(as_path(path))
+
+    def _stateful(self) -> Guest:
+        if self.parts.guest is None:
+            facts = {"found": "no speculative_config", "fix": "give one whose proposer keeps state"}
+            raise ConfigError("SD-E179", "there is no proposer whose state could be kept", facts)
+        return self.parts.guest
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if blocks or rows are lost or owned twice. For tests; cheap between steps."""
+        self.parts.scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Abort what runs and close the proposer. Safe to call twice."""
+        if self._closed:
+            return
+        with self._turn.taken("close", alone=True), ExitStack() as every:  # each, also if one raises; the last first
+            self._closed = True
+            every.callback(lambda: self.parts.observers.on_engine_stop(self.metrics.acceptance.as_dict()))
+            if self.parts.guest:
+                every.callback(self.parts.guest.close)
+            every.callback(self._end, list(self._requests.values()))
+
+    def _check_request(self, token_ids: Sequence[int], params: SamplingParams, request_id: str) -> None:
+        who, limit, vocab = f"request {request_id!r}", self.parts.info.max_model_len, self.parts.info.vocab_size
+        if not token_ids:
+            raise RequestError("SD-E154", f"{who} has an empty prompt", {"fix": "pass at least one token"})
+        if len(token_ids) >= limit:
+            raise RequestError(
+                "SD-E155",
+                f"{who} has a prompt that leaves no room for output",
+                {"prompt": f"{len(token_ids)} tokens", "max_model_len": limit},
+            )
+        biased = list(params.logit_bias or ())
+        named = {"prompt": token_ids, "logit_bias": biased, "stop_token_ids": params.stop_token_ids}
+        for where, ids in named.items():
+            outside = [token_id for token_id in ids if not 0 <= token_id < vocab]
+            if outside:
+                facts = {"found": outside[0], "expected": f"0 .. {vocab - 1}"}
+                raise RequestError("SD-E156", f"{who}: a token id in {where} is outside the vocabulary", facts)
+        if params.stop and (self.tokenizer is None or not params.detokenize):
+            facts = {"fix": "use stop_token_ids, or a model with a tokenizer and detokenize=True"}
+            raise RequestError("SD-E157", f"{who} has stop texts, but its output is not decoded to text", facts)
+        needed = min(len(token_ids) + params.max_tokens, limit)
+        capacity = self.parts.kv_capacity
+        if needed > capacity:
+            raise RequestError(
+                "SD-E158",
+                f"{who} can never fit the KV cache",
+                {"needs": f"{needed} tokens", "capacity": capacity, "fix": "fewer max_tokens, or more num_kv_blocks"},
+            )
+
+
+def _nobody_listens(progress: Committed) -> None: ...
+
+
+def finish_reason_of(request: Request) -> str | None:
+    """The reason's public word; None while the request runs."""
+    reason: FinishReason | None = request.finish_reason
+    return None if reason is None else reason.value

@@ -1,0 +1,60 @@
+"""The engine's metrics as text: Prometheus's format, and those that hook plugins register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
+
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import did_you_mean
+
+from ..registry.hooks import HookPlugins
+from ..request.metrics import Counter, Metric, Vector
+
+PROMETHEUS = "prometheus"
+
+
+def export(name: str, metrics: Sequence[Metric], hooks: HookPlugins) -> str:
+    """The metrics in one format.
+
+    Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
+    """
+    if name == PROMETHEUS:
+        return prometheus_text(metrics)
+    exporters = hooks.offered("register_metrics_exporters", "metrics exporter")
+    if name not in exporters:
+        offered = [PROMETHEUS, *exporters]
+        meant = did_you_mean(name, offered)
+        facts = ({"did you mean": meant} if meant else {}) | {"offered": ", ".join(offered)}
+        raise ConfigError("SD-E132", f"there is no metrics exporter {name!r}", facts)
+    with exporters[name].blamed():
+        return str(exporters[name].value(metrics))
+
+
+@dataclass(frozen=True, eq=False)  # a registry keeps collectors by identity
+class _Families:
+    """The metrics as prometheus-client collects them: one family per name, whatever their order."""
+
+    metrics: Sequence[Metric]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        families: dict[str, CounterMetricFamily] = {}
+        for metric in self.metrics:
+            labels = (*metric.labels, "position") if isinstance(metric, Vector) else tuple(metric.labels)
+            family = families.setdefault(metric.name, CounterMetricFamily(metric.name, metric.name, labels=labels))
+            if isinstance(metric, Counter):
+                family.add_metric(tuple(metric.labels.values()), metric.value)
+                continue
+            for position, value in enumerate(metric.values):
+                family.add_metric((*metric.labels.values(), str(position)), value)
+        yield from families.values()
+
+
+def prometheus_text(metrics: Sequence[Metric]) -> str:
+    """Prometheus's text format; names end in `_total`."""
+    registry = CollectorRegistry()
+    registry.register(_Families(metrics))
+    return generate_latest(registry).decode()

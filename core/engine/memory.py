@@ -1,0 +1,87 @@
+"""How much memory there is, and how much of it the KV cache gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from specdec.sdk import ConfigError, Needs, TargetInfo
+
+from ..config.engine_config import EngineConfig
+from ..device_memory import CudaMemory, DeviceMemory, free_memory
+from ..model.target import TargetModel
+from ..proposing.admission import Admission
+
+
+def num_kv_blocks(
+    config: EngineConfig, info: TargetInfo, target: TargetModel, admission: Admission | None, lookahead: int = 0
+) -> int:
+    """As asked; else what all rows can use, within the memory that is given or left, draft KV included.
+
+    `lookahead`: positions past a request's newest token that its draft pass writes.
+    """
+    usable = config.max_num_seqs * -(-(info.max_model_len + lookahead) // config.block_size)
+    per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
+    per_block += admission.draft_kv_bytes_per_block if admission else 0
+    if config.num_kv_blocks is not None:
+        require_memory("num_kv_blocks", config.num_kv_blocks, per_block, target.device)
+        return config.num_kv_blocks
+    if config.kv_cache_memory_gib is not None:
+        budget = int(config.kv_cache_memory_gib * 2**30)
+    else:
+        budget = KV_BUDGETS[target.device.type](config, target)
+    affordable = budget // per_block
+    if affordable < 1:
+        facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
+        raise ConfigError("SD-E150", "the KV cache budget does not hold one block", facts)
+    if config.kv_cache_memory_gib is not None:
+        require_memory("blocks in kv_cache_memory_gib", min(usable, affordable), per_block, target.device)
+    return min(usable, affordable)
+
+
+def require_memory(what: str, count: int, bytes_each: int, device: torch.device) -> None:
+    """Raise ConfigError SD-E178 where what the user asked for cannot be allocated, before anything is."""
+    free = free_memory(device)
+    if count * bytes_each > free:
+        facts = {
+            "asked": f"{count} {what}",
+            "needed": f"{count * bytes_each} bytes, {bytes_each} for each",
+            "available": f"{free} bytes on {device}",
+            "fix": f"at most {free // bytes_each}",
+        }
+        raise ConfigError("SD-E178", f"there is not enough memory for {what}", facts)
+
+
+def bytes_per_row(config: EngineConfig, info: TargetInfo, needs: Needs | None) -> int:
+    """What each request that may run takes before it does: places in tables, and the history that a proposer reads."""
+    blocks = -(-info.max_model_len // config.block_size)
+    return 8 * (ROW_RECORDS + blocks + (info.max_model_len if needs and needs.history else 0))
+
+
+def quarter_of_free(config: EngineConfig, target: TargetModel) -> int:
+    """Untouched pages cost a CPU nothing, and others use its memory too."""
+    return free_memory(target.device) // 4
+
+
+def left_by_a_step(
+    config: EngineConfig, target: TargetModel, memory: Callable[[torch.device], DeviceMemory] = CudaMemory
+) -> int:
+    """The share of a device that the user gives, less what weights and the largest step take there.
+
+    What is loaded or recorded later (a draft network, graphs) comes out of the share that is not given.
+    """
+    device = memory(target.device)
+    num_rows = min(config.max_num_batched_tokens, config.max_num_seqs * ROWS_PER_REQUEST)
+    peak = device.peak(lambda: target.dummy_pass(config.max_num_batched_tokens, num_rows))
+    return int(config.gpu_memory_utilization * device.total()) - peak
+
+
+ROW_RECORDS = 16
+"""Numbers that the engine's books hold of each row, its queues and generations counted in."""
+
+ROWS_PER_REQUEST = 8
+"""Rows of logits that a step is sized for: more drafts than are common."""
+
+KV_BUDGETS: dict[str, Callable[[EngineConfig, TargetModel], int]] = {"cpu": quarter_of_free, "cuda": left_by_a_step}
+"""Bytes for the KV cache where the user names none, for each type of device."""

@@ -1,0 +1,243 @@
+"""The target: a transformers causal LM that runs ragged batches over our paged cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk.errors import did_you_mean
+
+from ..cache.kv_cache import LayerShape
+from ..kernels.attention_spec import AttentionContext
+from .attention import ATTENTION_NAME, ShapeProbe, attention_arguments
+from .forward_input import ForwardInput
+from .hidden_states import HiddenState, HiddenStates
+from .loading import loading
+from .model_support import read_config, refuse_unsupported, slides
+
+_REMOTE_CODE = "a model whose code comes with its checkpoint needs trust_remote_code=True"
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """Results of one forward pass."""
+
+    logits: Tensor  # [R, V], the rows the batch asked for
+    hidden: Tensor | None  # [N, L*H]; None if nobody asked
+
+
+class Target(Protocol):
+    """Whatever computes logits: the engine's own form of a model, or an adapter's."""
+
+    model: Any  # a transformers causal LM
+    device: torch.device
+    dtype: torch.dtype
+
+    def forward(self, inputs: ForwardInput) -> TargetOutput: ...
+
+
+class TargetModel:
+    """Weights and modelling code come from transformers; batching, attention and cache are ours."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model = model  # a transformers causal LM
+        self.config = model.config
+        self.device = device
+        self.dtype: torch.dtype = model.dtype
+        self.run: Callable[..., Tensor] = self._run_model  # or another form of the same
+        self.attention_modules: dict[int, nn.Module] = {}  # by layer, as the first pass found them
+        self.windows: list[int | None] = []  # of the layers
+        self.layer_shapes = self._probe()
+        self._hidden = HiddenStates(model, (), self.num_layers)
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        moe_backend: str | None,
+        *,
+        trust_remote_code: bool = False,
+    ) -> TargetModel:
+        """Load a checkpoint, all of it.
+
+        Raises ConfigError SD-E143 if transformers cannot, SD-E188 if tensors are missing; UnsupportedModelError.
+        """
+        experts = experts_settings(moe_backend)
+        with loading("SD-E143", f"cannot load the model {path!r}", {"trust_remote_code": _REMOTE_CODE}):
+            try:
+                model, report = AutoModelForCausalLM.from_pretrained(
+                    path,
+                    config=config,
+                    dtype=dtype,
+                    attn_implementation=ATTENTION_NAME,
+                    trust_remote_code=trust_remote_code,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are refused below, by their names
+                    **experts,
+                )
+            except KeyError as error:
+                if error.args == (ATTENTION_NAME,):
+                    raise _no_interface(config, "its attention classes are its own") from error
+                raise
+            _check_tensors(path, report)
+            return cls(model.to(device).eval(), device)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_shapes)
+
+    def _probe(self) -> list[LayerShape]:
+        """What each layer stores, seen in one pass over two tokens rather than guessed from the configuration."""
+        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+            raise _no_interface(self.config, "its forward takes no position_ids, by which requests share a batch")
+        probe = ShapeProbe()
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        positions = torch.arange(2, device=self.device)[None]
+        try:
+            rows = torch.ones(1, dtype=torch.int64, device=self.device)
+            logits = self._forward(tokens, positions, probe, rows, self.attention_modules)
+        except UnsupportedModelError:
+            raise
+        except Exception as error:  # modelling code that expects masks, caches or attention of its own
+            raise _no_interface(self.config, f"{type(error).__name__}: {error}") from error
+        if len(logits) != 1:
+            raise _no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
+        num_layers = self.config.num_hidden_layers
+        if not probe.layers or sorted(probe.layers) != list(range(num_layers)):
+            raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
+        self._check_windows(probe.windows)
+        if probe.dtypes != {self.dtype}:
+            computed = ", ".join(sorted(map(str, probe.dtypes)))
+            raise self._unserved(f"it computes in {computed} where the model is in {self.dtype}")
+        self.windows = list(probe.windows.values())
+        return [probe.layers[layer] for layer in range(num_layers)]
+
+    def _check_windows(self, windows: Mapping[int, int | None]) -> None:
+        """Where a window is only in the mask that transformers would make, attention here sees every key."""
+        config = self.config.to_dict()
+        unsaid = [layer for layer, window in windows.items() if window is None and slides(config, layer)]
+        if unsaid:
+            layers = ", ".join(map(str, sorted(unsaid)))
+            raise self._unserved(f"layers {layers} are configured to slide, and call it without a window")
+
+    def _unserved(self, reason: str) -> UnsupportedModelError:
+        facts = {"model_type": self.config.model_type, "reason": reason}
+        return UnsupportedModelError("SD-E141", "this model's attention is not served", facts)
+
+    def dummy_pass(self, num_tokens: int, num_rows: int, context: AttentionContext | None = None) -> None:
+        """A pass of this many tokens, with logits for the last `num_rows`: for what it takes. None: without a cache."""
+        tokens = torch.zeros(1, num_tokens, dtype=torch.int64, device=self.device)
+        positions = torch.zeros_like(tokens)
+        rows = torch.arange(num_tokens - num_rows, num_tokens, device=self.device)
+        self._forward(tokens, positions, context or ShapeProbe(), rows).float().softmax(dim=-1)
+
+    def _forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        context: AttentionContext,
+        logits_rows: Tensor,
+        modules: MutableMapping[int, nn.Module] | None = None,
+    ) -> Tensor:
+        with torch.inference_mode():
+            if len(logits_rows):
+                return self.run(tokens, positions, logits_rows, **attention_arguments(context, modules))
+            one = logits_rows.new_zeros(1)  # none would be one more case for a compiler
+            return self.run(tokens, positions, one, **attention_arguments(context))[:0]
+
+    def _run_model(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
+        """Logits [R, V] of tokens and positions [1, N], as the library's model computes them."""
+        output = self.model(
+            input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=logits_rows, **attention
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def forward(self, inputs: ForwardInput) -> TargetOutput:
+        """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
+        logits = self._forward(inputs.token_ids[None], inputs.positions[None], inputs.cache, inputs.logits_rows)
+        return TargetOutput(logits, self._hidden.take())
+
+    @property
+    def kept_hidden_states(self) -> MutableMapping[HiddenState, Tensor]:
+        """Filled by hooks in every pass, and emptied after it."""
+        return self._hidden.kept
+
+    def capture(self, hidden_states: Sequence[HiddenState]) -> None:
+        """Make every forward pass return these hidden states: boundaries 0 .. num_layers, or 'final'. Called once."""
+        self._hidden = HiddenStates(self.model, hidden_states, self.num_layers)
+        if hidden_states:  # states of another form are refused now, and not in a step
+            self.dummy_pass(2, 1)
+            self._hidden.take()
+
+
+def experts_settings(moe_backend: str | None) -> dict[str, str]:
+    """What `from_pretrained` is told: nothing for None and "auto", so that transformers chooses.
+
+    Raises ConfigError SD-E132 for a name that transformers does not know.
+    """
+    if moe_backend in (None, "auto"):
+        return {}
+    offered = ["auto", "eager", *sorted(ALL_EXPERTS_FUNCTIONS.valid_keys())]
+    if moe_backend not in offered:
+        suggestion = did_you_mean(str(moe_backend), offered)
+        facts = {"found": repr(moe_backend), "expected": ", ".join(offered)}
+        facts |= {"did you mean": suggestion} if suggestion else {}
+        raise ConfigError("SD-E132", "moe_backend names no experts implementation", facts)
+    return {"experts_implementation": str(moe_backend)}
+
+
+def _check_tensors(path: str, report: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that lacks tensors; tied ones are not missing. Unused ones transformers has warned of.
+
+    `report`: what `from_pretrained` says of its loading.
+    """
+    unused = sorted(report["unexpected_keys"])
+    others = [f"{name} {list(found)}, expected {list(expected)}" for name, found, expected in report["mismatched_keys"]]
+    missing = sorted(set(report["missing_keys"]) - {name for name, _, _ in report["mismatched_keys"]})
+    if missing or others:
+        facts = {"missing": _some(missing), "of another size": _some(sorted(others)), "unused": _some(unused)}
+        facts["fix"] = "a checkpoint of a causal LM, and its own config.json; embedding and reward models have no head"
+        told = {label: fact for label, fact in facts.items() if fact}
+        raise ConfigError("SD-E188", f"the checkpoint {path!r} lacks tensors of its model", told)
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _no_interface(config: Any, because: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "SD-E144",
+        "this model does not run through transformers' common interface (attention and logits_to_keep)",
+        {"model_type": config.model_type, "because": because},
+    )
+
+
+def load_config(path: str, *, trust_remote_code: bool = False) -> Any:
+    """A checkpoint's transformers configuration. Raises ConfigError SD-E140, SD-E143 or UnsupportedModelError."""
+    read_config(path)
+    with loading("SD-E143", f"cannot load the configuration of {path!r}", _CONFIG_FIXES):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        facts = config.to_dict()
+    refuse_unsupported(facts)
+    return config
+
+
+_CONFIG_FIXES = {
+    "trust_remote_code": _REMOTE_CODE,
+    "does not recognize this architecture": f"a newer transformers, or: {_REMOTE_CODE}",
+}

@@ -1,0 +1,142 @@
+"""Whether the engine can give a proposer what it needs: answered once, in numbers, before weights load."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from specdec.sdk import DraftKV, Needs, Refusal, TargetInfo
+
+from ..registry import LoadedProposer
+
+logger = logging.getLogger("specdec")
+
+BYTES_PER_VALUE = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+LAW_BYTES = 4  # draft probabilities are kept in float32
+TOKEN_ID_BYTES = 8
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """What admitting a proposer costs. The engine takes it from its memory budget."""
+
+    law_bytes: int  # draft laws of every row between two steps; 0 where no law is kept
+    draft_kv_bytes_per_block: int  # beside the target's own, for each KV block
+    hidden_bytes_per_token: int  # hidden states shown for each kept row
+
+    @property
+    def keeps_law(self) -> bool:
+        """Whether verification will read draft laws."""
+        return self.law_bytes > 0
+
+
+def admit(loaded: LoadedProposer, target: TargetInfo, *, law_budget_bytes: int | None = None) -> Admission:
+    """What `loaded` costs on `target`, or Refusal with the numbers and what would work.
+
+    `law_budget_bytes` is the most that draft laws may take; None: no limit.
+    """
+    try:
+        admission = _admit(loaded, target, law_budget_bytes)
+    except Refusal as refusal:
+        raise refusal.blamed_on(loaded.plugin) from None
+    logger.info(
+        "proposer %s: draft laws %.1f MiB, draft KV %d bytes per block, hidden states %d bytes per token",
+        loaded.plugin,
+        admission.law_bytes / MIB,
+        admission.draft_kv_bytes_per_block,
+        admission.hidden_bytes_per_token,
+    )
+    return admission
+
+
+def _admit(loaded: LoadedProposer, target: TargetInfo, law_budget_bytes: int | None) -> Admission:
+    needs = loaded.needs
+    _refuse_reserved(needs)
+    _check_hidden_states(needs, target)
+    _check_draft_vocabulary(needs, target)
+    probabilistic = loaded.config.draft_sample_method == "probabilistic"
+    if probabilistic and needs.law == "one_hot":
+        reason = 'draft_sample_method is "probabilistic", and this proposer reports no draft law (law="one_hot")'
+        raise Refusal(reason, '"draft_sample_method": "greedy"')
+    k = loaded.config.num_draft_tokens
+    law_bytes = target.max_num_seqs * k * _law_bytes_per_token(needs, target) if probabilistic else 0
+    if law_budget_bytes is not None and law_bytes > law_budget_bytes:
+        raise _law_too_large(needs, target, k, law_budget_bytes)
+    return Admission(
+        law_bytes=law_bytes,
+        draft_kv_bytes_per_block=_draft_kv_bytes_per_block(needs.draft_kv, target) if needs.draft_kv else 0,
+        hidden_bytes_per_token=len(needs.hidden_states) * target.hidden_size * _value_bytes(target.dtype),
+    )
+
+
+def _refuse_reserved(needs: Needs) -> None:
+    if needs.topology != "chain":
+        raise Refusal(f'its drafts are a {needs.topology} (topology="{needs.topology}")', 'topology="chain"')
+    if needs.multimodal:
+        raise Refusal("it needs image or audio inputs (multimodal=True)", "a proposer for text")
+
+
+def _check_hidden_states(needs: Needs, target: TargetInfo) -> None:
+    beyond = [k for k in needs.hidden_states if isinstance(k, int) and k > target.num_layers]
+    if beyond:
+        reason = f"it reads the hidden states after layer {', '.join(map(str, beyond))} of {target.model}"
+        limit = f"boundaries 0 .. {target.num_layers} (the target has {target.num_layers} layers)"
+        raise Refusal(reason, f'{limit}, or "final"')
+
+
+def _check_draft_vocabulary(needs: Needs, target: TargetInfo) -> None:
+    ids = needs.draft_vocabulary
+    if ids is None:
+        return
+    outside = [(draft_id, id_) for draft_id, id_ in enumerate(ids) if not 0 <= id_ < target.vocab_size]
+    if outside:
+        draft_id, id_ = outside[0]
+        reason = f"its draft_vocabulary maps draft id {draft_id} to target id {id_} ({len(outside)} such ids)"
+        raise Refusal(reason, f"target ids 0 .. {target.vocab_size - 1}: a checkpoint made for this target")
+    if not ids or len(set(ids)) != len(ids):
+        reason = f"its draft_vocabulary has {len(ids)} entries for {len(set(ids))} different target ids"
+        raise Refusal(reason, "one target id of its own for each draft id, and at least one")
+
+
+def _draft_kv_bytes_per_block(kv: DraftKV, target: TargetInfo) -> int:
+    values_per_token = kv.num_layers * kv.num_heads * (kv.head_dim + (kv.value_head_dim or kv.head_dim))
+    return values_per_token * target.block_size * _value_bytes(kv.dtype or target.dtype)
+
+
+def _value_bytes(dtype: str) -> int:
+    if dtype not in BYTES_PER_VALUE:
+        raise Refusal(f'the dtype "{dtype}" is unknown', ", ".join(BYTES_PER_VALUE))
+    return BYTES_PER_VALUE[dtype]
+
+
+def _law_bytes_per_token(needs: Needs, target: TargetInfo) -> int:
+    if needs.law == "sparse":
+        return needs.sparse_top_m * (LAW_BYTES + TOKEN_ID_BYTES)
+    return LAW_BYTES * _law_width(needs, target)
+
+
+def _law_width(needs: Needs, target: TargetInfo) -> int:
+    return target.vocab_size if needs.draft_vocabulary is None else len(needs.draft_vocabulary)
+
+
+def _law_too_large(needs: Needs, target: TargetInfo, k: int, budget: int) -> Refusal:
+    rows, per_token = target.max_num_seqs, _law_bytes_per_token(needs, target)
+    width = f"{needs.sparse_top_m} entries" if needs.law == "sparse" else f"{_law_width(needs, target)} ids"
+    needed = rows * k * per_token / MIB
+    reason = (
+        f"its {needs.law} draft laws take {rows} rows x {k} drafts x {width} = {needed:.1f} MiB, "
+        f"and the budget is {budget / MIB:.1f} MiB"
+    )
+    fitting_k, fitting_rows = budget // (rows * per_token), budget // (k * per_token)
+    works = [f'"num_speculative_tokens": {fitting_k}'] if fitting_k else []
+    works += [f"max_num_seqs={fitting_rows}"] if fitting_rows else []
+    works += ["a sparse draft law"] if needs.law == "dense" else []
+    return Refusal(reason, ", or ".join([*works, '"draft_sample_method": "greedy"']))

@@ -1,0 +1,282 @@
+"""Whether what a proposer returned is a draft for the step: form first, then values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import Draft, DraftLaw, LawForm, LawKind, Needs, PluginId, ProposerError, StepView
+
+from .draft_support import can_draw, target_to_draft
+from .unread_drafts import Report
+from .view_guard import is_due
+
+_KINDS: dict[LawForm, frozenset[LawKind]] = {
+    "one_hot": frozenset({LawKind.ONE_HOT}),
+    "dense": frozenset({LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS}),
+    "sparse": frozenset({LawKind.ONE_HOT, LawKind.SPARSE}),
+}
+_INTEGERS = frozenset({torch.int64, torch.int32})
+_Held = TypeVar("_Held", Draft, DraftLaw)
+_SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True)
+class CheckedDraft:
+    """A draft that can be stored: ids on the host, one list per request of the step."""
+
+    token_ids: list[list[int]]  # of an unread draft zeros, as many as were asked for
+    law: DraftLaw | None
+    unread: Draft | None = None  # None: it was read
+
+
+class DraftChecker:
+    """Checks the drafts of one proposer. Raises ProposerError SD-E200 .. SD-E206, naming it."""
+
+    def __init__(self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device) -> None:
+        self._plugin = plugin
+        self._needs = needs
+        self._vocab_size = vocab_size
+        self._device = device if needs.placement == "device" else torch.device("cpu")
+        self._on_host = self._device.type == "cpu"
+        self._num_checked_laws = 0
+        vocabulary = needs.draft_vocabulary
+        self._t2d = None if vocabulary is None else target_to_draft(vocabulary, vocab_size, self._device)
+
+    def check(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
+        """The draft as lists of ids within the vocabulary, and its law if it reports one.
+
+        `budgets` are the step's, one per request, from the engine rather than from a view that may have been changed.
+        """
+        draft = self._checked_form(draft, step)
+        lengths, rows = self._read(draft)
+        self._check_lengths(lengths, step.request_ids, budgets)
+        token_ids = [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        self._check_ids(token_ids, step.request_ids)
+        if draft.law is not None:
+            self._check_law(draft.law, draft, step, read=True)
+        return CheckedDraft(token_ids, draft.law)
+
+    def check_unread(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
+        """What can be known of a draft without waiting for it; the values of its law are read when that is due."""
+        draft = self._checked_form(draft, step)
+        if draft.law is not None:
+            self._check_law(draft.law, draft, step, read=False)
+        return CheckedDraft([[0] * budget for budget in budgets], draft.law, draft)
+
+    def check_read(self, request_ids: Sequence[str], reports: Sequence[Report]) -> None:
+        """Lengths and ids of drafts that were returned unread, and whether their distributions can have drawn them."""
+        self._check_lengths([each.length for each in reports], request_ids, [each.budget for each in reports])
+        self._check_ids([each.token_ids[: each.length] for each in reports], request_ids)
+        for b, each in enumerate(reports):
+            if each.num_usable < each.length:
+                raise self._impossible(request_ids[b], b, each.num_usable, each.token_ids[each.num_usable])
+
+    def _checked_form(self, draft: object, step: StepView) -> Draft:
+        if not isinstance(draft, Draft):
+            facts = {
+                "expected": "specdec.sdk.Draft",
+                "found": "None" if draft is None else f"{type(draft).__module__}.{type(draft).__qualname__}",
+                "fix": "return Draft(token_ids, lengths), or Draft.from_lists(lists, step.num_draft_tokens)",
+            }
+            raise self._error("SD-E200", "propose returned no Draft", facts)
+        draft = _plain(draft)
+        if isinstance(draft.law, DraftLaw):
+            law = _plain(draft.law)
+            draft = draft if law is draft.law else replace(draft, law=law)
+        width = step.num_draft_tokens
+        self._check_form("token_ids", draft.token_ids, (len(step), width), _INTEGERS)
+        self._check_form("lengths", draft.lengths, (len(step),), _INTEGERS)
+        return draft
+
+    def _check_form(self, field: str, found: object, shape: tuple[int, ...], dtypes: Set[torch.dtype]) -> None:
+        if not isinstance(found, Tensor):
+            facts = {"expected": f"tensor {shape}", "found": type(found).__name__}
+            raise self._error("SD-E201", f"Draft.{field} is no tensor", facts)
+        if found.shape == shape and found.dtype in dtypes and self._lies_right(found):
+            return
+        transposed = len(shape) == 2 and tuple(found.shape) == shape[::-1] and shape[0] != shape[1]
+        facts = {
+            "shape": f"expected {shape}, found {tuple(found.shape)}" + ("   looks transposed" if transposed else ""),
+            "dtype": f"expected {' or '.join(sorted(map(str, dtypes)))}, found {found.dtype}",
+            "device": f"expected {self._device}, found {found.device}",
+            "fix": "one row per request, in the order of step.request_ids; K is step.num_draft_tokens"
+            + ("\na law is as wide as Needs.draft_vocabulary, else as the target's" if len(shape) > 2 else ""),
+        }
+        raise self._error("SD-E201", f"Draft.{field} has the wrong form", facts)
+
+    def _lies_right(self, found: Tensor) -> bool:
+        if self._on_host:
+            return found.is_cpu
+        return found.device.type == self._device.type  # a device's name costs a host more than all else that it checks
+
+    def _check_lengths(self, lengths: Sequence[int], request_ids: Sequence[str], budgets: Sequence[int]) -> None:
+        for b, (length, budget) in enumerate(zip(lengths, budgets, strict=True)):
+            if not 0 <= length <= budget:
+                raise self._error(
+                    "SD-E202",
+                    "a draft is longer than its budget" if length > 0 else "a draft has a negative length",
+                    {
+                        "request": f"{request_ids[b]!r}, row {b} of the step",
+                        "expected": f"0 .. {budget}",
+                        "found": length,
+                        "fix": "draft at most step.budget[b] tokens; a budget of 0 asks for none",
+                    },
+                )
+
+    def _check_ids(self, token_ids: Sequence[Sequence[int]], request_ids: Sequence[str]) -> None:
+        every = list(chain.from_iterable(token_ids))
+        if not every or 0 <= min(every) <= max(every) < self._vocab_size:
+            return
+        for b, ids in enumerate(token_ids):
+            if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+                position, bad = next((i, t) for i, t in enumerate(ids) if not 0 <= t < self._vocab_size)
+                raise self._error(
+                    "SD-E203",
+                    "a draft token id lies outside the target's vocabulary",
+                    {
+                        "request": f"{request_ids[b]!r}, row {b} of the step, draft position {position}",
+                        "expected": f"0 .. {self._vocab_size - 1}",
+                        "found": bad,
+                        "fix": "put padding behind lengths[b]; map ids of a smaller draft vocabulary to the target's",
+                    },
+                )
+
+    def _check_law(self, law: DraftLaw, draft: Draft, step: StepView, *, read: bool) -> None:
+        if not isinstance(law, DraftLaw):
+            facts = {"expected": "specdec.sdk.DraftLaw, or None", "found": type(law).__name__}
+            raise self._error("SD-E204", "Draft.law is no DraftLaw", facts)
+        shape = (len(step), step.num_draft_tokens)
+        self._check_form("law.kind", law.kind, shape[:1], {torch.uint8})
+        self._num_checked_laws += 1
+        due = is_due(self._num_checked_laws)
+        kinds = self._kinds_of(law) if read or due else self._possible_kinds(law)
+        vocabulary = self._needs.draft_vocabulary
+        dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
+        sparse = (*shape, self._needs.sparse_top_m)
+        floats = set(_SUM_TOLERANCE)
+        wanted = {
+            LawKind.DENSE_PROBS: [("probs", law.probs, dense, floats)],
+            LawKind.DENSE_LOGITS: [("logits", law.logits, dense, floats)],
+            LawKind.SPARSE: [
+                ("sparse_ids", law.sparse_ids, sparse, {torch.int64}),
+                ("sparse_probs", law.sparse_probs, sparse, floats),
+            ],
+        }
+        for kind in kinds - {LawKind.ONE_HOT}:
+            for name, tensor, form, dtypes in wanted[LawKind(kind)]:
+                self._check_form(f"law.{name}", tensor, form, dtypes)
+        if due:
+            self._check_sums(law, draft, step)
+        if read:
+            self._check_support(kinds, law, draft, step)
+
+    def _check_support(self, kinds: Set[int], law: DraftLaw, draft: Draft, step: StepView) -> None:
+        drafted = torch.arange(step.num_draft_tokens, device=law.kind.device) < draft.lengths[:, None]
+        for kind in map(LawKind, kinds - {LawKind.ONE_HOT}):
+            possible = can_draw(kind, law, draft.token_ids, self._t2d, self._vocab_size)
+            impossible = drafted & (law.kind == kind)[:, None] & ~possible
+            if bool(impossible.any()):
+                self._check_sums(law, draft, step)  # what is no distribution at all is told as that
+                b, position = impossible.nonzero()[0].tolist()
+                token_id = int(draft.token_ids[b, position])
+                ids = (
+                    law.sparse_ids[b, position].tolist()
+                    if kind == LawKind.SPARSE and law.sparse_ids is not None
+                    else ()
+                )
+                raise self._impossible(step.request_ids[b], b, position, token_id, ids)
+
+    def _impossible(
+        self, request_id: str, b: int, position: int, token_id: int, ids: Sequence[int] = ()
+    ) -> ProposerError:
+        """The error for a token that the distribution reported for it cannot have drawn; `ids` of a sparse one."""
+        facts: dict[str, object] = {
+            "request": f"{request_id!r}, row {b} of the step, draft position {position}",
+            "drafted": token_id,
+        }
+        if ids:
+            facts["sparse ids"] = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if ids[8:] else "")
+        facts |= {
+            "expected": f"for it a probability above 0, or a finite logit; sparse ids in -1 .. {self._vocab_size - 1}",
+            "fix": "report what the token was drawn from, in target ids; without a distribution tag LawKind.ONE_HOT",
+            "why": "verification with a wrong distribution silently changes what is generated",
+        }
+        return self._error("SD-E206", "a drafted token cannot come from its reported distribution", facts)
+
+    def _check_sums(self, law: DraftLaw, draft: Draft, step: StepView) -> None:
+        for kind, probs in ((LawKind.DENSE_PROBS, law.probs), (LawKind.SPARSE, law.sparse_probs)):
+            if probs is not None:
+                self._check_probabilities(probs, law.kind == kind, draft, step)
+
+    def _kinds_of(self, law: DraftLaw) -> set[int]:
+        """The tags of its rows; waits for them."""
+        kinds: set[int] = set(law.kind.tolist())
+        undeclared = kinds - _KINDS[self._needs.law]
+        if undeclared:
+            names = {int(kind): kind.name for kind in LawKind}
+            found = ", ".join(names.get(kind, str(kind)) for kind in sorted(undeclared))
+            raise self._error(
+                "SD-E204",
+                "a draft law has a form that was not declared",
+                {
+                    "declared": f"Needs.law = {self._needs.law!r}",
+                    "found": found,
+                    "fix": "declare the form in Needs(law=...), or tag the row LawKind.ONE_HOT",
+                },
+            )
+        return kinds
+
+    def _possible_kinds(self, law: DraftLaw) -> set[int]:
+        """The declared tags that the law brings tensors for; rows with any other count as one-hot."""
+        brought = {LawKind.DENSE_PROBS: law.probs, LawKind.DENSE_LOGITS: law.logits, LawKind.SPARSE: law.sparse_ids}
+        return {int(kind) for kind, tensor in brought.items() if tensor is not None} & _KINDS[self._needs.law]
+
+    def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, step: StepView) -> None:
+        drafted = (torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]) & rows[:, None]
+        used = probs[drafted].double()
+        if not len(used):
+            return
+        tolerance = _SUM_TOLERANCE[probs.dtype]
+        sums, least = used.sum(dim=-1), used.amin(dim=-1)
+        wrong = ((sums - 1).abs() <= tolerance).logical_and(least >= 0).logical_not()
+        if not bool(wrong.any()):
+            return
+        off = (sums - 1).abs().maximum(-least).nan_to_num(nan=torch.inf)
+        worst = int(off.argmax())
+        b, position = drafted.nonzero()[worst].tolist()
+        num_bad = int((~used[worst].isfinite()).sum())
+        raise self._error(
+            "SD-E205",
+            "a reported draft law is not a probability distribution",
+            {
+                "worst": f"request {step.request_ids[b]!r}, draft position {position}: sum {float(sums[worst]):.4f}, "
+                f"least entry {float(least[worst]):.4g}, {num_bad} not finite",
+                "expected": f"sum 1 (tolerance {tolerance:g} for {probs.dtype}), no entry below 0",
+                "likely": "a filter was applied without renormalising, or these are logits",
+                "why": "verification with a wrong law silently changes what is generated",
+            },
+        )
+
+    def _read(self, draft: Draft) -> tuple[list[int], list[list[int]]]:
+        """Lengths and padded ids; a device is waited for once."""
+        if self._needs.placement == "host":
+            return draft.lengths.tolist(), draft.token_ids.tolist()
+        rows: list[list[int]] = torch.cat([draft.lengths[:, None], draft.token_ids], dim=1).tolist()
+        return [row[0] for row in rows], [row[1:] for row in rows]
+
+    def _error(self, code: str, summary: str, facts: Mapping[str, object]) -> ProposerError:
+        return ProposerError(code, summary, facts, plugin=self._plugin)
+
+
+def _plain(held: _Held) -> _Held:
+    """With plain tensors of the same memory: a subclass of Tensor may answer `tolist` with what is not in it."""
+    found = vars(held).items()
+    odd = {name: each for name, each in found if isinstance(each, Tensor) and type(each) is not Tensor}
+    plain: dict[str, Any] = {name: Tensor.as_subclass(each, Tensor) for name, each in odd.items()}
+    return replace(held, **plain) if plain else held

@@ -1,0 +1,96 @@
+"""Draft networks: read from checkpoints, built from configurations, made ready to run like the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from specdec.sdk import Checkpoint, CheckpointError, ConfigError, NetworkSettings, Refusal, UnsupportedModelError
+
+from ..kernels.native.kernels import NativeKernels
+from ..model.attention import ATTENTION_NAME
+from ..model.inference_form import prepare_causal_lm, prepare_network
+from ..model.model_support import refuse_unsupported
+from ..model.target import TargetModel, experts_settings, load_config
+
+_STUB_VOCABULARY = 1
+
+
+def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device, kernels: NativeKernels | None) -> Any:
+    """A transformers causal LM that runs through our attention. Raises ConfigError, UnsupportedModelError."""
+    config = load_config(path, trust_remote_code=settings.trust_remote_code)
+    model = TargetModel.load(
+        path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
+    ).model
+    prepare_causal_lm(model, settings.quantization, kernels)
+    return model.requires_grad_(False)
+
+
+def build_decoder(config: Mapping[str, Any], settings: NetworkSettings, device: torch.device) -> Any:
+    """A transformers decoder with random weights and a stub for an embedding. Raises Refusal."""
+    values = {key: value for key, value in config.items() if key not in _NOT_OF_THE_NETWORK}
+    try:
+        hf_config = AutoConfig.for_model(values.pop("model_type"), **values)
+        refuse_unsupported(hf_config.to_dict())
+        hf_config.vocab_size = _STUB_VOCABULARY
+        hf_config.pad_token_id = None
+        with torch.device(device):
+            model = AutoModel.from_config(
+                hf_config,
+                dtype=_dtype(settings),
+                attn_implementation=ATTENTION_NAME,
+                **experts_settings(settings.moe_backend),
+            )
+    except UnsupportedModelError as error:
+        raise Refusal(f"its layers cannot be served: {error.facts['reason']}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refusal(f"transformers cannot build its layers: {error}") from error
+    return model.eval()
+
+
+_NOT_OF_THE_NETWORK = frozenset(
+    {"architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "quantization_config"}
+)
+
+
+def finish(network: nn.Module, settings: NetworkSettings, device: torch.device, kernels: NativeKernels | None) -> None:
+    """Ready for inference: on the device, in its dtype, without gradients, weights packed where that pays."""
+    network.to(device=device).eval().requires_grad_(False)
+    for parameter in network.parameters():  # buffers keep their precision: rotary frequencies are float32 in any model
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(_dtype(settings))
+    prepare_network(network, settings.quantization, kernels)
+
+
+def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:
+    """The tensors of a checkpoint directory whose names start with one of `prefixes`. Raises ConfigError SD-E146."""
+    tensors: dict[str, Tensor] = {}
+    for file in Checkpoint(directory, {}).weight_files:
+        try:
+            tensors |= _read(file, prefixes, device)
+        except Exception as error:  # whatever a damaged file makes the readers raise
+            raise CheckpointError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
+    return tensors
+
+
+def _read(file: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:
+    if file.suffix != ".safetensors":
+        saved = torch.load(file, map_location=device, weights_only=True)
+        return {name: tensor for name, tensor in saved.items() if name.startswith(prefixes)}
+    with safe_open(file, framework="pt", device=str(device)) as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefixes)}  # noqa: SIM118
+
+
+def _dtype(settings: NetworkSettings) -> torch.dtype:
+    """Raises ConfigError SD-E132 for a name that is no floating-point dtype of torch."""
+    offered = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if settings.dtype not in offered:
+        facts = {"expected": ", ".join(offered), "found": repr(settings.dtype)}
+        raise ConfigError("SD-E132", "speculative_config.dtype is no dtype of a draft network", facts)
+    return offered[settings.dtype]

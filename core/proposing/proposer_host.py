@@ -1,0 +1,271 @@
+"""The engine's side of one running proposer: every call of it, counted, timed and contained."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from specdec.sdk import (
+    Proposer,
+    ProposerError,
+    RequestView,
+    Services,
+    SpecdecError,
+    StepStats,
+    StepView,
+    TargetInfo,
+)
+
+from ..registry import LoadedProposer, author_frame, is_complete, told
+from ..registry.blame import FIELDS, undeclared
+from ..registry.proposer_state import find_state, has_state, require_state, save_state
+from ..request.metrics import EngineMetrics
+from .draft_check import CheckedDraft, DraftChecker
+from .pace import Pace
+from .unread_drafts import Report
+from .view_guard import Snapshot, is_due
+from .views import ViewBuilder
+
+logger = logging.getLogger("specdec")
+
+OnProposerError = Literal["raise", "skip_step", "disable"]
+MAX_ERRORS = 3
+EFFECTS: dict[OnProposerError, str] = {
+    "raise": "raised when the step is complete; requests keep what it committed and can go on",
+    "skip_step": "going on without these drafts; what is generated does not change",
+    "disable": f"going on without these drafts, after {MAX_ERRORS} errors without any; the output does not change",
+}
+
+
+class Guest:
+    """Calls a proposer and lets none of its failures reach the requests.
+
+    `on_proposer_error`: "skip_step" goes on without this step's drafts; "disable" does the same and stops asking after
+    three failures; "raise" raises a ProposerError, within `raising_last` at its end. What is generated is the same in
+    each case.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        loaded: LoadedProposer,
+        checker: DraftChecker,
+        views: ViewBuilder,
+        policy: OnProposerError,
+        metrics: EngineMetrics,
+        on_error: Callable[[ProposerError], None],
+    ) -> None:
+        self.proposer = proposer
+        self.plugin = loaded.plugin
+        self.needs = loaded.needs
+        self.num_draft_tokens = loaded.config.num_draft_tokens
+        self.views = views
+        self.enabled = True
+        self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
+        self._state_dir = loaded.state_dir
+        self._checker = checker
+        self._policy = policy
+        self._metrics = metrics
+        self._on_error = on_error
+        self._num_errors = 0
+        self._num_steps = 0
+        self._draft_seconds = 0.0  # of the step that runs
+        self._pace = Pace(loaded.plugin)
+        self._started: set[str] = set()
+        self._stale: set[str] = set()  # requests whose steps the proposer has not all seen
+        self._held: list[ProposerError] | None = None  # to be raised; None: errors are raised where they happen
+
+    def wants_drafts_for(self, request_id: str) -> bool:
+        """Whether a draft for this request can be asked for."""
+        return self.enabled and request_id not in self._stale
+
+    @contextmanager
+    def raising_last(self) -> Iterator[None]:
+        """What happens inside happens as under "skip_step"; the first error is raised at the end, others its notes."""
+        held = self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
+        if held:
+            for other in held[1:]:
+                held[0].add_note(str(other))
+            raise held[0]
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Lend it the target's services, let it warm up, load its state. Failing stops the start under any policy."""
+        self._must("bind", target, services)
+        self._must("warmup")
+        if self._state_dir is not None and has_state(self._state_dir):
+            self.load(self._state_dir)
+
+    def start(self, request: RequestView) -> None:
+        """Tell it of a request's first row."""
+        self._started.add(request.request_id)
+        if not self._notify("on_start", request, request_ids=(request.request_id,)):
+            self._stale.add(request.request_id)
+
+    def preempt(self, request: RequestView) -> None:
+        """Tell it that a request lost its row; its replay makes a stale request whole again."""
+        self._stale.discard(request.request_id)
+        if not self._notify("on_preempt", request, request_ids=(request.request_id,)):
+            self._stale.add(request.request_id)
+
+    def finish(self, request: RequestView) -> None:
+        """Tell it that a request ended, if it was told that it started."""
+        self._stale.discard(request.request_id)
+        if request.request_id in self._started:
+            self._started.remove(request.request_id)
+            self._notify("on_finish", request, request_ids=(request.request_id,))
+
+    def draft(self, step: StepView, budgets: Sequence[int], *, read: bool = True) -> CheckedDraft | None:
+        """Show it the step, then ask for drafts if any are wanted. None: no drafts from this step.
+
+        `budgets` are those that the view shows: the view itself may have been written to. Without `read` the draft's
+        tokens stay on the device, and are for `check_read` later.
+        """
+        if not self.enabled:
+            return None
+        self._num_steps += 1
+        lent = Snapshot(step) if is_due(self._num_steps) else None
+        start = time.perf_counter()
+        checked = self._asked(step, budgets, read=read)
+        self._draft_seconds = time.perf_counter() - start
+        if lent is None or self._contained("propose", partial(self._require_unchanged, lent), step.request_ids):
+            return checked
+        return None
+
+    def keep_pace(self, stats: StepStats, seconds: float) -> None:
+        """Count what a step took as a whole: a proposer that costs more than it saves is told of once."""
+        if self.enabled:
+            self._pace.record(stats, seconds, self._draft_seconds)
+        self._draft_seconds = 0.0
+
+    def check_read(self, request_ids: Sequence[str], reports: Sequence[Report]) -> None:
+        """Check drafts of an earlier step, one for each request, that were not read when they were made."""
+        if self.enabled:
+            self._contained("propose", partial(self._checker.check_read, request_ids, reports), request_ids)
+
+    def _asked(self, step: StepView, budgets: Sequence[int], *, read: bool) -> CheckedDraft | None:
+        if not self._observes(step) or not any(budgets):
+            return None
+        self._metrics.counts["proposer_propose_calls"] += 1
+        check = self._checker.check if read else self._checker.check_unread
+        checked: list[CheckedDraft] = []
+        self._contained(
+            "propose", lambda: checked.append(check(self.proposer.propose(step), step, budgets)), step.request_ids
+        )
+        return checked[0] if checked else None
+
+    def _require_unchanged(self, lent: Snapshot) -> None:
+        changes = lent.changes()
+        if changes:
+            facts = {
+                "changed": "\n".join(map(str, changes[:3])) + (f"\nand {len(changes) - 3} more" if changes[3:] else ""),
+                "why": "the parts of a combinator, and other engines' own code, read the same memory",
+                "fix": "clone what you change; a method whose name ends in an underscore works in place",
+            }
+            summary = "the proposer wrote to the step, which it only borrows"
+            raise ProposerError("SD-E220", summary, facts, plugin=self.plugin)
+
+    def _observes(self, step: StepView) -> bool:
+        """Show it the step; where that fails the step's requests are stale, also if the failure stops the engine."""
+        seen = False
+        try:
+            seen = self._notify("observe", step, request_ids=step.request_ids)
+        finally:
+            if not seen:
+                self._stale.update(step.request_ids)
+        return seen
+
+    def close(self) -> None:
+        """Save its state where that was asked for, and tell it that the engine shuts down, also if it is disabled."""
+        try:
+            if self._state_dir is not None:
+                self.save(self._state_dir)
+        finally:
+            if "close" in self._methods:
+                self._contained("close", self._methods["close"])
+
+    def save(self, path: Path) -> None:
+        """Have it write its shared state. Raises ConfigError SD-E179, SD-E181; ProposerError whatever the policy."""
+        require_state(self.plugin, self._methods)
+        save_state(path, self.plugin, partial(self._must, "save"))
+
+    def load(self, path: Path) -> None:
+        """Have it read what `save` wrote. Raises as `save` does."""
+        require_state(self.plugin, self._methods)
+        self._must("load", find_state(path, self.plugin))
+
+    def _must(self, method: str, *args: object) -> None:
+        """Call an optional method if it is there, and fail if it fails."""
+        if method in self._methods:
+            error = self._attempt(method, partial(self._methods[method], *args))
+            if error is not None:
+                raise error
+
+    def _notify(self, method: str, *args: object, request_ids: Sequence[str]) -> bool:
+        """Call an optional method if it is there. Returns whether the proposer is still in step."""
+        if not self.enabled or method not in self._methods:
+            return True
+        return self._contained(method, lambda: self._methods[method](*args), request_ids)
+
+    def _contained(self, method: str, call: Callable[[], object], request_ids: Sequence[str] = ()) -> bool:
+        error = self._attempt(method, call)
+        if error is None:
+            return True
+        self._handle(error if isinstance(error, ProposerError) else self._blame(method, error), request_ids)
+        return False
+
+    def _attempt(self, method: str, call: Callable[[], object]) -> SpecdecError | None:
+        """The error that a call ends in, None without one. A proposer may not end the process, whatever it raises."""
+        try:
+            call()
+        except KeyboardInterrupt:  # the user's
+            raise
+        except BaseException as error:
+            return error if isinstance(error, SpecdecError) and is_complete(error) else self._blame(method, error)
+        return None
+
+    def _blame(self, method: str, error: BaseException) -> ProposerError:
+        facts = {"where": author_frame(error, self.plugin.target)}
+        missing = undeclared(error, self.needs)
+        if missing:
+            facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
+            facts["fix"] = f"needs = Needs({', '.join(FIELDS[name] for name in missing)}, ...)"
+            raised = ProposerError("SD-E222", f"{method} raised {told(error)}", facts, plugin=self.plugin)
+        else:
+            raised = ProposerError("SD-E210", f"{method} raised {told(error)}", facts, plugin=self.plugin)
+        raised.__cause__ = error
+        return raised
+
+    def _handle(self, error: ProposerError, request_ids: Sequence[str]) -> None:
+        error = self._placed(error, request_ids)
+        self._metrics.proposer_errors[error.code] += 1
+        if self._policy == "raise":
+            if self._held is None:
+                raise error
+            self._held.append(error)
+            return
+        self._num_errors += 1
+        if self._policy == "disable" and self._num_errors >= MAX_ERRORS:
+            self.enabled = False
+            logger.warning("%s\n  disabled after %d errors; decoding goes on without drafts", error, MAX_ERRORS)
+        elif self._num_errors == 1:
+            logger.warning("%s", error)
+        self._on_error(error)
+
+    def _placed(self, error: ProposerError, request_ids: Sequence[str]) -> ProposerError:
+        """The same error with the step, its requests, and what the policy makes of it."""
+        names = ", ".join(map(repr, request_ids[:4])) + (f" and {len(request_ids) - 4} more" if request_ids[4:] else "")
+        noun = "request" if len(request_ids) == 1 else "requests"
+        facts = {"step": f"{self._metrics.counts['num_steps'] + 1}, {noun} {names}"} if names else {}
+        facts["effect"] = f'on_proposer_error="{self._policy}": {EFFECTS[self._policy]}'
+        placed = ProposerError(error.code, error.summary, error.facts | facts, plugin=error.plugin or self.plugin)
+        placed.__cause__ = error.__cause__
+        return placed

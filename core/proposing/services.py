@@ -1,0 +1,159 @@
+"""What the engine lends a proposer: the target's embedding and head, its blocks, its loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from specdec.sdk import AttentionMode, DraftKV, DraftKVStore, NetworkSettings, Refusal, TargetInfo
+from specdec.sdk.checkpoint import logit_scale as stated_logit_scale
+
+from ..cache.addressing import Addressing
+from ..cache.kv_cache import KVCache, LayerShape
+from ..kernels.native.kernels import NativeKernels
+from ..model.attention import attention_arguments
+from . import draft_networks
+
+
+class Lender(Protocol):
+    """Whoever lends its embedding and head."""
+
+    @property
+    def model(self) -> Any: ...  # get_input_embeddings, get_output_embeddings
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+Capture = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class BlockDraftKV:
+    """Draft KV laid out on the blocks that the target's cache gave each request."""
+
+    def __init__(
+        self, spec: DraftKV, num_blocks: int, addressing: Addressing, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`num_blocks`: those of the pool; what the addressing needs beyond them is added."""
+        layer = LayerShape(spec.num_heads, spec.head_dim, spec.value_head_dim or spec.head_dim)
+        num_blocks += addressing.num_pad_blocks
+        self._cache = KVCache([layer] * spec.num_layers, num_blocks, addressing.block_size, dtype, device)
+        self._addressing = addressing
+
+    def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [N, heads, head_dim] of the tokens at (rows [N], positions [N])."""
+        slots = self._addressing.slots(rows, positions).to(self._cache.device)
+        self._cache.keys[layer].index_copy_(0, slots, keys)
+        self._cache.values[layer].index_copy_(0, slots, values)
+
+    def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [length, heads, head_dim] of positions 0 .. length-1; a view where blocks are adjacent."""
+        slots = self._addressing.slots_of_row(self._cache, row, length)
+        return self._cache.keys[layer][slots], self._cache.values[layer][slots]
+
+    def attention(
+        self, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: AttentionMode = "causal"
+    ) -> Mapping[str, Any]:
+        """What our attention function takes: where the pass's keys and values go, and what its queries see."""
+        return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode))
+
+
+class EngineServices:
+    """`specdec.sdk.Services` over this engine."""
+
+    def __init__(
+        self,
+        info: TargetInfo,
+        target: Lender,
+        tokenizer: Any,
+        draft_kv: DraftKVStore | None,
+        moe_backend: str | None = None,
+        capture: Capture | None = None,
+        compiling: Compile | None = None,
+        kernels: NativeKernels | None = None,
+    ) -> None:
+        """`capture`: makes a replayable form of a function of tensors; None: the device has none.
+
+        `compiling`: makes a compiled form of a function of tensors; None: all runs as it is. `kernels`: those of a CPU.
+        """
+        self.target = info
+        self.tokenizer = tokenizer
+        self.device = target.device
+        self.dtype = target.dtype
+        self._embedding: Callable[[Tensor], Tensor] = target.model.get_input_embeddings()
+        self._head: Callable[[Tensor], Tensor] = target.model.get_output_embeddings()
+        self._draft_kv = draft_kv
+        self._moe_backend = moe_backend
+        self._capture = capture
+        self._compiling = compiling
+        self._kernels = kernels
+
+    @property
+    def logit_scale(self) -> float:
+        """The configuration's factor on the head's output; 1 where it has none."""
+        return logit_scale(self.target)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The target's input embeddings: [..., H] for [...] int64."""
+        return self._embedding(token_ids)
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        """The target's logits [..., V] of final hidden states [..., H], without `logit_scale`."""
+        return self._head(hidden)
+
+    def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
+        """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
+        model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device, self._kernels)
+        self._compile_forward(model.get_decoder())
+        return model
+
+    def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
+        """A transformers decoder with random weights. Raises Refusal for a configuration that cannot be served."""
+        return draft_networks.build_decoder(config, self._inherited(settings), self.device)
+
+    def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
+        """Device, dtype, quantization and the layout of weights, in place."""
+        draft_networks.finish(network, self._inherited(settings), self.device, self._kernels)
+        self._compile_forward(network)
+
+    def _compile_forward(self, network: nn.Module) -> None:
+        if self._compiling is not None:
+            network.forward = self._compiling(network.forward)
+
+    def _inherited(self, settings: NetworkSettings) -> NetworkSettings:
+        """The settings with the target's in the place of what was left open."""
+        return replace(
+            settings,
+            dtype=settings.dtype or str(self.dtype).removeprefix("torch."),
+            moe_backend=settings.moe_backend or self._moe_backend,
+        )
+
+    def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
+        """The tensors whose names start with one of `prefixes`. Raises ConfigError SD-E146."""
+        return draft_networks.load_tensors(Path(checkpoint), tuple(prefixes), self.device)
+
+    def draft_kv(self) -> DraftKVStore:
+        """The store that `Needs.draft_kv` declared."""
+        if self._draft_kv is None:
+            raise Refusal("draft_kv was asked for but not declared", "declare Needs(draft_kv=DraftKV(...))")
+        return self._draft_kv
+
+    def capture(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """See `specdec.sdk.Services.capture`."""
+        return function if self._capture is None else self._capture(function)
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See `specdec.sdk.Services.compile`."""
+        return function if self._compiling is None else self._compiling(function)
+
+
+def logit_scale(target: TargetInfo) -> float:
+    """The configuration's factor on the head's output; 1 where it has none."""
+    return stated_logit_scale(target.config) or 1.0

@@ -1,0 +1,149 @@
+"""A proposer that was found, checked and admitted, and what the engine builds around it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specdec.sdk import Services, TargetInfo
+from specdec.sdk.errors import message
+
+from ..cache.addressing import Addressing
+from ..config.speculative_config import WHERE, SpeculativeConfig
+from ..device_memory import free_memory
+from ..kernels.native.kernels import NativeKernels
+from ..model.quantization import check_quantization
+from ..model.target import experts_settings
+from ..registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
+from ..registry.hooks import HookPlugins, Observers
+from ..rejection.rules import LOSSY, Judge, judge_of
+from ..request.metrics import EngineMetrics
+from .admission import Admission, admit
+from .draft_check import DraftChecker
+from .draft_store import LawBuffers
+from .draft_support import target_to_draft
+from .proposer_host import Guest
+from .services import BlockDraftKV, Capture, Compile, EngineServices, Lender
+from .unread_drafts import UnreadDrafts
+from .views import ViewBuilder
+
+logger = logging.getLogger("specdec")
+
+SpeculativeSettings = str | Mapping[str, Any] | SpeculativeConfig | None
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Known before any weight is loaded."""
+
+    config: SpeculativeConfig
+    loaded: LoadedProposer
+    admission: Admission
+
+    @classmethod
+    def prepare(
+        cls, asked: SpeculativeSettings, info: TargetInfo, settings: PluginSettings, hooks: HookPlugins
+    ) -> Speculation | None:
+        """Resolve, check and admit what the user asked for; None if nothing. Raises ConfigError, PluginLoadError."""
+        if asked is None:
+            return None
+        config = SpeculativeConfig.parse(asked)
+        experts_settings(config.moe_backend)
+        check_quantization(config.quantization, WHERE)
+        registry = Registry.discover(settings, hooks.registrations)
+        loaded = load_proposer(registry.resolve(config), config, info)
+        law_budget = free_memory(torch.device(info.device)) // 4
+        config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
+        if config.rejection_sample_method in LOSSY:
+            facts = {
+                "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
+                "effect": "what is generated depends on the drafts, and does not follow the target's law",
+                "lossless": '"standard" and "block"',
+            }
+            logger.warning("%s", message("SD-W302", "drafts are verified by a lossy rule", facts))
+        return cls(config, loaded, admit(loaded, info, law_budget_bytes=law_budget))
+
+    @property
+    def judge(self) -> Judge:
+        """How drafts are verified."""
+        return judge_of(self.config.rejection_sample_method, self.config.synthetic_acceptance_rate)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether what is generated follows the target's distribution."""
+        return self.config.rejection_sample_method not in LOSSY
+
+    @property
+    def lookahead(self) -> int:
+        """Positions past the newest token that a draft pass writes KV for."""
+        spec = self.loaded.needs.draft_kv
+        return spec.rows_per_pass if spec else 0
+
+    def law_buffers(self, info: TargetInfo, device: torch.device) -> LawBuffers:
+        """Storage for the declared form of law; none where verification will not read any."""
+        needs, k = self.loaded.needs, self.loaded.config.num_draft_tokens
+        if not self.admission.keeps_law:
+            return LawBuffers.none()
+        width = needs.sparse_top_m if needs.law == "sparse" else info.vocab_size
+        t2d = None
+        if needs.draft_vocabulary is not None:
+            width = len(needs.draft_vocabulary)
+            t2d = target_to_draft(needs.draft_vocabulary, info.vocab_size, device)
+        return LawBuffers.allocate(needs.law, (info.max_num_seqs, k, width), t2d, device)
+
+    def unread_drafts(self, info: TargetInfo, device: torch.device) -> UnreadDrafts | None:
+        """Where drafts stay on the device until they are verified; None for a proposer on the host."""
+        if self.loaded.needs.placement == "host":
+            return None
+        return UnreadDrafts(info.max_num_seqs, self.loaded.config.num_draft_tokens, info.vocab_size, device)
+
+    def services(
+        self,
+        info: TargetInfo,
+        target: Lender,
+        tokenizer: Any,
+        num_blocks: int,
+        addressing: Addressing,
+        kernels: NativeKernels | None,
+        moe_backend: str | None = None,
+        capture: Capture | None = None,
+        compiling: Compile | None = None,
+    ) -> EngineServices:
+        """What the proposer is lent, its draft KV included if it declared any.
+
+        `num_blocks`, `addressing`: of the target's cache, or of one that only drafts have. `kernels`: those of a CPU.
+        `compiling`: makes compiled forms of what drafters run; None: nothing is compiled.
+        """
+        spec = self.loaded.needs.draft_kv
+        draft_kv = None
+        if spec is not None:
+            dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
+            draft_kv = BlockDraftKV(spec, num_blocks, addressing, dtype, target.device)
+        return EngineServices(info, target, tokenizer, draft_kv, moe_backend, capture, compiling, kernels)
+
+    def guest(
+        self,
+        info: TargetInfo,
+        services: Services,
+        metrics: EngineMetrics,
+        observers: Observers,
+        device: torch.device,
+    ) -> Guest:
+        """The proposer, constructed and bound."""
+        loaded = self.loaded
+        k = loaded.config.num_draft_tokens
+        guest = Guest(
+            construct(loaded),
+            loaded,
+            DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device),
+            ViewBuilder(loaded.needs, k, info.max_num_seqs, info.max_model_len, device),
+            self.config.on_proposer_error,
+            metrics,
+            observers.on_proposer_error,
+        )
+        guest.bind(info, services)
+        return guest

@@ -1,0 +1,157 @@
+"""What a proposer is shown of a step, built from what the step committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import KeptRows, Needs, SamplingView, StepView
+
+from ..cache.transfer import upload
+from ..request.committed import COLUMNS, Committed
+from .host_view import HostView
+from .step_random import StepRandom
+from .token_history import TokenHistory
+
+HOST = torch.device("cpu")
+
+
+class Computed(Protocol):
+    """The tokens of one forward pass."""
+
+    @property
+    def token_ids(self) -> Tensor: ...  # [N] int64
+    @property
+    def positions(self) -> Tensor: ...  # [N] int64
+
+
+class ViewBuilder:
+    """Builds the view that one proposer declared to need, and keeps the token history if it reads that.
+
+    Host form: kept rows only. Device form: every computed row of the requests that go on.
+    """
+
+    def __init__(
+        self,
+        needs: Needs,
+        num_draft_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self.needs = needs
+        self.num_draft_tokens = num_draft_tokens
+        self.device = device if needs.placement == "device" else HOST
+        self._history = TokenHistory(max_num_seqs, max_model_len, self.device) if needs.history else None
+
+    def build(
+        self,
+        committed: Sequence[Committed],
+        budgets: Sequence[int],
+        batch: Computed,
+        hidden: Tensor | None,
+        *,
+        may_pad: bool = False,
+    ) -> StepView:
+        """The view of the requests that go on, at least one; `hidden` [N, L*H] of the whole batch.
+
+        `may_pad`: whether a draft pass may write past a request's blocks, where nobody reads it.
+        """
+        if self.needs.placement == "host":
+            return self._host_view(committed, budgets, batch, hidden)
+        return self._device_view(committed, budgets, batch, hidden, may_pad)
+
+    def _host_view(
+        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, hidden: Tensor | None
+    ) -> StepView:
+        if self._history is not None:
+            self._history.write(committed)
+        if hidden is not None:
+            rows = _places([(each.first_token, each.num_kept) for each in committed], batch)
+            hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
+        return HostView.of(
+            committed,
+            budgets,
+            self.num_draft_tokens,
+            hidden,
+            self._sampling(committed),
+            self._history.tokens if self._history else None,
+        )
+
+    def _device_view(
+        self,
+        committed: Sequence[Committed],
+        budgets: Sequence[int],
+        batch: Computed,
+        hidden: Tensor | None,
+        may_pad: bool,
+    ) -> StepView:
+        news = ([], []) if self._history is None else self._history.news(committed)
+        columns = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
+        keys = [each.request.draft_key for each in committed]
+        places = _places([(each.first_token, each.num_rows) for each in committed], batch)
+        kept = {
+            "cu_rows": list(accumulate((each.num_rows for each in committed), initial=0)),
+            "num_kept": [each.num_kept for each in committed],
+            "kept_start": [each.first_position for each in committed],
+            "next_token_ids": _next_tokens(committed),
+        }
+        sent = upload([*news, places, keys, budgets, *columns.values(), *kept.values()], self.device)
+        new_places, new_tokens, rows, draft_keys, budget = sent[:5]
+        if self._history is not None:
+            self._history.put(new_places, new_tokens)
+        shown = dict(zip(columns, sent[5:], strict=False))
+        token_ids, positions = batch.token_ids, batch.positions
+        if places:
+            token_ids, positions = token_ids[rows], positions[rows]
+            hidden = None if hidden is None else hidden[rows]
+        return StepView(
+            request_ids=tuple([each.request.request_id for each in committed]),
+            num_draft_tokens=self.num_draft_tokens,
+            **shown,
+            budget=budget,
+            kept=KeptRows(
+                **dict(zip(kept, sent[-len(kept) :], strict=True)),
+                positions=positions,
+                token_ids=token_ids,
+                hidden=None if hidden is None else hidden.to(self.device),
+                most_rows=max(each.num_rows for each in committed) if may_pad else None,
+            ),
+            random=StepRandom(draft_keys, shown["committed_length"]),
+            sampling=self._sampling(committed),
+            history=self._history.tokens if self._history else None,
+        )
+
+    def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
+        if not self.needs.sampling:
+            return None
+        params = [each.request.params for each in committed]
+        columns = {
+            name: upload(
+                [[getattr(each, name) for each in params]],
+                self.device,
+                torch.int64 if name == "top_k" else torch.float32,
+            )[0]
+            for name in self.needs.sampling
+        }
+        return SamplingView(**columns, all_greedy=all(each.greedy for each in params))
+
+
+def _places(spans: Sequence[tuple[int, int]], batch: Computed) -> list[int]:
+    """The places in the batch that are shown, from (first, number) of each request; none if all of them are."""
+    places = [place for first, count in spans for place in range(first, first + count)]
+    return [] if places == list(range(len(batch.positions))) else places
+
+
+def _next_tokens(committed: Sequence[Committed]) -> list[int]:
+    """The token after each computed row; -1 after those that were rejected."""
+    next_token_ids: list[int] = []
+    for each in committed:
+        first = each.first_position + 1
+        next_token_ids += each.request.token_ids[first : first + each.num_kept]
+        next_token_ids += [-1] * (each.num_rows - each.num_kept)
+    return next_token_ids

@@ -1,0 +1,282 @@
+"""pluggy's side: load hook plugins one by one, collect what they register, call observers without risk."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pluggy
+
+from specdec.sdk import (
+    HookSpecs,
+    PluginId,
+    PluginLoadError,
+    ProposerError,
+    RequestView,
+    SpecdecError,
+    StepStats,
+)
+from specdec.sdk.errors import did_you_mean, message
+from specdec.sdk.hooks import PROJECT_NAME
+
+from .blame import author_frame, blaming, told
+from .catalog import Registrations
+from .checkpoint import Recogniser
+from .discovery import TARGET, PluginEntry, PluginSettings, discover
+from .importing import import_target
+
+logger = logging.getLogger("specdec")
+
+HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
+OBSERVER_NAMES = tuple(name for name in HOOK_NAMES if name.startswith("on_"))
+FAILURES_ALLOWED = 3
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One `registry.add(name, value)` of a `register_*` hook."""
+
+    plugin: PluginId
+    name: str
+    value: Any
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Where the value is used: what it raises becomes PluginLoadError SD-E118, naming the plugin."""
+        with blaming("SD-E118", f'"{self.name}", registered by the plugin', self.plugin, SpecdecError):
+            yield
+
+
+class _Offers:
+    """The `registry` that one plugin's `register_*` hook is called with."""
+
+    def __init__(self, plugin: PluginId, hook_name: str) -> None:
+        self._plugin = plugin
+        self._hook_name = hook_name
+        self.offers: dict[str, Offer] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        """Offer `value` under `name`. Raises PluginLoadError SD-E118 if this plugin has offered it before."""
+        if name in self.offers:
+            facts = {"hook": self._hook_name, "before": repr(self.offers[name].value), "now": repr(value)}
+            raise PluginLoadError("SD-E118", f'the name "{name}" is offered twice', facts, plugin=self._plugin)
+        self.offers[name] = Offer(self._plugin, name, value)
+
+
+class HookPlugins:
+    """The hook plugins of one engine or command, registered under `dist:name`."""
+
+    def __init__(self, entries: tuple[PluginEntry, ...]) -> None:
+        """Load each usable entry on its own: one that fails becomes a broken row and a warning."""
+        self._manager = pluggy.PluginManager(PROJECT_NAME)
+        self._manager.add_hookspecs(HookSpecs)
+        self._plugins: dict[str, PluginId] = {}
+        self.entries = tuple(self._loaded(entry) if entry.status == "ok" else entry for entry in entries)
+        self.observers = Observers(self._manager, self._plugins)
+
+    @property
+    def registrations(self) -> Registrations:
+        """What the registry of proposers needs. Raises PluginLoadError if a `register_*` hook fails."""
+        proposers = tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
+        recognisers = tuple(_offered_recogniser(offer) for offer in self.offers("register_speculator_config"))
+        return Registrations(proposers, recognisers, self.resolve_proposer, self.adapt_proposer)
+
+    def offers(self, hook_name: str) -> list[Offer]:
+        """Everything that plugins add in one `register_*` hook. Strict: raises PluginLoadError SD-E118."""
+        found: list[Offer] = []
+        for impl in _implementations(self._manager, hook_name):
+            registry = _Offers(self._plugins[impl.plugin_name], hook_name)
+            self._call(impl, hook_name, registry=registry)
+            found += registry.offers.values()
+        return found
+
+    def offered(self, hook_name: str, noun: str) -> dict[str, Offer]:
+        """What plugins add in a hook whose values are called, by name.
+
+        Raises PluginLoadError SD-E118 for a name that two plugins offer, or a value that cannot be called.
+        """
+        found: dict[str, Offer] = {}
+        for offer in self.offers(hook_name):
+            if offer.name in found:
+                facts = {"also by": found[offer.name].plugin, "fix": "block one of them (SPECDEC_DISABLE_PLUGINS)"}
+                summary = f'the {noun} "{offer.name}" is offered twice'
+                raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
+            if not callable(offer.value):
+                facts = {"expected": "something that can be called", "found": repr(offer.value)}
+                summary = f'the {noun} "{offer.name}" cannot be called'
+                raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
+            found[offer.name] = offer
+        return found
+
+    def resolve_proposer(self, spec: str) -> str | None:
+        """The first plugin's "module:Class" for a `method` that nobody registered, or None."""
+        for impl in _implementations(self._manager, "resolve_proposer"):
+            target = self._call(impl, "resolve_proposer", spec=spec)
+            if target is not None:
+                return _checked_target(target, self._plugins[impl.plugin_name])
+        return None
+
+    def adapt_proposer(self, candidate: Any) -> Any:
+        """The first plugin's proposer around a class for another engine; any other object as it is."""
+        for impl in _implementations(self._manager, "adapt_proposer"):
+            adapted = self._call(impl, "adapt_proposer", candidate=candidate)
+            if adapted is not None:
+                return adapted
+        return candidate
+
+    def _loaded(self, entry: PluginEntry) -> PluginEntry:
+        try:
+            self._register(entry)
+        except SpecdecError as error:
+            logger.warning("SD-W101 the plugin %s is not loaded\n%s", entry.plugin, error)
+            return replace(entry, status="broken", code=error.code, reason=str(error))
+        return entry
+
+    def _register(self, entry: PluginEntry) -> None:
+        loaded = import_target(entry.plugin, "plugin")
+        try:
+            with blaming("SD-E117", "registering the plugin", entry.plugin):
+                plugin = loaded() if isinstance(loaded, type) else loaded
+                self._manager.register(plugin, entry.label)
+        except PluginLoadError:
+            if self._manager.has_plugin(entry.label):  # older pluggy leaves half a registration behind
+                self._manager.unregister(name=entry.label)
+            raise
+        self._plugins[entry.label] = entry.plugin
+        problem = _unusable_hook(self._manager, plugin)
+        if problem:
+            self._manager.unregister(plugin)
+            raise PluginLoadError("SD-E117", "a plugin has an unusable hook", {"found": problem}, plugin=entry.plugin)
+
+    def _call(self, impl: pluggy.HookImpl, hook_name: str, **arguments: Any) -> Any:
+        with blaming("SD-E118", f"{hook_name} of the plugin", self._plugins[impl.plugin_name], SpecdecError):
+            return _call(impl, arguments)
+
+
+def load_hooks(settings: PluginSettings) -> HookPlugins:
+    """Those of installed distributions; of a name offered twice only the preferred one, if any."""
+    return HookPlugins(discover("plugins", settings))
+
+
+class Observers:
+    """The `on_*` hooks. A listener that raises loses that call; at its third failure it is unregistered."""
+
+    def __init__(self, manager: pluggy.PluginManager, plugins: Mapping[str, PluginId]) -> None:
+        self._manager = manager
+        self._plugins = plugins
+        self._failures: Counter[str] = Counter()
+        self._listeners: dict[str, tuple[pluggy.HookImpl, ...]] = {}
+        self._look_up()
+
+    def wants(self, hook_name: str) -> bool:
+        """Whether anybody listens: ask before building an argument."""
+        return bool(self._listeners[hook_name])
+
+    def on_engine_start(self, engine: Any) -> None:
+        """The engine is ready for requests."""
+        self._notify("on_engine_start", engine=engine)
+
+    def on_request_start(self, request: RequestView) -> None:
+        """A request was scheduled for the first time."""
+        self._notify("on_request_start", request=request)
+
+    def on_step(self, stats: StepStats) -> None:
+        """A step was committed."""
+        self._notify("on_step", stats=stats)
+
+    def on_request_finished(self, request: RequestView, metrics: Mapping[str, Any]) -> None:
+        """A request ended."""
+        self._notify("on_request_finished", request=request, metrics=metrics)
+
+    def on_proposer_error(self, error: ProposerError) -> None:
+        """A proposer failed and the engine goes on."""
+        self._notify("on_proposer_error", error=error)
+
+    def on_engine_stop(self, summary: Mapping[str, Any]) -> None:
+        """The engine is shutting down."""
+        self._notify("on_engine_stop", summary=summary)
+
+    def _notify(self, hook_name: str, **arguments: Any) -> None:
+        for impl in self._listeners[hook_name]:
+            try:
+                _call(impl, arguments)
+            except KeyboardInterrupt:  # the user's
+                raise
+            except BaseException as error:
+                self._failed(impl, hook_name, error)
+
+    def _failed(self, impl: pluggy.HookImpl, hook_name: str, error: BaseException) -> None:
+        name = impl.plugin_name
+        self._failures[name] += 1
+        logger.debug("%s of the plugin %s raised", hook_name, name, exc_info=error)
+        if self._failures[name] == FAILURES_ALLOWED:
+            self._manager.unregister(name=name)
+            self._look_up()
+            facts = {
+                "error": f"{hook_name} raised {told(error)}",
+                "where": author_frame(error, impl.function.__module__),
+                "effect": "none of its hooks is called any more; the requests and other listeners are not affected",
+            }
+            summary = f"a plugin is unregistered after {FAILURES_ALLOWED} failures"
+            logger.warning("%s", message("SD-W102", summary, facts, self._plugins[name]))
+
+    def _look_up(self) -> None:
+        self._listeners = {name: tuple(_implementations(self._manager, name)) for name in OBSERVER_NAMES}
+
+
+def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
+    return impl.function(*(arguments[name] for name in impl.argnames))
+
+
+def _implementations(manager: pluggy.PluginManager, hook_name: str) -> Iterator[pluggy.HookImpl]:
+    """In pluggy's order of calls."""
+    caller: pluggy.HookCaller = getattr(manager.hook, hook_name)
+    return reversed(caller.get_hookimpls())
+
+
+def _unusable_hook(manager: pluggy.PluginManager, plugin: object) -> str | None:
+    """pluggy's `check_pending`, for one plugin and with a suggestion; wrappers, and a plugin without hooks, too."""
+    callers = manager.get_hookcallers(plugin)
+    if not callers:
+        return "it has no hook; put @hookimpl from specdec.sdk above each function that is one"
+    for caller in callers:
+        for impl in caller.get_hookimpls():
+            if impl.plugin is not plugin:
+                continue
+            if not caller.has_spec() and not impl.optionalhook:
+                close = did_you_mean(caller.name, HOOK_NAMES)
+                hint = f"did you mean {close}?" if close else f"hooks are {', '.join(HOOK_NAMES)}"
+                return f"there is no hook {caller.name}; {hint}"
+            if impl.wrapper or impl.hookwrapper:
+                return f"{caller.name} is a wrapper; every hook is called on its own, with nothing to wrap"
+    return None
+
+
+def _offered_proposer(offer: Offer) -> PluginEntry:
+    return PluginEntry(
+        kind="proposers",
+        name=offer.name,
+        target=_checked_target(offer.value, offer.plugin),
+        distribution=offer.plugin.distribution,
+        version=offer.plugin.version,
+    )
+
+
+def _offered_recogniser(offer: Offer) -> Recogniser:
+    if not callable(offer.value):
+        facts = {"expected": "callable(Checkpoint) -> bool", "found": repr(offer.value)}
+        summary = f'what recognises checkpoints of "{offer.name}" cannot be called'
+        raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
+    return Recogniser(offer.name, offer.value, offer.plugin)
+
+
+def _checked_target(target: Any, plugin: PluginId) -> str:
+    match = TARGET.fullmatch(target) if isinstance(target, str) else None
+    if match is None or match["attribute"] is None:
+        facts = {"expected": '"package.module:Class"', "found": repr(target)}
+        raise PluginLoadError("SD-E118", "a plugin names a proposer that is no class path", facts, plugin=plugin)
+    return f"{match['module']}:{match['attribute']}"

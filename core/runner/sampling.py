@@ -1,0 +1,101 @@
+"""From requests to what verification needs: sampling parameters per row, and logits after bias and penalties."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..cache.transfer import upload
+from ..rejection.types import SamplingRows
+from ..request.request import Request
+from .batch import BatchItem
+
+_NEVER = float("-inf")
+
+
+def sampling_rows(requests: Sequence[Request], device: torch.device) -> SamplingRows:
+    """The parameters of each request; position is that of the first token it may emit in this step."""
+    params = [request.params for request in requests]
+    floats = upload(
+        [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], device, torch.float32
+    )
+    integers = upload(
+        [
+            [p.top_k for p in params],
+            [request.seed for request in requests],
+            [len(request.token_ids) for request in requests],
+        ],
+        device,
+    )
+    return SamplingRows(
+        temperature=floats[0],
+        top_k=integers[0],
+        top_p=floats[1],
+        min_p=floats[2],
+        seed=integers[1],
+        position=integers[2],
+        all_greedy=all(p.greedy for p in params),
+        any_filter=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
+    )
+
+
+class SamplingTable:
+    """The parameters of the requests that run, sent anew only when other requests do; positions in every step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: list[tuple[int, int]] = []  # row and generation of each request
+        self._rows: SamplingRows | None = None
+
+    def rows(self, requests: Sequence[Request]) -> SamplingRows:
+        """See `sampling_rows`."""
+        running = [(request.row, request.generation) for request in requests]
+        if self._rows is None or running != self._known:
+            self._known, self._rows = running, sampling_rows(requests, self._device)
+            return self._rows
+        (position,) = upload([[len(request.token_ids) for request in requests]], self._device)
+        return replace(self._rows, position=position)
+
+
+def adjust_logits(logits: Tensor, items: Sequence[BatchItem], first_rows: Sequence[int]) -> None:
+    """Apply bias, min_tokens and penalties in place to the requests that ask for any.
+
+    logits [R, V]; `first_rows[b]` is request b's first row. Row i of a request follows its committed tokens and its
+    first i drafts, and is adjusted as plain decoding would adjust it there.
+    """
+    for item, first_row in zip(items, first_rows, strict=True):
+        request = item.scheduled.request
+        if not item.scheduled.samples or not request.adjusts_logits:
+            continue
+        drafts = item.draft_token_ids
+        for i in range(len(drafts) + 1):
+            _adjust_row(logits[first_row + i], request, drafts[:i])
+
+
+def _adjust_row(row: Tensor, request: Request, drafts: Sequence[int]) -> None:
+    params = request.params
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=row.device)
+        row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
+    if request.num_output_tokens + len(drafts) < params.min_tokens and request.end_token_ids:
+        row[torch.tensor(list(request.end_token_ids), device=row.device)] = _NEVER
+    if request.penalised:
+        _penalise(row, request, drafts)
+
+
+def _penalise(row: Tensor, request: Request, drafts: Sequence[int]) -> None:
+    """Repetition penalty over prompt and output, frequency and presence over the output. Touches seen tokens only."""
+    params = request.params
+    outputs = request.output_counts + Counter(drafts)
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(list(request.prompt_counts | outputs), device=row.device)
+        factor = params.repetition_penalty
+        row[seen] = torch.where(row[seen] > 0, row[seen] / factor, row[seen] * factor)
+    if outputs and (params.frequency_penalty or params.presence_penalty):
+        ids = torch.tensor(list(outputs), device=row.device)
+        counts = torch.tensor(list(outputs.values()), dtype=row.dtype, device=row.device)
+        row[ids] -= params.frequency_penalty * counts + params.presence_penalty

@@ -1,0 +1,180 @@
+"""What a run says: one JSON object, in which every number is derived once and from counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from specdec.core.request.metrics import RequestMetrics
+
+from .equality import Difference
+from .measure import Pass, Repeat, merged_acceptance, merged_stages, outputs_of
+from .prompts import BenchPrompt
+
+SCHEMA_VERSION = 1
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Two-sided 95 % quantiles of Student's t for 1 .. 10 degrees of freedom; the last one serves for more, a bit wide."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each repeat, by category."""
+
+    repeats: tuple[dict[str, float], ...]
+
+    @classmethod
+    def of(cls, repeats: Sequence[Sequence[Pass]]) -> Timing:
+        """The times of what one engine ran."""
+        return cls(tuple({each.category: each.seconds for each in passes} for passes in repeats))
+
+    def each(self, category: str | None = None) -> list[float]:
+        """Seconds of each repeat, of one category or in total."""
+        return [sum(s for name, s in repeat.items() if category in (None, name)) for repeat in self.repeats]
+
+    def mean(self, category: str | None = None) -> float:
+        """Seconds of a repeat, on average."""
+        return fmean(self.each(category))
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Plain decoding's times for the same prompts."""
+
+    timing: Timing
+    paired: bool  # whether repeat i ran beside repeat i of what it is compared with
+
+    def speedup(self, timing: Timing, category: str | None = None) -> float:
+        """Plain time / time, each the sum over prompts and the mean over repeats; not a mean of ratios."""
+        return self.timing.mean(category) / timing.mean(category)
+
+    def interval(self, timing: Timing, category: str | None = None) -> tuple[float, float] | None:
+        """95 % confidence interval of the speed-up: Student's t on the logarithms of the paired repeats' ratios.
+
+        None without at least two pairs.
+        """
+        if not self.paired or len(timing.repeats) < 2:
+            return None
+        pairs = zip(self.timing.each(category), timing.each(category), strict=True)
+        logs = [math.log(plain / seconds) for plain, seconds in pairs]
+        quantile = T95[min(len(logs) - 1, len(T95)) - 1]
+        half, centre = quantile * stdev(logs) / math.sqrt(len(logs)), fmean(logs)
+        return math.exp(centre - half), math.exp(centre + half)
+
+
+def acceptance_facts(counts: RequestMetrics) -> dict[str, Any]:
+    """Acceptance of a run or a category, under the names of the engine's own metrics."""
+    return {
+        "mean_acceptance_length": counts.mean_acceptance_length,
+        "tokens_per_target_step": counts.tokens_per_target_step,
+        "draft_acceptance_rate": counts.draft_acceptance_rate,
+        "acceptance_per_position": counts.acceptance_per_position,
+        "conditional_acceptance_per_position": counts.conditional_acceptance_per_position,
+        "drafted_per_position": counts.drafted_per_position,
+        "drafted_step_share": counts.num_drafts / counts.num_steps,
+        "num_target_steps": counts.num_steps,
+        "num_drafts": counts.num_drafts,
+        "num_draft_tokens": counts.num_draft_tokens,
+        "num_accepted_tokens": counts.num_accepted_tokens,
+        "num_output_tokens": counts.num_committed_tokens,
+    }
+
+
+def timing_facts(
+    timing: Timing, baseline: Baseline | None, num_tokens: int, category: str | None = None
+) -> dict[str, Any]:
+    """Times of one repeat on average, and what follows from them."""
+    seconds = timing.mean(category)
+    plain = baseline.timing.mean(category) if baseline else None
+    return {
+        "seconds": seconds,
+        "baseline_seconds": plain,
+        "speedup": baseline.speedup(timing, category) if baseline else None,
+        "speedup_interval": baseline.interval(timing, category) if baseline else None,
+        "tokens_per_second": num_tokens / seconds,
+        "baseline_tokens_per_second": num_tokens / plain if plain else None,
+    }
+
+
+def run_facts(repeats: Sequence[Repeat], baseline: Baseline | None) -> dict[str, Any]:
+    """Everything that timing and counting give. Counts are those of the first repeat: the others say the same."""
+    first = repeats[0].passes
+    timing = Timing.of([repeat.passes for repeat in repeats])
+    total = acceptance_facts(merged_acceptance(first))
+    by_category = {}
+    for each in first:
+        counted = acceptance_facts(each.acceptance)
+        timed = timing_facts(timing, baseline, counted["num_output_tokens"], each.category)
+        by_category[each.category] = {"num_prompts": len(each.outputs)} | timed | counted
+    return {
+        **timing_facts(timing, baseline, total["num_output_tokens"]),
+        **total,
+        **_step_facts(timing, baseline, total),
+        "proposer_propose_calls": sum(each.num_propose_calls for each in first),
+        "by_category": by_category,
+        "time_shares": _time_shares([each for repeat in repeats for each in repeat.passes]),
+        "repeats": _raw_times(timing, baseline),
+    }
+
+
+def _step_facts(timing: Timing, baseline: Baseline | None, total: Mapping[str, Any]) -> dict[str, float | None]:
+    """How long a request's step takes, and the tokens per step at which speculation would just pay for itself."""
+    step = timing.mean() / total["num_target_steps"]
+    plain = baseline.timing.mean() / total["num_output_tokens"] if baseline else None
+    return {
+        "step_seconds": step,
+        "plain_step_seconds": plain,
+        "break_even_tokens_per_step": step / plain if plain else None,
+    }
+
+
+def _time_shares(passes: Sequence[Pass]) -> dict[str, float] | None:
+    """The share of each stage in the time of all passes; "other" is what no stage covers. None without a profile."""
+    stages = merged_stages(passes)
+    if not stages:
+        return None
+    seconds = sum(each.seconds for each in passes)
+    stages["other"] = seconds - sum(stages.values())
+    return {stage: spent / seconds for stage, spent in stages.items()}
+
+
+def _raw_times(timing: Timing, baseline: Baseline | None) -> list[dict[str, Any]]:
+    plain = baseline.timing.repeats if baseline and baseline.paired else None
+    return [
+        {
+            "seconds": sum(repeat.values()),
+            "baseline_seconds": sum(plain[number].values()) if plain else None,
+            "by_category": {
+                name: {"seconds": seconds, "baseline_seconds": plain[number][name] if plain else None}
+                for name, seconds in repeat.items()
+            },
+        }
+        for number, repeat in enumerate(timing.repeats)
+    ]
+
+
+def equality_facts(differences: Sequence[Difference] | None, num_prompts: int, tokenizer: Any) -> dict[str, Any]:
+    """Whether outputs equal plain decoding's; None where that was not asked."""
+    if differences is None:
+        return {"outputs_equal": None, "num_outputs_equal": None, "differences": None}
+    return {
+        "outputs_equal": not differences,
+        "num_outputs_equal": num_prompts - len(differences),
+        "differences": [difference.as_dict(tokenizer) for difference in differences],
+    }
+
+
+def request_facts(prompts: Sequence[BenchPrompt], repeat: Repeat) -> list[dict[str, Any]]:
+    """One row per prompt, with what it gave in this repeat."""
+    outputs = outputs_of(repeat.passes)
+    return [
+        {
+            "prompt_id": prompt.prompt_id,
+            "category": prompt.category,
+            "num_prompt_tokens": len(prompt.token_ids),
+            "output_token_ids": outputs[prompt.prompt_id],
+        }
+        for prompt in prompts
+    ]

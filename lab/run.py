@@ -1,0 +1,203 @@
+"""One benchmark, from its settings to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import Field
+
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.engine.engine import Engine
+from specdec.core.engine.verifier_checkpoint import with_verifier
+from specdec.core.proposing.speculation import SpeculativeSettings
+from specdec.core.registry import PluginSettings
+from specdec.core.registry.proposer_state import as_path, has_state
+from specdec.core.request.request import Request
+from specdec.sdk import StrictModel
+from specdec.sdk.ranges import Limit, LimitOrZero, Temperature
+
+from .datasets import load_dataset, of_category
+from .earlier import EarlierRun
+from .environment import environment
+from .equality import Difference, compare
+from .measure import Repeat, TimedEngine, measure, outputs_of
+from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
+from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
+
+
+class BenchSettings(StrictModel):
+    """What to measure, and on what. Names as in `vllm bench` where it has them."""
+
+    engine: EngineConfig
+    speculative_config: SpeculativeSettings = Field(None, description="None: plain")
+    dataset_name: str = Field("packaged", description="or spec_bench, custom, or one that a plugin registers")
+    dataset_path: Path | None = None
+    category: str | None = Field(None, description="None: all")
+    num_prompts: LimitOrZero = Field(6, description="taken in turn from each category; 0: all that fit")
+    chat: bool = Field(False, description="put each prompt into the model's chat template")
+    output_len: Limit = 128
+    temperature: Temperature = 0.0
+    seed: int = Field(0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
+    repeat: Limit = 3
+    warmup: LimitOrZero = Field(1, description="prompts that each engine runs before anything is timed")
+    baseline: Literal["auto", "off"] | Path = Field("auto", description="a path: the result of an earlier plain run")
+    check_equal: Literal["greedy", "off"] = "greedy"
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Of the first prompt. Output is not decoded: both engines would pay the same for it."""
+        return SamplingParams(
+            temperature=self.temperature, seed=self.seed, max_tokens=self.output_len, detokenize=False
+        )
+
+    def resolved(self) -> BenchSettings:
+        """With the target and the proposer that the model stands for, where it is a drafter's checkpoint."""
+        model, asked = with_verifier(self.engine.model, self.speculative_config)
+        return self.replace(engine=self.engine.replace(model=model), speculative_config=asked)
+
+    @property
+    def runs_plain_beside(self) -> bool:
+        """Whether plain decoding is measured in the same run."""
+        return self.speculative_config is not None and self.baseline == "auto"
+
+
+class Progress(Protocol):
+    """Who is told how far a run is."""
+
+    def stage(self, name: str, num_requests: int = 0) -> None:
+        """Something begins that will finish this many requests; 0: not counted."""
+        ...
+
+    def finished(self, request: Request) -> None:
+        """One request of the stage ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What a run is compared with: times, and outputs for each of its repeats."""
+
+    baseline: Baseline
+    outputs: Sequence[Mapping[str, tuple[int, ...]]]
+
+
+def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progress) -> dict[str, Any]:
+    """Measure, with a proposer that `plugins` lets load. Returns the result as it is written to a file.
+
+    Raises SpecdecError before anything is timed where that can be known.
+    """
+    settings = settings.resolved()
+    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
+    earlier = EarlierRun(settings.baseline) if isinstance(settings.baseline, Path) else None
+    with ExitStack() as stack:
+        progress.stage("loading")
+        engine, beside = _engines(settings, plugins, stack)
+        chosen = choose(rows, settings.num_prompts, settings.sampling, engine.engine, chat=settings.chat)
+        configuration = _configuration(settings, engine.engine, chosen)
+        parts = engine.engine.parts
+        machine = environment(parts.target.device) | {"threads": parts.threads.count}
+        if earlier:
+            earlier.refuse_unlike(configuration, machine)
+        progress.stage("measuring", len(chosen.prompts) * settings.repeat * (2 if beside else 1))
+        repeats = measure(
+            engine,
+            beside,
+            chosen.prompts,
+            num_repeats=settings.repeat,
+            num_warmup=settings.warmup,
+            on_finished=progress.finished,
+        )
+        reference = _reference(earlier, repeats)
+        differences = None
+        if reference and settings.check_equal != "off":
+            progress.stage("comparing outputs")
+            differences = _differences(engine.engine, chosen.prompts, reference, repeats)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "configuration": configuration,
+        "environment": machine,
+        "num_prompts": len(chosen.prompts),
+        "num_prompts_skipped": chosen.num_skipped,
+        **run_facts(repeats, reference.baseline if reference else None),
+        **equality_facts(differences, len(chosen.prompts), engine.engine.tokenizer),
+        "requests": request_facts(chosen.prompts, repeats[0]),
+    }
+
+
+def _engines(
+    settings: BenchSettings, plugins: PluginSettings, stack: ExitStack
+) -> tuple[TimedEngine, TimedEngine | None]:
+    """The engine to measure and, where asked, a plain one with the same settings."""
+
+    def start(speculative_config: SpeculativeSettings) -> TimedEngine:
+        timed = TimedEngine(lambda: _built(settings.engine, speculative_config, plugins))
+        return stack.enter_context(closing(timed))
+
+    engine = start(settings.speculative_config)
+    if not settings.runs_plain_beside:
+        return engine, None
+    plain = start(None)
+    assert plain.engine.parts.guest is None, "outputs and times are compared with plain decoding's"
+    return engine, plain
+
+
+def _built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings) -> Engine:
+    """An engine whose proposer begins with its saved state, if there is one, and never writes it: repeats are alike."""
+    if asked is None:
+        return Engine(config, None, plugins)
+    keys = SpeculativeConfig.as_mapping(asked)
+    state_dir = keys.pop("state_dir", None)
+    engine = Engine(config, keys, plugins)
+    if state_dir is not None and has_state(as_path(state_dir)):
+        engine.load_proposer_state(state_dir)
+    return engine
+
+
+def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
+    asked = settings.speculative_config
+    guest, info = engine.parts.guest, engine.parts.info
+    as_given = settings.model_dump(mode="json", exclude={"engine", "speculative_config"})
+    return {
+        "model": str(settings.engine.model),
+        "dtype": info.dtype,
+        "device": info.device,
+        "max_model_len": info.max_model_len,
+        "max_concurrency": settings.engine.max_num_seqs,
+        "text_equality": asdict(engine.parts.text_equality),
+        "profile": settings.engine.enable_profiling,
+        "proposer": str(guest.plugin) if guest else None,
+        "speculative_config": SpeculativeConfig.parse(asked)
+        .replace(num_speculative_tokens=guest.num_draft_tokens)
+        .model_dump(mode="json", exclude_unset=True)
+        if guest
+        else None,
+        "prompts_sha256": prompts_sha256(chosen.prompts),
+        **as_given,
+    }
+
+
+def _reference(earlier: EarlierRun | None, repeats: Sequence[Repeat]) -> _Reference | None:
+    if earlier:
+        return _Reference(Baseline(earlier.timing, paired=False), [earlier.outputs] * len(repeats))
+    if not repeats[0].baseline:
+        return None
+    timing = Timing.of([repeat.baseline for repeat in repeats])
+    return _Reference(Baseline(timing, paired=True), [outputs_of(repeat.baseline) for repeat in repeats])
+
+
+def _differences(
+    engine: Engine, prompts: Sequence[BenchPrompt], reference: _Reference, repeats: Sequence[Repeat]
+) -> list[Difference]:
+    """Of each prompt that came out differently in some repeat, the difference in the first such repeat."""
+    found: dict[str, Difference] = {}
+    for plain, repeat in zip(reference.outputs, repeats, strict=True):
+        rest = {prompt.prompt_id: prompt.token_ids for prompt in prompts if prompt.prompt_id not in found}
+        new = compare(engine, rest, plain, outputs_of(repeat.passes))
+        found |= {difference.prompt_id: difference for difference in new}
+    return list(found.values())

@@ -1,1 +1,0 @@
-"""Proposers inside other engines, and theirs inside ours. Nothing else imports these modules."""

@@ -1,1 +1,0 @@
-"""What runs in vLLM's workers, for its V1 model runner. `specdec.sdk.adapters.vllm` is the way in."""

@@ -1,0 +1,129 @@
+"""Standard: what it declares is what it does, in both directions."""
+
+from __future__ import annotations
+
+import pickle
+
+from specdec.sdk.needs import Needs
+
+from ..compare import require_same
+from ..report import Violation
+from ..schedules import lockstep
+from ..subject import Subject
+from .collection import Collection
+
+CHECKS = Collection()
+EVERYTHING = {
+    "history": True,
+    "hidden_states": ("final",),
+    "sampling": ("temperature", "top_k", "top_p", "min_p"),
+}
+
+
+def _declared(needs: Needs) -> set[str]:
+    """The optional things of the contract, by the names under which reading them is recorded."""
+    return {
+        *(["history"] if needs.history else []),
+        *(["kept.hidden"] if needs.hidden_states else []),
+        *(f"sampling.{name}" for name in needs.sampling),
+        *(["draft_kv"] if needs.draft_kv else []),
+    }
+
+
+@CHECKS.at("standard")
+def needs_are_enough(subject: Subject) -> None:
+    """It reads nothing that it did not declare: with everything on offer it drafts what it drafts without."""
+    subject.need_determinism()
+    declared = dict(subject.needs)
+    extra = {name: value for name, value in EVERYTHING.items() if not declared[name]}
+    generous = subject.stage(shown=extra)
+    undeclared = "needs = Needs(history=True, hidden_states=..., sampling=(...)): declare every field that you read"
+    offered = list(lockstep(generous))
+    read = sorted(generous.reads & _declared(Needs(**(declared | extra))) - _declared(subject.needs))
+    stage = subject.stage()
+    try:
+        given = list(lockstep(stage))
+    except Violation as violation:
+        raise Violation(
+            expected="drafts from what it declared",
+            found=f"it fails without {', '.join(read)}, which it reads: {violation.facts['found']}",
+            where=violation.facts["where"],
+            fix=undeclared,
+            cause=violation.cause,
+        ) from violation
+    for one, other in zip(given, offered, strict=True):
+        for name in one.view.request_ids:
+            what = ("the declared fields", f"{', '.join(read) or 'more fields'} as well")
+            require_same(one, other, name, stage, what, undeclared)
+
+
+@CHECKS.at("standard")
+def needs_are_used(subject: Subject) -> None:
+    """It reads what it declares: the engine computes, stores and copies everything that is declared."""
+    unused: set[str] = set()
+    declared: set[str] = set()
+    reads: set[str] = set()
+    for probabilistic in subject.modes:
+        stage = subject.stage(probabilistic=probabilistic)
+        for _ in lockstep(stage):
+            pass
+        declared |= _declared(stage.needs)
+        reads |= stage.reads
+    unused = declared - reads
+    if unused:
+        raise Violation(
+            expected=f"that it reads {', '.join(sorted(declared))}, as declared",
+            found=f"never read: {', '.join(sorted(unused))}",
+            fix="take out of Needs what is not read",
+        )
+
+
+@CHECKS.at("standard")
+def declared_law_is_reported(subject: Subject) -> None:
+    """A proposer that declares a draft law reports it for sampled requests: the engine holds memory for it."""
+    subject.need_law()
+    for shown in lockstep(subject.stage(probabilistic=True)):
+        if shown.law is not None and bool(shown.law.kind.any()):
+            return
+    law = subject.load(probabilistic=True).needs.law
+    raise Violation(
+        expected=f"drafts with a law, as Needs(law={law!r}) says",
+        found="with draft_sample_method=probabilistic every row of every draft is one-hot",
+        fix="Draft(..., law=DraftLaw(...)), or take law out of Needs",
+    )
+
+
+@CHECKS.at("standard")
+def lengths_as_declared(subject: Subject) -> None:
+    """No draft is shorter than min_draft_tokens, and without per_row_length rows of equal budget draft equally many."""
+    needs = subject.needs
+    for shown in lockstep(subject.stage()):
+        lengths = [len(draft) for draft in shown.drafts if draft]
+        short = [length for length in lengths if length < needs.min_draft_tokens]
+        ragged = not needs.per_row_length and len(set(shown.budgets)) == 1 and len(set(lengths)) > 1
+        if short or ragged:
+            promise = f"min_draft_tokens={needs.min_draft_tokens}, per_row_length={needs.per_row_length}"
+            raise Violation(
+                expected=f"lengths as Needs({promise}) says",
+                found=f"lengths {lengths} for budgets {shown.budgets}",
+                where=shown.where,
+                fix="declare min_draft_tokens and per_row_length as they are",
+            )
+
+
+@CHECKS.at("full")
+def config_can_be_pickled(subject: Subject) -> None:
+    """Its configuration survives pickling, so that it can be constructed in another process."""
+    config = subject.load().config
+    try:
+        copy = pickle.loads(pickle.dumps(config))
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    else:
+        found = "" if copy == config else f"{copy!r} from {config!r}"
+    if found:
+        raise Violation(
+            expected="an equal copy of ProposerConfig, its options included",
+            found=found,
+            fix="put plain values into Options: numbers, texts, tuples; make the rest in __init__",
+        )

@@ -1,0 +1,123 @@
+"""Whether two instances answered the same, and what a draft law says over the target's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from specdec.core.rejection import DraftLaws
+from specdec.core.rejection.reference import draft_law
+from specdec.sdk.needs import Needs
+from specdec.sdk.types import DraftLaw, LawKind
+
+from .moves import Shown
+from .report import DIFFERENCE, Violation
+from .stage import Stage
+from .subject import Subject
+
+NUM_FRESH_ROWS = 32
+LAW_TOLERANCE = 1e-4  # of a float32 network whose batch had another shape
+
+
+def law_of(law: DraftLaw | None, row: int, position: int, needs: Needs, vocab_size: int) -> Tensor | None:
+    """q of one draft over target ids, float64 [V]; None where the row is one-hot."""
+    if law is None:
+        return None
+    if law.sparse_ids is not None and law.kind[row] == LawKind.SPARSE:
+        _require_in_vocabulary(law.sparse_ids[row, position], vocab_size)
+    t2d = None
+    if needs.draft_vocabulary is not None:
+        t2d = torch.full((vocab_size,), -1)
+        t2d[torch.tensor(needs.draft_vocabulary)] = torch.arange(len(needs.draft_vocabulary))
+    laws = DraftLaws(law.kind, law.probs, law.logits, law.sparse_ids, law.sparse_probs, t2d)
+    return draft_law(laws, row, position, vocab_size)
+
+
+def _require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
+    if int(ids.max()) >= vocab_size:
+        raise Violation(
+            expected=f"sparse_ids of 0 .. {vocab_size - 1}, and -1 for padding",
+            found=f"id {int(ids.max())}",
+            fix="report target ids; map those of a smaller draft vocabulary to the target's",
+            cause="sparse_ids outside the vocabulary",
+        )
+
+
+def laws_of(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Tensor]]:
+    """Row, position, drafted token and q [V] of every draft of a step that was drawn from a reported law."""
+    for row, draft in enumerate(shown.drafts):
+        for position, token in enumerate(draft):
+            law = law_of(shown.law, row, position, stage.needs, stage.info.vocab_size)
+            if law is not None:
+                yield row, position, token, law
+
+
+def require_same(
+    one: Shown, other: Shown, names: str | tuple[str, str], stage: Stage, what: tuple[str, str], fix: str
+) -> None:
+    """Raise Violation unless both drafted the same for a request, from the same laws. `what` names the two.
+
+    `names`: the request's name, or its names in the one and in the other.
+    """
+    first, second = (names, names) if isinstance(names, str) else names
+    drafts = (one.draft_of(first), other.draft_of(second))
+    if drafts[0] == drafts[1] and _same_laws((one, first), (other, second), stage):
+        return
+    told = [f"{label}: {draft}" for label, draft in zip(what, drafts, strict=True)]
+    if drafts[0] == drafts[1]:
+        told.append("the tokens are equal, the reported laws are not")
+    raise Violation(
+        expected=f"the same draft for {first!r} from {what[0]} and from {what[1]}",
+        found="\n".join(told),
+        where=one.where,
+        fix=fix,
+        cause=DIFFERENCE,
+    )
+
+
+def _same_laws(one: tuple[Shown, str], other: tuple[Shown, str], stage: Stage) -> bool:
+    for position in range(len(one[0].draft_of(one[1]))):
+        first, second = (
+            law_of(shown.law, shown.view.request_ids.index(name), position, stage.needs, stage.info.vocab_size)
+            for shown, name in (one, other)
+        )
+        if first is None or second is None:
+            if first is not second:
+                return False
+        elif not torch.allclose(first, second, rtol=0, atol=LAW_TOLERANCE, equal_nan=True):
+            return False
+    return True
+
+
+class FreshPrefill:
+    """A second instance, which is shown each request's tokens as one prefill and must draft the same."""
+
+    FIX = "derive the draft from the committed tokens alone: undo what rejected drafts left, catch up on skipped steps"
+    AFTER_PREEMPTION = (
+        "\na request was preempted: in on_preempt(request) drop what lies in its row and what is counted by position;"
+        "\nits tokens are shown again from position 0 (kept.kept_start), so take in none of them twice"
+    )
+
+    def __init__(self, subject: Subject, *, probabilistic: bool) -> None:
+        self._subject = subject
+        self._probabilistic = probabilistic
+        self._stage: Stage | None = None
+
+    def require(self, stage: Stage, shown: Shown) -> None:
+        """Compare every draft of the step. Raises Violation."""
+        for name, budget in zip(shown.view.request_ids, shown.budgets, strict=True):
+            if budget:
+                fresh_stage = self._fresh_stage()
+                fresh_name = f"{name} again {fresh_stage.number}"
+                fresh = fresh_stage.replay(stage.requests[name], fresh_name)
+                what = ("this history", "a fresh prefill of the same tokens")
+                fix = self.FIX + (self.AFTER_PREEMPTION if stage.num_preemptions else "")
+                require_same(shown, fresh, (name, fresh_name), stage, what, fix)
+
+    def _fresh_stage(self) -> Stage:
+        """One with a row that nobody has had yet; an empty one where requests may influence each other."""
+        if self._stage is None or not self._stage.num_free_rows or self._subject.needs.state == "shared":
+            self._stage = self._subject.stage(probabilistic=self._probabilistic, max_num_seqs=NUM_FRESH_ROWS)
+        return self._stage

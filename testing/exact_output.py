@@ -1,0 +1,120 @@
+"""The exact law of what the engine emits with a proposer's drafts, on a vocabulary that can be enumerated."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.core.rejection import SamplingRows, verify
+from specdec.core.rejection.exact_law import Problem, exact_law
+from specdec.core.rejection.reference import Params, target_law
+from specdec.sdk.errors import SpecdecError
+from specdec.sdk.types import DraftLaw, LawKind
+
+from .compare import laws_of
+from .drawn_tree import PROMPT, Node, Tree, twins
+from .report import NotApplicable, Violation
+from .schedules import lockstep
+from .small_drafter import SmallDrafter
+from .subject import Subject
+from .worlds import FewTokens
+
+MOST_VARIATION = 1e-6  # of a float32 law; a law in half precision may be off by its rounding
+HALF_VARIATION = 1e-2
+TARGETS = (Params(), Params(temperature=0.7), Params(temperature=1.3, top_k=2), Params(temperature=0))
+NUM_LIKELY = 4
+
+
+def require_exact_output(subject: Subject) -> None:
+    """Raise Violation unless the output law equals the target's, for several sampling parameters."""
+    drafter = _excerpt(subject) if subject.resolved.model is not None else _measured(subject)
+    limit = HALF_VARIATION if drafter.in_half_precision else MOST_VARIATION
+    for params in TARGETS:
+        law = exact_law(verify, _problem(drafter, params, subject.seed))
+        if law.total_variation > limit:
+            root = [round(value, 4) for value in drafter.nodes[()].drawn.tolist()]
+            raise Violation(
+                expected=f"the target's law within {limit:g} (total variation), at {params}",
+                found=f"{law.total_variation:.3g}; first drafts are drawn from {root}",
+                fix="report exactly the law that tokens are drawn from",
+            )
+
+
+def _measured(subject: Subject) -> SmallDrafter:
+    """The proposer on a vocabulary of four tokens. Raises NotApplicable if it does not run there, or drafts nothing."""
+    needs = subject.needs
+    num_drafts = max(needs.min_draft_tokens, min(2, needs.max_draft_tokens or 2))
+    world = FewTokens()
+    try:
+        stage = subject.stage(
+            k=num_drafts, probabilistic=subject.modes[-1], world=world, max_num_seqs=64, max_model_len=32
+        )
+        twins(stage, PROMPT)
+    except (SpecdecError, Violation) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise NotApplicable(f"it does not run on a vocabulary of {world.vocab_size}: {reason}") from error
+    tree = Tree(stage, num_drafts)
+    if not tree.nodes:
+        raise NotApplicable("it drafts nothing for the text that this check shows")
+    return SmallDrafter(tree.nodes, num_drafts, world.vocab_size, stage.needs)
+
+
+def _excerpt(subject: Subject) -> SmallDrafter:
+    """A made-up drafter of two tokens. Its laws are five that the proposer reported, cut to the likeliest tokens."""
+    if not subject.reports_law:
+        raise NotApplicable("its checkpoint fixes the vocabulary, and one-hot drafts are lossless whatever they are")
+    stage = subject.stage(probabilistic=True)
+    laws = [law for shown in lockstep(stage) for *_, law in laws_of(stage, shown)]
+    if len(laws) <= NUM_LIKELY:
+        raise NotApplicable("it reported too few laws for an excerpt")
+    needs = stage.needs.replace(draft_vocabulary=None)
+    if needs.law == "sparse":
+        needs = needs.replace(sparse_top_m=NUM_LIKELY)
+    prefixes = [(), *((token,) for token in range(NUM_LIKELY))]
+    every = len(laws) // len(prefixes)
+    cut = [law.topk(NUM_LIKELY).values for law in laws[::every]]
+    nodes = {
+        prefix: _cut_node(law / law.sum(), needs.law, len(prefix)) for prefix, law in zip(prefixes, cut, strict=False)
+    }
+    return SmallDrafter(nodes, 2, NUM_LIKELY, needs)
+
+
+def _cut_node(law: Tensor, form: str, position: int) -> Node:
+    """A node that draws from `law` [V] and reports it at its position, in float32."""
+    table = torch.zeros(1, 2, len(law)).index_fill(1, torch.tensor([1 - position]), 1 / len(law))
+    table[0, position] = law
+    if form == "sparse":
+        ids = torch.arange(len(law)).expand(1, 2, -1)
+        kind, reported = LawKind.SPARSE, {"sparse_ids": ids, "sparse_probs": table}
+    else:
+        kind, reported = LawKind.DENSE_PROBS, {"probs": table}
+    return Node(law, DraftLaw(kind=torch.tensor([kind], dtype=torch.uint8), **reported), {})
+
+
+def _problem(drafter: SmallDrafter, params: Params, seed: int) -> Problem:
+    vocab, generator = drafter.vocab_size, torch.Generator().manual_seed(seed)
+    logits = [1.5 * torch.randn([vocab] * (i + 1), generator=generator) for i in range(drafter.num_drafts + 1)]
+    laws = [
+        torch.stack([target_law(row, params) for row in table.view(-1, vocab)]).view(table.shape) for table in logits
+    ]
+    return Problem(
+        target_logits=logits,
+        target_laws=laws,
+        draft_laws=[drafter.drawn(position) for position in range(drafter.num_drafts)],
+        report=drafter.report,
+        sampling=_sampling(params),
+        coupled=not drafter.has_law or params.temperature <= 0,
+    )
+
+
+def _sampling(params: Params) -> SamplingRows:
+    return SamplingRows(
+        temperature=torch.tensor([params.temperature], dtype=torch.float32),
+        top_k=torch.tensor([params.top_k]),
+        top_p=torch.tensor([params.top_p], dtype=torch.float32),
+        min_p=torch.tensor([params.min_p], dtype=torch.float32),
+        seed=torch.tensor([7]),
+        position=torch.tensor([100]),
+        all_greedy=params.temperature <= 0,
+        any_filter=params.top_k > 0,
+    )

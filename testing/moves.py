@@ -1,0 +1,54 @@
+"""What happens on a stage: moves in, what was shown and answered out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.sdk.types import DraftLaw, StepView
+
+LONG = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
+PARAMS = (
+    LONG.replace(temperature=1.0),
+    LONG.replace(temperature=0.7, top_k=20, top_p=0.9),
+    LONG,
+    LONG.replace(temperature=1.3, min_p=0.02),
+)
+
+
+@dataclass(frozen=True)
+class Move:
+    """What the next step does to one request."""
+
+    name: str
+    num_tokens: int | None = None  # committed tokens to compute; None: all that have no KV
+    num_accepted: int | None = None  # None: as the script says
+    forced: int | None = None  # the token that is sampled; None: as the script says
+
+
+@dataclass(frozen=True)
+class GivenCoins:
+    """Random numbers that the caller chose."""
+
+    coins: Tensor  # [B, K] float64
+
+    def uniform(self, draft_index: int) -> Tensor:
+        """[B] float64."""
+        return self.coins[:, draft_index]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One step that the proposer was shown, and its answer."""
+
+    where: str
+    view: StepView
+    budgets: list[int]
+    drafts: list[list[int]]  # in the view's order; empty where none was asked for
+    law: DraftLaw | None
+    written: list[str]  # fields of the view that were changed
+
+    def draft_of(self, name: str) -> list[int]:
+        return self.drafts[self.view.request_ids.index(name)]

@@ -1,0 +1,216 @@
+"""The function's door: one list of checks, run one after the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from specdec.core.registry import PluginSettings, author_frame
+from specdec.sdk.errors import ConfigError, ProposerError, SpecdecError, did_you_mean
+
+from .checks import ALL_CHECKS, Check, checks_of
+from .report import DIFFERENCE, CheckResult, Level, NotApplicable, Violation, cause_of
+from .subject import Asked, Subject
+from .time_limit import TIMEOUT_S, OutOfTime, time_limit
+
+FIRST = "loads"
+SIMPLEST = ("deterministic", "accepts_and_rejects")
+"""Comparisons that every later one contains: where one of them fails, a later difference says nothing new."""
+
+NUM_FRAMES = 8  # of a stack that is shown
+
+
+def check_proposer(
+    proposer: Asked,
+    speculative_config: Mapping[str, Any] | None = None,
+    *,
+    level: Level = "standard",
+    only: Sequence[str] = (),
+    expected_failures: Mapping[str, str] | None = None,
+    target: str = "tiny",
+    seed: int = 0,
+    plugin_settings: PluginSettings | None = None,
+    on_fail: Literal["collect", "raise"] = "collect",
+    timeout: float = TIMEOUT_S,
+) -> list[CheckResult]:
+    """Check a proposer against the contract, on the CPU and offline.
+
+    proposer: a class, a `method` of `speculative_config` or a checkpoint. `speculative_config`: its other keys, as
+    `LLM` takes them (`num_speculative_tokens` is 4 if left out, or the most that it drafts). only: ids of checks,
+    instead of the whole level. expected_failures: check id -> reason; one that passes after all counts as a failure.
+    on_fail "raise" raises the first Violation. timeout: seconds for each check, 0 for no limit; it needs the main
+    thread and POSIX signals, and interrupts Python code only. Raises ConfigError SD-E132 for an unknown check or an
+    empty reason, PluginLoadError or ConfigError if there is no such proposer.
+    """
+    subject = Subject(proposer, dict(speculative_config or {}), target, seed, plugin_settings or PluginSettings())
+    expected = expected_failures or {}
+    run = Run(timeout=timeout, expected=expected)
+    return list(results(subject, level, only, expected, on_fail=on_fail, run=run))
+
+
+@dataclass
+class Run:
+    """Checks of one proposer, one after the other: each has a limit of time, and one cause is reported once.
+
+    After a check that shows that the proposer does not load, or that ran out of time, nothing is run any more.
+    """
+
+    timeout: float = TIMEOUT_S  # seconds for each check; 0: no limit
+    expected: Collection[str] = ()  # checks whose failure explains no other, and is explained by none
+    before: Callable[[Check], None] = lambda check: None  # called with each check before it runs
+    _first: dict[str, str] = field(default_factory=dict)  # cause -> the check that it failed first
+    _ended: str = ""  # why nothing is run any more
+
+    def check(self, check: Check, subject: Subject) -> CheckResult:
+        """The check's result in the light of those before it."""
+        self.before(check)
+        if self._ended:
+            return _skipped(check, self._ended)
+        result = run_check(check, subject, self.timeout)
+        if result.cause.startswith("SD-E221"):
+            self._ended = f"{check.name} did not end, and nothing is run after it"
+        if result.status != "failed" or check.name in self.expected:
+            return result
+        if check.name == FIRST:
+            self._ended = f"it does not load: see {FIRST}"
+        return self._explained(result)
+
+    def _explained(self, result: CheckResult) -> CheckResult:
+        first = self._first.get(result.cause, "")
+        if first:
+            return replace(result, status="explained", facts={"explained_by": first} | result.facts)
+        if result.cause and (result.cause != DIFFERENCE or result.check in SIMPLEST):
+            self._first[result.cause] = result.check
+        return result
+
+
+def results(
+    subject: Subject,
+    level: Level,
+    only: Sequence[str] = (),
+    expected_failures: Mapping[str, str] | None = None,
+    *,
+    on_fail: Literal["collect", "raise"] = "collect",
+    run: Run | None = None,
+) -> Iterator[CheckResult]:
+    """One result after the other, as they come."""
+    expected = dict(expected_failures or {})
+    checks = chosen_checks(level, only)
+    refuse_unknown(list(expected))
+    refuse_empty_reasons(expected)
+    _ = subject.resolved
+    run = run or Run(expected=expected)
+    for check in checks:
+        result = as_expected(run.check(check, subject), expected.get(check.name))
+        if on_fail == "raise" and not result.ok:
+            raise AssertionError(result.text)
+        yield result
+
+
+def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> CheckResult:
+    """Passed, failed or skipped. An error of the proposer is a failure with its text, and so is one that never ends."""
+    start = time.perf_counter()
+    status: Literal["passed", "failed", "skipped"] = "passed"
+    facts: dict[str, str] = {}
+    cause = ""
+    try:
+        with _quiet(), time_limit(timeout):
+            check.run(subject)
+    except NotApplicable as reason:
+        status, facts = "skipped", {"reason": str(reason)}
+    except (Exception, OutOfTime) as error:
+        status = "failed"
+        facts, cause = _told(error, subject, timeout)
+        facts["reproduce"] = _reproduce(check, subject)
+    seconds = time.perf_counter() - start
+    return CheckResult(
+        check=check.name, level=check.level, status=status, seconds=seconds, law=check.law, facts=facts, cause=cause
+    )
+
+
+def _told(error: BaseException, subject: Subject, timeout: float) -> tuple[dict[str, str], str]:
+    """The facts of a failure, and its cause."""
+    if isinstance(error, Violation):
+        return dict(error.facts), error.cause
+    if isinstance(error, OutOfTime):
+        error = _out_of_time(error, subject, timeout)
+    if isinstance(error, SpecdecError):
+        return {"expected": "no error", "found": str(error)}, cause_of(error)
+    place = author_frame(error, subject.resolved.plugin.target)
+    return {"expected": "no error", "found": "".join(traceback.format_exception(error))}, f"{type(error)} {place}"
+
+
+def _out_of_time(error: OutOfTime, subject: Subject, timeout: float) -> ProposerError:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name != "_interrupt"]
+    facts = {
+        "where": author_frame(error, subject.resolved.plugin.target),
+        "stack": "\n".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-NUM_FRAMES:]),
+        "fix": "find the loop or the wait that does not end; a check that only needs longer gets a larger timeout",
+    }
+    plugin = subject.resolved.plugin
+    return ProposerError("SD-E221", f"the check did not end within {timeout:g} s", facts, plugin=plugin)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What the engine says whenever it loads a proposer, it need not say for every check."""
+    logger = logging.getLogger("specdec")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def as_expected(result: CheckResult, reason: str | None) -> CheckResult:
+    """The result in the light of an expectation that it fails: strict, so a pass is no pass."""
+    if reason is None or result.status == "skipped":
+        return result
+    if result.status == "failed":
+        return replace(result, status="expected_failure", facts={"reason": reason} | result.facts)
+    facts = {"expected": f"a failure: {reason}", "found": "it passes", "fix": "take it out of expected_failures"}
+    return replace(result, status="unexpected_pass", facts=facts)
+
+
+def chosen_checks(level: Level, only: Sequence[str] = ()) -> tuple[Check, ...]:
+    """The checks of a level, or those that are named. Raises ConfigError SD-E132 for an unknown id."""
+    refuse_unknown(only)
+    return tuple(check for check in ALL_CHECKS if check.name in only) if only else checks_of(level)
+
+
+def refuse_unknown(names: Sequence[str]) -> None:
+    """Raise ConfigError SD-E132 if one of the names is no check."""
+    known = [check.name for check in ALL_CHECKS]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            facts = {"did you mean": hint or "", "checks": ", ".join(known)}
+            raise ConfigError("SD-E132", f"there is no check {name!r}", {k: v for k, v in facts.items() if v})
+
+
+def refuse_empty_reasons(expected: Mapping[str, str]) -> None:
+    """Raise ConfigError SD-E132 for an expected failure without a reason."""
+    for name, reason in expected.items():
+        if not isinstance(reason, str) or not reason.strip():
+            facts = {"found": repr(reason), "fix": f'expected_failures={{"{name}": "why, and until when"}}'}
+            raise ConfigError("SD-E132", f"the expected failure of {name!r} has no reason", facts)
+
+
+def _skipped(check: Check, reason: str) -> CheckResult:
+    return CheckResult(
+        check=check.name, level=check.level, status="skipped", seconds=0.0, law=check.law, facts={"reason": reason}
+    )
+
+
+def _reproduce(check: Check, subject: Subject) -> str:
+    settings = f", {dict(subject.settings)}" if subject.settings else ""
+    return f"check_proposer({subject.label!r}{settings}, only=[{check.name!r}], seed={subject.seed})"

@@ -1,0 +1,169 @@
+"""The proposer that is checked: how it is asked for, and everything that it can be put on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.llm import LLM
+from specdec.core.proposing.admission import admit
+from specdec.core.registry import LoadedProposer, PluginSettings, Registry, ResolvedProposer, load_proposer
+from specdec.core.registry.hooks import load_hooks
+from specdec.sdk.errors import PluginId, Refusal, SpecdecError
+from specdec.sdk.needs import Needs
+from specdec.sdk.types import TargetInfo
+
+from .report import NotApplicable
+from .stage import Stage
+from .worlds import RealTarget, World, load_target
+
+NUM_DRAFT_TOKENS = 4
+MAX_NUM_SEQS = 4
+MAX_MODEL_LEN = 192
+BLOCK_SIZE = 1  # so that a draft pass that writes one position too many is found out
+
+Asked = str | type[Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One proposer under one `speculative_config`, on one target."""
+
+    asked: Asked  # a class, a method ("name", "dist:name", "module:Class") or a checkpoint
+    settings: Mapping[str, Any]  # further keys of `speculative_config`
+    target_model: str = "tiny"
+    seed: int = 0
+    plugin_settings: PluginSettings = field(default_factory=PluginSettings)
+
+    @property
+    def label(self) -> str:
+        """How a user names it."""
+        return self.asked if isinstance(self.asked, str) else _path_of(self.asked)
+
+    @property
+    def target(self) -> RealTarget:
+        return load_target(self.target_model)
+
+    @cached_property
+    def _given(self) -> SpeculativeConfig:
+        key = "model" if isinstance(self.asked, str) and _is_checkpoint(self.asked) else "method"
+        return SpeculativeConfig.parse({key: self.label, **self.settings})
+
+    @cached_property
+    def config(self) -> SpeculativeConfig:
+        """The whole `speculative_config`; K, if it was left out, is 4, or the most that the proposer drafts."""
+        if self._given.num_speculative_tokens is not None:
+            return self._given
+        most = None
+        with suppress(SpecdecError):  # whatever it is, the check `loads` shows it
+            least = self._given.replace(num_speculative_tokens=1)
+            most = load_proposer(self.resolved, least, self.target.info).needs.max_draft_tokens
+        return self._given.replace(num_speculative_tokens=min(NUM_DRAFT_TOKENS, most or NUM_DRAFT_TOKENS))
+
+    @cached_property
+    def resolved(self) -> ResolvedProposer:
+        """The class, and who to blame. Raises PluginLoadError or ConfigError, as the engine does."""
+        registrations = load_hooks(self.plugin_settings).registrations
+        if isinstance(self.asked, str):
+            return Registry.discover(self.plugin_settings, registrations).resolve(self._given)
+        cls = registrations.adapt_proposer(self.asked)
+        return ResolvedProposer(PluginId(self.asked.__name__, self.label), cls, self._given.model)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What it declares under its configuration."""
+        return self.load().needs
+
+    @property
+    def reports_law(self) -> bool:
+        """Whether it can report draft laws at all."""
+        try:
+            return self.load(probabilistic=True).needs.law != "one_hot"
+        except Refusal:
+            return False
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Whether drafts are probabilistic, in every way that it can be asked for them."""
+        asked = self.config.draft_sample_method == "probabilistic"
+        return (asked, True) if self.reports_law and not asked else (asked,)
+
+    def load(
+        self, *, k: int | None = None, probabilistic: bool | None = None, info: TargetInfo | None = None
+    ) -> LoadedProposer:
+        """Checked, and admitted on the target, as the engine does it. Raises SpecdecError."""
+        changes: dict[str, Any] = {} if k is None else {"num_speculative_tokens": k}
+        if probabilistic is not None:
+            changes["draft_sample_method"] = "probabilistic" if probabilistic else "greedy"
+        info = info or self.target.info
+        loaded = load_proposer(self.resolved, self.config.replace(**changes), info)
+        if probabilistic is not True or loaded.needs.law != "one_hot":
+            admit(loaded, info)
+        return loaded
+
+    def stage(
+        self,
+        *,
+        k: int | None = None,
+        probabilistic: bool | None = None,
+        world: World | None = None,
+        max_num_seqs: int = MAX_NUM_SEQS,
+        max_model_len: int = MAX_MODEL_LEN,
+        shown: Mapping[str, Any] | None = None,
+    ) -> Stage:
+        """A new instance on a new stage. `shown`: changes of the needs that views are built for."""
+        world = world or self.target
+        info = replace(world.info, max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=BLOCK_SIZE)
+        loaded = self.load(k=k, probabilistic=probabilistic, info=info)
+        given = None if shown is None else Needs(**(dict(loaded.needs) | dict(shown)))
+        return Stage(loaded, info, world, seed=self.seed, shown=given)
+
+    def llm(self, **settings: Any) -> LLM:
+        """The real engine with this proposer. Raises NotApplicable if its class cannot be imported by its path."""
+        if not isinstance(self.asked, str) and not _is_importable(self.asked):
+            raise NotApplicable(f"the engine imports by path, and {self.label} is not at the top of a module")
+        return LLM(
+            self.target.model,
+            device="cpu",
+            speculative_config=self.config,
+            plugin_settings=self.plugin_settings,
+            **settings,
+        )
+
+    def need_determinism(self) -> None:
+        """Raises NotApplicable for a proposer that does not promise it."""
+        if not self.needs.deterministic:
+            raise NotApplicable("it declares deterministic=False")
+
+    def need_own_state(self) -> None:
+        """Raises NotApplicable where requests may influence each other's drafts."""
+        if self.needs.state == "shared":
+            raise NotApplicable('it declares state="shared": other requests may change its drafts')
+
+    def need_law(self) -> None:
+        """Raises NotApplicable for one-hot proposers."""
+        if not self.reports_law:
+            raise NotApplicable('it reports no draft law (Needs.law is "one_hot")')
+
+
+def _path_of(cls: type[Any]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _is_importable(cls: type[Any]) -> bool:
+    """Whether its path leads back to it."""
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = vars(found).get(name) if found is not None else None
+    return found is cls
+
+
+def _is_checkpoint(asked: str) -> bool:
+    """A path, an owner/name or a dotted class path goes into `model`, anything else into `method`."""
+    return "/" in asked or Path(asked).is_dir() or ("." in asked and ":" not in asked)

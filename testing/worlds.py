@@ -1,0 +1,130 @@
+"""What a proposer is lent while it is checked: a real target's embedding, head and KV blocks, or a few tokens only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.core.cache.host_addressing import HostAddressing
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.engine.assembly import Parts
+from specdec.core.engine.verifier_checkpoint import with_verifier
+from specdec.core.llm import LLM
+from specdec.core.proposing.services import BlockDraftKV, EngineServices
+from specdec.core.runner.scheduler import Scheduler
+from specdec.sdk.needs import DraftKV
+from specdec.sdk.services import DraftKVStore, Services
+from specdec.sdk.types import TargetInfo
+
+from .fakes import FakeDraftKV, FakeServices, fake_target_info
+from .text import Script
+
+NUM_PROMPTS = 6
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+
+class World(Protocol):
+    """Where a proposer is tried."""
+
+    @property
+    def info(self) -> TargetInfo: ...
+
+    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
+        """Services for one proposer; "draft_kv" enters `reads` when it takes its store."""
+        ...
+
+
+class _LentServices(EngineServices):
+    """The engine's own services, which remember whether the draft KV was asked for."""
+
+    def __init__(self, info: TargetInfo, parts: Parts, store: DraftKVStore | None, reads: set[str]) -> None:
+        super().__init__(info, parts.target, parts.tokenizer, store, kernels=parts.kernels)
+        self._reads = reads
+
+    def draft_kv(self) -> DraftKVStore:
+        self._reads.add("draft_kv")
+        return super().draft_kv()
+
+
+class _FakeServices(FakeServices):
+    def __init__(self, info: TargetInfo, spec: DraftKV | None, reads: set[str]) -> None:
+        super().__init__(info, spec)
+        self._reads = reads
+
+    def draft_kv(self) -> FakeDraftKV:
+        self._reads.add("draft_kv")
+        return super().draft_kv()
+
+
+@dataclass(frozen=True)
+class RealTarget:
+    """A target with weights, and what it generates without speculation."""
+
+    model: str
+    llm: LLM
+    weights: dict[str, Tensor]  # copies
+    prompts: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+    @property
+    def info(self) -> TargetInfo:
+        return self.llm.engine.parts.info
+
+    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
+        """The engine's services, with draft KV on the scheduler's blocks."""
+        parts = self.llm.engine.parts
+        store = None
+        if spec is not None:
+            dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
+            addressing = HostAddressing(scheduler, parts.kernels)
+            store = BlockDraftKV(spec, scheduler.pool.num_blocks, addressing, dtype, parts.target.device)
+        return _LentServices(info, parts, store, reads)
+
+    def restore_weights(self) -> list[str]:
+        """Put every weight back that was written to. Returns their names."""
+        written = []
+        with torch.no_grad():
+            for name, parameter in self.llm.engine.parts.target.model.named_parameters():
+                if not torch.equal(parameter, self.weights[name]):
+                    parameter.copy_(self.weights[name])
+                    written.append(name)
+        return written
+
+
+@cache
+def load_target(model: str) -> RealTarget:
+    """The target on the CPU in float32, loaded once per process, and its greedy outputs without drafts."""
+    model = str(with_verifier(model, None)[0])  # of a drafter's checkpoint, its target
+    llm = LLM(model, device="cpu", max_num_seqs=NUM_PROMPTS)
+    script = Script(seed=0, vocab_size=llm.engine.parts.info.vocab_size)
+    prompts = [script.prompt(f"prompt-{number}", 3 + 9 * number) for number in range(NUM_PROMPTS)]
+    weights = {name: each.detach().clone() for name, each in llm.engine.parts.target.model.named_parameters()}
+    return RealTarget(model, llm, weights, tuple(map(tuple, prompts)), generate(llm, prompts))
+
+
+def generate(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY
+) -> tuple[tuple[int, ...], ...]:
+    """The output tokens of each prompt."""
+    outputs = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params)
+    return tuple(tuple(output.outputs[0].token_ids) for output in outputs)
+
+
+@dataclass(frozen=True)
+class FewTokens:
+    """A vocabulary so small that every draft can be enumerated. For proposers without a checkpoint."""
+
+    vocab_size: int = 4
+
+    @property
+    def info(self) -> TargetInfo:
+        return replace(fake_target_info(), vocab_size=self.vocab_size)
+
+    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
+        """The fakes of this package."""
+        return _FakeServices(info, spec, reads)

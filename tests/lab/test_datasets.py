@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from specdec.lab.datasets import PromptRow, load_dataset, of_category, read_prompts, spread
+from specdec.sdk import ConfigError
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_packaged_prompts_are_read_without_a_path():
+    rows = load_dataset("packaged", None)
+    assert {row.category for row in rows} == {"code", "prose", "repetition"}
+    assert len({row.prompt_id for row in rows}) == len(rows)
+
+
+def test_spec_bench_rows_give_their_first_turn(tmp_path):
+    path = write_lines(
+        tmp_path / "question.jsonl",
+        [
+            {"question_id": 81, "category": "writing", "turns": ["First.", "Second."], "reference": ["x"]},
+            {"question_id": 161, "category": "qa", "turns": ["Who?"]},
+        ],
+    )
+    assert load_dataset("spec_bench", path) == [PromptRow("81", "writing", "First."), PromptRow("161", "qa", "Who?")]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('{"question_id": 1, "category": "qa"}', "turns"),
+        ('{"question_id": 1, "category": "qa", "turns": "text"}', "turns"),
+        ('{"question_id": 1, "category": "qa", "turns": []}', "turns"),
+        ('{"category": "qa", "turns": ["a"]}', "question_id"),
+        ("[1]", "object"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_number(tmp_path, line, named):
+    path = tmp_path / "question.jsonl"
+    path.write_text('{"question_id": 0, "category": "qa", "turns": ["a"]}\n\n' + line + "\n")
+    with pytest.raises(ConfigError, match=rf"line 3: .*{named}") as raised:
+        load_dataset("spec_bench", path)
+    assert raised.value.code == "SD-E162"
+
+
+def test_custom_rows_need_only_a_prompt(tmp_path):
+    path = write_lines(tmp_path / "mine.jsonl", [{"prompt": "a"}, {"prompt": "b", "prompt_id": "x", "category": "c"}])
+    assert load_dataset("custom", path) == [PromptRow("1", "all", "a"), PromptRow("x", "c", "b")]
+
+
+def test_repeated_ids_are_refused(tmp_path):
+    path = write_lines(tmp_path / "mine.jsonl", [{"prompt": "a", "prompt_id": "2"}, {"prompt": "b"}])
+    with pytest.raises(ConfigError, match="two prompts have the id '2'"):
+        load_dataset("custom", path)
+
+
+@pytest.mark.parametrize(("name", "path"), [("custom", None), ("spec_bench", None), ("packaged", "file")])
+def test_a_missing_or_needless_path_is_refused(name, path, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        load_dataset(name, tmp_path / path if path else None)
+    assert raised.value.code == "SD-E164"
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    path = tmp_path / "empty.jsonl"
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no prompt"):
+        load_dataset("custom", path)
+
+
+def test_an_unreadable_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.jsonl") as raised:
+        load_dataset("custom", tmp_path / "gone.jsonl")
+    assert raised.value.code == "SD-E161"
+
+
+def test_a_byte_that_is_not_utf8_is_named_with_its_position(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("fine\ncafé\n".encode("latin1"))
+    with pytest.raises(ConfigError, match=r"latin\.txt' is not UTF-8|latin\.txt is not UTF-8") as raised:
+        read_prompts(path)
+    assert "byte 8 (0xe9), line 2" in str(raised.value)
+
+
+def test_a_text_file_gives_a_prompt_per_line_and_no_byte_order_mark(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\n  second \n")
+    assert read_prompts(path) == ["first", "  second "]
+
+
+def test_prompts_are_spread_over_categories_and_stay_grouped():
+    rows = [PromptRow(f"{category}{number}", category, "") for category in "abc" for number in range(3)]
+    assert [row.prompt_id for row in spread(rows, 5)] == ["a0", "a1", "b0", "b1", "c0"]
+    assert spread(rows, 0) == rows
+    assert spread(rows, 100) == rows
+
+
+def test_an_unknown_category_is_refused_with_a_hint():
+    rows = [PromptRow("1", "code", ""), PromptRow("2", "prose", "")]
+    assert of_category(rows, "code") == rows[:1]
+    with pytest.raises(ConfigError, match="did you mean  prose"):
+        of_category(rows, "pros")

@@ -1,0 +1,121 @@
+"""Measuring with real engines on the packaged model."""
+
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.engine.engine import Engine
+from specdec.lab.equality import compare
+from specdec.lab.measure import TimedEngine, measure, merged_acceptance, outputs_of
+from specdec.lab.prompts import BenchPrompt
+
+CONFIG = EngineConfig(model="tiny", max_num_seqs=2, max_model_len=64)
+LENGTH = 12
+REMEMBER = """
+from specdec.sdk import Draft, Needs
+
+class Remember:
+    "Drafts from everything that any request ever said: a corpus that all requests share."
+    needs = Needs(history=True, state="shared")
+    built = 0
+
+    def __init__(self, config):
+        type(self).built += 1
+        self.following = {}
+
+    def observe(self, step):
+        for row, length in zip(step.rows.tolist(), step.committed_length.tolist()):
+            tokens = step.history[row, :length].tolist()
+            for i in range(2, length):
+                self.following[tokens[i - 2], tokens[i - 1]] = tokens[i]
+
+    def propose(self, step):
+        drafts = []
+        for row, length, budget in zip(step.rows.tolist(), step.committed_length.tolist(), step.budget.tolist()):
+            tokens = step.history[row, length - 2 : length].tolist()
+            while len(tokens) < budget + 2 and tuple(tokens[-2:]) in self.following:
+                tokens.append(self.following[tuple(tokens[-2:])])
+            drafts.append(tokens[2:])
+        return Draft.from_lists(drafts, step.num_draft_tokens)
+"""
+
+
+def bench_prompts():
+    params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, detokenize=False)
+    texts = {"one": ("a", range(300, 320)), "two": ("a", range(400, 410)), "three": ("b", range(500, 530))}
+    return [BenchPrompt(name, category, tuple(ids), params) for name, (category, ids) in texts.items()]
+
+
+def run(speculative_config, num_repeats=2):
+    finished = []
+    prompts = bench_prompts()
+    engine = TimedEngine(lambda: Engine(CONFIG, speculative_config))
+    plain = TimedEngine(lambda: Engine(CONFIG))
+    repeats = measure(
+        engine, plain, prompts, num_repeats=num_repeats, num_warmup=1, on_finished=lambda each: finished.append(each)
+    )
+    return repeats, finished
+
+
+@pytest.fixture(scope="module")
+def ngram_run():
+    return run({"method": "ngram", "num_speculative_tokens": 3})
+
+
+def test_each_repeat_has_a_pass_per_category_for_both_engines(ngram_run):
+    repeats, finished = ngram_run
+    for repeat in repeats:
+        assert [each.category for each in repeat.passes] == ["a", "b"]
+        assert [each.category for each in repeat.baseline] == ["a", "b"]
+        assert [sorted(each.outputs) for each in repeat.passes] == [["one", "two"], ["three"]]
+    assert len(finished) == 3 * 2 * 2
+
+
+def test_counts_of_a_pass_exclude_what_the_engine_did_before(ngram_run):
+    repeats, _ = ngram_run
+    for repeat in repeats:
+        total = merged_acceptance(repeat.passes)
+        assert total.num_committed_tokens == 3 * LENGTH
+        assert total.num_steps + total.num_accepted_tokens == 3 * LENGTH
+        assert sum(each.num_propose_calls for each in repeat.passes) > 0
+    assert merged_acceptance(repeats[0].passes) == merged_acceptance(repeats[1].passes)
+
+
+def test_plain_passes_draft_nothing(ngram_run):
+    repeats, _ = ngram_run
+    plain = merged_acceptance(repeats[0].baseline)
+    assert plain.num_drafts == 0
+    assert plain.tokens_per_target_step == 1
+    assert plain.num_steps == 3 * LENGTH
+
+
+def test_outputs_equal_plain_decoding(ngram_run):
+    repeats, _ = ngram_run
+    for repeat in repeats:
+        assert outputs_of(repeat.passes) == outputs_of(repeat.baseline)
+
+
+def test_no_repeat_profits_from_what_a_shared_corpus_learned_before(tmp_path, monkeypatch):
+    (tmp_path / "remembering.py").write_text(textwrap.dedent(REMEMBER))
+    monkeypatch.syspath_prepend(tmp_path)
+    repeats, _ = run({"model": "remembering:Remember", "num_speculative_tokens": 3})
+    first, second = (merged_acceptance(repeat.passes) for repeat in repeats)
+    assert first == second
+    assert 0 < first.num_accepted_tokens < 3 * LENGTH - 3
+
+
+def test_a_difference_comes_with_the_targets_own_choice():
+    engine = Engine(CONFIG, {"method": "ngram", "num_speculative_tokens": 3})
+    prompt = list(range(300, 320))
+    done = TimedEngine(lambda: engine).run([replace(bench_prompts()[0], token_ids=tuple(prompt))], lambda _: None)
+    output = list(done.outputs["one"])
+    changed = [*output[:5], (output[5] + 1) % 100, *output[6:]]
+    (difference,) = compare(engine, {"x": prompt, "y": prompt}, {"x": output, "y": output}, {"x": changed, "y": output})
+    assert (difference.prompt_id, difference.position) == ("x", 5)
+    assert (difference.plain_token_id, difference.found_token_id) == (output[5], changed[5])
+    assert difference.one_by_one.token_ids[0] == difference.in_one_pass.token_ids[0] == output[5]
+    assert difference.one_by_one.margin == pytest.approx(difference.in_one_pass.margin, abs=1e-3)
+    assert difference.one_by_one.margin > 0

@@ -1,0 +1,198 @@
+"""An author is told what is wrong, once, with the line of the author's own code and what to change."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+import form_mutants
+import good_proposers
+import hostile_proposers
+import law_mutants
+import needs_mutants
+import pytest
+import state_mutants
+
+from specdec.testing import check_proposer
+from specdec.testing.worlds import load_target
+
+
+@pytest.fixture(autouse=True)
+def _weights_as_loaded():
+    yield
+    load_target("tiny").restore_weights()
+
+
+def line_of(function):
+    return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
+
+
+def failed(results):
+    return [result.check for result in results if result.status == "failed"]
+
+
+ONE_MISTAKE = {
+    form_mutants.FloatLengths: "draft_form",
+    form_mutants.OutOfVocabulary: "draft_form",
+    form_mutants.NeedsTwoTokens: "draft_form",
+    state_mutants.ShiftsLengths: "draft_form",
+    state_mutants.DraftsByInstance: "deterministic",
+    state_mutants.BelievesItsDrafts: "accepts_and_rejects",
+    needs_mutants.ReadsHistoryUndeclared: "draft_form",
+    needs_mutants.WritesMoreThanDeclared: "draft_form",
+}
+
+
+@pytest.mark.parametrize("mutant", ONE_MISTAKE, ids=lambda each: each.__name__)
+def test_one_mistake_is_one_failure_and_the_other_checks_name_it(mutant):
+    results = check_proposer(mutant)
+    first = ONE_MISTAKE[mutant]
+    explained = [result for result in results if result.status == "explained"]
+    assert failed(results) == [first]
+    assert len(explained) > 5
+    assert {result.facts["explained_by"] for result in explained} == {first}
+    assert not any(result.ok for result in explained)
+
+
+def test_sparse_ids_outside_the_vocabulary_are_one_violation():
+    results = check_proposer(law_mutants.SparseIdsOutOfRange)
+    (first,) = failed(results)
+    told = next(result for result in results if result.check == first)
+    assert "1000" in told.facts["found"]
+    assert "Traceback" not in told.text
+
+
+def test_a_law_that_is_no_number_does_not_fail_the_checks_that_compare():
+    assert failed(check_proposer(form_mutants.NanLogits)) == ["law_is_a_distribution"]
+
+
+def test_two_mistakes_are_two_failures():
+    class Both(needs_mutants.NeverReadsHidden, state_mutants.KeepsFinished):
+        pass
+
+    assert failed(check_proposer(Both, only=["state_released", "needs_are_used"])) == [
+        "state_released",
+        "needs_are_used",
+    ]
+
+
+def test_a_failure_that_is_expected_explains_nothing():
+    results = check_proposer(form_mutants.FloatLengths, level="basic", expected_failures={"draft_form": "known"})
+    assert [result.status for result in results[1:4]] == ["expected_failure", "failed", "explained"]
+    assert results[3].facts["explained_by"] == results[2].check
+
+
+@pytest.mark.parametrize(
+    ("mutant", "method"),
+    [
+        (hostile_proposers.Loops, hostile_proposers.Loops.draft),
+        (hostile_proposers.SleepsThroughErrors, hostile_proposers.SleepsThroughErrors.on_start),
+    ],
+    ids=["loops", "sleeps"],
+)
+def test_a_check_that_does_not_end_is_a_failure_with_the_authors_line_and_the_stack(mutant, method):
+    loads, draft_form, *others = check_proposer(mutant, level="basic", timeout=0.3)
+    assert (loads.status, draft_form.status) == ("passed", "failed")
+    found = draft_form.facts["found"]
+    assert found.startswith("SD-E221 the check did not end within 0.3 s")
+    lines, start = inspect.getsourcelines(method)
+    where = next(line.split()[1] for line in found.splitlines() if line.split()[0] == "where")
+    file, _, number = where.rpartition(":")
+    assert file == inspect.getsourcefile(method)
+    assert start <= int(number) < start + len(lines)
+    assert f"in {method.__name__}" in found.partition("stack")[2]
+    assert {result.status for result in others} == {"skipped"}
+    assert {result.facts["reason"] for result in others} == {"draft_form did not end, and nothing is run after it"}
+
+
+def test_outside_the_main_thread_checks_run_without_a_limit():
+    results = []
+    thread = threading.Thread(
+        target=lambda: results.extend(check_proposer(good_proposers.Followers, only=["loads"], timeout=1))
+    )
+    thread.start()
+    thread.join()
+    assert [result.status for result in results] == ["passed"]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "method"),
+    [
+        (hostile_proposers.DraftsTooMany, hostile_proposers.DraftsTooMany.draft),
+        (hostile_proposers.ReturnsNothing, hostile_proposers.ReturnsNothing.draft),
+        (hostile_proposers.WithoutHistory, hostile_proposers.WithoutHistory.draft),
+        (hostile_proposers.HeadWithFlatLogits, hostile_proposers.HeadWithFlatLogits),
+    ],
+    ids=lambda each: getattr(each, "__qualname__", None),
+)
+def test_an_error_after_a_method_returned_leads_to_the_author_all_the_same(mutant, method):
+    (result,) = check_proposer(mutant, only=["draft_form"])
+    assert f"where   {line_of(method)}" in result.facts["found"]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "code", "declaration"),
+    [
+        (needs_mutants.ReadsHistoryUndeclared, "SD-E222", "needs = Needs(history=True, ...)"),
+        (hostile_proposers.ReadsHiddenUndeclared, "SD-E222", 'needs = Needs(hidden_states=("final",), ...)'),
+        (hostile_proposers.WithoutHistory, "SD-E210", "needs = Needs(history=True, ...)"),
+    ],
+    ids=["history", "hidden", "the base's history"],
+)
+def test_a_field_that_is_none_is_named_with_its_declaration(mutant, code, declaration):
+    (result,) = check_proposer(mutant, only=["draft_form"])
+    assert result.facts["found"].startswith(code)
+    assert declaration in result.facts["found"]
+
+
+def test_none_of_the_authors_own_is_not_blamed_on_a_field_that_is_declared():
+    (result,) = check_proposer(hostile_proposers.StumblesOverNone, only=["draft_form"])
+    assert result.facts["found"].startswith("SD-E210")
+
+
+def test_state_that_is_stale_after_a_preemption_is_told_of_on_preempt():
+    (result,) = check_proposer(state_mutants.LearnsReplaysTwice, only=["preempted_requests"])
+    assert "a request was preempted: in on_preempt(request) drop" in result.facts["fix"]
+
+
+def test_where_nothing_was_preempted_on_preempt_is_not_mentioned():
+    (result,) = check_proposer(state_mutants.BelievesItsDrafts, only=["accepts_and_rejects"])
+    assert "on_preempt" not in result.facts["fix"]
+
+
+@pytest.mark.parametrize("mutant", [state_mutants.LearnsInTheOrderOfRows, state_mutants.LearnsWhileItDrafts])
+def test_learning_in_the_order_of_rows_is_told_to_learn_in_the_order_of_ids(mutant):
+    results = check_proposer(mutant)
+    (found,) = [result for result in results if not result.ok]
+    assert found.check == "row_order"
+    assert "before any draft of the step is made, and in the order of their ids" in found.facts["fix"]
+
+
+def test_a_place_in_the_step_taken_for_a_request_is_told_so():
+    (result,) = check_proposer(state_mutants.DraftsByPlace, only=["row_order"])
+    assert result.facts["fix"] == "find a request by step.request_ids or step.rows, never by its place in the step"
+
+
+@pytest.mark.parametrize("proposer", [good_proposers.SharedFollowers, state_mutants.LearnsAtTheEnd, "suffix"])
+def test_a_learner_that_keeps_the_rule_passes(proposer):
+    (result,) = check_proposer(proposer, only=["row_order"])
+    assert result.status == "passed", result.text
+
+
+def test_a_learner_from_ended_requests_would_depend_on_rows_if_ends_were_told_by_row(monkeypatch):
+    """Shows that the check looks at requests that end together, and so that the order of ids is what makes it pass."""
+    from specdec.testing import stage
+
+    monkeypatch.setattr(stage, "sorted", list, raising=False)
+    assert failed(check_proposer("suffix", only=["row_order"])) == ["row_order"]
+
+
+def test_a_head_without_kv_runs_on_the_autoregressive_base():
+    results = check_proposer(hostile_proposers.HeadWithoutKV)
+    assert [result.text for result in results if not result.ok] == []
+
+
+def test_a_head_that_attends_without_draft_kv_is_told_to_declare_it():
+    (result,) = check_proposer(hostile_proposers.HeadThatAttends, only=["draft_form"])
+    assert "no draft KV is declared" in result.facts["found"]
+    assert "Needs(draft_kv=DraftKV(...))" in result.facts["found"]

@@ -1,0 +1,105 @@
+"""The kit is itself tested: every check catches the mistake that it is there for, and good proposers pass."""
+
+from __future__ import annotations
+
+import form_mutants
+import good_proposers
+import law_mutants
+import needs_mutants
+import pytest
+import state_mutants
+
+from specdec.testing import check_proposer
+from specdec.testing.checks import ALL_CHECKS
+from specdec.testing.worlds import load_target
+
+CAUGHT = [
+    ("loads", form_mutants.RaisesInBind),
+    ("loads", form_mutants.RefusesItsOwnState),
+    ("draft_form", form_mutants.FloatLengths),
+    ("draft_form", form_mutants.OutOfVocabulary),
+    ("draft_form", form_mutants.Transposed),
+    ("draft_form", form_mutants.UndeclaredLaw),
+    ("every_k", form_mutants.FixedWidth),
+    ("every_k", form_mutants.RemembersK),
+    ("budgets", form_mutants.IgnoresBudget),
+    ("budgets", form_mutants.DraftsWhereNothingIsWanted),
+    ("one_token_prompts", form_mutants.NeedsTwoTokens),
+    ("context_limit", form_mutants.RunsOverTheEnd),
+    ("inputs_not_written", state_mutants.ShiftsLengths),
+    ("inputs_not_written", state_mutants.WritesThroughNumpy),
+    ("lent_weights_not_written", state_mutants.ShiftsTheWeights),
+    ("deterministic", state_mutants.DraftsByInstance),
+    ("batch_equals_singles", state_mutants.MixesRequests),
+    ("row_order", state_mutants.DraftsByPlace),
+    ("row_order", state_mutants.LearnsInTheOrderOfRows),
+    ("row_order", state_mutants.LearnsWhileItDrafts),
+    ("accepts_and_rejects", state_mutants.BelievesItsDrafts),
+    ("chunked_prefill", state_mutants.OnlyTheLastChunk),
+    ("skipped_steps", state_mutants.ForgetsTheAbsent),
+    ("preempted_requests", state_mutants.LearnsReplaysTwice),
+    ("aborted_requests", state_mutants.ClearsEverything),
+    ("reused_ids", state_mutants.KeepsByName),
+    ("reused_rows", state_mutants.KeepsByRow),
+    ("reused_rows", state_mutants.StaleKV),
+    ("any_schedule", state_mutants.RemembersPlaces),
+    ("state_released", state_mutants.KeepsFinished),
+    ("needs_are_enough", needs_mutants.ReadsHistoryUndeclared),
+    ("needs_are_enough", needs_mutants.ReadsHistoryIfThere),
+    ("needs_are_used", needs_mutants.NeverReadsHidden),
+    ("needs_are_used", needs_mutants.NeverUsesDraftKV),
+    ("needs_are_used", needs_mutants.NeverReadsTopK),
+    ("accepts_and_rejects", needs_mutants.WritesMoreThanDeclared),
+    ("declared_law_is_reported", needs_mutants.NeverReportsItsLaw),
+    ("lengths_as_declared", needs_mutants.ShorterThanDeclared),
+    ("lengths_as_declared", needs_mutants.RaggedThoughFixed),
+    ("law_is_a_distribution", form_mutants.NanLogits),
+    ("law_is_a_distribution", form_mutants.ReportsTopOne),
+    ("law_is_a_distribution", law_mutants.SparseIdsOutOfRange),
+    ("length_ignores_the_draw", law_mutants.TrimsUnluckyTokens),
+    ("length_ignores_the_draw", law_mutants.TrimsFromTheSecond),
+    ("law_ignores_the_draw", law_mutants.SharpensAfterTheDraw),
+    ("greedy_equality", state_mutants.ShiftsTheWeights),
+    ("saved_state", state_mutants.SavesNothing),
+    ("saved_state", state_mutants.OnlySaves),
+    ("config_can_be_pickled", needs_mutants.OptionsOfCode),
+    ("drawn_law_is_reported_law", law_mutants.ReportsAnotherTemperature),
+    ("drawn_law_is_reported_law", law_mutants.OneNumberForAll),
+    ("output_law_is_exact", law_mutants.OnePercentOff),
+    ("output_law_is_exact", law_mutants.ReportsAnotherTemperature),
+    ("greedy_equality_under_pressure", state_mutants.ShiftsTheWeightsWhenPreempted),
+    ("memory_does_not_grow", state_mutants.CountsForever),
+    ("state_machine", state_mutants.KeepsByRow),
+]
+GOOD = [
+    good_proposers.Followers,
+    good_proposers.SharedFollowers,
+    good_proposers.Waves,
+    good_proposers.HiddenMean,
+]
+
+
+@pytest.fixture(autouse=True)
+def _weights_as_loaded():
+    """Mutants write to the shared target."""
+    yield
+    load_target("tiny").restore_weights()
+
+
+@pytest.mark.parametrize(("check", "mutant"), CAUGHT, ids=lambda each: getattr(each, "__name__", each))
+def test_mutant_is_caught_by_the_check_meant_for_it(check, mutant):
+    (result,) = check_proposer(mutant, only=[check])
+    assert result.status == "failed", result
+    assert result.check == check
+    assert {"expected", "found", "reproduce"} <= result.facts.keys()
+
+
+def test_every_check_has_a_mutant():
+    assert {check.name for check in ALL_CHECKS} == {check for check, _ in CAUGHT}
+
+
+@pytest.mark.parametrize("good", GOOD, ids=lambda each: each.__name__)
+def test_good_proposer_passes_every_check(good):
+    results = check_proposer(good, level="full")
+    assert [result.text for result in results if not result.ok] == []
+    assert sum(result.status == "passed" for result in results) > 20
