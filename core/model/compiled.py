@@ -1,6 +1,6 @@
 """Networks and passes compiled by PyTorch's compiler: those of few tokens spend their time on small operations.
 
-They are traced by running them once, not by `torch.compile`, whose guards and bytecode took a fifth of a step of a
+They are traced by `torch.export`, not by `torch.compile`, whose guards and bytecode take a part of every step of a
 small model: of a network whose weights stay, only the sizes of its inputs are to be watched.
 
 A compiled pass calls attention as an operator that the compiler does not look into. An operator takes tensors and
@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from specdec.sdk.errors import message
@@ -30,6 +30,9 @@ from ..kernels.attention_spec import AttentionContext, AttentionSpec
 from ..kernels.native.kernels import NativeKernels, shape_of_attention
 from .attention import CONTEXT
 from .target import TargetModel
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 logger = logging.getLogger("specdec")
 
@@ -49,7 +52,6 @@ OPTIONS: dict[str, Any] = {
 }
 
 _serving: ContextVar[Sequence[AttentionContext]] = ContextVar("specdec_attention_contexts")
-_tracing: ContextVar[bool] = ContextVar("specdec_tracing", default=False)
 
 # `torch.library.custom_op` would say this in fewer lines; its checks cost more than the attention of a small model.
 _operators = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -145,7 +147,7 @@ class CompiledFunction:
         return len(self._compiled)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        if self._failed or _tracing.get():
+        if self._failed or torch.compiler.is_exporting():
             return self._plain(*args, **named)
         arguments = _Arguments()
         try:
@@ -157,7 +159,7 @@ class CompiledFunction:
             logger.warning("%s", message("SD-W303", f"torch.compile cannot compile {_name(self._plain)}", facts))
             return self._plain(*args, **named)
         with _set(_serving, arguments.contexts):
-            outputs = serving.run(*arguments.tensors)
+            outputs = serving.run(*serving.weights, *arguments.tensors)
         self._kept.update(zip(serving.kept, outputs[serving.num_outputs :], strict=True))
         return tree_unflatten(outputs[: serving.num_outputs], serving.form)
 
@@ -179,15 +181,15 @@ class _Arguments:
     """What a network is called with: its tensors in order, and all that another call must have in common with it."""
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = []  # contiguous
         self.contexts: list[AttentionContext] = []
         self.kind: list[Any] = []  # hashable
 
     def add(self, value: Any) -> None:
         """Raises TypeError for what is neither a tensor nor a plain value."""
         if isinstance(value, Tensor):
-            self.tensors.append(value)
-            self.kind += (value.shape, value.stride(), value.dtype)
+            self.tensors.append(value.contiguous())
+            self.kind += (value.shape, value.dtype)
         elif isinstance(value, Mapping):
             self.kind += (len(value), *value)
             for name, each in value.items():
@@ -205,8 +207,8 @@ class _Arguments:
             raise TypeError(f"an argument is of type {type(value).__name__}")
 
     def examples(self) -> list[Tensor]:
-        """Tensors like its own, but where each lies in its storage, which must make no difference."""
-        return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.tensors]
+        """Tensors like its own, each apart from the others."""
+        return [torch.empty_like(each) for each in self.tensors]
 
     def _add_context(self, context: AttentionContext) -> None:
         view = _TensorView.of(context)
@@ -228,58 +230,74 @@ class _Arguments:
 class _Compiled:
     """One compiled form."""
 
-    run: Callable[..., Sequence[Tensor]]  # of the tensors of its arguments
+    run: Callable[..., Sequence[Tensor]]  # of weights, then the tensors of its arguments
+    weights: tuple[Tensor, ...]  # and other constants of the network
     num_outputs: int  # tensors of the network's own output; those of `kept` follow
     form: Any  # of its output, for tree_unflatten
     kept: tuple[Any, ...]  # names of what hooks kept
-    sizes: Any  # torch's ShapeEnv
-    assumed: Any  # of sizes, code that it evaluates; None: nothing
+    check_sizes: Callable[..., object]  # raises AssertionError for arguments of which the trace is not true
     kind: tuple[Any, ...]  # of the arguments, without sizes
 
     def serves(self, arguments: _Arguments) -> bool:
-        """Whether what was assumed of sizes while it was compiled is true of these."""
+        """Whether what was assumed of sizes while it was traced is true of these."""
         if self.kind != _without_sizes(arguments.kind):
             return False
-        return self.assumed is None or self.sizes.evaluate_guards_expression(self.assumed, arguments.examples())
+        try:
+            self.check_sizes(*arguments.tensors)
+        except AssertionError:
+            return False
+        return True
 
 
 def _without_sizes(kind: Sequence[Any]) -> tuple[Any, ...]:
-    """Sizes and strides are tuples; nothing else of a kind is one."""
-    return tuple(len(each) if isinstance(each, tuple) else each for each in kind)
+    """Which sizes are none, one or more: the trace is true of one of these. Shapes are the only tuples of a kind."""
+    return tuple(tuple(min(size, 2) for size in each) if isinstance(each, tuple) else each for each in kind)
+
+
+class _Traceable(nn.Module):
+    """A function of tensors in the form that `torch.export` takes."""
+
+    def __init__(self, function: Callable[..., list[Any]]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *tensors: Tensor) -> list[Any]:
+        return self._function(*tensors)
 
 
 def _compile(
     function: Callable[..., Any], kept: MutableMapping[Any, Tensor], arguments: _Arguments, value: Any
 ) -> _Compiled:
-    """Trace a function with symbolic sizes, and compile what was traced; `value`: its (args, named)."""
+    """Trace a function for any sizes, and compile what was traced; `value`: its (args, named)."""
     from torch import _inductor as inductor  # seconds to import
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.export import Dim, export
 
     forms: list[Any] = []
 
     def of_tensors(*tensors: Tensor) -> list[Any]:
         args, named = _with_tensors(value, iter(tensors), arguments.contexts)
         kept.clear()
-        with _set(_tracing, True):
-            outputs, form = tree_flatten(function(*args, **named))
+        outputs, form = tree_flatten(function(*args, **named))
         forms.append((len(outputs), form, tuple(kept)))
         return [*outputs, *kept.values()]
 
-    sizes = ShapeEnv(duck_shape=False)  # sizes that are equal now need not be so again
-    mode = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
-    with torch.no_grad(), tracing(TracingContext(mode)):
-        symbolic = [mode.from_tensor(each) for each in arguments.examples()]
-        with mode:
-            traced = make_fx(of_tensors, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*symbolic)
-        run = inductor.compile(traced, list(symbolic), options=OPTIONS)
+    examples = tuple(arguments.examples())
+    any_size = tuple(dict.fromkeys(range(each.dim()), Dim.AUTO) for each in examples)
+    with torch.no_grad():
+        program = export(_Traceable(of_tensors), examples, dynamic_shapes=(any_size,), strict=False)
+        inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
+        run = inductor.compile(program.graph_module, [each.meta["val"] for each in inputs], options=OPTIONS)
     kept.clear()
     num_outputs, form, names = forms[-1]
-    assumed = sizes.produce_guards_expression(symbolic, ignore_static=False)
-    code = assumed and compile(assumed, "sizes", "eval")
-    return _Compiled(run, num_outputs, form, names, sizes, code, _without_sizes(arguments.kind))
+    check_sizes = program.module().get_submodule("_guards_fn")
+    kind = _without_sizes(arguments.kind)
+    return _Compiled(run, _weights(program), num_outputs, form, names, check_sizes, kind)
+
+
+def _weights(program: ExportedProgram) -> tuple[Tensor, ...]:
+    """What a program takes before its arguments, in order."""
+    named = {**program.state_dict, **program.constants}
+    return tuple(named[each.target].detach() for each in program.graph_signature.input_specs if each.target is not None)
 
 
 def _with_tensors(value: Any, tensors: Iterator[Tensor], contexts: Sequence[AttentionContext]) -> Any:
