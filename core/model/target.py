@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk import ConfigError, Refusal, UnsupportedModelError
 from specdec.sdk.errors import did_you_mean
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext
-from .attention import ATTENTION_NAME, ShapeProbe, attention_arguments
+from .attention import ATTENTION_NAME, CONTEXT, ShapeProbe, attention_arguments
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
@@ -109,6 +109,8 @@ class TargetModel:
             logits = self._forward(tokens, positions, probe, rows, self.attention_modules)
         except UnsupportedModelError:
             raise
+        except Refusal as error:  # attention was called without what serves it
+            raise _no_interface(self.config, f"its layers do not hand {CONTEXT} on to attention") from error
         except Exception as error:  # modelling code that expects masks, caches or attention of its own
             raise _no_interface(self.config, f"{type(error).__name__}: {error}") from error
         if len(logits) != 1:

@@ -85,7 +85,7 @@ def test_a_number_out_of_range_is_refused_by_name(name, value):
         (SpeculativeConfig, "num_speculative_tokens", 1025),
         (SpeculativeConfig, "synthetic_acceptance_rate", -0.1),
         (ProposerConfig, "num_draft_tokens", 10**12),
-        (BenchSettings, "num_threads", 100_000),
+        (EngineConfig, "num_threads", 100_000),
         (BenchSettings, "temperature", 1e308),
         (BenchSettings, "output_len", 2**63),
     ],
