@@ -1,4 +1,4 @@
-"""What a step costs as the batch, the context and the number of drafts grow, beside the law that it should follow.
+"""What a step costs as the batch, the context and the number of drafts grow, beside the trend that it should follow.
 
     python -m benchmarks.scaling --save benchmarks/results/scaling.json --plot benchmarks/results/scaling.svg
 
@@ -7,7 +7,7 @@ the steps of what the engine's own profile says of each stage. Drafts are synthe
 context, where they are looked up in the text. "schedule" includes the batch and the drafts that are taken from the
 store, "propose" their storage.
 
-A law is fitted to all points of a line: constant (the median) or linear (least squares of the relative error). `off` is
+A trend is fitted to all points of a line: constant (the median) or linear (least squares of the relative error). `off` is
 the largest relative distance of a point from it, `growth` the last point over the first.
 """
 
@@ -41,7 +41,7 @@ class Line(NamedTuple):
     axis: str  # "batch", "context" or "drafts"
     proposer: str  # "synthetic", "ngram" or "suffix"
     stage: str
-    law: str  # "constant" or "linear"
+    trend: str  # "constant" or "linear"
 
 
 LINES = (
@@ -126,26 +126,26 @@ def step_stages(model: str, shape: Shape, num_steps: int) -> dict[str, float]:
 
 
 def described(line: Line, measured: Sequence[tuple[Shape, dict[str, float]]]) -> dict[str, Any]:
-    """A line's points, its law, and how well they agree."""
+    """A line's points, its trend, and how well they agree."""
     points = [
         (getattr(shape, line.axis), stages[line.stage]) for shape, stages in measured if shape[0] == line.proposer
     ]
     sizes, found = ([float(value) for value in column] for column in zip(*points, strict=True))
-    fixed, each = fitted(line.law, sizes, found)
+    fixed, each = fitted(line.trend, sizes, found)
     expected = [fixed + each * size for size in sizes]
     return line._asdict() | {
         "sizes": sizes,
         "ms": found,
         "fixed_ms": fixed,
         "ms_per_unit": each,
-        "off": max(abs(ms / law - 1) for ms, law in zip(found, expected, strict=True)),
+        "off": max(abs(ms / trend - 1) for ms, trend in zip(found, expected, strict=True)),
         "growth": found[-1] / found[0],
     }
 
 
-def fitted(law: str, sizes: Sequence[float], ms: Sequence[float]) -> tuple[float, float]:
+def fitted(trend: str, sizes: Sequence[float], ms: Sequence[float]) -> tuple[float, float]:
     """What is paid once, and per unit of size."""
-    if law == "constant" or len(sizes) < 2:
+    if trend == "constant" or len(sizes) < 2:
         return median(ms), 0.0
     weight = 1 / torch.tensor(ms, dtype=torch.float64)
     rows = torch.stack([torch.ones(len(sizes), dtype=torch.float64), torch.tensor(sizes, dtype=torch.float64)], dim=1)
@@ -155,7 +155,7 @@ def fitted(law: str, sizes: Sequence[float], ms: Sequence[float]) -> tuple[float
 
 
 def sheet(result: dict[str, Any]) -> Sheet:
-    """One row per line: first and last point, the law, and how far it is off."""
+    """One row per line: first and last point, the trend, and how far it is off."""
     rows = [
         [
             line["axis"],
@@ -163,27 +163,27 @@ def sheet(result: dict[str, Any]) -> Sheet:
             line["proposer"],
             line["stage"],
             f"{line['ms'][0]:.3f} to {line['ms'][-1]:.3f}",
-            f"{line['fixed_ms']:.3f}" + (f" + {line['ms_per_unit']:.4f} each" if line["law"] == "linear" else ""),
+            f"{line['fixed_ms']:.3f}" + (f" + {line['ms_per_unit']:.4f} each" if line["trend"] == "linear" else ""),
             f"{line['off']:.0%}",
         ]
         for line in result["lines"]
     ]
-    head = ["axis", "from, to", "drafts", "stage", "ms", "law, ms: fixed + per unit", "off by at most"]
+    head = ["axis", "from, to", "drafts", "stage", "ms", "trend, ms: fixed + per unit", "off by at most"]
     return Sheet("Cost of a step", head, rows)
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """A panel per axis, measured points and the law that they should follow."""
+    """A panel per axis, measured points and the trend that they should follow."""
     from matplotlib import pyplot
 
     axes = list(dict.fromkeys(line["axis"] for line in result["lines"]))
     figure, panels = pyplot.subplots(1, len(axes), figsize=(5 * len(axes), 4), layout="constrained")
     for axis, panel in zip(axes, panels, strict=True):
         for line in (line for line in result["lines"] if line["axis"] == axis):
-            law = [line["fixed_ms"] + line["ms_per_unit"] * size for size in line["sizes"]]
-            label = f"{line['stage']}, {line['proposer']}: {line['law']}"
+            trend = [line["fixed_ms"] + line["ms_per_unit"] * size for size in line["sizes"]]
+            label = f"{line['stage']}, {line['proposer']}: {line['trend']}"
             (drawn,) = panel.loglog(line["sizes"], line["ms"], "o", label=label)
-            panel.loglog(line["sizes"], law, "--", color=drawn.get_color())
+            panel.loglog(line["sizes"], trend, "--", color=drawn.get_color())
         panel.set(xlabel={"batch": "requests", "context": "tokens", "drafts": "drafts per step"}[axis], ylabel="ms")
         panel.set_xscale("log", base=2)
         panel.legend(fontsize="x-small")

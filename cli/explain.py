@@ -58,9 +58,9 @@ def _show_code(found: Explanation, how: Format) -> None:
 
 def _show_check(found: Check, how: Format) -> None:
     if how is Format.JSON:
-        print(json.dumps({"check": found.name, "level": found.level, "law": found.law}, indent=2))
+        print(json.dumps({"check": found.name, "level": found.level, "rule": found.rule}, indent=2))
     else:
-        print(found.law if how is Format.QUIET else found.text)
+        print(found.rule if how is Format.QUIET else found.text)
 
 
 def _find_check(name: str) -> Check:

@@ -17,7 +17,7 @@ DIFFERENCE = "a draft differs"
 
 
 class Violation(AssertionError):
-    """A proposer broke the law of a check.
+    """A proposer broke the rule of a check.
 
     expected, found: in the words of the contract. fix: what the author should change. where: the step, if there is one.
     cause: equal in the violations that one mistake makes; empty where nothing is known of others.
@@ -45,7 +45,7 @@ class CheckResult:
     level: Level
     status: Status
     seconds: float
-    law: str
+    rule: str
     facts: dict[str, str]
     cause: str = ""
 
@@ -56,8 +56,8 @@ class CheckResult:
 
     @property
     def text(self) -> str:
-        """The check's id and law, then one line per fact."""
-        return f"{self.check}: {self.law}\n{render(self.facts)}".rstrip()
+        """The check's id and rule, then one line per fact."""
+        return f"{self.check}: {self.rule}\n{render(self.facts)}".rstrip()
 
 
 def cause_of(error: SpecdecError) -> str:

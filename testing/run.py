@@ -130,7 +130,7 @@ def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> Che
         facts["reproduce"] = _reproduce(check, subject)
     seconds = time.perf_counter() - start
     return CheckResult(
-        check=check.name, level=check.level, status=status, seconds=seconds, law=check.law, facts=facts, cause=cause
+        check=check.name, level=check.level, status=status, seconds=seconds, rule=check.rule, facts=facts, cause=cause
     )
 
 
@@ -207,7 +207,7 @@ def refuse_empty_reasons(expected: Mapping[str, str]) -> None:
 
 def _skipped(check: Check, reason: str) -> CheckResult:
     return CheckResult(
-        check=check.name, level=check.level, status="skipped", seconds=0.0, law=check.law, facts={"reason": reason}
+        check=check.name, level=check.level, status="skipped", seconds=0.0, rule=check.rule, facts={"reason": reason}
     )
 
 

@@ -106,7 +106,7 @@ class SpeculativeDecoding:
             self._guest,
             profile=False,
             addressing=addressing,
-            judge=speculation.judge,
+            rule=speculation.rule,
         )
         self._numbers = count()
 

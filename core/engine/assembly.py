@@ -120,10 +120,9 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     if graphs and isinstance(addressing, DeviceAddressing):
         served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)
     max_drafts = guest.views.num_draft_tokens if guest else 0
-    rule = speculation.judge if speculation else verify
     draft_vocab = laws.dense.shape[2] if laws.dense is not None else 0
-    judge = partial(rule, workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device, draft_vocab))
-    runner = Runner(served, cache, scheduler, drafts, metrics, guest, config.enable_profiling, addressing, judge)
+    rule = partial(speculation.rule if speculation else verify, workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device, draft_vocab))
+    runner = Runner(served, cache, scheduler, drafts, metrics, guest, config.enable_profiling, addressing, rule)
     return Parts(
         info=info,
         target=target,

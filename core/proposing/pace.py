@@ -28,30 +28,30 @@ class Pace:
     """
 
     plugin: PluginId
-    told: bool = False
+    warned: bool = False
     seconds: list[tuple[float, float]] = field(default_factory=list)  # per step: the whole, the draft
     num_requests: int = 0
     num_tokens: int = 0
 
     def record(self, stats: StepStats, seconds: float, draft_seconds: float) -> None:
         """Count one step of `seconds`, `draft_seconds` of which the proposer took."""
-        if self.told or stats.num_tokens_computed != stats.num_requests + stats.num_draft_tokens:  # a prompt's chunk
+        if self.warned or stats.num_tokens_computed != stats.num_requests + stats.num_draft_tokens:  # a prompt's chunk
             return
         self.seconds.append((seconds, draft_seconds))
         self.num_requests += stats.num_requests
         self.num_tokens += stats.num_committed_tokens
         if len(self.seconds) == WINDOW:
-            self._judge()
+            self._warn_if_slow()
             self.seconds.clear()
             self.num_requests = self.num_tokens = 0
 
-    def _judge(self) -> None:
+    def _warn_if_slow(self) -> None:
         tokens = self.num_tokens / self.num_requests
         whole, draft = (1000 * fmean(each) for each in zip(*sorted(self.seconds)[:-NUM_OUTLIERS], strict=True))
         rest = whole - draft
         if draft + rest <= CERTAIN_LOSS * tokens * rest:
             return
-        self.told = True
+        self.warned = True
         facts = {
             "per step": f"draft {draft:.1f} ms, the rest {rest:.1f} ms, {tokens:.2f} tokens per request",
             "break-even": f"{(draft + rest) / rest:.2f} tokens at this draft time, or a draft time of "

@@ -68,7 +68,7 @@ class Speculation:
         return cls(config, loaded, admit(loaded, info, law_budget_bytes=law_budget))
 
     @property
-    def judge(self) -> Judge:
+    def rule(self) -> Judge:
         """How drafts are verified."""
         return judge_of(self.config.rejection_sample_method, self.config.synthetic_acceptance_rate)
 

@@ -18,5 +18,5 @@ __all__ = [
     "construct",
     "is_complete",
     "load_proposer",
-    "told",
+    "describe",
 ]

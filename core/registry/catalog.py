@@ -13,7 +13,7 @@ from specdec.sdk.packaged import packaged
 from ..config.speculative_config import SpeculativeConfig
 from .checkpoint import Recogniser, recognise
 from .class_path import WITH_COLON, class_path, unregistered
-from .discovery import PluginEntry, PluginSettings, judge, read_entry_points
+from .discovery import PluginEntry, PluginSettings, with_status, read_entry_points
 from .importing import import_target
 
 CLASS_PATH_METHOD = "custom_class"
@@ -59,7 +59,7 @@ class Registry:
         """Entry points of installed distributions, and what hook plugins registered."""
         registrations = registrations or Registrations()
         offered = (*read_entry_points("proposers"), *registrations.proposers)
-        return cls(judge(offered, settings), registrations)
+        return cls(with_status(offered, settings), registrations)
 
     def resolve(self, config: SpeculativeConfig) -> ResolvedProposer:
         """The proposer that `method`, or `model` alone, means. A checkpoint that is alone is opened and asked.

@@ -100,22 +100,22 @@ class PluginSettings:
 
 def discover(kind: Kind, settings: PluginSettings) -> tuple[PluginEntry, ...]:
     """The rows of an entry-point group, sorted by name."""
-    return judge(read_entry_points(kind), settings)
+    return with_status(read_entry_points(kind), settings)
 
 
-def judge(entries: Iterable[PluginEntry], settings: PluginSettings) -> tuple[PluginEntry, ...]:
+def with_status(entries: Iterable[PluginEntry], settings: PluginSettings) -> tuple[PluginEntry, ...]:
     """Mark what is blocked, and names that are offered more than once. Broken rows stay as they are."""
     rows = [_blocked(entry, settings) for entry in dict.fromkeys(entries)]
     usable: dict[str, list[PluginEntry]] = {}
     for row in rows:
         if row.status == "ok":
             usable.setdefault(row.name, []).append(row)
-    judged = (_duplicate(row, usable.get(row.name, ()), settings.prefer.get(row.name)) for row in rows)
-    return tuple(sorted(judged, key=lambda row: (row.name, row.label)))
+    told = (_duplicate(row, usable.get(row.name, ()), settings.prefer.get(row.name)) for row in rows)
+    return tuple(sorted(told, key=lambda row: (row.name, row.label)))
 
 
 def read_entry_points(kind: Kind) -> Iterator[PluginEntry]:
-    """The entries of every installed distribution, unjudged; of two copies of one the first on the path."""
+    """The entries of every installed distribution, as found; of two copies of one the first on the path."""
     seen: set[str] = set()
     for distribution in importlib_metadata.distributions():
         try:

@@ -82,7 +82,7 @@ def recover(test: RatioTest, law: RowLaw, stretch: Stretch, coins: Coins, num_ac
     if law.bad is not None:
         rejected &= ~law.bad[rows]
     places = stretch.places[stop.squeeze(1)]
-    uniforms = coins.output.gather(1, places.unsqueeze(1)).squeeze(1)
+    drawn = coins.output.gather(1, places.unsqueeze(1)).squeeze(1)
     token_ids = torch.zeros_like(num_accepted)
     mass = torch.full_like(num_accepted, torch.nan, dtype=torch.float64)
     for kind, table in test.tables.items():
@@ -93,7 +93,7 @@ def recover(test: RatioTest, law: RowLaw, stretch: Stretch, coins: Coins, num_ac
             of_drafts = places[requests].clamp(max=coins.output.shape[1] - 2)
             table.subtract(weights.flatten(1)[:, : law.vocab_size], requests, of_drafts)
             cdf = cumulate(weights.clamp_(min=0.0))
-            found = pick(weights, cdf, uniforms[requests]).clamp_(max=law.vocab_size - 1)
+            found = pick(weights, cdf, drawn[requests]).clamp_(max=law.vocab_size - 1)
             token_ids[requests] = torch.where(wanted[requests], found, token_ids[requests])
             mass[requests] = torch.where(wanted[requests], cdf[:, -1], mass[requests])
     return Recovered(token_ids, mass > 0, rejected & ~(mass > 0), mass.float())

@@ -183,16 +183,16 @@ def draw_rows(
     numbers = torch.arange(len(logits), device=cu_rows.device) if rows is None else rows
     owner = (torch.searchsorted(cu_rows, numbers, right=True) - 1).clamp_(0, len(cu_rows) - 2)
     place = (numbers - cu_rows[owner]).clamp_(max=coins.output.shape[1] - 1)
-    uniforms = coins.output[owner, place]
+    drawn_at = coins.output[owner, place]
     greedy_rows = None
     if greedy is not None:
         greedy_rows = greedy[owner]
-        uniforms = torch.where(greedy_rows, 0.0, uniforms)
+        drawn_at = torch.where(greedy_rows, 0.0, drawn_at)
     filters = None
     if sampling.any_filter:
         filters = FilterRows(sampling.top_k[owner], sampling.top_p[owner], sampling.min_p[owner])
     law = row_law(logits, scale_of(sampling.temperature)[owner], filters, greedy_rows, rows)
-    return law, pick(law.weights, law.cdf, uniforms).clamp_(max=law.vocab_size - 1)
+    return law, pick(law.weights, law.cdf, drawn_at).clamp_(max=law.vocab_size - 1)
 
 
 def prob_of(law: RowLaw, rows: Tensor, token_ids: Tensor) -> Tensor:

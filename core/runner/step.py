@@ -44,9 +44,9 @@ class Runner:
         guest: Guest | None,
         profile: bool,
         addressing: Addressing,
-        judge: Judge = verify,
+        rule: Judge = verify,
     ) -> None:
-        """`addressing`: of the cache. `judge`: how drafts are verified."""
+        """`addressing`: of the cache. `rule`: how drafts are verified."""
         self._target = target
         self._addressing = addressing
         self._cache = cache
@@ -55,7 +55,7 @@ class Runner:
         self._metrics = metrics
         self._guest = guest
         self._profile = profile
-        self._judge = judge
+        self._rule = rule
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
         self.last_stats: StepStats | None = None  # of the last step that committed anything
@@ -121,7 +121,7 @@ class Runner:
             if any(request.adjusts_logits for request in requests):
                 adjust_logits(output.logits, self._early(batch), bounds[:-1])
         sampling = self._sampling.rows(requests)
-        return self._judge(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
+        return self._rule(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
 
     def _early(self, batch: Batch) -> Sequence[BatchItem]:
         """The batch's items with all drafts, which penalties read: the host waits for those that it has not."""

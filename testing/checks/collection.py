@@ -1,4 +1,4 @@
-"""A check is a function of a Subject whose docstring is the law it checks."""
+"""A check is a function of a Subject whose docstring is the rule it checks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ WIDTH = 96
 
 @dataclass(frozen=True)
 class Check:
-    """One law. `run` returns nothing, or raises Violation or NotApplicable."""
+    """One rule. `run` returns nothing, or raises Violation or NotApplicable."""
 
     name: str
     level: Level
-    law: str
+    rule: str
     run: Callable[[Subject], None]
 
     @property
     def text(self) -> str:
         """For a terminal: what it checks, and the command that runs it alone."""
-        told = {"checks": fill(self.law, WIDTH), "alone": f"specdec check TARGET --only {self.name}"}
+        told = {"checks": fill(self.rule, WIDTH), "alone": f"specdec check TARGET --only {self.name}"}
         sections = [f"{label}\n{indent(text, '  ')}" for label, text in told.items()]
         return "\n\n".join([f"{self.name}   [a check, from level {self.level} on]", *sections])
 
@@ -43,8 +43,8 @@ class Collection:
         """Decorator: the function is a check of this level and of those above it."""
 
         def add(run: Callable[[Subject], None]) -> Callable[[Subject], None]:
-            law = " ".join((inspect.getdoc(run) or "").split())
-            self._checks.append(Check(run.__name__, level, law, run))
+            rule = " ".join((inspect.getdoc(run) or "").split())
+            self._checks.append(Check(run.__name__, level, rule, run))
             return run
 
         return add

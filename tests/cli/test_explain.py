@@ -47,7 +47,7 @@ def test_a_check_is_explained_by_its_own_docstring(check):
 def test_a_check_can_be_had_as_json():
     told = json.loads(CliRunner().invoke(build_app(), ["explain", "budgets", "--json"]).output)
     assert told["level"] == "basic"
-    assert told["law"].startswith("No row gets more drafts than its budget")
+    assert told["rule"].startswith("No row gets more drafts than its budget")
 
 
 def test_an_error_says_where_more_is_told(specdec):

@@ -70,9 +70,9 @@ def tokens_around(params, token_ids, model):
         logits = model(torch.tensor([token_ids])).logits[0, -1:].double()
     request = Request("r", token_ids, params, params.seed, 0, frozenset(), None)
     rows = sampling_rows([request], torch.device("cpu"))
-    coin = uniform(rows.seed, rows.position, Stream.RESAMPLE)
-    around = [Coins((coin + shift).clamp(0, 1)[:, None]) for shift in (-NEARNESS, NEARNESS)]
-    return [int(draw(logits, rows, coins).output_ids[0, 0]) for coins in around]
+    number = uniform(rows.seed, rows.position, Stream.RESAMPLE)
+    around = [Coins((number + shift).clamp(0, 1)[:, None]) for shift in (-NEARNESS, NEARNESS)]
+    return [int(draw(logits, rows, each).output_ids[0, 0]) for each in around]
 
 
 @pytest.fixture(scope="module")

@@ -334,12 +334,12 @@ def test_draft_numbers_lie_strictly_between_zero_and_one_and_differ(prompts, seq
     assert len(set(numbers)) == len(numbers)
 
 
-def test_draft_numbers_are_not_the_coins_of_the_verifier(prompts, sequences):
+def test_draft_numbers_are_not_the_uniforms_of_the_verifier(prompts, sequences):
     shown = uniforms(record(prompts[:1], sequences)[1])
     positions = torch.arange(len(prompts[0]) + GREEDY.max_tokens)
     streams = torch.tensor([Stream.ACCEPT, Stream.RESAMPLE, Stream.DRAFT]).unsqueeze(1)
-    coins = set(uniform(torch.tensor(0), positions, streams).flatten().tolist())  # the request's seed is 0
-    assert coins.isdisjoint(number for row in shown.values() for number in row)
+    numbers = set(uniform(torch.tensor(0), positions, streams).flatten().tolist())  # the request's seed is 0
+    assert numbers.isdisjoint(number for row in shown.values() for number in row)
 
 
 def test_draft_numbers_of_one_position_differ_between_the_steps_that_draft_for_it():

@@ -59,8 +59,8 @@ def draft(request: Request, length: int) -> tuple[list[int], list[Tensor]]:
     key, context, laws = int(draft_key(torch.tensor(request.seed))), list(request.tokens), []
     for _ in range(length):
         laws.append((logits_after(context) / 1.7).double().softmax(-1))
-        coin = uniform(torch.tensor(key), torch.tensor(len(context)), Stream.DRAFT)
-        context.append(draw(laws[-1], float(coin)))
+        number = uniform(torch.tensor(key), torch.tensor(len(context)), Stream.DRAFT)
+        context.append(draw(laws[-1], float(number)))
     return context[len(request.tokens) :], laws
 
 

@@ -62,7 +62,7 @@ def test_levels_hold_the_checks_of_those_below():
 
 
 def test_every_check_states_its_law():
-    assert [check.name for check in ALL_CHECKS if len(check.law.split()) < 8] == []
+    assert [check.name for check in ALL_CHECKS if len(check.rule.split()) < 8] == []
 
 
 def test_parameters_have_readable_ids_and_strict_expectations():
