@@ -72,9 +72,9 @@ class Clock:
 
 
 def instrument(drafter, clock):
-    driver, guest = drafter.driver, drafter.driver._guest
-    guest.proposer.propose = clock.timed("proposer", guest.proposer.propose)
-    guest._methods = {name: clock.timed("proposer", method) for name, method in guest._methods.items()}
+    driver, host = drafter.driver, drafter.driver._host
+    host.proposer.propose = clock.timed("proposer", host.proposer.propose)
+    host._methods = {name: clock.timed("proposer", method) for name, method in host._methods.items()}
     HostView.__getattr__ = clock.timed("view", HostView.__getattr__)  # tensors are made when they are read
     EngineStep.read = clock.timed("adapter", EngineStep.read)
     driver.begin_step = clock.timed("adapter", driver.begin_step)

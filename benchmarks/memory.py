@@ -108,9 +108,9 @@ def measure(model: str, settings: dict[str, Any], speculative: dict[str, Any] | 
 
 def weight_bytes(llm: LLM) -> tuple[int, int]:
     """Bytes of plain weights, and of those in a layout of their own; each storage once."""
-    guest = llm.engine.parts.guest
+    host = llm.engine.parts.host
     networks = [llm.engine.parts.target.model]
-    networks += [each for each in vars(guest.proposer).values() if isinstance(each, torch.nn.Module)] if guest else []
+    networks += [each for each in vars(host.proposer).values() if isinstance(each, torch.nn.Module)] if host else []
     modules = [module for network in networks for module in network.modules()]
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
     packed = {id(each.packed): each.packed for each in modules if isinstance(each, LaidOutLinear)}
@@ -123,7 +123,7 @@ def kv_bytes(llm: LLM) -> int:
     """Bytes of the keys and values of target and drafter for all tokens of the run."""
     parts = llm.engine.parts
     per_token = sum(shape.bytes_per_token(parts.target.dtype) for shape in parts.target.layer_shapes)
-    if parts.guest and (draft := parts.guest.needs.draft_kv):
+    if parts.host and (draft := parts.host.needs.draft_kv):
         dims = draft.head_dim + (draft.value_head_dim or draft.head_dim)
         per_token += draft.num_layers * draft.num_heads * dims * parts.target.dtype.itemsize
     return BATCH * (PROMPT + OUTPUT) * per_token

@@ -25,7 +25,7 @@ from specdec.sdk.packaged import packaged
 from .drafters import DRAFTERS
 
 RESULT = Path(__file__).parent / "results" / "quality.json"
-PROMPT, ANSWER = PROMPT_LENGTH * 3 // 4, PROMPT_LENGTH // 4  # the stretch's own end is the answer
+PROMPT, ANSWER = PROMPT_LENGTH * 3 // 4, PROMPT_LENGTH // 4  # the chunk's own end is the answer
 
 
 def main() -> None:
@@ -37,17 +37,17 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(packaged("tiny"))
-    stretches = held_out_prompts(tokenizer, load_corpus().held_out, args.tasks).tolist()
+    chunks = held_out_prompts(tokenizer, load_corpus().held_out, args.tasks).tolist()
     plain: dict[str, list[tuple[int, ...]]] = {}
     scores: dict[str, dict[str, Any]] = {}
     for name in args.only or DRAFTERS:
         model, config = DRAFTERS[name]
         if model not in plain:
-            plain[model] = answers(model, None, stretches, args.temperature)
-            scores[f"plain decoding ({model})"] = score(plain[model], stretches, tokenizer)
-        found = answers(model, {"num_speculative_tokens": 5} | config, stretches, args.temperature)
+            plain[model] = answers(model, None, chunks, args.temperature)
+            scores[f"plain decoding ({model})"] = score(plain[model], chunks, tokenizer)
+        found = answers(model, {"num_speculative_tokens": 5} | config, chunks, args.temperature)
         same = sum(left == right for left, right in zip(found, plain[model], strict=True))
-        scores[name] = score(found, stretches, tokenizer) | {"answers_equal_to_plain": same / len(found)}
+        scores[name] = score(found, chunks, tokenizer) | {"answers_equal_to_plain": same / len(found)}
         print(f"{name}: {scores[name]}", file=sys.stderr)
     args.save.write_text(
         json.dumps({"tasks": args.tasks, "temperature": args.temperature, "scores": scores}, indent=1) + "\n"
@@ -57,21 +57,21 @@ def main() -> None:
 
 
 def answers(
-    model: str, config: dict[str, Any] | None, stretches: Sequence[Sequence[int]], temperature: float
+    model: str, config: dict[str, Any] | None, chunks: Sequence[Sequence[int]], temperature: float
 ) -> list[tuple[int, ...]]:
-    """The completion of every stretch's beginning, 16 requests at a time."""
+    """The completion of every chunk's beginning, 16 requests at a time."""
     params = [
         SamplingParams(temperature=temperature, seed=seed, max_tokens=ANSWER, ignore_eos=True, detokenize=False)
-        for seed in range(len(stretches))
+        for seed in range(len(chunks))
     ]
     with LLM(model, speculative_config=config, max_model_len=256, max_num_seqs=16) as llm:
-        outputs = llm.generate([{"prompt_token_ids": list(stretch[:PROMPT])} for stretch in stretches], params)
+        outputs = llm.generate([{"prompt_token_ids": list(chunk[:PROMPT])} for chunk in chunks], params)
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def score(found: Sequence[Sequence[int]], stretches: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, float]:
+def score(found: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]], tokenizer: Any) -> dict[str, float]:
     """Tokens that are the file's own, and completions that are right to the end of the line."""
-    truths = [list(stretch[PROMPT:]) for stretch in stretches]
+    truths = [list(chunk[PROMPT:]) for chunk in chunks]
     right = sum(
         mine == true
         for answer, truth in zip(found, truths, strict=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import DraftLaws, DraftRows, LawKind, SamplingRows, verify
+from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, SamplingRows, verify
 from specdec.core.rejection.cost import Step, minimum_bytes
 from specdec.core.rejection.workspace import Workspace
 from specdec.lab.environment import environment
@@ -63,7 +63,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Case:
-    """One step's arguments, and the draft law as logits and probabilities for those who want them dense."""
+    """One step's arguments, and the draft distribution as logits and probabilities for those who want them dense."""
 
     logits: Tensor  # [B (K + 1), V]
     draft_logits: Tensor  # [B, K, V]
@@ -84,16 +84,18 @@ def case_of(shape: Shape, device: torch.device) -> Case:
     draft_logits = logits[:, :-1].clone()
     if shape.form == "sparse":
         best = draft_logits.float().topk(TOP_M)
-        laws = {"sparse_ids": best.indices, "sparse_probs": best.values.softmax(-1)}
+        distributions = {"sparse_ids": best.indices, "sparse_probs": best.values.softmax(-1)}
     else:
-        laws = {"probs": draft_logits.float().softmax(-1)}
-    kind = {"dense": LawKind.DENSE_PROBS, "sparse": LawKind.SPARSE}.get(shape.form)
+        distributions = {"probs": draft_logits.float().softmax(-1)}
+    kind = {"dense": DistributionKind.DENSE_PROBS, "sparse": DistributionKind.SPARSE}.get(shape.form)
     right = torch.rand(batch, places, generator=generator, device=device) < ACCEPTANCE
     token_ids = torch.where(right, likely[:, :-1, 0], torch.randint_like(likely[:, :-1, 0], vocab))
     drafts = DraftRows(
         token_ids,
         torch.full((batch,), places, device=device),
-        DraftLaws(torch.full((batch,), kind, dtype=torch.uint8, device=device), **laws) if kind else None,
+        DraftDistributions(torch.full((batch,), kind, dtype=torch.uint8, device=device), **distributions)
+        if kind
+        else None,
     )
 
     def each(value: float, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -7,8 +7,8 @@ the steps of what the engine's own profile says of each stage. Drafts are synthe
 context, where they are looked up in the text. "schedule" includes the batch and the drafts that are taken from the
 store, "propose" their storage.
 
-A trend is fitted to all points of a line: constant (the median) or linear (least squares of the relative error). `off` is
-the largest relative distance of a point from it, `growth` the last point over the first.
+A trend is fitted to all points of a line: constant (the median) or linear (least squares of the relative error).
+`off` is the largest relative distance of a point from it, `growth` the last point over the first.
 """
 
 from __future__ import annotations

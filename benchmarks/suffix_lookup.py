@@ -5,7 +5,7 @@
 Run it from the repository's root. `lookup`: microseconds of one committed token and of one draft after it, both
 indexes in turn, medians over the rounds; text as in `ngram_lookup.py`. `replay`: source files decoded after their
 first 200 tokens as if the target produced exactly that text. `first_draft`: the first draft after a prompt against
-what the tiny target goes on with (greedy, fp32), for stretches of 128 tokens of held-out files and for the shipped
+what the tiny target goes on with (greedy, fp32), for chunks of 128 tokens of held-out files and for the shipped
 prompts; no later rounds, for greedy loops would flatter every look-up method. `shared_corpus`: the shipped prompts
 decoded twice by one engine, so that the second pass finds the outputs of the first.
 """
@@ -161,7 +161,7 @@ def prompts_and_continuations() -> dict[str, list[tuple[list[int], list[int]]]]:
     greedy = torch.cat([target.continue_greedily(part, K + 1) for part in held_out.split(64)])
     shipped = [tokenizer(json.loads(line)["prompt"])["input_ids"] for line in shipped_lines()]
     return {
-        f"{NUM_HELD_OUT} stretches of {PROMPT_LENGTH} held-out tokens": list(
+        f"{NUM_HELD_OUT} chunks of {PROMPT_LENGTH} held-out tokens": list(
             zip(held_out.tolist(), greedy.tolist(), strict=True)
         ),
         f"{len(shipped)} shipped prompts": [

@@ -77,7 +77,7 @@ class LineProgress(NoProgress):
         self._acceptance = RequestMetrics()
         self._name = ""
         self._total = self._done = 0
-        self._told = 0.0
+        self._seen = 0.0
 
     def stage(self, name: str, num_requests: int = 0) -> None:
         """Say that it begins."""
@@ -88,11 +88,11 @@ class LineProgress(NoProgress):
         """One more; a line if the last one is long enough ago."""
         self._done += 1
         self._acceptance.merge(request.metrics)
-        if time.monotonic() - self._told >= LINE_EVERY_S:
+        if time.monotonic() - self._seen >= LINE_EVERY_S:
             self._tell(f"{self._name}: {self._done}/{self._total}  {_note(self._acceptance)}".rstrip())
 
     def _tell(self, line: str) -> None:
-        self._told = time.monotonic()
+        self._seen = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
 

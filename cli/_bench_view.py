@@ -175,7 +175,7 @@ def _kind_of_equality(run: Mapping[str, Any]) -> str:
     if run["temperature"] == 0:
         return "greedy"
     if (run["speculative_config"] or {}).get("draft_sample_method") == "probabilistic":
-        return "sampled with the drafts' law: equal in law, not token by token"
+        return "sampled with the drafts' distribution: equal in distribution, not token by token"
     return "sampled, same seeds"
 
 

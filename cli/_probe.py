@@ -63,10 +63,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def import_here() -> None:
     """Runs in the child: argv is the entry and where to write the verdict."""
     entry, verdict = PluginEntry(**json.loads(sys.argv[1])), Path(sys.argv[2])
-    verdict.write_text(json.dumps(_judged(replace(entry, status="ok"))), encoding="utf-8")
+    verdict.write_text(json.dumps(_verified(replace(entry, status="ok"))), encoding="utf-8")
 
 
-def _judged(entry: PluginEntry) -> dict[str, str | None]:
+def _verified(entry: PluginEntry) -> dict[str, str | None]:
     """Code and reason of what is wrong with it; both None if nothing is."""
     from specdec.core.registry.check import check_class
     from specdec.core.registry.hooks import HookPlugins

@@ -47,7 +47,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ],
     level: Annotated[
         LevelChoice,
-        typer.Option(help="basic: its form; standard: its behaviour; full: its laws, long runs and searches."),
+        typer.Option(help="basic: its form; standard: its behaviour; full: its distributions, long runs and searches."),
     ] = LevelChoice.STANDARD,
     speculative_config: Annotated[
         list[str] | None,

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 STANDARD_INPUT = "-"
-EQUAL_IN_LAW = 'With "draft_sample_method": "probabilistic", sampled outputs are equal in law, not token by token.'
+EQUAL_IN_DISTRIBUTION = (
+    'With "draft_sample_method": "probabilistic", sampled outputs are equal in distribution, not token by token.'
+)
 
 
 def command(  # noqa: PLR0913 - one parameter per flag
@@ -113,7 +115,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
             print(difference.sentence(llm.get_tokenizer()), file=sys.stderr)
     if job.differences:
         if temperature > 0:
-            print(EQUAL_IN_LAW, file=sys.stderr)
+            print(EQUAL_IN_DISTRIBUTION, file=sys.stderr)
         raise typer.Exit(EXIT_DIFFERENT)
 
 
@@ -186,7 +188,7 @@ class _Job:
         """Generate again with a plain engine and keep the differences."""
         from specdec.lab.equality import compare
 
-        assert plain.engine.parts.guest is None, "outputs are compared with plain decoding's"
+        assert plain.engine.parts.host is None, "outputs are compared with plain decoding's"
         expected = self._stream(plain, None)
         self.differences = compare(
             self._llm.engine,

@@ -90,7 +90,7 @@ def _registered(name: str, path: Path | None, plugins: PluginSettings) -> Iterat
         meant = did_you_mean(name, offered)
         facts = ({"did you mean": meant} if meant else {}) | {"offered": ", ".join(offered)}
         raise ConfigError("SD-E132", f"there is no dataset {name!r}", facts)
-    with sets[name].blamed():
+    with sets[name].attributed():
         rows = list(sets[name].value(path))
     for number, row in enumerate(rows, start=1):
         where = f"dataset {name}, row {number}"

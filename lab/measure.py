@@ -51,8 +51,8 @@ class TimedEngine:
 
     def forget(self) -> None:
         """Start anew if the proposer keeps what it learns across requests: repeats must not help each other."""
-        guest = self.engine.parts.guest
-        if guest is not None and guest.needs.state == "shared":
+        host = self.engine.parts.host
+        if host is not None and host.needs.state == "shared":
             self.engine.close()
             self.engine = self._build()
 

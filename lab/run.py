@@ -143,7 +143,7 @@ def _engines(
     if not settings.runs_plain_beside:
         return engine, None
     plain = start(None)
-    assert plain.engine.parts.guest is None, "outputs and times are compared with plain decoding's"
+    assert plain.engine.parts.host is None, "outputs and times are compared with plain decoding's"
     return engine, plain
 
 
@@ -161,7 +161,7 @@ def _built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSett
 
 def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
     asked = settings.speculative_config
-    guest, info = engine.parts.guest, engine.parts.info
+    host, info = engine.parts.host, engine.parts.info
     as_given = settings.model_dump(mode="json", exclude={"engine", "speculative_config"})
     return {
         "model": str(settings.engine.model),
@@ -171,11 +171,11 @@ def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> d
         "max_concurrency": settings.engine.max_num_seqs,
         "text_equality": asdict(engine.parts.text_equality),
         "profile": settings.engine.enable_profiling,
-        "proposer": str(guest.plugin) if guest else None,
+        "proposer": str(host.plugin) if host else None,
         "speculative_config": SpeculativeConfig.parse(asked)
-        .replace(num_speculative_tokens=guest.num_draft_tokens)
+        .replace(num_speculative_tokens=host.num_draft_tokens)
         .model_dump(mode="json", exclude_unset=True)
-        if guest
+        if host
         else None,
         "prompts_sha256": prompts_sha256(chosen.prompts),
         **as_given,

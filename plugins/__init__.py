@@ -1,4 +1,4 @@
-"""First-party proposers. Each is a guest like any other: found through an entry point, built on specdec.sdk only."""
+"""First-party proposers. Each is a plugin like any other: found through an entry point, built on specdec.sdk only."""
 
 if __name__ != "specdec.plugins":
     raise ImportError(f"import specdec.plugins, not {__name__}: the same file under two names makes two of every class")

@@ -29,7 +29,7 @@ CAPABILITIES = (
     "the target's embedding and head",
     "sampling parameters",
     "draft probabilities in verification",
-    "sampled text follows the target's law",
+    "sampled text follows the target's distribution",
     "start and finish are told, rows are stable",
     "prompts in chunks",
     "preemption is told",

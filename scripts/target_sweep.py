@@ -1,10 +1,10 @@
 """Write the page "model types" of the docs: which of transformers' causal language models are served, and how truly.
 
 python -m scripts.target_sweep              render docs/reference/targets.json again
-python -m scripts.target_sweep --judge      judge all types of the installed transformers first (minutes)
-python -m scripts.target_sweep --judge TYPE [TYPE ...]     only these
+python -m scripts.target_sweep --verify      verify all types of the installed transformers first (minutes)
+python -m scripts.target_sweep --verify TYPE [TYPE ...]     only these
 
-A type is judged by a small model with random weights: its greedy text, plain and with n-gram drafts, is compared with
+A type is verified by a small model with random weights: its greedy text, plain and with n-gram drafts, is compared with
 that of `generate`, one request at a time.
 """
 
@@ -40,10 +40,10 @@ DRAFTS: Sequence[Mapping[str, Any] | None] = (None, {"method": "ngram", "num_spe
 HEAD = """\
 # Model types that are served
 
-Every type that transformers {version} registers for causal language models, judged by a small model with random
+Every type that transformers {version} registers for causal language models, verified by a small model with random
 float32 weights on a CPU. Three prompts ({lengths} tokens) run in one batch, {tokens} greedy tokens each, with sliding
 windows of 8 tokens. Their text, plain and with n-gram drafts, is compared with that of `generate` at batch 1. This page
-is written by `python -m scripts.target_sweep`, and `.ci/full` judges every type again.
+is written by `python -m scripts.target_sweep`, and `.ci/full` verifies every type again.
 
 | outcome | types |
 |---|---|
@@ -59,7 +59,7 @@ class Outcome:
     reason: str | None = None
 
 
-def judge(model_type: str) -> Outcome:
+def verify(model_type: str) -> Outcome:
     """Build a small model of this type, serve it, and compare. Raises whatever is no refusal."""
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -158,18 +158,18 @@ def _cell(text: str) -> str:
     return line if len(line) <= 160 else line[:160] + " ..."
 
 
-def main(judged: Sequence[str] | None) -> None:
-    """Judge the types, if any, and write the page."""
+def main(verified: Sequence[str] | None) -> None:
+    """Verify the types, if any, and write the page."""
     record = json.loads(RECORD.read_text()) if RECORD.is_file() else {"types": {}}
-    if judged is not None:
+    if verified is not None:
         record["transformers"] = transformers.__version__
-        record["types"] |= {name: asdict(judge(name)) for name in judged or model_types()}
+        record["types"] |= {name: asdict(verify(name)) for name in verified or model_types()}
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     PAGE.write_text(page(record))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--judge", nargs="*", metavar="TYPE")
+    parser.add_argument("--verify", nargs="*", metavar="TYPE")
     transformers.logging.set_verbosity_error()
-    main(parser.parse_args().judge)
+    main(parser.parse_args().verify)

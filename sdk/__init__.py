@@ -20,16 +20,16 @@ from .errors import (
 )
 from .hooks import HookSpecs, Registry, StepStats, hookimpl, hookspec
 from .host_proposer import HostProposer
-from .needs import DraftKV, LawForm, Needs, Placement, SamplingField
+from .needs import DistributionForm, DraftKV, Needs, Placement, SamplingField
 from .proposer_protocol import API_VERSION, Lifecycle, Proposer
 from .services import AttentionMode, DraftKVStore, NetworkSettings, Services
 from .types import (
     PADDING_TOKEN_ID,
+    DistributionKind,
     Draft,
-    DraftLaw,
+    DraftDistribution,
     DraftRandom,
     KeptRows,
-    LawKind,
     Phase,
     RequestView,
     SamplingView,
@@ -44,18 +44,18 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
+    "DistributionForm",
+    "DistributionKind",
     "Draft",
+    "DraftDistribution",
     "DraftKV",
     "DraftKVStore",
-    "DraftLaw",
     "DraftRandom",
     "DraftSampleMethod",
     "HookSpecs",
     "HostProposer",
     "IntegrityError",
     "KeptRows",
-    "LawForm",
-    "LawKind",
     "Lifecycle",
     "Needs",
     "NetworkSettings",

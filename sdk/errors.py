@@ -41,9 +41,9 @@ class PluginId:
 
 def message(code: str, summary: str, facts: Mapping[str, object], plugin: PluginId | None = None) -> str:
     """The text of an error or warning: a sentence behind its code, then one line per fact."""
-    blame = f"   [{plugin}]" if plugin else ""
+    attribution = f"   [{plugin}]" if plugin else ""
     width = max((len(label) for label in facts), default=0)
-    lines = [f"{code} {summary}{blame}"]
+    lines = [f"{code} {summary}{attribution}"]
     for label, value in facts.items():
         first, *rest = str(value).splitlines() or [""]
         lines.append(f"  {label:<{width}}  {first}")
@@ -105,7 +105,7 @@ class Refusal(PluginLoadError):
         facts = {"reason": reason} | ({"works": what_would_work} if what_would_work else {})
         super().__init__("SD-E121", "this proposer cannot run here", facts, plugin=plugin)
 
-    def blamed_on(self, plugin: PluginId) -> Refusal:
+    def attributed_on(self, plugin: PluginId) -> Refusal:
         """The same refusal with the plugin's name in it."""
         return Refusal(self.reason, self.what_would_work, plugin=plugin)
 

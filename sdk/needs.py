@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from .config import StrictModel
 
 Placement = Literal["host", "device"]
-LawForm = Literal["one_hot", "dense", "sparse"]
+DistributionForm = Literal["one_hot", "dense", "sparse"]
 SamplingField = Literal["temperature", "top_k", "top_p", "min_p"]
 
 
@@ -38,10 +38,13 @@ class Needs(StrictModel):
         "Kept rows carry them concatenated in this order.",
     )
     draft_kv: DraftKV | None = Field(None, description="key-value storage of its own")
-    law: LawForm = Field("one_hot", description="the richest form of draft law that a draft may report")
-    sparse_top_m: int = Field(0, ge=0, description="entries per draft position of a sparse law")
+    distribution: DistributionForm = Field(
+        "one_hot", description="the richest form of draft distribution that a draft may report"
+    )
+    sparse_top_m: int = Field(0, ge=0, description="entries per draft position of a sparse distribution")
     draft_vocabulary: tuple[int, ...] | None = Field(
-        None, description="target id of each draft id, if dense laws are over a smaller vocabulary; None: the same"
+        None,
+        description="target id of each draft id, if dense distributions are over a smaller vocabulary; None: the same",
     )
     min_draft_tokens: int = Field(0, ge=0, description="the fewest drafts that a useful draft of this proposer has")
     max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft; None: any K")
@@ -59,10 +62,12 @@ class Needs(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.law == "sparse") != (self.sparse_top_m > 0):
-            raise ValueError("sparse_top_m must be positive exactly when law is 'sparse'")
-        if self.draft_vocabulary is not None and self.law != "dense":
-            raise ValueError("draft_vocabulary describes dense laws; one-hot and sparse drafts carry target ids")
+        if (self.distribution == "sparse") != (self.sparse_top_m > 0):
+            raise ValueError("sparse_top_m must be positive exactly when distribution is 'sparse'")
+        if self.draft_vocabulary is not None and self.distribution != "dense":
+            raise ValueError(
+                "draft_vocabulary describes dense distributions; one-hot and sparse drafts carry target ids"
+            )
         if self.max_draft_tokens is not None and self.min_draft_tokens > self.max_draft_tokens:
             raise ValueError("min_draft_tokens is above max_draft_tokens")
         return self

@@ -1,7 +1,7 @@
 """The data that crosses between engine and proposer, one frozen dataclass each.
 
 Letters: B requests in the step, K most drafts per request, N rows shown, L captured hidden states, H hidden size,
-V target vocabulary, Vd vocabulary of the draft law, M entries of a sparse law.
+V target vocabulary, Vd vocabulary of the draft distribution, M entries of a sparse distribution.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Phase(IntEnum):
     DECODE = 2
 
 
-class LawKind(IntEnum):
-    """The form in which a row's draft law is reported. The values are part of the contract."""
+class DistributionKind(IntEnum):
+    """The form in which a row's draft distribution is reported. The values are part of the contract."""
 
     ONE_HOT = 0
     DENSE_PROBS = 1
@@ -111,7 +111,7 @@ class SamplingView:
     top_k: Tensor | None = None  # [B] int64, 0: off
     top_p: Tensor | None = None  # [B] float32, 1: off
     min_p: Tensor | None = None  # [B] float32, 0: off
-    all_greedy: bool = False  # known on the host: every temperature is 0, and nobody will read a law
+    all_greedy: bool = False  # known on the host: every temperature is 0, and nobody will read a distribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,17 +147,19 @@ class StepView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftLaw:
-    """The laws that drafted tokens were drawn from, tagged per row so that one batch can mix them.
+class DraftDistribution:
+    """The distributions that drafted tokens were drawn from, tagged per row so that one batch can mix them.
 
     Only the tensors of the kinds that occur are present. A row tagged ONE_HOT ignores them all. Each drafted token has
     a probability above 0 in its own distribution, or a finite logit; SD-E206 otherwise. A sparse id that occurs twice
     has the sum of its probabilities.
     """
 
-    kind: Tensor  # [B] uint8, LawKind
-    probs: Tensor | None = None  # [B, K, Vd]
-    logits: Tensor | None = None  # [B, K, Vd]; the law is softmax(logits), temperature and filters already in them
+    kind: Tensor  # [B] uint8, DistributionKind
+    draft_probs: Tensor | None = None  # [B, K, Vd]
+    draft_logits: Tensor | None = (
+        None  # [B, K, Vd]; the distribution is softmax(logits), temperature and filters already in them
+    )
     sparse_ids: Tensor | None = None  # [B, K, M] target ids, padded with -1
     sparse_probs: Tensor | None = None  # [B, K, M]
 
@@ -166,14 +168,15 @@ class DraftLaw:
 class Draft:
     """What a proposer offers for one step.
 
-    With a reported law, whether a row drafts and how many tokens may depend on the prefix and on the law, never on
-    the token that was drawn: trimming an unlucky token changes the output law. One-hot drafts (`law` None or the
-    row tagged ONE_HOT) may be trimmed at will. See arXiv 2211.17192 for the rule that verification applies.
+    With a reported distribution, whether a row drafts and how many tokens may depend on the prefix and on the
+    distribution, never on the token that was drawn: trimming an unlucky token changes the output distribution.
+    One-hot drafts (`distribution` None or the row tagged ONE_HOT) may be trimmed at will. See arXiv 2211.17192 for
+    the rule that verification applies.
     """
 
     token_ids: Tensor  # [B, K] int64 target ids, padded with -1
     lengths: Tensor  # [B] int64, 0 .. K
-    law: DraftLaw | None = None  # None: every row is one-hot
+    distribution: DraftDistribution | None = None  # None: every row is one-hot
 
     @classmethod
     def from_lists(cls, drafts: Sequence[Sequence[int]], num_draft_tokens: int) -> Draft:

@@ -1,4 +1,4 @@
-"""Whether two instances answered the same, and what a draft law says over the target's vocabulary."""
+"""Whether two instances answered the same, and what a draft distribution says over the target's vocabulary."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import DraftLaws
-from specdec.core.rejection.reference import draft_law
+from specdec.core.rejection import DraftDistributions
+from specdec.core.rejection.reference import draft_distribution
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import DraftLaw, LawKind
+from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from .moves import Shown
 from .report import DIFFERENCE, Violation
@@ -18,21 +18,30 @@ from .stage import Stage
 from .subject import Subject
 
 NUM_FRESH_ROWS = 32
-LAW_TOLERANCE = 1e-4  # of a float32 network whose batch had another shape
+DISTRIBUTION_TOLERANCE = 1e-4  # of a float32 network whose batch had another shape
 
 
-def law_of(law: DraftLaw | None, row: int, position: int, needs: Needs, vocab_size: int) -> Tensor | None:
+def distribution_of(
+    distribution: DraftDistribution | None, row: int, position: int, needs: Needs, vocab_size: int
+) -> Tensor | None:
     """q of one draft over target ids, float64 [V]; None where the row is one-hot."""
-    if law is None:
+    if distribution is None:
         return None
-    if law.sparse_ids is not None and law.kind[row] == LawKind.SPARSE:
-        _require_in_vocabulary(law.sparse_ids[row, position], vocab_size)
+    if distribution.sparse_ids is not None and distribution.kind[row] == DistributionKind.SPARSE:
+        _require_in_vocabulary(distribution.sparse_ids[row, position], vocab_size)
     t2d = None
     if needs.draft_vocabulary is not None:
         t2d = torch.full((vocab_size,), -1)
         t2d[torch.tensor(needs.draft_vocabulary)] = torch.arange(len(needs.draft_vocabulary))
-    laws = DraftLaws(law.kind, law.probs, law.logits, law.sparse_ids, law.sparse_probs, t2d)
-    return draft_law(laws, row, position, vocab_size)
+    distributions = DraftDistributions(
+        distribution.kind,
+        distribution.draft_probs,
+        distribution.draft_logits,
+        distribution.sparse_ids,
+        distribution.sparse_probs,
+        t2d,
+    )
+    return draft_distribution(distributions, row, position, vocab_size)
 
 
 def _require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
@@ -45,29 +54,29 @@ def _require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
         )
 
 
-def laws_of(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Row, position, drafted token and q [V] of every draft of a step that was drawn from a reported law."""
+def distributions_of(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Tensor]]:
+    """Row, position, drafted token and q [V] of every draft of a step that was drawn from a reported distribution."""
     for row, draft in enumerate(shown.drafts):
         for position, token in enumerate(draft):
-            law = law_of(shown.law, row, position, stage.needs, stage.info.vocab_size)
-            if law is not None:
-                yield row, position, token, law
+            distribution = distribution_of(shown.distribution, row, position, stage.needs, stage.info.vocab_size)
+            if distribution is not None:
+                yield row, position, token, distribution
 
 
 def require_same(
     one: Shown, other: Shown, names: str | tuple[str, str], stage: Stage, what: tuple[str, str], fix: str
 ) -> None:
-    """Raise Violation unless both drafted the same for a request, from the same laws. `what` names the two.
+    """Raise Violation unless both drafted the same for a request, from the same distributions. `what` names the two.
 
     `names`: the request's name, or its names in the one and in the other.
     """
     first, second = (names, names) if isinstance(names, str) else names
     drafts = (one.draft_of(first), other.draft_of(second))
-    if drafts[0] == drafts[1] and _same_laws((one, first), (other, second), stage):
+    if drafts[0] == drafts[1] and _same_distributions((one, first), (other, second), stage):
         return
     told = [f"{label}: {draft}" for label, draft in zip(what, drafts, strict=True)]
     if drafts[0] == drafts[1]:
-        told.append("the tokens are equal, the reported laws are not")
+        told.append("the tokens are equal, the reported distributions are not")
     raise Violation(
         expected=f"the same draft for {first!r} from {what[0]} and from {what[1]}",
         found="\n".join(told),
@@ -77,16 +86,18 @@ def require_same(
     )
 
 
-def _same_laws(one: tuple[Shown, str], other: tuple[Shown, str], stage: Stage) -> bool:
+def _same_distributions(one: tuple[Shown, str], other: tuple[Shown, str], stage: Stage) -> bool:
     for position in range(len(one[0].draft_of(one[1]))):
         first, second = (
-            law_of(shown.law, shown.view.request_ids.index(name), position, stage.needs, stage.info.vocab_size)
+            distribution_of(
+                shown.distribution, shown.view.request_ids.index(name), position, stage.needs, stage.info.vocab_size
+            )
             for shown, name in (one, other)
         )
         if first is None or second is None:
             if first is not second:
                 return False
-        elif not torch.allclose(first, second, rtol=0, atol=LAW_TOLERANCE, equal_nan=True):
+        elif not torch.allclose(first, second, rtol=0, atol=DISTRIBUTION_TOLERANCE, equal_nan=True):
             return False
     return True
 

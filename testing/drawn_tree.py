@@ -1,4 +1,4 @@
-"""The law that drafts are really drawn from, measured to the last bit by choosing the random numbers."""
+"""The distribution that drafts are really drawn from, measured to the last bit by choosing the random numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.sdk.types import DraftLaw
+from specdec.sdk.types import DraftDistribution
 
 from .moves import LONG, Move, Shown
 from .report import Violation
@@ -22,13 +22,15 @@ PROMPT = (0, 1, 2, 3, 0, 1, 2, 0, 1)
 SAMPLED = LONG.replace(temperature=1.0)
 
 
-def twins(stage: Stage, prompt: Sequence[int], coins: Tensor | None = None) -> Shown:
-    """A step after which as many requests as there are coins [B, K], or rows, have the tokens of `prompt`; they end."""
-    count = stage.num_free_rows if coins is None else len(coins)
+def twins(stage: Stage, prompt: Sequence[int], uniforms: Tensor | None = None) -> Shown:
+    """A step after which as many requests as there are uniforms [B, K], or rows, have the tokens of `prompt`; they
+    end.
+    """
+    count = stage.num_free_rows if uniforms is None else len(uniforms)
     names = [f"twin-{stage.number}-{number}" for number in range(count)]
     for name in names:
         stage.add(name, prompt[:-1], SAMPLED)
-    shown = stage.step([Move(name, forced=prompt[-1]) for name in names], coins=coins)
+    shown = stage.step([Move(name, forced=prompt[-1]) for name in names], uniforms=uniforms)
     for name in names:
         stage.finish(name)
     assert shown is not None, "these requests are long"
@@ -39,13 +41,13 @@ def twins(stage: Stage, prompt: Sequence[int], coins: Tensor | None = None) -> S
 class Node:
     """What follows a prefix of drafts."""
 
-    drawn: Tensor  # [V] float64, the law of the draw
-    law: DraftLaw | None  # what was reported, in its first row
-    coin: dict[int, float]  # a number that draws each token
+    drawn: Tensor  # [V] float64, the distribution of the draw
+    distribution: DraftDistribution | None  # what was reported, in its first row
+    uniform: dict[int, float]  # a number that draws each token
 
 
 class Tree:
-    """Every draft that a proposer can draw after one text, with its probability: found by choosing the coins."""
+    """Every draft that a proposer can draw after one text, with its probability: found by choosing the uniforms."""
 
     def __init__(self, stage: Stage, num_drafts: int) -> None:
         self._stage = stage
@@ -60,14 +62,14 @@ class Tree:
         if node is None:
             return
         self.nodes[prefix] = node
-        for token, coin in node.coin.items():
-            self._grow((*prefix, token), (*path, coin))
+        for token, uniform in node.uniform.items():
+            self._grow((*prefix, token), (*path, uniform))
 
     def _node(self, path: tuple[float, ...]) -> Node | None:
-        """Measure the law after the drafts that `path` draws; None where nothing is drafted."""
-        coins = [LEAST, *((cell + 0.5) / NUM_CELLS for cell in range(NUM_CELLS)), 1 - LEAST]
-        shown = self._draw(path, coins)
-        tokens = [self._token(shown, row, len(path)) for row in range(len(coins))]
+        """Measure the distribution after the drafts that `path` draws; None where nothing is drafted."""
+        uniforms = [LEAST, *((cell + 0.5) / NUM_CELLS for cell in range(NUM_CELLS)), 1 - LEAST]
+        shown = self._draw(path, uniforms)
+        tokens = [self._token(shown, row, len(path)) for row in range(len(uniforms))]
         if set(tokens) == {None}:
             return None
         if None in tokens:
@@ -79,14 +81,14 @@ class Tree:
             )
         drawn = torch.zeros(self._stage.info.vocab_size, dtype=torch.float64)
         low = 0.0
-        for boundary, token in self._boundaries(path, coins, [int(token) for token in tokens if token is not None]):
+        for boundary, token in self._boundaries(path, uniforms, [int(token) for token in tokens if token is not None]):
             drawn[token] += boundary - low
             low = boundary
-        coin = {int(token): chosen for token, chosen in zip(tokens, coins, strict=True) if token is not None}
-        return Node(drawn, shown.law, coin)
+        uniform = {int(token): chosen for token, chosen in zip(tokens, uniforms, strict=True) if token is not None}
+        return Node(drawn, shown.distribution, uniform)
 
     def _boundaries(self, path: tuple[float, ...], points: list[float], tokens: list[int]) -> list[tuple[float, int]]:
-        """Where the drawn token changes as its coin grows, with the token drawn before each change; ends at 1."""
+        """Where the drawn token changes as its uniform grows, with the token drawn before each change; ends at 1."""
         found: list[tuple[float, int]] = []
         waiting = [pair for pair in zip(points, tokens, points[1:], tokens[1:], strict=False) if pair[1] != pair[3]]
         while waiting:
@@ -106,11 +108,11 @@ class Tree:
             waiting = [(at, token, pair[2], pair[3]) for at, token, pair in ends if token != pair[3]]
         return [*sorted(found), (1.0, tokens[-1])]
 
-    def _draw(self, path: tuple[float, ...], coins: Sequence[float]) -> Shown:
-        width = self._stage.guest.views.num_draft_tokens
-        table = torch.full((len(coins), width), 0.5, dtype=torch.float64)
+    def _draw(self, path: tuple[float, ...], uniforms: Sequence[float]) -> Shown:
+        width = self._stage.host.views.num_draft_tokens
+        table = torch.full((len(uniforms), width), 0.5, dtype=torch.float64)
         table[:, : len(path)] = torch.tensor(path, dtype=torch.float64)
-        table[:, len(path)] = torch.tensor(coins, dtype=torch.float64)
+        table[:, len(path)] = torch.tensor(uniforms, dtype=torch.float64)
         return twins(self._stage, PROMPT, table)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The exact law of what the engine emits with a proposer's drafts, on a vocabulary that can be enumerated."""
+"""The exact distribution of what the engine emits with a proposer's drafts, on a vocabulary that can be enumerated."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from specdec.core.rejection import SamplingRows, verify
-from specdec.core.rejection.exact_law import Problem, exact_law
-from specdec.core.rejection.reference import Params, target_law
+from specdec.core.rejection.exact_distribution import Problem, exact_distribution
+from specdec.core.rejection.reference import Params, target_distribution
 from specdec.sdk.errors import SpecdecError
-from specdec.sdk.types import DraftLaw, LawKind
+from specdec.sdk.types import DistributionKind, DraftDistribution
 
-from .compare import laws_of
+from .compare import distributions_of
 from .drawn_tree import PROMPT, Node, Tree, twins
 from .report import NotApplicable, Violation
 from .schedules import lockstep
@@ -19,24 +19,24 @@ from .small_drafter import SmallDrafter
 from .subject import Subject
 from .worlds import FewTokens
 
-MOST_VARIATION = 1e-6  # of a float32 law; a law in half precision may be off by its rounding
+MOST_VARIATION = 1e-6  # of a float32 distribution; a distribution in half precision may be off by its rounding
 HALF_VARIATION = 1e-2
 TARGETS = (Params(), Params(temperature=0.7), Params(temperature=1.3, top_k=2), Params(temperature=0))
 NUM_LIKELY = 4
 
 
 def require_exact_output(subject: Subject) -> None:
-    """Raise Violation unless the output law equals the target's, for several sampling parameters."""
+    """Raise Violation unless the output distribution equals the target's, for several sampling parameters."""
     drafter = _excerpt(subject) if subject.resolved.model is not None else _measured(subject)
     limit = HALF_VARIATION if drafter.in_half_precision else MOST_VARIATION
     for params in TARGETS:
-        law = exact_law(verify, _problem(drafter, params, subject.seed))
-        if law.total_variation > limit:
+        distribution = exact_distribution(verify, _problem(drafter, params, subject.seed))
+        if distribution.total_variation > limit:
             root = [round(value, 4) for value in drafter.nodes[()].drawn.tolist()]
             raise Violation(
-                expected=f"the target's law within {limit:g} (total variation), at {params}",
-                found=f"{law.total_variation:.3g}; first drafts are drawn from {root}",
-                fix="report exactly the law that tokens are drawn from",
+                expected=f"the target's distribution within {limit:g} (total variation), at {params}",
+                found=f"{distribution.total_variation:.3g}; first drafts are drawn from {root}",
+                fix="report exactly the distribution that tokens are drawn from",
             )
 
 
@@ -60,50 +60,54 @@ def _measured(subject: Subject) -> SmallDrafter:
 
 
 def _excerpt(subject: Subject) -> SmallDrafter:
-    """A made-up drafter of two tokens. Its laws are five that the proposer reported, cut to the likeliest tokens."""
-    if not subject.reports_law:
+    """A made-up drafter of two tokens. Its distributions are five that the proposer reported, cut to the likeliest
+    tokens.
+    """
+    if not subject.reports_distribution:
         raise NotApplicable("its checkpoint fixes the vocabulary, and one-hot drafts are lossless whatever they are")
     stage = subject.stage(probabilistic=True)
-    laws = [law for shown in lockstep(stage) for *_, law in laws_of(stage, shown)]
-    if len(laws) <= NUM_LIKELY:
-        raise NotApplicable("it reported too few laws for an excerpt")
+    distributions = [distribution for shown in lockstep(stage) for *_, distribution in distributions_of(stage, shown)]
+    if len(distributions) <= NUM_LIKELY:
+        raise NotApplicable("it reported too few distributions for an excerpt")
     needs = stage.needs.replace(draft_vocabulary=None)
-    if needs.law == "sparse":
+    if needs.distribution == "sparse":
         needs = needs.replace(sparse_top_m=NUM_LIKELY)
     prefixes = [(), *((token,) for token in range(NUM_LIKELY))]
-    every = len(laws) // len(prefixes)
-    cut = [law.topk(NUM_LIKELY).values for law in laws[::every]]
+    every = len(distributions) // len(prefixes)
+    cut = [distribution.topk(NUM_LIKELY).values for distribution in distributions[::every]]
     nodes = {
-        prefix: _cut_node(law / law.sum(), needs.law, len(prefix)) for prefix, law in zip(prefixes, cut, strict=False)
+        prefix: _cut_node(distribution / distribution.sum(), needs.distribution, len(prefix))
+        for prefix, distribution in zip(prefixes, cut, strict=False)
     }
     return SmallDrafter(nodes, 2, NUM_LIKELY, needs)
 
 
-def _cut_node(law: Tensor, form: str, position: int) -> Node:
-    """A node that draws from `law` [V] and reports it at its position, in float32."""
-    table = torch.zeros(1, 2, len(law)).index_fill(1, torch.tensor([1 - position]), 1 / len(law))
-    table[0, position] = law
+def _cut_node(distribution: Tensor, form: str, position: int) -> Node:
+    """A node that draws from `distribution` [V] and reports it at its position, in float32."""
+    table = torch.zeros(1, 2, len(distribution)).index_fill(1, torch.tensor([1 - position]), 1 / len(distribution))
+    table[0, position] = distribution
     if form == "sparse":
-        ids = torch.arange(len(law)).expand(1, 2, -1)
-        kind, reported = LawKind.SPARSE, {"sparse_ids": ids, "sparse_probs": table}
+        ids = torch.arange(len(distribution)).expand(1, 2, -1)
+        kind, reported = DistributionKind.SPARSE, {"sparse_ids": ids, "sparse_probs": table}
     else:
-        kind, reported = LawKind.DENSE_PROBS, {"probs": table}
-    return Node(law, DraftLaw(kind=torch.tensor([kind], dtype=torch.uint8), **reported), {})
+        kind, reported = DistributionKind.DENSE_PROBS, {"probs": table}
+    return Node(distribution, DraftDistribution(kind=torch.tensor([kind], dtype=torch.uint8), **reported), {})
 
 
 def _problem(drafter: SmallDrafter, params: Params, seed: int) -> Problem:
     vocab, generator = drafter.vocab_size, torch.Generator().manual_seed(seed)
     logits = [1.5 * torch.randn([vocab] * (i + 1), generator=generator) for i in range(drafter.num_drafts + 1)]
-    laws = [
-        torch.stack([target_law(row, params) for row in table.view(-1, vocab)]).view(table.shape) for table in logits
+    distributions = [
+        torch.stack([target_distribution(row, params) for row in table.view(-1, vocab)]).view(table.shape)
+        for table in logits
     ]
     return Problem(
         target_logits=logits,
-        target_laws=laws,
-        draft_laws=[drafter.drawn(position) for position in range(drafter.num_drafts)],
+        target_distributions=distributions,
+        draft_distributions=[drafter.drawn(position) for position in range(drafter.num_drafts)],
         report=drafter.report,
         sampling=_sampling(params),
-        coupled=not drafter.has_law or params.temperature <= 0,
+        coupled=not drafter.has_distribution or params.temperature <= 0,
     )
 
 

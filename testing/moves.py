@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specdec.core.config.sampling_params import SamplingParams
-from specdec.sdk.types import DraftLaw, StepView
+from specdec.sdk.types import DraftDistribution, StepView
 
 LONG = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
 PARAMS = (
@@ -29,14 +29,14 @@ class Move:
 
 
 @dataclass(frozen=True)
-class GivenCoins:
+class GivenUniforms:
     """Random numbers that the caller chose."""
 
-    coins: Tensor  # [B, K] float64
+    uniforms: Tensor  # [B, K] float64
 
     def uniform(self, draft_index: int) -> Tensor:
         """[B] float64."""
-        return self.coins[:, draft_index]
+        return self.uniforms[:, draft_index]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Shown:
     view: StepView
     budgets: list[int]
     drafts: list[list[int]]  # in the view's order; empty where none was asked for
-    law: DraftLaw | None
+    distribution: DraftDistribution | None
     written: list[str]  # fields of the view that were changed
 
     def draft_of(self, name: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Whether drafts are drawn from their reported laws: a statistical test with a stated rate of false alarms."""
+"""Whether drafts are drawn from their reported distributions: a statistical test with a stated rate of false alarms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .compare import laws_of
+from .compare import distributions_of
 from .moves import Move
 from .stage import Stage
 
@@ -34,10 +34,11 @@ class Statement:
 
 @dataclass(frozen=True)
 class Sample:
-    """The place of each drafted token in its law: a number between the mass before it and that mass plus its own.
+    """The place of each drafted token in its distribution: a number between the mass before it and that mass plus its
+    own.
 
-    Drawn from that law it is uniform in (0, 1), whatever was drawn before. Two orders of the vocabulary are used, since
-    drafters draw in either: a place is then the random number that drew the token.
+    Drawn from that distribution it is uniform in (0, 1), whatever was drawn before. Two orders of the vocabulary are
+    used, since drafters draw in either: a place is then the random number that drew the token.
     """
 
     by_rank: Tensor  # [N] float64, likely tokens first: a wrong temperature shifts them all one way
@@ -73,14 +74,17 @@ def draw_places(stage: Stage) -> Sample:
         assert shown is not None, "these requests are long"
         longest = int(shown.view.committed_length.max())
         last = (-1, -1)
-        for row, position, token, law in laws_of(stage, shown):
-            inside = law[token] * torch.rand((), generator=generator, dtype=torch.float64)
-            before = law[:token].sum()
-            above = law[law > law[token]].sum() + law[:token][law[:token] == law[token]].sum()
+        for row, position, token, distribution in distributions_of(stage, shown):
+            inside = distribution[token] * torch.rand((), generator=generator, dtype=torch.float64)
+            before = distribution[:token].sum()
+            above = (
+                distribution[distribution > distribution[token]].sum()
+                + distribution[:token][distribution[:token] == distribution[token]].sum()
+            )
             by_rank.append(float(above + inside))
             by_id.append(float(before + inside))
             follows.append(last == (row, position - 1))
             last = (row, position)
-    if not by_rank:  # nothing was drawn from a law, of which declared_law_is_reported tells
+    if not by_rank:  # nothing was drawn from a distribution, of which declared_distribution_is_reported tells
         return Sample(torch.full((1,), 0.5), torch.full((1,), 0.5), torch.zeros(1, dtype=torch.bool))
     return Sample(torch.tensor(by_rank).double(), torch.tensor(by_id).double(), torch.tensor(follows))

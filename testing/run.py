@@ -126,7 +126,7 @@ def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> Che
         status, facts = "skipped", {"reason": str(reason)}
     except (Exception, OutOfTime) as error:
         status = "failed"
-        facts, cause = _told(error, subject, timeout)
+        facts, cause = _seen(error, subject, timeout)
         facts["reproduce"] = _reproduce(check, subject)
     seconds = time.perf_counter() - start
     return CheckResult(
@@ -134,7 +134,7 @@ def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> Che
     )
 
 
-def _told(error: BaseException, subject: Subject, timeout: float) -> tuple[dict[str, str], str]:
+def _seen(error: BaseException, subject: Subject, timeout: float) -> tuple[dict[str, str], str]:
     """The facts of a failure, and its cause."""
     if isinstance(error, Violation):
         return dict(error.facts), error.cause

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.core.proposing.draft_store import DraftStore, LawBuffers
+from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
 from specdec.core.rejection import DraftRows
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import DraftLaw, LawKind
+from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from .drawn_tree import Node
 
 Prefix = tuple[int, ...]
-Part = Callable[[DraftLaw], Tensor | None]
+Part = Callable[[DraftDistribution], Tensor | None]
 
 
 @dataclass(frozen=True)
 class SmallDrafter:
-    """Its laws after every prefix of its own drafts; a prefix without a node is where it stops."""
+    """Its distributions after every prefix of its own drafts; a prefix without a node is where it stops."""
 
     nodes: Mapping[Prefix, Node]
     num_drafts: int
@@ -29,23 +29,29 @@ class SmallDrafter:
     needs: Needs
 
     @property
-    def law(self) -> DraftLaw | None:
+    def distribution(self) -> DraftDistribution | None:
         """What it reported first, which tells the form of all."""
-        return self.nodes[()].law
+        return self.nodes[()].distribution
 
     @property
-    def has_law(self) -> bool:
-        """Whether it reports laws at all."""
-        return self.law is not None and int(self.law.kind[0]) != LawKind.ONE_HOT
+    def has_distribution(self) -> bool:
+        """Whether it reports distributions at all."""
+        return self.distribution is not None and int(self.distribution.kind[0]) != DistributionKind.ONE_HOT
 
     @property
     def in_half_precision(self) -> bool:
-        """Whether a reported law is rounded to 16 bits."""
-        parts = () if self.law is None else (self.law.probs, self.law.logits, self.law.sparse_probs)
+        """Whether a reported distribution is rounded to 16 bits."""
+        parts = (
+            ()
+            if self.distribution is None
+            else (self.distribution.draft_probs, self.distribution.draft_logits, self.distribution.sparse_probs)
+        )
         return any(part is not None and part.dtype.itemsize == 2 for part in parts)
 
     def drawn(self, position: int) -> Tensor:
-        """The law of the draft at `position` after every prefix, float64 [V, ..., V]; token 0 where there is none."""
+        """The distribution of the draft at `position` after every prefix, float64 [V, ..., V]; token 0 where there is
+        none.
+        """
         table = torch.zeros([self.vocab_size] * (position + 1), dtype=torch.float64)
         table[..., 0] = 1
         for prefix, node in self.nodes.items():
@@ -59,42 +65,44 @@ class SmallDrafter:
         lengths = [next((i for i in range(len(row)) if row[:i] not in self.nodes), len(row)) for row in rows]
         ids = [list(row[:length]) for row, length in zip(rows, lengths, strict=True)]
         beyond = torch.arange(drafts.shape[1]) >= torch.tensor(lengths)[:, None]
-        laws = None
-        if self.has_law:
-            assert self.law is not None, "it has one"
+        distributions = None
+        if self.has_distribution:
+            assert self.distribution is not None, "it has one"
             numbers = list(range(len(rows)))
             store = DraftStore(self._buffers(len(rows)))
-            store.put(numbers, numbers, ids, self._law_of(rows))
-            laws = store.laws(numbers, [LawKind(int(self.law.kind[0]))] * len(rows), self.num_drafts)
-        return DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), laws)
+            store.put(numbers, numbers, ids, self._distribution_of(rows))
+            distributions = store.distributions(
+                numbers, [DistributionKind(int(self.distribution.kind[0]))] * len(rows), self.num_drafts
+            )
+        return DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
 
-    def _law_of(self, rows: Sequence[Prefix]) -> DraftLaw:
+    def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:
         """The reported tensors, position by position from the step in which the row's prefix was drawn."""
-        assert self.law is not None, "asked for where there is one"
-        return DraftLaw(
-            kind=self.law.kind[:1].expand(len(rows)).clone(),
-            probs=self._gathered(rows, lambda law: law.probs),
-            logits=self._gathered(rows, lambda law: law.logits),
-            sparse_ids=self._gathered(rows, lambda law: law.sparse_ids),
-            sparse_probs=self._gathered(rows, lambda law: law.sparse_probs),
+        assert self.distribution is not None, "asked for where there is one"
+        return DraftDistribution(
+            kind=self.distribution.kind[:1].expand(len(rows)).clone(),
+            draft_probs=self._gathered(rows, lambda distribution: distribution.draft_probs),
+            draft_logits=self._gathered(rows, lambda distribution: distribution.draft_logits),
+            sparse_ids=self._gathered(rows, lambda distribution: distribution.sparse_ids),
+            sparse_probs=self._gathered(rows, lambda distribution: distribution.sparse_probs),
         )
 
     def _gathered(self, rows: Sequence[Prefix], part: Part) -> Tensor | None:
-        if self.law is None or part(self.law) is None:
+        if self.distribution is None or part(self.distribution) is None:
             return None
         return torch.stack([torch.stack([self._at(row[:i], part) for i in range(len(row))]) for row in rows])
 
     def _at(self, prefix: Prefix, part: Part) -> Tensor:
-        law = self.nodes.get(prefix, self.nodes[()]).law
-        tensor = part(law) if law is not None else None
+        distribution = self.nodes.get(prefix, self.nodes[()]).distribution
+        tensor = part(distribution) if distribution is not None else None
         assert tensor is not None, "every node reports what the first one reports"
         return tensor[0, len(prefix)]
 
-    def _buffers(self, num_rows: int) -> LawBuffers:
-        width, t2d = (self.needs.sparse_top_m if self.needs.law == "sparse" else self.vocab_size), None
+    def _buffers(self, num_rows: int) -> DistributionBuffers:
+        width, t2d = (self.needs.sparse_top_m if self.needs.distribution == "sparse" else self.vocab_size), None
         if self.needs.draft_vocabulary is not None:
             width = len(self.needs.draft_vocabulary)
             t2d = torch.full((self.vocab_size,), -1)
             t2d[torch.tensor(self.needs.draft_vocabulary)] = torch.arange(width)
         shape = (num_rows, self.num_drafts, width)
-        return LawBuffers.allocate(self.needs.law, shape, t2d, torch.device("cpu"))
+        return DistributionBuffers.allocate(self.needs.distribution, shape, t2d, torch.device("cpu"))

@@ -14,8 +14,8 @@ from torch import Tensor
 from specdec.core.cache.block_pool import BlockPool
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.proposing.draft_check import DraftChecker
-from specdec.core.proposing.draft_store import DraftStore, LawBuffers
-from specdec.core.proposing.proposer_host import Guest
+from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
+from specdec.core.proposing.proposer_host import ProposerHost
 from specdec.core.proposing.view_guard import Snapshot
 from specdec.core.proposing.views import ViewBuilder
 from specdec.core.registry import LoadedProposer, construct
@@ -28,7 +28,7 @@ from specdec.sdk.errors import ProposerError
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import StepView, TargetInfo
 
-from .moves import LONG, PARAMS, GivenCoins, Move, Shown
+from .moves import LONG, PARAMS, GivenUniforms, Move, Shown
 from .report import Violation, cause_of
 from .step_tensors import HiddenStandIns, spoil_history, tokens_of
 from .text import Script
@@ -62,18 +62,18 @@ class Stage:
         self._scheduler = Scheduler(self._pool, info.max_num_seqs, info.max_model_len, self._lookahead)
         self._free_rows = list(reversed(range(info.max_num_seqs)))
         self._generations = [0] * info.max_num_seqs
-        self._store = DraftStore(LawBuffers.none())
+        self._store = DraftStore(DistributionBuffers.none())
         self._hidden = HiddenStandIns(info, len(self._shown.hidden_states), seed) if self._shown.hidden_states else None
         self._views = ViewBuilder(self._shown, self._k, info.max_num_seqs, info.max_model_len, CPU)
         checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, CPU)
         metrics = EngineMetrics(info.model, loaded.plugin.label)
-        self._guest = Guest(construct(loaded), loaded, checker, self._views, "raise", metrics, lambda error: None)
-        self._guest.bind(info, world.lend(info, loaded.needs.draft_kv, self._scheduler, self.reads))
+        self._host = ProposerHost(construct(loaded), loaded, checker, self._views, "raise", metrics, lambda error: None)
+        self._host.bind(info, world.lend(info, loaded.needs.draft_kv, self._scheduler, self.reads))
 
     @property
-    def guest(self) -> Guest:
+    def host(self) -> ProposerHost:
         """The proposer behind the engine's own guard."""
-        return self._guest
+        return self._host
 
     @property
     def num_free_rows(self) -> int:
@@ -104,7 +104,7 @@ class Stage:
         self.num_preemptions += 1
         self._leave(request)
         request.num_computed_tokens = 0
-        self._call(lambda: self._guest.preempt(request.view))
+        self._call(lambda: self._host.preempt(request.view))
         request.row = -1
 
     def finish(self, name: str) -> None:
@@ -112,12 +112,12 @@ class Stage:
         request = self.requests.pop(name)
         if request.row >= 0:
             self._leave(request)
-        self._call(lambda: self._guest.finish(request.view))
+        self._call(lambda: self._host.finish(request.view))
 
-    def step(self, moves: Sequence[Move], *, width: int | None = None, coins: Tensor | None = None) -> Shown | None:
+    def step(self, moves: Sequence[Move], *, width: int | None = None, uniforms: Tensor | None = None) -> Shown | None:
         """One step in the order of `moves`; None if no request goes on.
 
-        `width`: K of this step, if not the usual. `coins` [B, K] float64: the numbers of `step.random`, where the
+        `width`: K of this step, if not the usual. `uniforms` [B, K] float64: the numbers of `step.random`, where the
         caller wants to choose them.
         """
         self.number += 1
@@ -134,7 +134,7 @@ class Stage:
         view = self._views.build(going_on, budgets, tokens, hidden)
         if width is not None:
             view = replace(view, num_draft_tokens=width)
-        return self._ask(view if coins is None else replace(view, random=GivenCoins(coins)), budgets)
+        return self._ask(view if uniforms is None else replace(view, random=GivenUniforms(uniforms)), budgets)
 
     def replay(self, original: Request, name: str) -> Shown:
         """Show another stage's request under a name and in a row of its own, as a fresh prefill of its tokens."""
@@ -167,7 +167,7 @@ class Stage:
         self._scheduler.running.append(request)
         if not request.started:
             request.started = True
-            self._call(lambda: self._guest.start(request.view))
+            self._call(lambda: self._host.start(request.view))
 
     def _leave(self, request: Request) -> None:
         self._store.drop(request.row)
@@ -215,12 +215,17 @@ class Stage:
         before = Snapshot(view)
         where = f"step {self.number} of seed {self.seed}, requests {_some(view.request_ids)}"
         with torch.inference_mode():
-            checked = self._call(lambda: self._guest.draft(watched(view, self.reads), budgets), where)
+            checked = self._call(lambda: self._host.draft(watched(view, self.reads), budgets), where)
         drafts = checked.token_ids if checked else [[] for _ in budgets]
         generations = view.generation.tolist()
         self._store.put(view.rows.tolist(), generations, drafts, None)
         return Shown(
-            where, view, budgets, drafts, checked.law if checked else None, [str(change) for change in before.changes()]
+            where,
+            view,
+            budgets,
+            drafts,
+            checked.distribution if checked else None,
+            [str(change) for change in before.changes()],
         )
 
     def _call(self, call: Callable[[], Answer], where: str = "") -> Answer:

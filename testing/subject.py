@@ -81,10 +81,10 @@ class Subject:
         return self.load().needs
 
     @property
-    def reports_law(self) -> bool:
-        """Whether it can report draft laws at all."""
+    def reports_distribution(self) -> bool:
+        """Whether it can report draft distributions at all."""
         try:
-            return self.load(probabilistic=True).needs.law != "one_hot"
+            return self.load(probabilistic=True).needs.distribution != "one_hot"
         except Refusal:
             return False
 
@@ -92,7 +92,7 @@ class Subject:
     def modes(self) -> tuple[bool, ...]:
         """Whether drafts are probabilistic, in every way that it can be asked for them."""
         asked = self.config.draft_sample_method == "probabilistic"
-        return (asked, True) if self.reports_law and not asked else (asked,)
+        return (asked, True) if self.reports_distribution and not asked else (asked,)
 
     def load(
         self, *, k: int | None = None, probabilistic: bool | None = None, info: TargetInfo | None = None
@@ -103,7 +103,7 @@ class Subject:
             changes["draft_sample_method"] = "probabilistic" if probabilistic else "greedy"
         info = info or self.target.info
         loaded = load_proposer(self.resolved, self.config.replace(**changes), info)
-        if probabilistic is not True or loaded.needs.law != "one_hot":
+        if probabilistic is not True or loaded.needs.distribution != "one_hot":
             admit(loaded, info)
         return loaded
 
@@ -146,10 +146,10 @@ class Subject:
         if self.needs.state == "shared":
             raise NotApplicable('it declares state="shared": other requests may change its drafts')
 
-    def need_law(self) -> None:
+    def need_distribution(self) -> None:
         """Raises NotApplicable for one-hot proposers."""
-        if not self.reports_law:
-            raise NotApplicable('it reports no draft law (Needs.law is "one_hot")')
+        if not self.reports_distribution:
+            raise NotApplicable('it reports no draft distribution (Needs.distribution is "one_hot")')
 
 
 def _path_of(cls: type[Any]) -> str:

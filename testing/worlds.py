@@ -39,7 +39,7 @@ class World(Protocol):
         ...
 
 
-class _LentServices(EngineServices):
+class _WatchedServices(EngineServices):
     """The engine's own services, which remember whether the draft KV was asked for."""
 
     def __init__(self, info: TargetInfo, parts: Parts, store: DraftKVStore | None, reads: set[str]) -> None:
@@ -83,7 +83,7 @@ class RealTarget:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             addressing = HostAddressing(scheduler, parts.kernels)
             store = BlockDraftKV(spec, scheduler.pool.num_blocks, addressing, dtype, parts.target.device)
-        return _LentServices(info, parts, store, reads)
+        return _WatchedServices(info, parts, store, reads)
 
     def restore_weights(self) -> list[str]:
         """Put every weight back that was written to. Returns their names."""

@@ -110,7 +110,9 @@ class Call:
 
     @property
     def sampling(self) -> SamplingView:
-        """What the target's law depends on, as far as proposers can read it; the logits are processed already."""
+        """What the target's distribution depends on, as far as proposers can read it; the logits are processed
+        already.
+        """
         settings, greedy = self.settings, not self.settings.do_sample
         return SamplingView(
             temperature=torch.tensor([0.0 if greedy else _or(settings.temperature, 1.0)]),

@@ -20,7 +20,7 @@ from specdec.core.model.cpu_kernels import kernels_for
 from specdec.core.model.model_support import refuse_unsupported
 from specdec.core.proposing.draft_check import DraftChecker
 from specdec.core.proposing.draft_store import DraftStore
-from specdec.core.proposing.proposer_host import Guest
+from specdec.core.proposing.proposer_host import ProposerHost
 from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
 from specdec.core.proposing.views import ViewBuilder
 from specdec.core.registry import PluginSettings, construct
@@ -37,7 +37,7 @@ from .call import Call
 from .target import GenerateTarget
 
 _BLOCK_SIZE = 16
-_PLAIN = SamplingParams(temperature=1.0)  # of logits that the call's own processors have made into the law
+_PLAIN = SamplingParams(temperature=1.0)  # of logits that the call's own processors have made into the distribution
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -73,7 +73,7 @@ def speculative(
 
 
 class SpeculativeDecoding:
-    """A decoding method for one model. Greedy output is that of plain `generate`; sampled output has its law.
+    """A decoding method for one model. Greedy output is that of plain `generate`; sampled output has its distribution.
 
     One prompt a call, one call at a time. Logits processors and stopping criteria are the call's own; a processor must
     be a function of the tokens and scores that it is given. A streamer is passed as `token_streamer=`, because
@@ -88,33 +88,33 @@ class SpeculativeDecoding:
         self._longest, self._num_draft_tokens, self._hidden_states = info.max_model_len, k, needs.hidden_states
         self._target = GenerateTarget(model)
         self._views = _Views(needs, k, 1, info.max_model_len, model.device)
-        self._guest = self._new_guest(info, speculation, observers)
+        self._host = self._new_host(info, speculation, observers)
         num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
         whole_prompt = info.max_model_len + k
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
         kernels = kernels_for(model.device)
         addressing = ADDRESSING[model.device.type](self._scheduler, info, speculation.lookahead, kernels)
         services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, kernels)
-        self._guest.bind(info, services)
+        self._host.bind(info, services)
         num_blocks += addressing.num_pad_blocks
         self._runner = Runner(
             self._target,
             KVCache([], num_blocks, _BLOCK_SIZE, model.dtype, model.device),  # no layers: a call brings its own cache
             self._scheduler,
-            DraftStore(speculation.law_buffers(info, model.device)),
+            DraftStore(speculation.distribution_buffers(info, model.device)),
             self.metrics,
-            self._guest,
+            self._host,
             profile=False,
             addressing=addressing,
             rule=speculation.rule,
         )
         self._numbers = count()
 
-    def _new_guest(self, info: TargetInfo, speculation: Speculation, observers: Observers) -> Guest:
+    def _new_host(self, info: TargetInfo, speculation: Speculation, observers: Observers) -> ProposerHost:
         loaded, device = speculation.loaded, self._target.device
         checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device)
         policy, on_error = speculation.config.on_proposer_error, observers.on_proposer_error
-        return Guest(construct(loaded), loaded, checker, self._views, policy, self.metrics, on_error)
+        return ProposerHost(construct(loaded), loaded, checker, self._views, policy, self.metrics, on_error)
 
     def __call__(
         self,
@@ -154,7 +154,7 @@ class SpeculativeDecoding:
 
     def close(self) -> None:
         """Close the proposer."""
-        self._guest.close()
+        self._host.close()
 
     def _generate(self, call: Call, streamer: Any) -> int:
         """Step until the call ends. Returns the length of its text."""

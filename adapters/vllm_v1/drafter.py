@@ -15,9 +15,9 @@ from specdec.core.registry.hooks import load_hooks
 from .compatibility import check_vllm
 from .driver import Driver
 from .engine_step import EngineStep
-from .lent import LentTarget
 from .plan import describe_target, refuse_needs, refuse_plan
 from .settings import read_settings
+from .shared_target import SharedTarget
 
 
 class Drafter:
@@ -51,7 +51,7 @@ class Drafter:
     def load_model(self, target_model: Any) -> None:
         """After the target's weights: the proposer is made and bound. vLLM's CPU runner requires this method."""
         tokenizer = None if self._tokenizer is None else AutoTokenizer.from_pretrained(self._tokenizer)
-        target = LentTarget(target_model, self._info)
+        target = SharedTarget(target_model, self._info)
         self.driver = Driver(self._info, self._speculation, self._hooks.observers, target, tokenizer)
         self.exit.callback(self.driver.close)
 

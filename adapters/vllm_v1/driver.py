@@ -1,4 +1,4 @@
-"""Drives the core's guest with another engine's steps: its requests, rows, drafts and laws."""
+"""Drives the core's plugin with another engine's steps: its requests, rows, drafts and distributions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from specdec.core.cache.block_pool import BlockPool
 from specdec.core.cache.host_addressing import HostAddressing
 from specdec.core.model.cpu_kernels import kernels_for
 from specdec.core.proposing.draft_store import DraftStore
-from specdec.core.proposing.services import Lender
+from specdec.core.proposing.services import LayerSource
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry.hooks import Observers
 from specdec.core.request.committed import Committed
 from specdec.core.request.metrics import EngineMetrics
 from specdec.core.request.request import Request
 from specdec.core.runner.step import draft_budgets
-from specdec.sdk.types import LawKind, TargetInfo
+from specdec.sdk.types import DistributionKind, TargetInfo
 
+from .distributions import dense_rows
 from .engine_step import EngineStep
-from .laws import dense_rows
 from .rows import RequestRows, as_request
 
 
@@ -30,7 +30,7 @@ class Driver:
     """Does for vLLM's steps what the core's runner does for its own: start, commit, propose, finish."""
 
     def __init__(
-        self, info: TargetInfo, speculation: Speculation, observers: Observers, target: Lender, tokenizer: Any
+        self, info: TargetInfo, speculation: Speculation, observers: Observers, target: LayerSource, tokenizer: Any
     ) -> None:
         """Make the proposer and lend it the target. Raises what the proposer's constructor and `bind` raise.
 
@@ -40,15 +40,17 @@ class Driver:
         self._info = info
         self._speculation = speculation
         self._keeps_kv = speculation.loaded.needs.draft_kv is not None
-        self._keeps_law = speculation.admission.keeps_law  # without one, vLLM's own list of the drafts is all it takes
+        self._keeps_distribution = (
+            speculation.admission.keeps_distribution
+        )  # without one, vLLM's own list of the drafts is all it takes
         per_row = -(-(info.max_model_len + speculation.lookahead) // info.block_size) if self._keeps_kv else 0
         num_blocks = info.max_num_seqs * per_row
         self._rows = RequestRows(info.max_num_seqs, BlockPool(num_blocks, info.block_size, per_row))
-        self._drafts = DraftStore(speculation.law_buffers(info, target.device))
+        self._drafts = DraftStore(speculation.distribution_buffers(info, target.device))
         kernels = kernels_for(target.device)
         addressing = HostAddressing(self._rows, kernels)
         services = speculation.services(info, target, tokenizer, num_blocks, addressing, kernels)
-        self._guest = speculation.guest(info, services, self.metrics, observers, target.device)
+        self._host = speculation.host(info, services, self.metrics, observers, target.device)
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
         """What ended or lost its KV since the last step, before anything of the new one is computed."""
@@ -58,7 +60,7 @@ class Driver:
             lost = self._rows.get(request_id)
             if lost is not None and lost.row >= 0:
                 self._drafts.drop(lost.row)
-                self._guest.preempt(lost.view)
+                self._host.preempt(lost.view)
                 self._rows.unseat(lost)
 
     def propose(self, step: EngineStep, sampled: Sequence[list[int]]) -> list[list[int]]:
@@ -72,26 +74,26 @@ class Driver:
             if each.request.finish_reason is not None:
                 self._end(each.request)
         going_on = [each for each in committed if each.request.finish_reason is None]
-        drafts = self._draft(step, going_on) if going_on and self._guest.enabled else {}
+        drafts = self._draft(step, going_on) if going_on and self._host.enabled else {}
         return [drafts.get(request_id, []) for request_id in step.request_ids]
 
-    def laws_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:
+    def distributions_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:
         """q of the drafts that are verified now: [sum of lengths, V] float32; None if all of them are one-hot."""
-        if not self._keeps_law:
+        if not self._keeps_distribution:
             return None
         requests = [self._rows.get(request_id) for request_id in request_ids]
         taken = [
             self._drafts.take(request.row, request.generation, len(ids)) if request and ids else None
             for request, ids in zip(requests, token_ids, strict=True)
         ]
-        kinds = [each.kind if each else LawKind.ONE_HOT for each in taken]
+        kinds = [each.kind if each else DistributionKind.ONE_HOT for each in taken]
         rows = [request.row if request else 0 for request in requests]
-        laws = self._drafts.laws(rows, kinds, max(map(len, token_ids), default=0))
-        return None if laws is None else dense_rows(laws, token_ids, self._info.vocab_size)
+        distributions = self._drafts.distributions(rows, kinds, max(map(len, token_ids), default=0))
+        return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
 
     def close(self) -> None:
         """The worker shuts down."""
-        self._guest.close()
+        self._host.close()
 
     def report(self) -> dict[str, Any]:
         """Of this worker: process id, proposer, calls of `propose`, errors by code, acceptance as the core counts."""
@@ -106,7 +108,7 @@ class Driver:
     def _end(self, request: Request) -> None:
         if request.row >= 0:
             self._drafts.drop(request.row)
-        self._guest.finish(request.view)
+        self._host.finish(request.view)
         self._rows.unseat(request)
 
     def _commit(self, step: EngineStep, sampled: Sequence[list[int]]) -> list[Committed]:
@@ -130,7 +132,7 @@ class Driver:
             self._rows.seat(request)
         if not request.started:
             request.started = True
-            self._guest.start(request.view)
+            self._host.start(request.view)
         return request
 
     def _commit_one(
@@ -147,16 +149,18 @@ class Driver:
         return Committed.now(request, first_token, num_rows, start, drafts, num_accepted, output_ids[:count])
 
     def _draft(self, step: EngineStep, going_on: list[Committed]) -> dict[str, list[int]]:
-        """Checked drafts by request id; their laws are kept until they are verified."""
+        """Checked drafts by request id; their distributions are kept until they are verified."""
         if self._keeps_kv:
             for each in going_on:
                 self._rows.pool.extend(each.request.blocks, each.length + self._speculation.lookahead)
-        budgets = draft_budgets(going_on, self._guest, min(self._guest.num_draft_tokens, step.num_draft_tokens))
-        checked = self._guest.draft(self._guest.views.build(going_on, budgets, step, step.hidden), budgets)
+        budgets = draft_budgets(going_on, self._host, min(self._host.num_draft_tokens, step.num_draft_tokens))
+        checked = self._host.draft(self._host.views.build(going_on, budgets, step, step.hidden), budgets)
         if checked is None:
             return {}
-        if self._keeps_law:
-            all_greedy = all(each.request.params.greedy for each in going_on)  # their verification reads no law
+        if self._keeps_distribution:
+            all_greedy = all(
+                each.request.params.greedy for each in going_on
+            )  # their verification reads no distribution
             rows, generations = [each.row for each in going_on], [each.generation for each in going_on]
-            self._drafts.put(rows, generations, checked.token_ids, None if all_greedy else checked.law)
+            self._drafts.put(rows, generations, checked.token_ids, None if all_greedy else checked.distribution)
         return {each.request.request_id: ids for each, ids in zip(going_on, checked.token_ids, strict=True)}

@@ -102,7 +102,7 @@ def _draft_probs(drafter: Drafter, original: Callable[..., Any], runner: Any, sp
     """In the order of the batch that verifies: a request that skipped a step keeps its own."""
     lengths = spec_decode_metadata.num_draft_tokens
     drafts = spec_decode_metadata.draft_token_ids.split(lengths)
-    return drafter.driver.laws_of(runner.input_batch.req_ids, [ids.tolist() for ids in drafts])
+    return drafter.driver.distributions_of(runner.input_batch.req_ids, [ids.tolist() for ids in drafts])
 
 
 def _shut_down(drafter: Drafter, original: Callable[..., Any], runner: Any) -> None:

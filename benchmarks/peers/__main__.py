@@ -113,7 +113,7 @@ def compare(task: Task, prompts: Sequence[list[int]], args: argparse.Namespace, 
             reference = next(iter(taken.values()), [])
             runs += [facts(contender, batch, each, reference) for contender, each in taken.items()]
             speeds = {contender: [run.num_tokens / run.seconds for run in each] for contender, each in taken.items()}
-            found += goals.judged(speeds, batch)
+            found += goals.verified(speeds, batch)
             refused += [each._asdict() | {"batch": batch, "reason": why} for each, why in race.refused.items()]
             race.refused.clear()
     return {

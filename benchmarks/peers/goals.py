@@ -62,7 +62,7 @@ GOALS = (
 )
 
 
-def judged(speeds: Speeds, batch: int) -> list[dict[str, Any]]:
+def verified(speeds: Speeds, batch: int) -> list[dict[str, Any]]:
     """The goals of a batch size whose two sides ran: the ratio's median and range over the rounds, met or not."""
     found = []
     for goal in GOALS:

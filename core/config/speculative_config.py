@@ -65,7 +65,8 @@ class SpeculativeConfig(BaseModel):
         None, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
     )
     draft_sample_method: DraftSampleMethod = Field(
-        "greedy", description="greedy: the most likely tokens; probabilistic: drawn, and verified with their law"
+        "greedy",
+        description="greedy: the most likely tokens; probabilistic: drawn, and verified with their distribution",
     )
     rejection_sample_method: Annotated[
         Literal["standard", "block", "typical", "synthetic"], BeforeValidator(_offered_rejection_method)

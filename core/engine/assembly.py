@@ -33,8 +33,8 @@ from ..model.quantization import check_quantization
 from ..model.target import Target, TargetModel, experts_settings, load_config
 from ..model.target_proof import TargetProof, is_wanted
 from ..model.text_equality import TextEquality
-from ..proposing.draft_store import DraftStore, LawBuffers
-from ..proposing.proposer_host import Guest
+from ..proposing.draft_store import DistributionBuffers, DraftStore
+from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, Observers, load_hooks
@@ -61,7 +61,7 @@ class Parts:
     metrics: EngineMetrics
     hooks: HookPlugins
     observers: Observers  # those of `hooks`
-    guest: Guest | None
+    host: ProposerHost | None
     kernels: NativeKernels | None  # of a CPU
     threads: Threads
     text_equality: TextEquality
@@ -100,10 +100,10 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     num_cache_blocks = num_blocks + addressing.num_pad_blocks
     cache = KVCache(target.layer_shapes, num_cache_blocks, config.block_size, dtype, device)
     metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")
-    laws = speculation.law_buffers(info, device) if speculation else LawBuffers.none()
+    distributions = speculation.distribution_buffers(info, device) if speculation else DistributionBuffers.none()
     has_table = isinstance(addressing, DeviceAddressing)
-    drafts = DraftStore(laws, speculation.unread_drafts(info, device) if speculation and has_table else None)
-    guest, graphs = None, _graphs(config, info, device)
+    drafts = DraftStore(distributions, speculation.unread_drafts(info, device) if speculation and has_table else None)
+    host, graphs = None, _graphs(config, info, device)
     if speculation:
         capture = graphs.function if graphs else None
         compiling = CompiledFunction if config.torch_compile else None
@@ -111,18 +111,21 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
             info, target, tokenizer, num_blocks, addressing, kernels, config.moe_backend, capture, compiling
         )
         with threads.used():
-            guest = speculation.guest(info, services, metrics, hooks.observers, device)
-        target.capture(guest.needs.hidden_states)
+            host = speculation.host(info, services, metrics, hooks.observers, device)
+        target.capture(host.needs.hidden_states)
     if config.torch_compile:
         with threads.used():  # the compiler builds their number in
             compile_target(target, partial(_vacant_view, cache, kernels))
     served: Target = target
     if graphs and isinstance(addressing, DeviceAddressing):
-        served = graphs.target(target, cache, addressing, guest.views.num_draft_tokens if guest else 0)
-    max_drafts = guest.views.num_draft_tokens if guest else 0
-    draft_vocab = laws.dense.shape[2] if laws.dense is not None else 0
-    rule = partial(speculation.rule if speculation else verify, workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device, draft_vocab))
-    runner = Runner(served, cache, scheduler, drafts, metrics, guest, config.enable_profiling, addressing, rule)
+        served = graphs.target(target, cache, addressing, host.views.num_draft_tokens if host else 0)
+    max_drafts = host.views.num_draft_tokens if host else 0
+    draft_vocab = distributions.dense.shape[2] if distributions.dense is not None else 0
+    rule = partial(
+        speculation.rule if speculation else verify,
+        workspace=plan(info.max_num_seqs, max_drafts, info.vocab_size, device, draft_vocab),
+    )
+    runner = Runner(served, cache, scheduler, drafts, metrics, host, config.enable_profiling, addressing, rule)
     return Parts(
         info=info,
         target=target,
@@ -134,7 +137,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         metrics=metrics,
         hooks=hooks,
         observers=hooks.observers,
-        guest=guest,
+        host=host,
         kernels=kernels,
         threads=threads,
         text_equality=text_equality,

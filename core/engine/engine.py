@@ -14,7 +14,7 @@ from specdec.sdk import ConfigError, RequestError
 
 from ..config.engine_config import EngineConfig
 from ..config.sampling_params import SamplingParams
-from ..proposing.proposer_host import Guest
+from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.proposer_state import as_path
@@ -238,11 +238,11 @@ class Engine:
         with self._turn.taken("load_proposer_state", alone=True):
             self._stateful().load(as_path(path))
 
-    def _stateful(self) -> Guest:
-        if self.parts.guest is None:
+    def _stateful(self) -> ProposerHost:
+        if self.parts.host is None:
             facts = {"found": "no speculative_config", "fix": "give one whose proposer keeps state"}
             raise ConfigError("SD-E179", "there is no proposer whose state could be kept", facts)
-        return self.parts.guest
+        return self.parts.host
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if blocks or rows are lost or owned twice. For tests; cheap between steps."""
@@ -255,8 +255,8 @@ class Engine:
         with self._turn.taken("close", alone=True), ExitStack() as every:  # each, also if one raises; the last first
             self._closed = True
             every.callback(lambda: self.parts.observers.on_engine_stop(self.metrics.acceptance.as_dict()))
-            if self.parts.guest:
-                every.callback(self.parts.guest.close)
+            if self.parts.host:
+                every.callback(self.parts.host.close)
             every.callback(self._end, list(self._requests.values()))
 
     def _check_request(self, token_ids: Sequence[int], params: SamplingParams, request_id: str) -> None:

@@ -30,7 +30,7 @@ def export(name: str, metrics: Sequence[Metric], hooks: HookPlugins) -> str:
         meant = did_you_mean(name, offered)
         facts = ({"did you mean": meant} if meant else {}) | {"offered": ", ".join(offered)}
         raise ConfigError("SD-E132", f"there is no metrics exporter {name!r}", facts)
-    with exporters[name].blamed():
+    with exporters[name].attributed():
         return str(exporters[name].value(metrics))
 
 

@@ -20,7 +20,7 @@ HOTTEST = tl.constexpr(1e30)
 
 @triton.jit
 def row_scale(temperature):
-    """log2(e) / temperature as `row_law.scale_of` rounds it to fp32, finite for every temperature.
+    """log2(e) / temperature as `row_distribution.scale_of` rounds it to fp32, finite for every temperature.
 
     An fp32 quotient, corrected once by its fp64 remainder: an fp64 division would cost as much as a third of a tile.
     """
@@ -116,7 +116,7 @@ def pick_lane(weights, u, LANES: tl.constexpr):
 
 
 @triton.jit
-def law_weights(row_ptr, tile, top, scale, cutoff, vocab_size, TILE: tl.constexpr, FILTERS: tl.constexpr):
+def distribution_weights(row_ptr, tile, top, scale, cutoff, vocab_size, TILE: tl.constexpr, FILTERS: tl.constexpr):
     """exp2((logit - top) * scale) of a tile, 0 below the cutoff and beyond the vocabulary; fp32 [TILE]."""
     values = load_tile(row_ptr, tile, vocab_size, TILE)
     weights = tl.exp2((values - top) * scale)
@@ -142,13 +142,13 @@ def pick_part(weights, u, WIDTH: tl.constexpr, SMALL: tl.constexpr):
 def draw_token(
     row_ptr, masses, top, scale, cutoff, u, vocab_size, TILE: tl.constexpr, TILES: tl.constexpr, FILTERS: tl.constexpr
 ):
-    """A token of a row's law by inverse CDF in index order: tile, part of the tile, token."""
+    """A token of a row's distribution by inverse CDF in index order: tile, part of the tile, token."""
     SMALL: tl.constexpr = small_width(TILE)
     tile, rest = pick_lane(masses, u, TILES)
-    weights = law_weights(row_ptr, tile, top, scale, cutoff, vocab_size, TILE, FILTERS)
+    weights = distribution_weights(row_ptr, tile, top, scale, cutoff, vocab_size, TILE, FILTERS)
     part, rest = pick_part(weights, rest, TILE, SMALL)
     small = tile * (TILE // SMALL) + part
-    weights = law_weights(row_ptr, small, top, scale, cutoff, vocab_size, SMALL, FILTERS)
+    weights = distribution_weights(row_ptr, small, top, scale, cutoff, vocab_size, SMALL, FILTERS)
     lane, rest = pick_lane(weights.to(tl.float64), rest, SMALL)
     return small * SMALL + lane
 

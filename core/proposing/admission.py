@@ -19,7 +19,7 @@ BYTES_PER_VALUE = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-LAW_BYTES = 4  # draft probabilities are kept in float32
+DISTRIBUTION_BYTES = 4  # draft probabilities are kept in float32
 TOKEN_ID_BYTES = 8
 MIB = 2**20
 
@@ -28,50 +28,51 @@ MIB = 2**20
 class Admission:
     """What admitting a proposer costs. The engine takes it from its memory budget."""
 
-    law_bytes: int  # draft laws of every row between two steps; 0 where no law is kept
+    distribution_bytes: int  # draft distributions of every row between two steps; 0 where no distribution is kept
     draft_kv_bytes_per_block: int  # beside the target's own, for each KV block
     hidden_bytes_per_token: int  # hidden states shown for each kept row
 
     @property
-    def keeps_law(self) -> bool:
-        """Whether verification will read draft laws."""
-        return self.law_bytes > 0
+    def keeps_distribution(self) -> bool:
+        """Whether verification will read draft distributions."""
+        return self.distribution_bytes > 0
 
 
-def admit(loaded: LoadedProposer, target: TargetInfo, *, law_budget_bytes: int | None = None) -> Admission:
+def admit(loaded: LoadedProposer, target: TargetInfo, *, distribution_budget_bytes: int | None = None) -> Admission:
     """What `loaded` costs on `target`, or Refusal with the numbers and what would work.
 
-    `law_budget_bytes` is the most that draft laws may take; None: no limit.
+    `distribution_budget_bytes` is the most that draft distributions may take; None: no limit.
     """
     try:
-        admission = _admit(loaded, target, law_budget_bytes)
+        admission = _admit(loaded, target, distribution_budget_bytes)
     except Refusal as refusal:
-        raise refusal.blamed_on(loaded.plugin) from None
+        raise refusal.attributed_on(loaded.plugin) from None
     logger.info(
-        "proposer %s: draft laws %.1f MiB, draft KV %d bytes per block, hidden states %d bytes per token",
+        "proposer %s: draft distributions %.1f MiB, draft KV %d bytes per block, hidden states %d bytes per token",
         loaded.plugin,
-        admission.law_bytes / MIB,
+        admission.distribution_bytes / MIB,
         admission.draft_kv_bytes_per_block,
         admission.hidden_bytes_per_token,
     )
     return admission
 
 
-def _admit(loaded: LoadedProposer, target: TargetInfo, law_budget_bytes: int | None) -> Admission:
+def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes: int | None) -> Admission:
     needs = loaded.needs
     _refuse_reserved(needs)
     _check_hidden_states(needs, target)
     _check_draft_vocabulary(needs, target)
     probabilistic = loaded.config.draft_sample_method == "probabilistic"
-    if probabilistic and needs.law == "one_hot":
-        reason = 'draft_sample_method is "probabilistic", and this proposer reports no draft law (law="one_hot")'
+    if probabilistic and needs.distribution == "one_hot":
+        reason = 'draft_sample_method is "probabilistic", and this proposer reports no distribution of its drafts'
+        reason += ' (distribution="one_hot")'
         raise Refusal(reason, '"draft_sample_method": "greedy"')
     k = loaded.config.num_draft_tokens
-    law_bytes = target.max_num_seqs * k * _law_bytes_per_token(needs, target) if probabilistic else 0
-    if law_budget_bytes is not None and law_bytes > law_budget_bytes:
-        raise _law_too_large(needs, target, k, law_budget_bytes)
+    distribution_bytes = target.max_num_seqs * k * _distribution_bytes_per_token(needs, target) if probabilistic else 0
+    if distribution_budget_bytes is not None and distribution_bytes > distribution_budget_bytes:
+        raise _distribution_too_large(needs, target, k, distribution_budget_bytes)
     return Admission(
-        law_bytes=law_bytes,
+        distribution_bytes=distribution_bytes,
         draft_kv_bytes_per_block=_draft_kv_bytes_per_block(needs.draft_kv, target) if needs.draft_kv else 0,
         hidden_bytes_per_token=len(needs.hidden_states) * target.hidden_size * _value_bytes(target.dtype),
     )
@@ -117,26 +118,30 @@ def _value_bytes(dtype: str) -> int:
     return BYTES_PER_VALUE[dtype]
 
 
-def _law_bytes_per_token(needs: Needs, target: TargetInfo) -> int:
-    if needs.law == "sparse":
-        return needs.sparse_top_m * (LAW_BYTES + TOKEN_ID_BYTES)
-    return LAW_BYTES * _law_width(needs, target)
+def _distribution_bytes_per_token(needs: Needs, target: TargetInfo) -> int:
+    if needs.distribution == "sparse":
+        return needs.sparse_top_m * (DISTRIBUTION_BYTES + TOKEN_ID_BYTES)
+    return DISTRIBUTION_BYTES * _distribution_width(needs, target)
 
 
-def _law_width(needs: Needs, target: TargetInfo) -> int:
+def _distribution_width(needs: Needs, target: TargetInfo) -> int:
     return target.vocab_size if needs.draft_vocabulary is None else len(needs.draft_vocabulary)
 
 
-def _law_too_large(needs: Needs, target: TargetInfo, k: int, budget: int) -> Refusal:
-    rows, per_token = target.max_num_seqs, _law_bytes_per_token(needs, target)
-    width = f"{needs.sparse_top_m} entries" if needs.law == "sparse" else f"{_law_width(needs, target)} ids"
+def _distribution_too_large(needs: Needs, target: TargetInfo, k: int, budget: int) -> Refusal:
+    rows, per_token = target.max_num_seqs, _distribution_bytes_per_token(needs, target)
+    width = (
+        f"{needs.sparse_top_m} entries"
+        if needs.distribution == "sparse"
+        else f"{_distribution_width(needs, target)} ids"
+    )
     needed = rows * k * per_token / MIB
     reason = (
-        f"its {needs.law} draft laws take {rows} rows x {k} drafts x {width} = {needed:.1f} MiB, "
+        f"its {needs.distribution} draft distributions take {rows} rows x {k} drafts x {width} = {needed:.1f} MiB, "
         f"and the budget is {budget / MIB:.1f} MiB"
     )
     fitting_k, fitting_rows = budget // (rows * per_token), budget // (k * per_token)
     works = [f'"num_speculative_tokens": {fitting_k}'] if fitting_k else []
     works += [f"max_num_seqs={fitting_rows}"] if fitting_rows else []
-    works += ["a sparse draft law"] if needs.law == "dense" else []
+    works += ["a sparse draft distribution"] if needs.distribution == "dense" else []
     return Refusal(reason, ", or ".join([*works, '"draft_sample_method": "greedy"']))

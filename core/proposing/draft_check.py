@@ -10,19 +10,28 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.sdk import Draft, DraftLaw, LawForm, LawKind, Needs, PluginId, ProposerError, StepView
+from specdec.sdk import (
+    DistributionForm,
+    DistributionKind,
+    Draft,
+    DraftDistribution,
+    Needs,
+    PluginId,
+    ProposerError,
+    StepView,
+)
 
 from .draft_support import can_draw, target_to_draft
 from .unread_drafts import Report
 from .view_guard import is_due
 
-_KINDS: dict[LawForm, frozenset[LawKind]] = {
-    "one_hot": frozenset({LawKind.ONE_HOT}),
-    "dense": frozenset({LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS}),
-    "sparse": frozenset({LawKind.ONE_HOT, LawKind.SPARSE}),
+_KINDS: dict[DistributionForm, frozenset[DistributionKind]] = {
+    "one_hot": frozenset({DistributionKind.ONE_HOT}),
+    "dense": frozenset({DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS}),
+    "sparse": frozenset({DistributionKind.ONE_HOT, DistributionKind.SPARSE}),
 }
 _INTEGERS = frozenset({torch.int64, torch.int32})
-_Held = TypeVar("_Held", Draft, DraftLaw)
+_Held = TypeVar("_Held", Draft, DraftDistribution)
 _SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
@@ -31,7 +40,7 @@ class CheckedDraft:
     """A draft that can be stored: ids on the host, one list per request of the step."""
 
     token_ids: list[list[int]]  # of an unread draft zeros, as many as were asked for
-    law: DraftLaw | None
+    distribution: DraftDistribution | None
     unread: Draft | None = None  # None: it was read
 
 
@@ -44,12 +53,12 @@ class DraftChecker:
         self._vocab_size = vocab_size
         self._device = device if needs.placement == "device" else torch.device("cpu")
         self._on_host = self._device.type == "cpu"
-        self._num_checked_laws = 0
+        self._num_checked_distributions = 0
         vocabulary = needs.draft_vocabulary
         self._t2d = None if vocabulary is None else target_to_draft(vocabulary, vocab_size, self._device)
 
     def check(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
-        """The draft as lists of ids within the vocabulary, and its law if it reports one.
+        """The draft as lists of ids within the vocabulary, and its distribution if it reports one.
 
         `budgets` are the step's, one per request, from the engine rather than from a view that may have been changed.
         """
@@ -58,16 +67,18 @@ class DraftChecker:
         self._check_lengths(lengths, step.request_ids, budgets)
         token_ids = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         self._check_ids(token_ids, step.request_ids)
-        if draft.law is not None:
-            self._check_law(draft.law, draft, step, read=True)
-        return CheckedDraft(token_ids, draft.law)
+        if draft.distribution is not None:
+            self._check_distribution(draft.distribution, draft, step, read=True)
+        return CheckedDraft(token_ids, draft.distribution)
 
     def check_unread(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
-        """What can be known of a draft without waiting for it; the values of its law are read when that is due."""
+        """What can be known of a draft without waiting for it; the values of its distribution are read when that is
+        due.
+        """
         draft = self._checked_form(draft, step)
-        if draft.law is not None:
-            self._check_law(draft.law, draft, step, read=False)
-        return CheckedDraft([[0] * budget for budget in budgets], draft.law, draft)
+        if draft.distribution is not None:
+            self._check_distribution(draft.distribution, draft, step, read=False)
+        return CheckedDraft([[0] * budget for budget in budgets], draft.distribution, draft)
 
     def check_read(self, request_ids: Sequence[str], reports: Sequence[Report]) -> None:
         """Lengths and ids of drafts that were returned unread, and whether their distributions can have drawn them."""
@@ -86,9 +97,9 @@ class DraftChecker:
             }
             raise self._error("SD-E200", "propose returned no Draft", facts)
         draft = _plain(draft)
-        if isinstance(draft.law, DraftLaw):
-            law = _plain(draft.law)
-            draft = draft if law is draft.law else replace(draft, law=law)
+        if isinstance(draft.distribution, DraftDistribution):
+            distribution = _plain(draft.distribution)
+            draft = draft if distribution is draft.distribution else replace(draft, distribution=distribution)
         width = step.num_draft_tokens
         self._check_form("token_ids", draft.token_ids, (len(step), width), _INTEGERS)
         self._check_form("lengths", draft.lengths, (len(step),), _INTEGERS)
@@ -106,7 +117,7 @@ class DraftChecker:
             "dtype": f"expected {' or '.join(sorted(map(str, dtypes)))}, found {found.dtype}",
             "device": f"expected {self._device}, found {found.device}",
             "fix": "one row per request, in the order of step.request_ids; K is step.num_draft_tokens"
-            + ("\na law is as wide as Needs.draft_vocabulary, else as the target's" if len(shape) > 2 else ""),
+            + ("\na distribution is as wide as Needs.draft_vocabulary, else as the target's" if len(shape) > 2 else ""),
         }
         raise self._error("SD-E201", f"Draft.{field} has the wrong form", facts)
 
@@ -147,47 +158,47 @@ class DraftChecker:
                     },
                 )
 
-    def _check_law(self, law: DraftLaw, draft: Draft, step: StepView, *, read: bool) -> None:
-        if not isinstance(law, DraftLaw):
-            facts = {"expected": "specdec.sdk.DraftLaw, or None", "found": type(law).__name__}
-            raise self._error("SD-E204", "Draft.law is no DraftLaw", facts)
+    def _check_distribution(self, distribution: DraftDistribution, draft: Draft, step: StepView, *, read: bool) -> None:
+        if not isinstance(distribution, DraftDistribution):
+            facts = {"expected": "specdec.sdk.DraftDistribution, or None", "found": type(distribution).__name__}
+            raise self._error("SD-E204", "Draft.distribution is no DraftDistribution", facts)
         shape = (len(step), step.num_draft_tokens)
-        self._check_form("law.kind", law.kind, shape[:1], {torch.uint8})
-        self._num_checked_laws += 1
-        due = is_due(self._num_checked_laws)
-        kinds = self._kinds_of(law) if read or due else self._possible_kinds(law)
+        self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
+        self._num_checked_distributions += 1
+        due = is_due(self._num_checked_distributions)
+        kinds = self._kinds_of(distribution) if read or due else self._possible_kinds(distribution)
         vocabulary = self._needs.draft_vocabulary
         dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
         sparse = (*shape, self._needs.sparse_top_m)
         floats = set(_SUM_TOLERANCE)
         wanted = {
-            LawKind.DENSE_PROBS: [("probs", law.probs, dense, floats)],
-            LawKind.DENSE_LOGITS: [("logits", law.logits, dense, floats)],
-            LawKind.SPARSE: [
-                ("sparse_ids", law.sparse_ids, sparse, {torch.int64}),
-                ("sparse_probs", law.sparse_probs, sparse, floats),
+            DistributionKind.DENSE_PROBS: [("probs", distribution.draft_probs, dense, floats)],
+            DistributionKind.DENSE_LOGITS: [("logits", distribution.draft_logits, dense, floats)],
+            DistributionKind.SPARSE: [
+                ("sparse_ids", distribution.sparse_ids, sparse, {torch.int64}),
+                ("sparse_probs", distribution.sparse_probs, sparse, floats),
             ],
         }
-        for kind in kinds - {LawKind.ONE_HOT}:
-            for name, tensor, form, dtypes in wanted[LawKind(kind)]:
-                self._check_form(f"law.{name}", tensor, form, dtypes)
+        for kind in kinds - {DistributionKind.ONE_HOT}:
+            for name, tensor, form, dtypes in wanted[DistributionKind(kind)]:
+                self._check_form(f"distribution.{name}", tensor, form, dtypes)
         if due:
-            self._check_sums(law, draft, step)
+            self._check_sums(distribution, draft, step)
         if read:
-            self._check_support(kinds, law, draft, step)
+            self._check_support(kinds, distribution, draft, step)
 
-    def _check_support(self, kinds: Set[int], law: DraftLaw, draft: Draft, step: StepView) -> None:
-        drafted = torch.arange(step.num_draft_tokens, device=law.kind.device) < draft.lengths[:, None]
-        for kind in map(LawKind, kinds - {LawKind.ONE_HOT}):
-            possible = can_draw(kind, law, draft.token_ids, self._t2d, self._vocab_size)
-            impossible = drafted & (law.kind == kind)[:, None] & ~possible
+    def _check_support(self, kinds: Set[int], distribution: DraftDistribution, draft: Draft, step: StepView) -> None:
+        drafted = torch.arange(step.num_draft_tokens, device=distribution.kind.device) < draft.lengths[:, None]
+        for kind in map(DistributionKind, kinds - {DistributionKind.ONE_HOT}):
+            possible = can_draw(kind, distribution, draft.token_ids, self._t2d, self._vocab_size)
+            impossible = drafted & (distribution.kind == kind)[:, None] & ~possible
             if bool(impossible.any()):
-                self._check_sums(law, draft, step)  # what is no distribution at all is told as that
+                self._check_sums(distribution, draft, step)  # what is no distribution at all is told as that
                 b, position = impossible.nonzero()[0].tolist()
                 token_id = int(draft.token_ids[b, position])
                 ids = (
-                    law.sparse_ids[b, position].tolist()
-                    if kind == LawKind.SPARSE and law.sparse_ids is not None
+                    distribution.sparse_ids[b, position].tolist()
+                    if kind == DistributionKind.SPARSE and distribution.sparse_ids is not None
                     else ()
                 )
                 raise self._impossible(step.request_ids[b], b, position, token_id, ids)
@@ -204,38 +215,46 @@ class DraftChecker:
             facts["sparse ids"] = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if ids[8:] else "")
         facts |= {
             "expected": f"for it a probability above 0, or a finite logit; sparse ids in -1 .. {self._vocab_size - 1}",
-            "fix": "report what the token was drawn from, in target ids; without a distribution tag LawKind.ONE_HOT",
+            "fix": "report what the token was drawn from, in target ids; tag the row DistributionKind.ONE_HOT "
+            "where there is no distribution",
             "why": "verification with a wrong distribution silently changes what is generated",
         }
         return self._error("SD-E206", "a drafted token cannot come from its reported distribution", facts)
 
-    def _check_sums(self, law: DraftLaw, draft: Draft, step: StepView) -> None:
-        for kind, probs in ((LawKind.DENSE_PROBS, law.probs), (LawKind.SPARSE, law.sparse_probs)):
+    def _check_sums(self, distribution: DraftDistribution, draft: Draft, step: StepView) -> None:
+        for kind, probs in (
+            (DistributionKind.DENSE_PROBS, distribution.draft_probs),
+            (DistributionKind.SPARSE, distribution.sparse_probs),
+        ):
             if probs is not None:
-                self._check_probabilities(probs, law.kind == kind, draft, step)
+                self._check_probabilities(probs, distribution.kind == kind, draft, step)
 
-    def _kinds_of(self, law: DraftLaw) -> set[int]:
+    def _kinds_of(self, distribution: DraftDistribution) -> set[int]:
         """The tags of its rows; waits for them."""
-        kinds: set[int] = set(law.kind.tolist())
-        undeclared = kinds - _KINDS[self._needs.law]
+        kinds: set[int] = set(distribution.kind.tolist())
+        undeclared = kinds - _KINDS[self._needs.distribution]
         if undeclared:
-            names = {int(kind): kind.name for kind in LawKind}
+            names = {int(kind): kind.name for kind in DistributionKind}
             found = ", ".join(names.get(kind, str(kind)) for kind in sorted(undeclared))
             raise self._error(
                 "SD-E204",
-                "a draft law has a form that was not declared",
+                "a draft distribution has a form that was not declared",
                 {
-                    "declared": f"Needs.law = {self._needs.law!r}",
+                    "declared": f"Needs.distribution = {self._needs.distribution!r}",
                     "found": found,
-                    "fix": "declare the form in Needs(law=...), or tag the row LawKind.ONE_HOT",
+                    "fix": "declare the form in Needs(distribution=...), or tag the row DistributionKind.ONE_HOT",
                 },
             )
         return kinds
 
-    def _possible_kinds(self, law: DraftLaw) -> set[int]:
-        """The declared tags that the law brings tensors for; rows with any other count as one-hot."""
-        brought = {LawKind.DENSE_PROBS: law.probs, LawKind.DENSE_LOGITS: law.logits, LawKind.SPARSE: law.sparse_ids}
-        return {int(kind) for kind, tensor in brought.items() if tensor is not None} & _KINDS[self._needs.law]
+    def _possible_kinds(self, distribution: DraftDistribution) -> set[int]:
+        """The declared tags that the distribution brings tensors for; rows with any other count as one-hot."""
+        brought = {
+            DistributionKind.DENSE_PROBS: distribution.draft_probs,
+            DistributionKind.DENSE_LOGITS: distribution.draft_logits,
+            DistributionKind.SPARSE: distribution.sparse_ids,
+        }
+        return {int(kind) for kind, tensor in brought.items() if tensor is not None} & _KINDS[self._needs.distribution]
 
     def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, step: StepView) -> None:
         drafted = (torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]) & rows[:, None]
@@ -253,13 +272,13 @@ class DraftChecker:
         num_bad = int((~used[worst].isfinite()).sum())
         raise self._error(
             "SD-E205",
-            "a reported draft law is not a probability distribution",
+            "a reported draft distribution is not a probability distribution",
             {
                 "worst": f"request {step.request_ids[b]!r}, draft position {position}: sum {float(sums[worst]):.4f}, "
                 f"least entry {float(least[worst]):.4g}, {num_bad} not finite",
                 "expected": f"sum 1 (tolerance {tolerance:g} for {probs.dtype}), no entry below 0",
                 "likely": "a filter was applied without renormalising, or these are logits",
-                "why": "verification with a wrong law silently changes what is generated",
+                "why": "verification with a wrong distribution silently changes what is generated",
             },
         )
 

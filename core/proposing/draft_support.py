@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.sdk import DraftLaw, LawKind
+from specdec.sdk import DistributionKind, DraftDistribution
 
 
 def target_to_draft(vocabulary: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
@@ -17,20 +17,22 @@ def target_to_draft(vocabulary: Sequence[int], vocab_size: int, device: torch.de
     return t2d
 
 
-def can_draw(kind: LawKind, law: DraftLaw, token_ids: Tensor, t2d: Tensor | None, vocab_size: int) -> Tensor:
+def can_draw(
+    kind: DistributionKind, distribution: DraftDistribution, token_ids: Tensor, t2d: Tensor | None, vocab_size: int
+) -> Tensor:
     """Whether each token can come from its distribution, read as this kind in every row: [B, K] bool.
 
     Probabilities have to be above 0, logits finite, and every id of a sparse distribution within -1 .. V - 1.
     `t2d` is None where draft ids are target ids. Padding gives any answer. Nothing waits for a device.
     """
     match kind:
-        case LawKind.DENSE_PROBS if law.probs is not None:
-            return _entries(law.probs, token_ids, t2d) > 0
-        case LawKind.DENSE_LOGITS if law.logits is not None:
-            return _entries(law.logits, token_ids, t2d).isfinite()
-        case LawKind.SPARSE if law.sparse_ids is not None and law.sparse_probs is not None:
-            drawn = (law.sparse_ids == token_ids[..., None]) & (law.sparse_probs > 0)
-            inside = (law.sparse_ids >= -1) & (law.sparse_ids < vocab_size)
+        case DistributionKind.DENSE_PROBS if distribution.draft_probs is not None:
+            return _entries(distribution.draft_probs, token_ids, t2d) > 0
+        case DistributionKind.DENSE_LOGITS if distribution.draft_logits is not None:
+            return _entries(distribution.draft_logits, token_ids, t2d).isfinite()
+        case DistributionKind.SPARSE if distribution.sparse_ids is not None and distribution.sparse_probs is not None:
+            drawn = (distribution.sparse_ids == token_ids[..., None]) & (distribution.sparse_probs > 0)
+            inside = (distribution.sparse_ids >= -1) & (distribution.sparse_ids < vocab_size)
             return drawn.any(-1) & inside.all(-1)
     return torch.ones_like(token_ids, dtype=torch.bool)
 

@@ -21,8 +21,8 @@ from specdec.sdk import (
     TargetInfo,
 )
 
-from ..registry import LoadedProposer, author_frame, is_complete, told
-from ..registry.blame import FIELDS, undeclared
+from ..registry import LoadedProposer, author_frame, describe, is_complete
+from ..registry.attribution import FIELDS, undeclared
 from ..registry.proposer_state import find_state, has_state, require_state, save_state
 from ..request.metrics import EngineMetrics
 from .draft_check import CheckedDraft, DraftChecker
@@ -42,7 +42,7 @@ EFFECTS: dict[OnProposerError, str] = {
 }
 
 
-class Guest:
+class ProposerHost:
     """Calls a proposer and lets none of its failures reach the requests.
 
     `on_proposer_error`: "skip_step" goes on without this step's drafts; "disable" does the same and stops asking after
@@ -132,11 +132,11 @@ class Guest:
         if not self.enabled:
             return None
         self._num_steps += 1
-        lent = Snapshot(step) if is_due(self._num_steps) else None
+        shared = Snapshot(step) if is_due(self._num_steps) else None
         start = time.perf_counter()
         checked = self._asked(step, budgets, read=read)
         self._draft_seconds = time.perf_counter() - start
-        if lent is None or self._contained("propose", partial(self._require_unchanged, lent), step.request_ids):
+        if shared is None or self._contained("propose", partial(self._require_unchanged, shared), step.request_ids):
             return checked
         return None
 
@@ -162,8 +162,8 @@ class Guest:
         )
         return checked[0] if checked else None
 
-    def _require_unchanged(self, lent: Snapshot) -> None:
-        changes = lent.changes()
+    def _require_unchanged(self, shared: Snapshot) -> None:
+        changes = shared.changes()
         if changes:
             facts = {
                 "changed": "\n".join(map(str, changes[:3])) + (f"\nand {len(changes) - 3} more" if changes[3:] else ""),
@@ -219,7 +219,7 @@ class Guest:
         error = self._attempt(method, call)
         if error is None:
             return True
-        self._handle(error if isinstance(error, ProposerError) else self._blame(method, error), request_ids)
+        self._handle(error if isinstance(error, ProposerError) else self._attributed(method, error), request_ids)
         return False
 
     def _attempt(self, method: str, call: Callable[[], object]) -> SpecdecError | None:
@@ -229,18 +229,18 @@ class Guest:
         except KeyboardInterrupt:  # the user's
             raise
         except BaseException as error:
-            return error if isinstance(error, SpecdecError) and is_complete(error) else self._blame(method, error)
+            return error if isinstance(error, SpecdecError) and is_complete(error) else self._attributed(method, error)
         return None
 
-    def _blame(self, method: str, error: BaseException) -> ProposerError:
+    def _attributed(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}
         missing = undeclared(error, self.needs)
         if missing:
             facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
             facts["fix"] = f"needs = Needs({', '.join(FIELDS[name] for name in missing)}, ...)"
-            raised = ProposerError("SD-E222", f"{method} raised {told(error)}", facts, plugin=self.plugin)
+            raised = ProposerError("SD-E222", f"{method} raised {describe(error)}", facts, plugin=self.plugin)
         else:
-            raised = ProposerError("SD-E210", f"{method} raised {told(error)}", facts, plugin=self.plugin)
+            raised = ProposerError("SD-E210", f"{method} raised {describe(error)}", facts, plugin=self.plugin)
         raised.__cause__ = error
         return raised
 

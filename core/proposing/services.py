@@ -20,7 +20,7 @@ from ..model.attention import attention_arguments
 from . import draft_networks
 
 
-class Lender(Protocol):
+class LayerSource(Protocol):
     """Whoever lends its embedding and head."""
 
     @property
@@ -71,7 +71,7 @@ class EngineServices:
     def __init__(
         self,
         info: TargetInfo,
-        target: Lender,
+        target: LayerSource,
         tokenizer: Any,
         draft_kv: DraftKVStore | None,
         moe_backend: str | None = None,

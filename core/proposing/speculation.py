@@ -20,14 +20,14 @@ from ..model.quantization import check_quantization
 from ..model.target import experts_settings
 from ..registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
 from ..registry.hooks import HookPlugins, Observers
-from ..rejection.rules import LOSSY, Judge, judge_of
+from ..rejection.rules import LOSSY, VerificationRule, rule_of
 from ..request.metrics import EngineMetrics
 from .admission import Admission, admit
 from .draft_check import DraftChecker
-from .draft_store import LawBuffers
+from .draft_store import DistributionBuffers
 from .draft_support import target_to_draft
-from .proposer_host import Guest
-from .services import BlockDraftKV, Capture, Compile, EngineServices, Lender
+from .proposer_host import ProposerHost
+from .services import BlockDraftKV, Capture, Compile, EngineServices, LayerSource
 from .unread_drafts import UnreadDrafts
 from .views import ViewBuilder
 
@@ -56,21 +56,21 @@ class Speculation:
         check_quantization(config.quantization, WHERE)
         registry = Registry.discover(settings, hooks.registrations)
         loaded = load_proposer(registry.resolve(config), config, info)
-        law_budget = free_memory(torch.device(info.device)) // 4
+        distribution_budget = free_memory(torch.device(info.device)) // 4
         config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
         if config.rejection_sample_method in LOSSY:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
-                "effect": "what is generated depends on the drafts, and does not follow the target's law",
+                "effect": "what is generated depends on the drafts, and does not follow the target's distribution",
                 "lossless": '"standard" and "block"',
             }
             logger.warning("%s", message("SD-W302", "drafts are verified by a lossy rule", facts))
-        return cls(config, loaded, admit(loaded, info, law_budget_bytes=law_budget))
+        return cls(config, loaded, admit(loaded, info, distribution_budget_bytes=distribution_budget))
 
     @property
-    def rule(self) -> Judge:
+    def rule(self) -> VerificationRule:
         """How drafts are verified."""
-        return judge_of(self.config.rejection_sample_method, self.config.synthetic_acceptance_rate)
+        return rule_of(self.config.rejection_sample_method, self.config.synthetic_acceptance_rate)
 
     @property
     def is_lossless(self) -> bool:
@@ -83,17 +83,17 @@ class Speculation:
         spec = self.loaded.needs.draft_kv
         return spec.rows_per_pass if spec else 0
 
-    def law_buffers(self, info: TargetInfo, device: torch.device) -> LawBuffers:
-        """Storage for the declared form of law; none where verification will not read any."""
+    def distribution_buffers(self, info: TargetInfo, device: torch.device) -> DistributionBuffers:
+        """Storage for the declared form of distribution; none where verification will not read any."""
         needs, k = self.loaded.needs, self.loaded.config.num_draft_tokens
-        if not self.admission.keeps_law:
-            return LawBuffers.none()
-        width = needs.sparse_top_m if needs.law == "sparse" else info.vocab_size
+        if not self.admission.keeps_distribution:
+            return DistributionBuffers.none()
+        width = needs.sparse_top_m if needs.distribution == "sparse" else info.vocab_size
         t2d = None
         if needs.draft_vocabulary is not None:
             width = len(needs.draft_vocabulary)
             t2d = target_to_draft(needs.draft_vocabulary, info.vocab_size, device)
-        return LawBuffers.allocate(needs.law, (info.max_num_seqs, k, width), t2d, device)
+        return DistributionBuffers.allocate(needs.distribution, (info.max_num_seqs, k, width), t2d, device)
 
     def unread_drafts(self, info: TargetInfo, device: torch.device) -> UnreadDrafts | None:
         """Where drafts stay on the device until they are verified; None for a proposer on the host."""
@@ -104,7 +104,7 @@ class Speculation:
     def services(
         self,
         info: TargetInfo,
-        target: Lender,
+        target: LayerSource,
         tokenizer: Any,
         num_blocks: int,
         addressing: Addressing,
@@ -125,18 +125,18 @@ class Speculation:
             draft_kv = BlockDraftKV(spec, num_blocks, addressing, dtype, target.device)
         return EngineServices(info, target, tokenizer, draft_kv, moe_backend, capture, compiling, kernels)
 
-    def guest(
+    def host(
         self,
         info: TargetInfo,
         services: Services,
         metrics: EngineMetrics,
         observers: Observers,
         device: torch.device,
-    ) -> Guest:
+    ) -> ProposerHost:
         """The proposer, constructed and bound."""
         loaded = self.loaded
         k = loaded.config.num_draft_tokens
-        guest = Guest(
+        host = ProposerHost(
             construct(loaded),
             loaded,
             DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device),
@@ -145,5 +145,5 @@ class Speculation:
             metrics,
             observers.on_proposer_error,
         )
-        guest.bind(info, services)
-        return guest
+        host.bind(info, services)
+        return host

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.sdk import Draft, DraftLaw, LawForm, LawKind
+from specdec.sdk import DistributionForm, DistributionKind, Draft, DraftDistribution
 
 from ..cache.transfer import upload
 from ..rejection.types import NO_PROPOSAL
@@ -27,19 +27,19 @@ class Report(NamedTuple):
     length: int
     num_usable: int  # the most that can be verified: before the first token that its distribution cannot have drawn
     budget: int
-    has_law: bool
+    has_distribution: bool
     token_ids: list[int]  # [K], as the proposer returned them
 
     @staticmethod
-    def laws(reports: Tensor) -> Tensor:
-        """`has_law` of all rows, still on the device: [B] int64."""
+    def distributions(reports: Tensor) -> Tensor:
+        """`has_distribution` of all rows, still on the device: [B] int64."""
         return reports[:, 3]
 
     @classmethod
     def parse(cls, numbers: Sequence[int]) -> Report:
         """From a row of `UnreadDrafts.gather`."""
-        length, num_usable, budget, has_law, *token_ids = numbers
-        return cls(length, num_usable, budget, bool(has_law), token_ids)
+        length, num_usable, budget, has_distribution, *token_ids = numbers
+        return cls(length, num_usable, budget, bool(has_distribution), token_ids)
 
 
 class UnreadDrafts:
@@ -55,19 +55,19 @@ class UnreadDrafts:
         rows: Sequence[int],
         budgets: Sequence[int],
         draft: Draft,
-        tagged: TaggedLaw | None,
+        tagged: TaggedDistribution | None,
         t2d: Tensor | None = None,
     ) -> None:
         """Keep a draft, in the order of `rows`; tagged None: every row is one-hot. t2d [V]: see `can_draw`."""
         into, asked = upload([rows, budgets], self._reports.device)
         lengths = num_usable = draft.lengths.long()
-        has_law = torch.zeros_like(asked)
+        has_distribution = torch.zeros_like(asked)
         if tagged is not None:
-            has_law = tagged.has_law.long()
-            possible = can_draw(tagged.kind, tagged.law, draft.token_ids, t2d, self._vocab_size)
-            possible |= ~tagged.has_law[:, None]
+            has_distribution = tagged.has_distribution.long()
+            possible = can_draw(tagged.kind, tagged.distribution, draft.token_ids, t2d, self._vocab_size)
+            possible |= ~tagged.has_distribution[:, None]
             num_usable = torch.minimum(lengths, possible.cumprod(1).sum(1))
-        facts = torch.stack([lengths, num_usable, asked, has_law], dim=1)
+        facts = torch.stack([lengths, num_usable, asked, has_distribution], dim=1)
         self._reports.index_copy_(0, into, torch.cat([facts, draft.token_ids.long()], dim=1))
 
     def gather(self, rows: Tensor, limits: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -88,26 +88,40 @@ class UnreadDrafts:
         return list(takewhile(lambda token_id: 0 <= token_id < self._vocab_size, offered))
 
 
-class TaggedLaw(NamedTuple):
-    """A law that has one kind in every row that has it at all."""
+class TaggedDistribution(NamedTuple):
+    """A distribution that has one kind in every row that has it at all."""
 
-    kind: LawKind
-    law: DraftLaw
-    has_law: Tensor  # [B] bool; the other rows are one-hot
+    kind: DistributionKind
+    distribution: DraftDistribution
+    has_distribution: Tensor  # [B] bool; the other rows are one-hot
 
 
-def of_one_kind(law: DraftLaw, form: LawForm) -> TaggedLaw | None:
-    """A law of the declared form whose tags the host has not read; None if it brings no tensor of that form.
+def of_one_kind(distribution: DraftDistribution, form: DistributionForm) -> TaggedDistribution | None:
+    """A distribution of the declared form whose tags the host has not read; None if it brings no tensor of that form.
 
     A row whose tag has no tensor counts as one-hot. Where both dense kinds may occur, probabilities become logits.
     """
-    kind, is_probs = law.kind, law.kind == LawKind.DENSE_PROBS
+    kind, is_probs = distribution.kind, distribution.kind == DistributionKind.DENSE_PROBS
     if form == "sparse":
-        return None if law.sparse_ids is None else TaggedLaw(LawKind.SPARSE, law, kind == LawKind.SPARSE)
-    if law.logits is None:
-        return None if law.probs is None else TaggedLaw(LawKind.DENSE_PROBS, law, is_probs)
-    is_logits = kind == LawKind.DENSE_LOGITS
-    if law.probs is None:
-        return TaggedLaw(LawKind.DENSE_LOGITS, law, is_logits)
-    logits = torch.where(is_probs[:, None, None], law.probs.float().log(), law.logits.float())
-    return TaggedLaw(LawKind.DENSE_LOGITS, replace(law, probs=None, logits=logits), is_probs | is_logits)
+        return (
+            None
+            if distribution.sparse_ids is None
+            else TaggedDistribution(DistributionKind.SPARSE, distribution, kind == DistributionKind.SPARSE)
+        )
+    if distribution.draft_logits is None:
+        return (
+            None
+            if distribution.draft_probs is None
+            else TaggedDistribution(DistributionKind.DENSE_PROBS, distribution, is_probs)
+        )
+    is_logits = kind == DistributionKind.DENSE_LOGITS
+    if distribution.draft_probs is None:
+        return TaggedDistribution(DistributionKind.DENSE_LOGITS, distribution, is_logits)
+    logits = torch.where(
+        is_probs[:, None, None], distribution.draft_probs.float().log(), distribution.draft_logits.float()
+    )
+    return TaggedDistribution(
+        DistributionKind.DENSE_LOGITS,
+        replace(distribution, draft_probs=None, draft_logits=logits),
+        is_probs | is_logits,
+    )

@@ -1,6 +1,6 @@
 """Which proposers there are, and how the one that the user named is loaded. Nothing else knows of plugins."""
 
-from .blame import author_frame, is_complete, told
+from .attribution import author_frame, describe, is_complete
 from .catalog import Registrations, Registry, ResolvedProposer
 from .checkpoint import Recogniser
 from .discovery import PluginEntry, PluginSettings
@@ -16,7 +16,7 @@ __all__ = [
     "ResolvedProposer",
     "author_frame",
     "construct",
+    "describe",
     "is_complete",
     "load_proposer",
-    "describe",
 ]

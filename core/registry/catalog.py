@@ -13,7 +13,7 @@ from specdec.sdk.packaged import packaged
 from ..config.speculative_config import SpeculativeConfig
 from .checkpoint import Recogniser, recognise
 from .class_path import WITH_COLON, class_path, unregistered
-from .discovery import PluginEntry, PluginSettings, with_status, read_entry_points
+from .discovery import PluginEntry, PluginSettings, read_entry_points, with_status
 from .importing import import_target
 
 CLASS_PATH_METHOD = "custom_class"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specdec.sdk import Checkpoint, PluginId, PluginLoadError, SpecdecError
 
-from .blame import blaming
+from .attribution import attributing
 
 TELLING_KEYS = ("model_type", "architectures", "speculators_model_type")
 
@@ -29,7 +29,7 @@ def recognise(checkpoint: Checkpoint, recognisers: tuple[Recogniser, ...]) -> st
     claims: dict[str, PluginId] = {}
     for recogniser in recognisers:
         doing = f'reading the checkpoint "{checkpoint.directory}", plugin'
-        with blaming("SD-E108", doing, recogniser.plugin, SpecdecError):
+        with attributing("SD-E108", doing, recogniser.plugin, SpecdecError):
             if recogniser.recognises(checkpoint):
                 claims[recogniser.proposer] = recogniser.plugin
     if len(claims) == 1:

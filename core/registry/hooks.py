@@ -23,7 +23,7 @@ from specdec.sdk import (
 from specdec.sdk.errors import did_you_mean, message
 from specdec.sdk.hooks import PROJECT_NAME
 
-from .blame import author_frame, blaming, told
+from .attribution import attributing, author_frame, describe
 from .catalog import Registrations
 from .checkpoint import Recogniser
 from .discovery import TARGET, PluginEntry, PluginSettings, discover
@@ -45,9 +45,9 @@ class Offer:
     value: Any
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
+    def attributed(self) -> Iterator[None]:
         """Where the value is used: what it raises becomes PluginLoadError SD-E118, naming the plugin."""
-        with blaming("SD-E118", f'"{self.name}", registered by the plugin', self.plugin, SpecdecError):
+        with attributing("SD-E118", f'"{self.name}", registered by the plugin', self.plugin, SpecdecError):
             yield
 
 
@@ -139,7 +139,7 @@ class HookPlugins:
     def _register(self, entry: PluginEntry) -> None:
         loaded = import_target(entry.plugin, "plugin")
         try:
-            with blaming("SD-E117", "registering the plugin", entry.plugin):
+            with attributing("SD-E117", "registering the plugin", entry.plugin):
                 plugin = loaded() if isinstance(loaded, type) else loaded
                 self._manager.register(plugin, entry.label)
         except PluginLoadError:
@@ -153,7 +153,7 @@ class HookPlugins:
             raise PluginLoadError("SD-E117", "a plugin has an unusable hook", {"found": problem}, plugin=entry.plugin)
 
     def _call(self, impl: pluggy.HookImpl, hook_name: str, **arguments: Any) -> Any:
-        with blaming("SD-E118", f"{hook_name} of the plugin", self._plugins[impl.plugin_name], SpecdecError):
+        with attributing("SD-E118", f"{hook_name} of the plugin", self._plugins[impl.plugin_name], SpecdecError):
             return _call(impl, arguments)
 
 
@@ -217,7 +217,7 @@ class Observers:
             self._manager.unregister(name=name)
             self._look_up()
             facts = {
-                "error": f"{hook_name} raised {told(error)}",
+                "error": f"{hook_name} raised {describe(error)}",
                 "where": author_frame(error, impl.function.__module__),
                 "effect": "none of its hooks is called any more; the requests and other listeners are not affected",
             }

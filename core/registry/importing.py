@@ -11,7 +11,7 @@ from typing import Any
 from specdec.sdk import PluginId, PluginLoadError
 from specdec.sdk.errors import did_you_mean
 
-from .blame import author_frame, blaming
+from .attribution import attributing, author_frame
 
 
 def import_target(plugin: PluginId, noun: str = "proposer") -> Any:
@@ -25,7 +25,7 @@ def import_target(plugin: PluginId, noun: str = "proposer") -> Any:
     found: Any = module
     for name in filter(None, path.split(".")):
         try:
-            with blaming("SD-E103", f"importing the {noun}", plugin, AttributeError):
+            with attributing("SD-E103", f"importing the {noun}", plugin, AttributeError):
                 found = getattr(found, name)
         except AttributeError as error:
             raise _attribute_missing(module, found, name, plugin, noun) from error
@@ -34,7 +34,7 @@ def import_target(plugin: PluginId, noun: str = "proposer") -> Any:
 
 def _import_module(name: str, plugin: PluginId, noun: str) -> ModuleType:
     try:
-        with blaming("SD-E103", f"importing the {noun}", plugin, ImportError):
+        with attributing("SD-E103", f"importing the {noun}", plugin, ImportError):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):

@@ -28,7 +28,7 @@ from specdec.sdk.config import unknown_keys, wrong_values
 
 from ..config.speculative_config import SpeculativeConfig
 from ..config.vllm_keys import asked, vllm_keys
-from .blame import blaming
+from .attribution import attributing
 from .catalog import ResolvedProposer
 from .check import check_callable, check_class
 from .discovery import SDK_DISTRIBUTION
@@ -97,10 +97,10 @@ def _say_experimental(plugin: PluginId) -> None:
 def construct(loaded: LoadedProposer) -> Proposer:
     """An instance. Raises Refusal, or PluginLoadError SD-E116 with the author's line for anything else."""
     try:
-        with blaming("SD-E116", "constructing the proposer", loaded.plugin, Refusal):
+        with attributing("SD-E116", "constructing the proposer", loaded.plugin, Refusal):
             return loaded.cls(loaded.config)
     except Refusal as refusal:
-        raise refusal.blamed_on(loaded.plugin) from refusal
+        raise refusal.attributed_on(loaded.plugin) from refusal
 
 
 def options_model(cls: type, plugin: PluginId) -> type[BaseModel] | None:
@@ -170,12 +170,12 @@ def _default_draft_tokens(cls: Any, config: ProposerConfig, target: TargetInfo, 
 def _asked(question: Callable[..., Any], what: str, plugin: PluginId, *arguments: object) -> Any:
     """What a class answers before it is constructed. Raises Refusal, CheckpointError, or SD-E114 for anything else."""
     try:
-        with blaming(
+        with attributing(
             "SD-E114", f"asking for {what}", plugin, Refusal, CheckpointError
         ):  # or the checkpoint is to blame
             return question(*arguments)
     except Refusal as refusal:
-        raise refusal.blamed_on(plugin) from refusal
+        raise refusal.attributed_on(plugin) from refusal
 
 
 def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:
@@ -195,7 +195,7 @@ def _options(cls: type, config: SpeculativeConfig, plugin: PluginId) -> BaseMode
     if model is None:
         return None
     try:
-        with blaming("SD-E115", "validating the options of", plugin, ValidationError, ConfigError):
+        with attributing("SD-E115", "validating the options of", plugin, ValidationError, ConfigError):
             return model(**values)
     except ValidationError as error:
         raise wrong_values("proposer_config", error, plugin=plugin) from error

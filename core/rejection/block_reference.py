@@ -9,7 +9,7 @@ from .types import NO_PROPOSAL
 
 
 def survivals(steps: list[Step], drafts: list[int]) -> list[float]:
-    """P_0 .. P_n of the drafts that can be judged: a hole and a bad row end the block."""
+    """P_0 .. P_n of the drafts that can be verified: a hole and a bad row end the block."""
     found = [1.0]
     for step, x in zip(steps, drafts, strict=False):
         if x == NO_PROPOSAL or step.bad:
@@ -27,8 +27,10 @@ def residual(step: Step, survival: float) -> torch.Tensor:
     return (survival * step.p - step.q).clamp(min=0)
 
 
-def verify_block_request(steps: list[Step], drafts: list[int], coins: list[float]) -> list[int]:
-    """The output ids of one sampled request whose every draft comes with its law; coins[i] belongs to draft i."""
+def verify_block_request(steps: list[Step], drafts: list[int], uniforms: list[float]) -> list[int]:
+    """The output ids of one sampled request whose every draft comes with its distribution; uniforms[i] belongs to
+    draft i.
+    """
     survival = survivals(steps, drafts)
     last = len(survival) - 1
     stop = 0
@@ -37,11 +39,11 @@ def verify_block_request(steps: list[Step], drafts: list[int], coins: list[float
         if i < last:
             mass = float(residual(steps[i], survival[i]).sum())
             threshold = mass / (mass + 1 - survival[i]) if mass > 0 else 0.0
-        if coins[i - 1] < threshold:
+        if uniforms[i - 1] < threshold:
             stop = i
             break
     step, token = steps[stop], steps[stop].target_token()
     if stop < last:
         weights = residual(step, survival[stop])
-        token = draw(weights, step.output_coin) if float(weights.sum()) > 0 else token
+        token = draw(weights, step.output_uniform) if float(weights.sum()) > 0 else token
     return [*drafts[:stop], token]

@@ -20,8 +20,8 @@ class Step:
     num_drafts: int  # per request
     vocab_size: int
     bytes_per_logit: int
-    bytes_per_law: int = 0  # of one number of a dense draft law; 0: no dense law
-    law_statistics: bool = False  # the dense law is logits whose maximum and mass are not known yet
+    bytes_per_distribution: int = 0  # of one number of a dense draft distribution; 0: no dense distribution
+    distribution_statistics: bool = False  # the dense distribution is logits whose maximum and mass are not known yet
     sparse_ids: int = 0
     filters: bool = False
     dtype: torch.dtype = torch.bfloat16  # of the logits; it decides how many passes a search makes
@@ -34,12 +34,12 @@ def minimum_bytes(step: Step, acceptance: float) -> float:
     """
     all_accepted = acceptance**step.num_drafts
     row = step.vocab_size * step.bytes_per_logit
-    law_row = step.vocab_size * step.bytes_per_law
+    distribution_row = step.vocab_size * step.bytes_per_distribution
     rows = step.num_drafts * row + all_accepted * row
-    if step.bytes_per_law:
-        rows += (1 - all_accepted) * (row + law_row)
-    if step.law_statistics:
-        rows += step.num_drafts * law_row
+    if step.bytes_per_distribution:
+        rows += (1 - all_accepted) * (row + distribution_row)
+    if step.distribution_statistics:
+        rows += step.num_drafts * distribution_row
     return step.num_requests * rows
 
 
@@ -50,13 +50,13 @@ def moved_bytes(step: Step, acceptance: float) -> float:
     """
     num_tiles = -(-step.vocab_size // TILE)
     stats = (step.num_drafts + 1) * num_tiles * BYTES_OF_TILE_STATS
-    if step.law_statistics:
+    if step.distribution_statistics:
         stats += step.num_drafts * num_tiles * BYTES_OF_TILE_STATS
-    judged = sum(acceptance**i for i in range(step.num_drafts))
+    verified = sum(acceptance**i for i in range(step.num_drafts))
     tile = TILE * step.bytes_per_logit
-    one_hot = not step.bytes_per_law and not step.sparse_ids
-    tiles = (judged * tile if one_hot else 0) + tile + TILE * step.bytes_per_law
-    sparse = judged * step.sparse_ids * 12
+    one_hot = not step.bytes_per_distribution and not step.sparse_ids
+    tiles = (verified * tile if one_hot else 0) + tile + TILE * step.bytes_per_distribution
+    sparse = verified * step.sparse_ids * 12
     every_row = step.vocab_size * step.bytes_per_logit * (1 - acceptance**step.num_drafts) if step.filters else 0
     extra = 2 * stats + tiles + sparse + every_row
     return minimum_bytes(step, acceptance) + step.num_requests * extra
@@ -70,4 +70,4 @@ def num_launches(step: Step) -> int:
     statistics = 1 if step.num_drafts or step.filters else 0
     num_rows, num_tiles = step.num_requests * (step.num_drafts + 1), -(-step.vocab_size // TILE)
     passes = num_passes(step.dtype) if splits_of(num_rows, num_tiles) > 1 else 1
-    return statistics + step.law_statistics + passes * step.filters + 1
+    return statistics + step.distribution_statistics + passes * step.filters + 1

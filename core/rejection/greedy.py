@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.pick import first_argmax
-from ..kernels.row_law import compute_dtype, mend
+from ..kernels.row_distribution import compute_dtype, mend
 from .types import NO_PROPOSAL, PADDING_TOKEN_ID, STATUS_BAD_ROW, DraftRows, StopReason, Verdict
 
 

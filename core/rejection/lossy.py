@@ -1,6 +1,6 @@
-"""Rules that do NOT keep the target's law. Nothing chooses them but a caller who names them.
+"""Rules that do NOT keep the target's distribution. Nothing chooses them but a caller who names them.
 
-Their verdicts say `lossless=False`. They use no draft law: the token of the stop is drawn from p.
+Their verdicts say `lossless=False`. They use no draft distribution: the token of the stop is drawn from p.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.philox import Stream, uniform
-from .coins import draw_coins
 from .layout import Layout
 from .torch_backend import draw_rows, greedy_requests, logprobs_of, prob_of
-from .types import NO_PROPOSAL, PADDING_TOKEN_ID, Coins, DraftRows, SamplingRows, Verdict
+from .types import NO_PROPOSAL, PADDING_TOKEN_ID, DraftRows, SamplingRows, Uniforms, Verdict
+from .uniforms import draw_uniforms
 
 
 def verify_typical(
@@ -28,7 +28,7 @@ def verify_typical(
     Typical acceptance, Cai et al., arXiv 2401.10774. A greedy request accepts its argmax only.
     """
     rows = _Rows(logits, cu_rows, drafts, sampling)
-    p = (rows.law.weights.flatten(1).double() / rows.law.mass)[:, : rows.law.vocab_size]
+    p = (rows.distribution.weights.flatten(1).double() / rows.distribution.mass)[:, : rows.distribution.vocab_size]
     entropy = -torch.where(p > 0, p * p.log(), 0.0).sum(1)
     bar = (delta * (-entropy).exp()).clamp(max=epsilon)[rows.layout.rows[:, :-1]]
     return rows.verdict(rows.prob > bar)
@@ -43,29 +43,29 @@ def verify_synthetic(
     """
     rows = _Rows(logits, cu_rows, drafts, sampling)
     positions = sampling.position.unsqueeze(1) + torch.arange(drafts.token_ids.shape[1], device=logits.device)
-    coins = uniform(sampling.seed.unsqueeze(1), positions, Stream.TYPICAL)
+    uniforms = uniform(sampling.seed.unsqueeze(1), positions, Stream.TYPICAL)
     known = (drafts.token_ids >= 0) & (drafts.token_ids < logits.shape[1])
-    return rows.verdict((coins < rates.double()) & known)
+    return rows.verdict((uniforms < rates.double()) & known)
 
 
 class _Rows:
     """What both rules need: a token of p for every row, and p of every draft."""
 
     def __init__(self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows) -> None:
-        coins: Coins = draw_coins(drafts, sampling)
+        uniforms: Uniforms = draw_uniforms(drafts, sampling)
         self.drafts = drafts
         self.layout = Layout.of(len(logits), cu_rows, drafts)
         self.greedy = greedy_requests(sampling)
-        self.law, drawn = draw_rows(logits, cu_rows, sampling, coins, self.greedy)
+        self.distribution, drawn = draw_rows(logits, cu_rows, sampling, uniforms, self.greedy)
         self.tokens = drawn[self.layout.rows]  # [B, K + 1]
-        self.prob = prob_of(self.law, self.layout.rows[:, :-1], drafts.token_ids)
+        self.prob = prob_of(self.distribution, self.layout.rows[:, :-1], drafts.token_ids)
 
     def verdict(self, accept: Tensor) -> Verdict:
         """The verdict of a rule that accepts [B, K]; greedy requests always take their argmax."""
         proposed = self.drafts.token_ids != NO_PROPOSAL
         if self.greedy is not None:
             accept = torch.where(self.greedy.unsqueeze(1), self.tokens[:, :-1] == self.drafts.token_ids, accept)
-        accept = self.layout.legal(accept & proposed, self.law.bad)
+        accept = self.layout.legal(accept & proposed, self.distribution.bad)
         num_accepted = accept.cumprod(1).sum(1)
         emitted = self.layout.emitted(num_accepted)
         before = self.layout.offsets[:-1] < num_accepted.unsqueeze(1)
@@ -75,10 +75,12 @@ class _Rows:
         return Verdict(
             output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
             num_accepted=num_accepted,
-            status=self.layout.status(emitted, self.law.bad),
+            status=self.layout.status(emitted, self.distribution.bad),
             stop_reason=self.layout.stop_reason(self.drafts, num_accepted),
             accept_prob=torch.where(examined, self.prob.float(), torch.nan),
-            logprobs=torch.where(emitted, logprobs_of(self.law, tokens, self.layout.rows, self.greedy), torch.nan),
+            logprobs=torch.where(
+                emitted, logprobs_of(self.distribution, tokens, self.layout.rows, self.greedy), torch.nan
+            ),
             residual_mass=torch.full_like(num_accepted, torch.nan, dtype=torch.float32),
             lossless=False,
         )

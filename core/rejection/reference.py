@@ -1,7 +1,8 @@
 """The specification: verification one request at a time, in float64, written to be read.
 
-Letters as in arXiv 2211.17192: p is the target's law, q the law a draft x was drawn from. The batched backends
-must return what this file returns for the same coins, except where a coin lies within 1e-6 of a boundary.
+Letters as in arXiv 2211.17192: p is the target's distribution, q the distribution a draft x was drawn from. The
+batched backends must return what this file returns for the same uniforms, except where a uniform lies within 1e-6 of
+a boundary.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ import torch
 from torch import Tensor
 
 from ..kernels.pick import LARGEST_UNIFORM
-from .coins import draw_coins
 from .types import (
     NO_PROPOSAL,
     PADDING_TOKEN_ID,
     STATUS_BAD_ROW,
     STATUS_EMPTY_RESIDUAL,
-    Coins,
-    DraftLaws,
+    DistributionKind,
+    DraftDistributions,
     DraftRows,
-    LawKind,
     SamplingRows,
     StopReason,
+    Uniforms,
     Verdict,
 )
+from .uniforms import draw_uniforms
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Params:
     min_p: float = 0.0  # 0: off
 
 
-def target_law(logits: Tensor, params: Params) -> Tensor:
+def target_distribution(logits: Tensor, params: Params) -> Tensor:
     """p of one row of logits [V], float64 [V].
 
     Temperature, then min-p, top-k and top-p in this order, each a threshold that keeps ties. A greedy row and a
@@ -68,47 +69,54 @@ def is_bad(logits: Tensor) -> bool:
     return not math.isfinite(float(logits.max()))
 
 
-def draft_law(laws: DraftLaws, request: int, position: int, vocab_size: int) -> Tensor | None:
+def draft_distribution(
+    distributions: DraftDistributions, request: int, position: int, vocab_size: int
+) -> Tensor | None:
     """q of one draft over the target's vocabulary, float64 [V]; None: one-hot, or no tensor given for its kind.
 
-    Logits with a NaN or without a finite maximum are no law; q is NaN then, which accepts nothing and empties the
-    residual. A sparse id that occurs twice has the sum of its probabilities; one outside the vocabulary is left out.
+    Logits with a NaN or without a finite maximum are no distribution; q is NaN then, which accepts nothing and
+    empties the residual. A sparse id that occurs twice has the sum of its probabilities; one outside the vocabulary
+    is left out.
     """
-    kind = LawKind(int(laws.kind[request]))
-    if kind == LawKind.SPARSE and laws.sparse_ids is not None and laws.sparse_probs is not None:
-        ids, probs = laws.sparse_ids[request, position], laws.sparse_probs[request, position].double()
+    kind = DistributionKind(int(distributions.kind[request]))
+    if (
+        kind == DistributionKind.SPARSE
+        and distributions.sparse_ids is not None
+        and distributions.sparse_probs is not None
+    ):
+        ids, probs = distributions.sparse_ids[request, position], distributions.sparse_probs[request, position].double()
         known = (ids >= 0) & (ids < vocab_size)
         return torch.zeros(vocab_size, dtype=torch.float64).index_add(0, ids[known], probs[known])
-    if kind == LawKind.DENSE_PROBS and laws.probs is not None:
-        q = laws.probs[request, position].double()
-    elif kind == LawKind.DENSE_LOGITS and laws.logits is not None:
-        row = laws.logits[request, position]
-        q = torch.full_like(row, math.nan).double() if is_bad(row) else target_law(row, Params())
+    if kind == DistributionKind.DENSE_PROBS and distributions.draft_probs is not None:
+        q = distributions.draft_probs[request, position].double()
+    elif kind == DistributionKind.DENSE_LOGITS and distributions.draft_logits is not None:
+        row = distributions.draft_logits[request, position]
+        q = torch.full_like(row, math.nan).double() if is_bad(row) else target_distribution(row, Params())
     else:
         return None
-    if laws.t2d is not None:
-        return torch.where(laws.t2d >= 0, q[laws.t2d.clamp(min=0)], 0.0)
+    if distributions.t2d is not None:
+        return torch.where(distributions.t2d >= 0, q[distributions.t2d.clamp(min=0)], 0.0)
     return torch.nn.functional.pad(q, (0, max(0, vocab_size - len(q))))[:vocab_size]
 
 
-def draw(weights: Tensor, coin: float) -> int:
-    """Inverse CDF in index order: the smallest id whose cumulative weight exceeds coin * mass."""
+def draw(weights: Tensor, uniform: float) -> int:
+    """Inverse CDF in index order: the smallest id whose cumulative weight exceeds uniform * mass."""
     cumulative = weights.cumsum(0)
-    return int((cumulative <= min(coin, LARGEST_UNIFORM) * cumulative[-1]).sum())
+    return int((cumulative <= min(uniform, LARGEST_UNIFORM) * cumulative[-1]).sum())
 
 
 @dataclass(frozen=True)
 class Step:
-    """One logits row, and what is needed to judge the draft after it or to emit a token there."""
+    """One logits row, and what is needed to verify the draft after it or to emit a token there."""
 
     p: Tensor  # [V]
     bad: bool  # the row's logits are bad: nothing is accepted on it
     q: Tensor | None  # [V]; None: the draft is one-hot, or the request greedy
-    accept_coin: float
-    output_coin: float  # 0 for a greedy request
+    accept_uniform: float
+    output_uniform: float  # 0 for a greedy request
 
     def target_token(self) -> int:
-        return draw(self.p, self.output_coin)
+        return draw(self.p, self.output_uniform)
 
     def accept_prob(self, x: int) -> float:
         """min(1, p/q), or p(x) of a one-hot draft; 0 for a draft outside the vocabulary or the support of q."""
@@ -121,7 +129,7 @@ class Step:
             return False
         if self.q is None:
             return self.target_token() == x
-        return bool(self.p[x] >= self.q[x] or self.accept_coin * self.q[x] < self.p[x])
+        return bool(self.p[x] >= self.q[x] or self.accept_uniform * self.q[x] < self.p[x])
 
     def residual(self) -> Tensor:
         """(p - q)+ over the vocabulary."""
@@ -140,7 +148,7 @@ class Step:
             return self.target_token(), 0
         if not self.residual().sum() > 0:
             return self.target_token(), STATUS_EMPTY_RESIDUAL
-        return draw(self.residual(), self.output_coin), 0
+        return draw(self.residual(), self.output_uniform), 0
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,7 @@ class Outcome:
     logprobs: list[float]  # log p of each output id
     status: int
     stop_reason: StopReason
-    residual_mass: float = math.nan  # of the draft that its law rejected
+    residual_mass: float = math.nan  # of the draft that its distribution rejected
 
 
 def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
@@ -170,24 +178,24 @@ def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
         logprobs = [float(each.p[y].log()) for each, y in zip(steps, output_ids, strict=False)]
         reason = StopReason.REJECTED if x != NO_PROPOSAL else StopReason.NO_PROPOSAL
         reason = StopReason.BONUS if len(accepted) == len(drafts) else reason
-        by_law = x != NO_PROPOSAL and step.q is not None and not step.bad
+        by_distribution = x != NO_PROPOSAL and step.q is not None and not step.bad
         return Outcome(
-            output_ids, probs, logprobs, status, reason, float(step.residual().sum()) if by_law else math.nan
+            output_ids, probs, logprobs, status, reason, float(step.residual().sum()) if by_distribution else math.nan
         )
     raise AssertionError("the bonus step always emits")
 
 
 def verify(
-    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None = None
+    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms | None = None
 ) -> Verdict:
     """See `verify` in `sampler.py`: the same signature and the same result, on the CPU."""
-    coins = coins or draw_coins(drafts, sampling)
+    uniforms = uniforms or draw_uniforms(drafts, sampling)
     bounds = cu_rows.tolist()
     outcomes = []
     for b, length in enumerate(drafts.lengths.tolist()):
         rows = logits[bounds[b] : bounds[b + 1]]
         if len(rows):
-            steps = [_step(row, b, i, drafts, sampling, coins) for i, row in enumerate(rows)]
+            steps = [_step(row, b, i, drafts, sampling, uniforms) for i, row in enumerate(rows)]
             outcomes.append(verify_request(steps, drafts.token_ids[b, :length].tolist()))
         else:
             outcomes.append(Outcome([], [], [], 0, StopReason.NO_ROWS))
@@ -206,7 +214,7 @@ def verify(
     )
 
 
-def _step(row: Tensor, b: int, i: int, drafts: DraftRows, sampling: SamplingRows, coins: Coins) -> Step:
+def _step(row: Tensor, b: int, i: int, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms) -> Step:
     params = Params(
         temperature=float(sampling.temperature[b]),
         top_k=int(sampling.top_k[b]),
@@ -215,12 +223,12 @@ def _step(row: Tensor, b: int, i: int, drafts: DraftRows, sampling: SamplingRows
     )
     greedy = params.temperature <= 0
     q = None
-    if drafts.laws is not None and i < int(drafts.lengths[b]) and not greedy:
-        q = draft_law(drafts.laws, b, i, len(row))
+    if drafts.distributions is not None and i < int(drafts.lengths[b]) and not greedy:
+        q = draft_distribution(drafts.distributions, b, i, len(row))
     return Step(
-        p=target_law(row, params),
+        p=target_distribution(row, params),
         bad=is_bad(row),
         q=q,
-        accept_coin=float(coins.accept[b, i]) if coins.accept is not None and q is not None else 0.5,
-        output_coin=0.0 if greedy else float(coins.output[b, i]),
+        accept_uniform=float(uniforms.accept[b, i]) if uniforms.accept is not None and q is not None else 0.5,
+        output_uniform=0.0 if greedy else float(uniforms.output[b, i]),
     )

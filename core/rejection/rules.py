@@ -14,7 +14,7 @@ from .types import DraftRows, SamplingRows, Verdict
 from .workspace import Workspace
 
 
-class Judge(Protocol):
+class VerificationRule(Protocol):
     """Verifies one batch with the random numbers of the request seeds; arguments as of `verify`."""
 
     def __call__(
@@ -29,10 +29,10 @@ class Judge(Protocol):
 
 
 LOSSY = frozenset({"typical", "synthetic"})
-"""The rules under which what is generated does not follow the target's law."""
+"""The rules under which what is generated does not follow the target's distribution."""
 
 
-def judge_of(name: str, rate: float | None = None) -> Judge:
+def rule_of(name: str, rate: float | None = None) -> VerificationRule:
     """The rule of a name: "standard", "block", or one of LOSSY. `rate` is what "synthetic" accepts."""
     match name:
         case "standard":

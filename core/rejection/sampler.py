@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import block, torch_backend
-from .types import Coins, DraftRows, SamplingRows, Verdict
+from .types import DraftRows, SamplingRows, Uniforms, Verdict
 from .workspace import Workspace
 
 
@@ -25,7 +25,7 @@ class VerifyBackend(Protocol):
         cu_rows: Tensor,
         drafts: DraftRows,
         sampling: SamplingRows,
-        coins: Coins | None,
+        uniforms: Uniforms | None,
         workspace: Workspace | None,
     ) -> Verdict: ...
 
@@ -41,14 +41,14 @@ def _verify_with_kernels(
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins | None,
+    uniforms: Uniforms | None,
     workspace: Workspace | None,
 ) -> Verdict:
     if not _has_kernels():
-        return torch_backend.verify(logits, cu_rows, drafts, sampling, coins, workspace)
+        return torch_backend.verify(logits, cu_rows, drafts, sampling, uniforms, workspace)
     from . import triton_backend
 
-    return triton_backend.verify(logits, cu_rows, drafts, sampling, coins, workspace)
+    return triton_backend.verify(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
 def _verify_block_with_kernels(
@@ -56,14 +56,14 @@ def _verify_block_with_kernels(
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins | None,
+    uniforms: Uniforms | None,
     workspace: Workspace | None,
 ) -> Verdict:
     if not _has_kernels():
-        return block.verify_block(logits, cu_rows, drafts, sampling, coins, workspace)
+        return block.verify_block(logits, cu_rows, drafts, sampling, uniforms, workspace)
     from . import triton_backend
 
-    return triton_backend.verify_block(logits, cu_rows, drafts, sampling, coins, workspace)
+    return triton_backend.verify_block(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
 VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
@@ -79,21 +79,21 @@ def verify(
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins | None = None,
+    uniforms: Uniforms | None = None,
     workspace: Workspace | None = None,
 ) -> Verdict:
-    """Keep some drafts and emit one more token per request, so that the output follows the target's law.
+    """Keep some drafts and emit one more token per request, so that the output follows the target's distribution.
 
     logits [R, V] bfloat16, float16, float32 or float64, last dimension contiguous; cu_rows [B + 1] int64: request b
     owns rows cu_rows[b] to cu_rows[b + 1], which are lengths[b] + 1 rows, or none (it then emits nothing). Row i
-    follows the request's first i drafts, the last row all of them. Without coins the random numbers are those of
+    follows the request's first i drafts, the last row all of them. Without uniforms the random numbers are those of
     the request seeds. Inputs are never modified. With a workspace the call allocates nothing on a device that has
     kernels, and the verdict is valid until the next call; the CPU has no use for one.
 
     Raises ValueError where shapes contradict each other, no backend serves the device, or the workspace is too small.
     """
-    _check(logits, cu_rows, drafts, sampling, coins)
-    return _backend(VERIFY_BACKENDS, logits)(logits, cu_rows, drafts, sampling, coins, workspace)
+    _check(logits, cu_rows, drafts, sampling, uniforms)
+    return _backend(VERIFY_BACKENDS, logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
 def verify_block(
@@ -101,15 +101,16 @@ def verify_block(
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins | None = None,
+    uniforms: Uniforms | None = None,
     workspace: Workspace | None = None,
 ) -> Verdict:
-    """`verify` with the block rule for requests whose drafts come with their law. Same arguments, same law.
+    """`verify` with the block rule for requests whose drafts come with their distribution. Same arguments, same
+    distribution.
 
     `accept_prob` is min(1, p/q) of every draft of such a request, because all of them are examined.
     """
-    _check(logits, cu_rows, drafts, sampling, coins)
-    return _backend(BLOCK_BACKENDS, logits)(logits, cu_rows, drafts, sampling, coins, workspace)
+    _check(logits, cu_rows, drafts, sampling, uniforms)
+    return _backend(BLOCK_BACKENDS, logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
 def plan(
@@ -117,7 +118,7 @@ def plan(
 ) -> Workspace | None:
     """The memory of every later call, or None on a device without kernels, whose calls allocate what they need.
 
-    draft_vocab_size > 0 if draft laws may come as logits.
+    draft_vocab_size > 0 if draft distributions may come as logits.
     """
     if device.type != "cuda" or not _has_kernels():
         return None
@@ -132,7 +133,7 @@ def _backend(backends: Mapping[str, VerifyBackend], logits: Tensor) -> VerifyBac
     return backend
 
 
-def sample(logits: Tensor, sampling: SamplingRows, coins: Coins | None = None) -> Verdict:
+def sample(logits: Tensor, sampling: SamplingRows, uniforms: Uniforms | None = None) -> Verdict:
     """Plain sampling: `verify` without drafts, one row per request.
 
     logits [B, V]; the token of request b is output_ids[b, 0].
@@ -143,10 +144,12 @@ def sample(logits: Tensor, sampling: SamplingRows, coins: Coins | None = None) -
         token_ids=torch.empty((num_requests, 0), dtype=torch.int64, device=device),
         lengths=torch.zeros(num_requests, dtype=torch.int64, device=device),
     )
-    return verify(logits, torch.arange(num_requests + 1, device=device), drafts, sampling, coins)
+    return verify(logits, torch.arange(num_requests + 1, device=device), drafts, sampling, uniforms)
 
 
-def _check(logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None) -> None:
+def _check(
+    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms | None
+) -> None:
     """Metadata only: no value is read, so nothing waits for the device."""
     if logits.dim() != 2 or drafts.token_ids.dim() != 2:
         found = f"{list(logits.shape)} and {list(drafts.token_ids.shape)}"
@@ -166,10 +169,14 @@ def _check(logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: Samplin
         if tensor.shape != (length,):
             shape = list(tensor.shape)
             raise ValueError(f"expected {name} [{length}] for {num_requests} requests, got {shape}")
-    if coins is None:
+    if uniforms is None:
         return
-    if coins.output.shape != (num_requests, num_positions + 1):
-        shape = list(coins.output.shape)
-        raise ValueError(f"expected output coins [{num_requests}, {num_positions + 1}], got {shape}")
-    if drafts.laws is not None and (coins.accept is None or coins.accept.shape != (num_requests, num_positions)):
-        raise ValueError(f"expected accept coins [{num_requests}, {num_positions}] because draft laws are given")
+    if uniforms.output.shape != (num_requests, num_positions + 1):
+        shape = list(uniforms.output.shape)
+        raise ValueError(f"expected output uniforms [{num_requests}, {num_positions + 1}], got {shape}")
+    if drafts.distributions is not None and (
+        uniforms.accept is None or uniforms.accept.shape != (num_requests, num_positions)
+    ):
+        raise ValueError(
+            f"expected accept uniforms [{num_requests}, {num_positions}] because draft distributions are given"
+        )

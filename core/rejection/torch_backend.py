@@ -1,7 +1,7 @@
 """Verification in batched torch: the CPU path, and the path of any device that has no kernel of its own.
 
 Every row draws its token y from p by inverse CDF. One-hot and greedy rows accept a draft iff it equals y (the
-coupled rule); rows with a reported law accept by ratio and, where they reject, draw from the residual instead.
+coupled rule); rows with a reported distribution accept by ratio and, where they reject, draw from the residual instead.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from torch.nn.functional import pad
 
 from ..kernels.filters import FilterRows
 from ..kernels.pick import pick
-from ..kernels.row_law import RowLaw, row_law, scale_of
-from .coins import draw_coins
+from ..kernels.row_distribution import RowDistribution, row_distribution, scale_of
+from .chunk import Chunk, places_at_once
 from .greedy import verify_greedy
 from .layout import Layout
 from .ratio import ratio_test, recover
-from .stretch import Stretch, places_at_once
 from .types import (
     NO_PROPOSAL,
     PADDING_TOKEN_ID,
     STATUS_BAD_ROW,
     STATUS_EMPTY_RESIDUAL,
-    Coins,
     DraftRows,
     SamplingRows,
     StopReason,
+    Uniforms,
     Verdict,
 )
+from .uniforms import draw_uniforms
 from .workspace import Workspace
 
 
@@ -39,7 +39,7 @@ def verify(
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins | None,
+    uniforms: Uniforms | None,
     workspace: Workspace | None = None,
 ) -> Verdict:
     """See `verify` in `sampler.py`. Allocates what it needs; the workspace is for kernels."""
@@ -48,7 +48,7 @@ def verify(
     if sampling.all_greedy:
         return verify_greedy(logits, cu_rows, drafts)
     layout = Layout.of(len(logits), cu_rows, drafts)
-    return _verify_sampled(logits, cu_rows, drafts, sampling, coins or draw_coins(drafts, sampling), layout)
+    return _verify_sampled(logits, cu_rows, drafts, sampling, uniforms or draw_uniforms(drafts, sampling), layout)
 
 
 def _no_rows(drafts: DraftRows, sampling: SamplingRows) -> Verdict:
@@ -66,18 +66,18 @@ def _no_rows(drafts: DraftRows, sampling: SamplingRows) -> Verdict:
 
 
 def _verify_sampled(
-    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins, layout: Layout
+    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms, layout: Layout
 ) -> Verdict:
-    """Stretch after stretch of places, each for the requests that accepted every draft before it."""
+    """Chunk after chunk of places, each for the requests that accepted every draft before it."""
     greedy = greedy_requests(sampling)
     num_places = drafts.token_ids.shape[1] + 1
     step = places_at_once(logits, len(drafts.lengths), num_places)
     going = layout.last.squeeze(1) == 0
-    parts: list[_Judged] = []
+    parts: list[_Verified] = []
     for first in range(0, num_places, step):
-        stretch = Stretch.of(layout, drafts, first, min(first + step, num_places), going)
-        parts.append(_judge(logits, cu_rows, drafts, sampling, coins, greedy, stretch))
-        going = parts[-1].num_accepted == len(stretch.places)
+        chunk = Chunk.of(layout, drafts, first, min(first + step, num_places), going)
+        parts.append(_verify(logits, cu_rows, drafts, sampling, uniforms, greedy, chunk))
+        going = parts[-1].num_accepted == len(chunk.places)
         if going.device.type == "cpu" and not going.any():
             break
     whole = parts[0] if step >= num_places else _joined(parts, num_places)
@@ -93,7 +93,7 @@ def _verify_sampled(
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _Verified:
     """The outcome at W places."""
 
     output_ids: Tensor  # [B, W], -1 where nothing is emitted
@@ -101,61 +101,61 @@ class _Judged:
     accept_prob: Tensor  # [B, W] float32, NaN where nothing is examined
     status: Tensor  # [B]
     logprobs: Tensor  # [B, W] float32, NaN where nothing is emitted
-    residual_mass: Tensor  # [B] float32, NaN where no law rejected
+    residual_mass: Tensor  # [B] float32, NaN where no distribution rejected
 
 
-def _judge(
+def _verify(
     logits: Tensor,
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins,
+    uniforms: Uniforms,
     greedy: Tensor | None,
-    stretch: Stretch,
-) -> _Judged:
-    law, drawn = draw_rows(logits, cu_rows, sampling, coins, greedy, stretch.logits_rows)
-    tokens = drawn[stretch.rows]  # [B, W]
-    accept = tokens == stretch.token_ids
-    prob = prob_of(law, stretch.rows, stretch.token_ids)
+    chunk: Chunk,
+) -> _Verified:
+    distribution, drawn = draw_rows(logits, cu_rows, sampling, uniforms, greedy, chunk.logits_rows)
+    tokens = drawn[chunk.rows]  # [B, W]
+    accept = tokens == chunk.token_ids
+    prob = prob_of(distribution, chunk.rows, chunk.token_ids)
     if greedy is not None:
         prob = torch.where(greedy.unsqueeze(1), (accept & (prob > 0)).double(), prob)
     test = None
-    if drafts.laws is not None and drafts.token_ids.shape[1]:
-        test = ratio_test(prob, law.vocab_size, stretch, drafts.laws, greedy, coins)
+    if drafts.distributions is not None and drafts.token_ids.shape[1]:
+        test = ratio_test(prob, distribution.vocab_size, chunk, drafts.distributions, greedy, uniforms)
         accept = torch.where(test.applies, test.accept, accept)
         prob = torch.where(test.applies, test.prob, prob)
-    bad = None if law.bad is None else law.bad[stretch.rows]
-    accept = stretch.legal(accept, bad)
+    bad = None if distribution.bad is None else distribution.bad[chunk.rows]
+    accept = chunk.legal(accept, bad)
     num_accepted = accept.cumprod(1).sum(1)
-    emitted = stretch.emitted(num_accepted)
+    emitted = chunk.emitted(num_accepted)
     status = torch.zeros_like(num_accepted) if bad is None else (bad & emitted).any(1) * STATUS_BAD_ROW
     residual_mass = torch.full_like(num_accepted, torch.nan, dtype=torch.float32)
     if test is not None:
-        recovered = recover(test, law, stretch, coins, num_accepted)
-        tokens = torch.where(accept, stretch.token_ids, tokens)
-        at_stop = stretch.stops_at(num_accepted) & recovered.found.unsqueeze(1)
+        recovered = recover(test, distribution, chunk, uniforms, num_accepted)
+        tokens = torch.where(accept, chunk.token_ids, tokens)
+        at_stop = chunk.stops_at(num_accepted) & recovered.found.unsqueeze(1)
         tokens = torch.where(at_stop, recovered.token_ids.unsqueeze(1), tokens)
         status = status | recovered.empty * STATUS_EMPTY_RESIDUAL
         residual_mass = recovered.mass
-    examined = emitted & (stretch.token_ids != NO_PROPOSAL)
-    return _Judged(
+    examined = emitted & (chunk.token_ids != NO_PROPOSAL)
+    return _Verified(
         output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
         num_accepted=num_accepted,
         accept_prob=torch.where(examined, prob.float(), torch.nan),
         status=status,
-        logprobs=torch.where(emitted, logprobs_of(law, tokens, stretch.rows, greedy), torch.nan),
+        logprobs=torch.where(emitted, logprobs_of(distribution, tokens, chunk.rows, greedy), torch.nan),
         residual_mass=residual_mass,
     )
 
 
-def _joined(parts: list[_Judged], num_places: int) -> _Judged:
+def _joined(parts: list[_Verified], num_places: int) -> _Verified:
     """Parts side by side, then padding; a request stops in one of them at most."""
 
     def beside(name: str, padding: float) -> Tensor:
         joined = torch.cat([getattr(part, name) for part in parts], 1)
         return pad(joined, (0, num_places - joined.shape[1]), value=padding)
 
-    return _Judged(
+    return _Verified(
         output_ids=beside("output_ids", PADDING_TOKEN_ID),
         num_accepted=torch.stack([part.num_accepted for part in parts]).sum(0),
         accept_prob=beside("accept_prob", torch.nan),
@@ -175,15 +175,17 @@ def draw_rows(
     logits: Tensor,
     cu_rows: Tensor,
     sampling: SamplingRows,
-    coins: Coins,
+    uniforms: Uniforms,
     greedy: Tensor | None,
     rows: Tensor | None = None,
-) -> tuple[RowLaw, Tensor]:
-    """The law of each of N rows, and the token that the row's output coin draws from it, int64 [N]; None: all rows."""
+) -> tuple[RowDistribution, Tensor]:
+    """The distribution of each of N rows, and the token that the row's output uniform draws from it, int64 [N]; None:
+    all rows.
+    """
     numbers = torch.arange(len(logits), device=cu_rows.device) if rows is None else rows
     owner = (torch.searchsorted(cu_rows, numbers, right=True) - 1).clamp_(0, len(cu_rows) - 2)
-    place = (numbers - cu_rows[owner]).clamp_(max=coins.output.shape[1] - 1)
-    drawn_at = coins.output[owner, place]
+    place = (numbers - cu_rows[owner]).clamp_(max=uniforms.output.shape[1] - 1)
+    drawn_at = uniforms.output[owner, place]
     greedy_rows = None
     if greedy is not None:
         greedy_rows = greedy[owner]
@@ -191,21 +193,23 @@ def draw_rows(
     filters = None
     if sampling.any_filter:
         filters = FilterRows(sampling.top_k[owner], sampling.top_p[owner], sampling.min_p[owner])
-    law = row_law(logits, scale_of(sampling.temperature)[owner], filters, greedy_rows, rows)
-    return law, pick(law.weights, law.cdf, drawn_at).clamp_(max=law.vocab_size - 1)
+    distribution = row_distribution(logits, scale_of(sampling.temperature)[owner], filters, greedy_rows, rows)
+    return distribution, pick(distribution.weights, distribution.cdf, drawn_at).clamp_(max=distribution.vocab_size - 1)
 
 
-def prob_of(law: RowLaw, rows: Tensor, token_ids: Tensor) -> Tensor:
-    """p of token_ids [B, W] on rows [B, W] of the law, float64; 0 for an id outside the vocabulary and on a bad row."""
-    known = (token_ids >= 0) & (token_ids < law.vocab_size)
-    if law.bad is not None:
-        known &= ~law.bad[rows]
-    weights = law.weights.flatten(1)[rows, token_ids.clamp(0, law.vocab_size - 1)]
-    return torch.where(known, weights.double() / law.mass.squeeze(1)[rows], 0.0)
+def prob_of(distribution: RowDistribution, rows: Tensor, token_ids: Tensor) -> Tensor:
+    """p of token_ids [B, W] on rows [B, W] of the distribution, float64; 0 for an id outside the vocabulary and on a
+    bad row.
+    """
+    known = (token_ids >= 0) & (token_ids < distribution.vocab_size)
+    if distribution.bad is not None:
+        known &= ~distribution.bad[rows]
+    weights = distribution.weights.flatten(1)[rows, token_ids.clamp(0, distribution.vocab_size - 1)]
+    return torch.where(known, weights.double() / distribution.mass.squeeze(1)[rows], 0.0)
 
 
-def logprobs_of(law: RowLaw, tokens: Tensor, rows: Tensor, greedy: Tensor | None) -> Tensor:
-    """log p of tokens [B, W] on rows [B, W], float32; 0 for a greedy request, whose law gives one token."""
-    weights = law.weights.flatten(1)[rows, tokens.clamp(0, law.vocab_size - 1)]
-    logprobs = weights.double().log() - law.mass.squeeze(1)[rows].log()
+def logprobs_of(distribution: RowDistribution, tokens: Tensor, rows: Tensor, greedy: Tensor | None) -> Tensor:
+    """log p of tokens [B, W] on rows [B, W], float32; 0 for a greedy request, whose distribution gives one token."""
+    weights = distribution.weights.flatten(1)[rows, tokens.clamp(0, distribution.vocab_size - 1)]
+    logprobs = weights.double().log() - distribution.mass.squeeze(1)[rows].log()
     return (logprobs if greedy is None else logprobs.masked_fill(greedy.unsqueeze(1), 0.0)).float()

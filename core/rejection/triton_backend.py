@@ -1,6 +1,7 @@
 """Verification by Triton kernels, without a copy of the logits and without host reads.
 
-Statistics of the rows; statistics of draft logits, if laws come as such; cutoffs, if a request filters; the verdict.
+Statistics of the rows; statistics of draft logits, if distributions come as such; cutoffs, if a request filters; the
+verdict.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from ..kernels.launch import MIN_TILES, next_power_of_two, splits_of
 from ..kernels.row_filter.kernel import filter_rows
 from ..kernels.row_stats import TileStats
 from ..kernels.row_stats.kernel import draft_stats, row_stats
-from ..kernels.verdict import DenseLaw, Laws, Requests, Rows, SparseLaw, Variant
+from ..kernels.verdict import DenseDistribution, Distributions, Requests, Rows, SparseDistribution, Variant
 from ..kernels.verdict.kernel import verdict
 from . import block, torch_backend
-from .types import Coins, DraftLaws, DraftRows, LawKind, SamplingRows, Verdict
+from .types import DistributionKind, DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 from .workspace import Workspace
 
 MIN_PLACES = 16  # as with MIN_TILES, for drafts of up to 15
@@ -29,13 +30,13 @@ def verify(
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins | None,
+    uniforms: Uniforms | None,
     workspace: Workspace | None = None,
 ) -> Verdict:
     """See `verify` in `sampler.py`. float64 logits, which no kernel takes, are left to the torch backend."""
     if logits.dtype == torch.float64 or not len(drafts.lengths):
-        return torch_backend.verify(logits, cu_rows, drafts, sampling, coins)
-    return _launch(logits, cu_rows, drafts, sampling, coins, workspace, together=False)
+        return torch_backend.verify(logits, cu_rows, drafts, sampling, uniforms)
+    return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=False)
 
 
 def verify_block(
@@ -43,13 +44,13 @@ def verify_block(
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins | None,
+    uniforms: Uniforms | None,
     workspace: Workspace | None = None,
 ) -> Verdict:
     """See `verify_block` in `sampler.py`."""
     if logits.dtype == torch.float64 or not len(drafts.lengths):
-        return block.verify_block(logits, cu_rows, drafts, sampling, coins)
-    return _launch(logits, cu_rows, drafts, sampling, coins, workspace, together=drafts.laws is not None)
+        return block.verify_block(logits, cu_rows, drafts, sampling, uniforms)
+    return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=drafts.distributions is not None)
 
 
 def _launch(
@@ -57,14 +58,18 @@ def _launch(
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    coins: Coins | None,
+    uniforms: Uniforms | None,
     workspace: Workspace | None,
     *,
     together: bool,
 ) -> Verdict:
     num_requests, num_drafts = drafts.token_ids.shape
     if workspace is None:
-        draft_vocab = 0 if drafts.laws is None or drafts.laws.logits is None else drafts.laws.logits.shape[2]
+        draft_vocab = (
+            0
+            if drafts.distributions is None or drafts.distributions.draft_logits is None
+            else drafts.distributions.draft_logits.shape[2]
+        )
         workspace = Workspace.plan(num_requests, num_drafts, logits.shape[1], logits.device, draft_vocab)
     cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
     stats = workspace.stats(num_requests, num_drafts + 1, logits.shape[1])
@@ -72,14 +77,14 @@ def _launch(
     if sampling.any_filter:
         filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
         filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff, workspace.search)
-    laws = _laws(drafts, workspace)
+    distributions = _distributions(drafts, workspace)
     outputs = workspace.outputs(num_requests, num_drafts)
-    splits = _splits(stats, laws, sampling.any_filter)
-    variant = _variant(stats, drafts.laws, laws, sampling.any_filter, coins is not None)
+    splits = _splits(stats, distributions, sampling.any_filter)
+    variant = _variant(stats, drafts.distributions, distributions, sampling.any_filter, uniforms is not None)
     verdict(
         _rows(logits, cu_rows, stats, workspace),
-        _requests(drafts, sampling, coins),
-        laws,
+        _requests(drafts, sampling, uniforms),
+        distributions,
         workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
         outputs,
         variant._replace(block=together, shared=splits > 1),
@@ -98,10 +103,10 @@ def _launch(
 
 def _packed_drafts(drafts: DraftRows) -> DraftRows:
     """With vectors that a kernel can index; they are copied only where they are not dense already."""
-    laws = drafts.laws
-    laws = None if laws is None else replace(laws, kind=laws.kind.contiguous())
+    distributions = drafts.distributions
+    distributions = None if distributions is None else replace(distributions, kind=distributions.kind.contiguous())
     token_ids = drafts.token_ids if drafts.token_ids.stride(1) == 1 else drafts.token_ids.contiguous()
-    return DraftRows(token_ids, drafts.lengths.contiguous(), laws)
+    return DraftRows(token_ids, drafts.lengths.contiguous(), distributions)
 
 
 def _packed_sampling(sampling: SamplingRows) -> SamplingRows:
@@ -132,9 +137,9 @@ def _rows(logits: Tensor, cu_rows: Tensor, stats: TileStats, workspace: Workspac
     )
 
 
-def _requests(drafts: DraftRows, sampling: SamplingRows, coins: Coins | None) -> Requests:
-    output = sampling.seed if coins is None else coins.output.double().contiguous()
-    accept = output if coins is None or coins.accept is None else coins.accept.double().contiguous()
+def _requests(drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms | None) -> Requests:
+    output = sampling.seed if uniforms is None else uniforms.output.double().contiguous()
+    accept = output if uniforms is None or uniforms.accept is None else uniforms.accept.double().contiguous()
     return Requests(
         token_ids=drafts.token_ids,
         token_stride=drafts.token_ids.stride(0),
@@ -148,53 +153,73 @@ def _requests(drafts: DraftRows, sampling: SamplingRows, coins: Coins | None) ->
     )
 
 
-def _laws(drafts: DraftRows, workspace: Workspace) -> Laws:
-    """The laws that are given; a missing one is stood for by a tensor that the kernel's variant never reads."""
-    laws, any_tensor = drafts.laws, workspace.counter
-    nothing = DenseLaw(any_tensor, 0, 0, 0, workspace.draft_maxima, workspace.draft_sums, 0, 0)
-    no_ids = SparseLaw(any_tensor, any_tensor, 0, 0)
-    if laws is None or not drafts.token_ids.shape[1]:
-        return Laws(any_tensor, nothing, nothing, no_ids, any_tensor)
+def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
+    """The distributions that are given; a missing one is stood for by a tensor that the kernel's variant never reads."""
+    distributions, any_tensor = drafts.distributions, workspace.counter
+    nothing = DenseDistribution(any_tensor, 0, 0, 0, workspace.draft_maxima, workspace.draft_sums, 0, 0)
+    no_ids = SparseDistribution(any_tensor, any_tensor, 0, 0)
+    if distributions is None or not drafts.token_ids.shape[1]:
+        return Distributions(any_tensor, nothing, nothing, no_ids, any_tensor)
     logits = nothing
-    if laws.logits is not None:
-        stats = workspace.draft_stats(*laws.logits.shape)
-        draft_stats(laws.logits, drafts.lengths, laws.kind, LawKind.DENSE_LOGITS, stats)
-        logits = _dense(laws.logits, stats)
+    if distributions.draft_logits is not None:
+        stats = workspace.draft_stats(*distributions.draft_logits.shape)
+        draft_stats(
+            distributions.draft_logits, drafts.lengths, distributions.kind, DistributionKind.DENSE_LOGITS, stats
+        )
+        logits = _dense(distributions.draft_logits, stats)
     sparse = no_ids
-    if laws.sparse_ids is not None and laws.sparse_probs is not None:
-        _, num_drafts, num_ids = laws.sparse_ids.shape
-        sparse = SparseLaw(laws.sparse_ids.contiguous(), laws.sparse_probs.contiguous(), num_ids, num_drafts)
-    probs = nothing if laws.probs is None else _dense(laws.probs, TileStats(nothing.maxima, nothing.sums, 0))
-    return Laws(laws.kind, probs, logits, sparse, any_tensor if laws.t2d is None else laws.t2d.contiguous())
+    if distributions.sparse_ids is not None and distributions.sparse_probs is not None:
+        _, num_drafts, num_ids = distributions.sparse_ids.shape
+        sparse = SparseDistribution(
+            distributions.sparse_ids.contiguous(), distributions.sparse_probs.contiguous(), num_ids, num_drafts
+        )
+    probs = (
+        nothing
+        if distributions.draft_probs is None
+        else _dense(distributions.draft_probs, TileStats(nothing.maxima, nothing.sums, 0))
+    )
+    return Distributions(
+        distributions.kind,
+        probs,
+        logits,
+        sparse,
+        any_tensor if distributions.t2d is None else distributions.t2d.contiguous(),
+    )
 
 
-def _dense(values: Tensor, stats: TileStats) -> DenseLaw:
+def _dense(values: Tensor, stats: TileStats) -> DenseDistribution:
     if values.shape[2] > 1 and values.stride(2) != 1:
-        raise ValueError(f"expected draft laws with a contiguous last dimension, got strides {values.stride()}")
+        raise ValueError(
+            f"expected draft distributions with a contiguous last dimension, got strides {values.stride()}"
+        )
     num_drafts, size = values.shape[1:]
     num_tiles = stats.maxima.shape[-1]
-    return DenseLaw(values, values.stride(0), values.stride(1), size, stats.maxima, stats.sums, num_tiles, num_drafts)
+    return DenseDistribution(
+        values, values.stride(0), values.stride(1), size, stats.maxima, stats.sums, num_tiles, num_drafts
+    )
 
 
-def _splits(stats: TileStats, laws: Laws, filters: bool) -> int:
+def _splits(stats: TileStats, distributions: Distributions, filters: bool) -> int:
     """Programs per request: one, unless a pass over the vocabulary may be left, for a residual or the last row."""
     num_requests, _, num_tiles = stats.maxima.shape
-    dense = laws.probs.size > 0 or laws.logits.size > 0
+    dense = distributions.probs.size > 0 or distributions.logits.size > 0
     return splits_of(num_requests, num_tiles) if dense or not filters else 1
 
 
-def _variant(stats: TileStats, given: DraftLaws | None, laws: Laws, filters: bool, coins: bool) -> Variant:
+def _variant(
+    stats: TileStats, given: DraftDistributions | None, distributions: Distributions, filters: bool, uniforms: bool
+) -> Variant:
     """As few variants as possible: each one is compiled when it is first needed."""
     _, num_places, num_tiles = stats.maxima.shape
     return Variant(
         tile=stats.tile,
-        tiles=next_power_of_two(max(MIN_TILES, num_tiles, laws.logits.num_tiles)),
+        tiles=next_power_of_two(max(MIN_TILES, num_tiles, distributions.logits.num_tiles)),
         places=next_power_of_two(max(MIN_PLACES, num_places)),
-        probs=laws.probs.size > 0,
-        logits=laws.logits.size > 0,
-        sparse=next_power_of_two(laws.sparse.num_ids) if laws.sparse.num_ids else 0,
+        probs=distributions.probs.size > 0,
+        logits=distributions.logits.size > 0,
+        sparse=next_power_of_two(distributions.sparse.num_ids) if distributions.sparse.num_ids else 0,
         mapped=given is not None and given.t2d is not None,
         filters=filters,
-        coins=coins,
+        uniforms=uniforms,
         skip_last=not filters,
     )

@@ -1,4 +1,4 @@
-"""What verification takes and gives: drafts and their laws, sampling parameters, coins, the verdict."""
+"""What verification takes and gives: drafts and their distributions, sampling parameters, uniforms, the verdict."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ STATUS_BAD_ROW = 1
 STATUS_EMPTY_RESIDUAL = 4
 
 
-class LawKind(IntEnum):
-    """How a request row's drafts were drawn; the tag of `DraftLaws.kind`."""
+class DistributionKind(IntEnum):
+    """How a request row's drafts were drawn; the tag of `DraftDistributions.kind`."""
 
     ONE_HOT = 0
     DENSE_PROBS = 1
@@ -26,19 +26,21 @@ class LawKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class DraftLaws:
-    """The laws that drafts were drawn from. Only the tensors whose kind occurs are present.
+class DraftDistributions:
+    """The distributions that drafts were drawn from. Only the tensors whose kind occurs are present.
 
-    A reported law must be the law of the draw: after the drafter's own temperature, filters, rounding and
-    vocabulary map. Where it holds a NaN it is no law: the draft is rejected and the token follows p, with
-    STATUS_EMPTY_RESIDUAL. A draft whose law gives it probability 0 was not drawn from it and is never accepted. A
-    sparse id that occurs twice has the sum of its probabilities. Entries of rows with another kind, and of positions
-    beyond a row's length, are never used.
+    A reported distribution must be the distribution of the draw: after the drafter's own temperature, filters,
+    rounding and vocabulary map. Where it holds a NaN it is no distribution: the draft is rejected and the token
+    follows p, with STATUS_EMPTY_RESIDUAL. A draft whose distribution gives it probability 0 was not drawn from it and
+    is never accepted. A sparse id that occurs twice has the sum of its probabilities. Entries of rows with another
+    kind, and of positions beyond a row's length, are never used.
     """
 
-    kind: Tensor  # [B] uint8, LawKind
-    probs: Tensor | None = None  # [B, K, Vq]
-    logits: Tensor | None = None  # [B, K, Vq]; law = softmax(logits), temperature and filters already applied
+    kind: Tensor  # [B] uint8, DistributionKind
+    draft_probs: Tensor | None = None  # [B, K, Vq]
+    draft_logits: Tensor | None = (
+        None  # [B, K, Vq]; distribution = softmax(logits), temperature and filters already applied
+    )
     sparse_ids: Tensor | None = None  # [B, K, M] int64 target ids, -1 padded
     sparse_probs: Tensor | None = None  # [B, K, M]
     t2d: Tensor | None = None  # [V] int64, target id -> draft id or -1; None: draft id d is target id d
@@ -48,14 +50,14 @@ class DraftLaws:
 class DraftRows:
     """Drafts of a batch, as target ids.
 
-    Two sentinels may stand at a position within `lengths`, and they mean different laws for the token emitted
+    Two sentinels may stand at a position within `lengths`, and they mean different distributions for the token emitted
     there: NO_PROPOSAL, nothing was drawn (the token follows p), and IMPOSSIBLE, something was drawn that can
     never be accepted (the token follows the residual of p and q).
     """
 
     token_ids: Tensor  # [B, K] int64, padded with -1
     lengths: Tensor  # [B] int64, 0..K
-    laws: DraftLaws | None = None  # None: every row is one-hot
+    distributions: DraftDistributions | None = None  # None: every row is one-hot
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,11 @@ class SamplingRows:
 
 
 @dataclass(frozen=True)
-class Coins:
+class Uniforms:
     """Explicit uniforms in (0, 1) instead of those of the request seeds, for proofs and for streams of one's own."""
 
     output: Tensor  # [B, K + 1] float64: draws the token of row i where the request stops there
-    accept: Tensor | None = None  # [B, K] float64: judges draft i against its law; None: no row needs it
+    accept: Tensor | None = None  # [B, K] float64: verifies draft i against its distribution; None: no row needs it
 
 
 class StopReason(IntEnum):
@@ -104,6 +106,6 @@ class Verdict:
     stop_reason: Tensor  # [B] uint8, StopReason
     accept_prob: Tensor | None = None  # [B, K] float32
     logprobs: Tensor | None = None  # [B, K + 1] float32, log p of each emitted token, NaN elsewhere
-    residual_mass: Tensor | None = None  # [B] float32, NaN where no draft was rejected by its law
+    residual_mass: Tensor | None = None  # [B] float32, NaN where no draft was rejected by its distribution
     lossless: bool = True  # False only from a rule that was asked for by a name that says so
     on_host: Sequence[list[int]] | None = None  # the same: num_accepted, status, *output_ids of each request

@@ -48,7 +48,7 @@ class Workspace:
         draft_vocab_size: int = 0,
         tile: int = TILE,
     ) -> Workspace:
-        """Room for max_requests requests of max_drafts drafts; draft_vocab_size > 0 if laws come as logits."""
+        """Room for max_requests requests of max_drafts drafts; draft_vocab_size > 0 if distributions come as logits."""
         places = max_requests * (max_drafts + 1)
         tiles, draft_tiles = -(-vocab_size // tile), -(-draft_vocab_size // tile)
 
@@ -83,7 +83,7 @@ class Workspace:
         return TileStats(_front(self.maxima, *shape), _front(self.sums, *shape), self.tile)
 
     def draft_stats(self, num_requests: int, num_drafts: int, draft_vocab_size: int) -> TileStats:
-        """Room for the statistics of draft laws given as logits."""
+        """Room for the statistics of draft distributions given as logits."""
         shape = (num_requests, num_drafts, -(-draft_vocab_size // self.tile))
         return TileStats(_front(self.draft_maxima, *shape), _front(self.draft_sums, *shape), self.tile)
 

@@ -13,7 +13,7 @@ from ..cache.transfer import upload
 from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, StoredDraft
 from ..proposing.unread_drafts import Report, UnreadDrafts
-from ..rejection.types import DraftLaws, DraftRows
+from ..rejection.types import DraftDistributions, DraftRows
 from ..request.request import Request
 
 
@@ -104,7 +104,7 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
         items=tuple(items),
         inputs=ForwardInput(tokens, sent[1], sent[2], addressing.of_batch(cache, extents, sent[place:])),
         cu_rows=sent[3],
-        drafts=DraftRows(drafts, num_drafts, _laws(items, store, max(lengths), reports)),
+        drafts=DraftRows(drafts, num_drafts, _distributions(items, store, max(lengths), reports)),
         reports=reports,
     )
 
@@ -143,7 +143,9 @@ def _drafts(
     return reports, drafts
 
 
-def _laws(items: Sequence[BatchItem], store: DraftStore, width: int, reports: Tensor | None) -> DraftLaws | None:
+def _distributions(
+    items: Sequence[BatchItem], store: DraftStore, width: int, reports: Tensor | None
+) -> DraftDistributions | None:
     rows = [item.scheduled.request.row for item in items]
-    kinds = [item.draft.kind if item.draft else store.NO_LAW for item in items]
-    return store.laws(rows, kinds, width, None if reports is None else Report.laws(reports))
+    kinds = [item.draft.kind if item.draft else store.NO_DISTRIBUTION for item in items]
+    return store.distributions(rows, kinds, width, None if reports is None else Report.distributions(reports))

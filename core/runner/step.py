@@ -16,9 +16,9 @@ from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
-from ..proposing.proposer_host import Guest
+from ..proposing.proposer_host import ProposerHost
 from ..proposing.unread_drafts import Report
-from ..rejection.rules import Judge
+from ..rejection.rules import VerificationRule
 from ..rejection.sampler import verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.committed import Committed
@@ -41,10 +41,10 @@ class Runner:
         scheduler: Scheduler,
         drafts: DraftStore,
         metrics: EngineMetrics,
-        guest: Guest | None,
+        host: ProposerHost | None,
         profile: bool,
         addressing: Addressing,
-        rule: Judge = verify,
+        rule: VerificationRule = verify,
     ) -> None:
         """`addressing`: of the cache. `rule`: how drafts are verified."""
         self._target = target
@@ -53,7 +53,7 @@ class Runner:
         self._scheduler = scheduler
         self._drafts = drafts
         self._metrics = metrics
-        self._guest = guest
+        self._host = host
         self._profile = profile
         self._rule = rule
         self._sampling = SamplingTable(cache.device)
@@ -67,7 +67,7 @@ class Runner:
         is lost if the step is interrupted. A proposer's error is raised when all is done.
         """
         start = time.perf_counter()
-        with self._guest.raising_last() if self._guest else UNTIMED:
+        with self._host.raising_last() if self._host else UNTIMED:
             try:
                 self._advance(committed)
             finally:
@@ -101,14 +101,14 @@ class Runner:
         for request in preempted:
             self._drafts.drop(request.row)
             request.row = -1  # its old row may be somebody else's before it is scheduled again
-        if self._guest:
+        if self._host:
             for view in lost:
-                self._guest.preempt(view)
+                self._host.preempt(view)
         for request in scheduled:
             if not request.started:
                 request.started = True
-                if self._guest:
-                    self._guest.start(request.view)
+                if self._host:
+                    self._host.start(request.view)
 
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [item.scheduled.request for item in batch.items]
@@ -173,7 +173,7 @@ class Runner:
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""
-        with self._guest.raising_last() if self._guest else UNTIMED:
+        with self._host.raising_last() if self._host else UNTIMED:
             self._finish(requests)
 
     def _finish(self, requests: Sequence[Request]) -> None:
@@ -181,11 +181,11 @@ class Runner:
             if request.status is Status.RUNNING:
                 self._drafts.drop(request.row)
             self._scheduler.finish(request)
-        if self._guest:
+        if self._host:
             # After everything else, so that a proposer that fails here finds every request in order. By id, not by row:
             # what is learned of requests that end together has one order.
             for request in sorted(requests, key=lambda request: request.request_id):
-                self._guest.finish(request.view)
+                self._host.finish(request.view)
 
     def _check_read(self, batch: Batch, reports: Sequence[Report]) -> None:
         """Hold drafts to the contract that only now are read; what verification needs was seen to on the device."""
@@ -193,29 +193,29 @@ class Runner:
         for item, report in read:
             assert item.draft is not None, "chosen"
             self._drafts.count_fallback(item.draft, report)
-        if self._guest and read:
-            self._guest.check_read([item.scheduled.request.request_id for item, _ in read], [each for _, each in read])
+        if self._host and read:
+            self._host.check_read([item.scheduled.request.request_id for item, _ in read], [each for _, each in read])
 
     def _propose(self, committed: Sequence[Committed], batch: Batch, hidden: Tensor | None) -> None:
-        guest = self._guest
-        if guest is None or not guest.enabled:
+        host = self._host
+        if host is None or not host.enabled:
             return
         going_on = [each for each in committed if each.request.finish_reason is None]
         if not going_on:
             return
-        budgets = draft_budgets(going_on, guest, guest.num_draft_tokens)
+        budgets = draft_budgets(going_on, host, host.num_draft_tokens)
         with torch.inference_mode():
             may_pad = self._addressing.num_pad_blocks > 0
-            view = guest.views.build(going_on, budgets, batch.inputs, hidden, may_pad=may_pad)
-            draft = guest.draft(view, budgets, read=self._drafts.unread is None)
+            view = host.views.build(going_on, budgets, batch.inputs, hidden, may_pad=may_pad)
+            draft = host.draft(view, budgets, read=self._drafts.unread is None)
         if draft is not None:
             requests = [each.request for each in going_on]
-            all_greedy = all(request.params.greedy for request in requests)  # their verification reads no law
+            all_greedy = all(request.params.greedy for request in requests)  # their verification reads no distribution
             self._drafts.put(
                 [request.row for request in requests],
                 [request.generation for request in requests],
                 draft.token_ids,
-                None if all_greedy else draft.law,
+                None if all_greedy else draft.distribution,
                 draft.unread,
             )
 
@@ -233,21 +233,21 @@ class Runner:
             num_accepted_tokens=sum(each.num_accepted for each in drafted),
             num_committed_tokens=sum(len(each.token_ids) for each in committed),
         )
-        if self._guest:
-            self._guest.keep_pace(self.last_stats, time.perf_counter() - start)
+        if self._host:
+            self._host.keep_pace(self.last_stats, time.perf_counter() - start)
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
 
 
-def draft_budgets(committed: Sequence[Committed], guest: Guest, most: int) -> list[int]:
+def draft_budgets(committed: Sequence[Committed], host: ProposerHost, most: int) -> list[int]:
     """The most drafts, `most` at the utmost, that can be of use to each request in its next step."""
-    fewest = max(guest.needs.min_draft_tokens, 1)
+    fewest = max(host.needs.min_draft_tokens, 1)
     budgets = []
     for each in committed:
         request = each.request
         budget = min(most, request.most_drafts, request.max_total_tokens - each.length - 1)
-        wanted = each.token_ids and budget >= fewest and guest.wants_drafts_for(request.request_id)
+        wanted = each.token_ids and budget >= fewest and host.wants_drafts_for(request.request_id)
         budgets.append(budget if wanted else 0)
     return budgets
 

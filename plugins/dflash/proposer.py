@@ -51,7 +51,7 @@ class DFlashProposer(ParallelProposer):
             hidden_states=spec.boundaries,
             draft_kv=kv,
             max_draft_tokens=spec.max_draft_tokens,
-            draft_vocabulary=mapped_ids(checkpoint, spec, target) if shared.get("law") == "dense" else None,
+            draft_vocabulary=mapped_ids(checkpoint, spec, target) if shared.get("distribution") == "dense" else None,
         )
 
     def build(self) -> None:

@@ -29,7 +29,7 @@ def open_weights(checkpoint: Checkpoint, services: Services, spec: DFlashSpec) -
 
 
 def mapped_ids(checkpoint: Checkpoint, spec: DFlashSpec, target: TargetInfo) -> tuple[int, ...] | None:
-    """The target id of each draft id, None if they are the same; dense laws are declared with it.
+    """The target id of each draft id, None if they are the same; dense distributions are declared with it.
 
     Raises CheckpointError: SD-E172 if a smaller vocabulary has no map, SD-E173 if its map does not fit.
     """

@@ -109,7 +109,7 @@ class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
         spec.check_fits(target)
         shared = cls.shared_needs(config, target)
         mapped = None
-        if shared.get("law") == "dense" and spec.draft_vocab_size != target.vocab_size:
+        if shared.get("distribution") == "dense" and spec.draft_vocab_size != target.vocab_size:
             mapped = _mapped_ids(checkpoint, target)
         return Needs(
             **shared,

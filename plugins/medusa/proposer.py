@@ -30,7 +30,7 @@ class MedusaProposer(ParallelProposer):
         spec.check_fits(target, config.num_draft_tokens)
         shared = cls.shared_needs(config, target)
         mapped = None
-        if shared.get("law") == "dense" and spec.has_token_map:
+        if shared.get("distribution") == "dense" and spec.has_token_map:
             vocabulary = _vocabulary(checkpoint.tensor(spec.stored_as(TOKEN_MAP)), spec, target)
             mapped = tuple(vocabulary.target_ids.tolist()) if vocabulary else None
         return Needs(**shared, hidden_states=("final",), max_draft_tokens=spec.num_heads, draft_vocabulary=mapped)

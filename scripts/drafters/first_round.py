@@ -38,12 +38,12 @@ class Acceptance:
 
 
 def held_out_prompts(tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document], count: int) -> Tensor:
-    """`count` stretches of `PROMPT_LENGTH` tokens, evenly spread over the documents: [count, PROMPT_LENGTH]."""
-    stretches: list[Tensor] = []
+    """`count` chunks of `PROMPT_LENGTH` tokens, evenly spread over the documents: [count, PROMPT_LENGTH]."""
+    chunks: list[Tensor] = []
     for document in documents:
         ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
-        stretches.extend(torch.tensor(ids[:MAX_TOKENS_PER_DOCUMENT]).split(PROMPT_LENGTH))
-    whole = torch.stack([stretch for stretch in stretches if len(stretch) == PROMPT_LENGTH])
+        chunks.extend(torch.tensor(ids[:MAX_TOKENS_PER_DOCUMENT]).split(PROMPT_LENGTH))
+    whole = torch.stack([chunk for chunk in chunks if len(chunk) == PROMPT_LENGTH])
     if len(whole) < count:
         raise ValueError(f"expected at least {count} held-out prompts, found {len(whole)}: ask for fewer")
     return whole[torch.linspace(0, len(whole) - 1, count).long()]

@@ -48,10 +48,11 @@ class AcceptanceThreshold(LengthPolicy):
 class Adaptive(Combinator):
     """Cuts the budget of its one part, row by row, to what its `Policy` says.
 
-    A length is decided before anything is drawn, from the outcome of earlier steps: so the rule for reported laws holds
-    (it depends on the prefix, never on the drawn token), and no time goes into drafts that would be cut off. Every row
-    drafts at least one token, or its acceptance would never be measured again. A request that is preempted or whose row
-    changes hands starts anew. Where all rows must draft the same number, the longest length counts.
+    A length is decided before anything is drawn, from the outcome of earlier steps: so the rule for reported
+    distributions holds (it depends on the prefix, never on the drawn token), and no time goes into drafts that would
+    be cut off. Every row drafts at least one token, or its acceptance would never be measured again. A request that
+    is preempted or whose row changes hands starts anew. Where all rows must draft the same number, the longest length
+    counts.
     """
 
     Policy: ClassVar[type[LengthPolicy]] = AcceptanceThreshold

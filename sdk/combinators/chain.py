@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..services import Services
-from ..types import Draft, DraftLaw, StepView, TargetInfo
+from ..types import Draft, DraftDistribution, StepView, TargetInfo
 from .combinator import Combinator
 from .merge import Piece, merged_draft
 
@@ -15,11 +15,12 @@ NOBODY = -1
 
 
 class Chain(Combinator):
-    """Per row the first part that drafts anything drafts it, with its own law; those after it are not asked.
+    """Per row the first part that drafts anything drafts it, with its own distribution; those after it are not asked.
 
-    This is lossless with reported laws as long as the parts are: whether a part drafts a row depends on the prefix and
-    on its law, never on a drawn token. All parts observe every step; in `num_drafted` and `num_accepted` each one finds
-    its own drafts only. At `observe` a part sees the budget that it has if no part before it drafts.
+    This is lossless with reported distributions as long as the parts are: whether a part drafts a row depends on the
+    prefix and on its distribution, never on a drawn token. All parts observe every step; in `num_drafted` and
+    `num_accepted` each one finds its own drafts only. At `observe` a part sees the budget that it has if no part
+    before it drafts.
     """
 
     def bind(self, target: TargetInfo, services: Services) -> None:
@@ -55,10 +56,10 @@ def _moved(draft: Draft, device: torch.device) -> Draft:
     """A draft of a part on the host, where the others are."""
     if draft.token_ids.device == device:
         return draft
-    law = draft.law
-    if law is not None:
+    distribution = draft.distribution
+    if distribution is not None:
         moved: dict[str, Any] = {
-            name: value if value is None else value.to(device) for name, value in vars(law).items()
+            name: value if value is None else value.to(device) for name, value in vars(distribution).items()
         }
-        law = DraftLaw(**moved)
-    return Draft(draft.token_ids.to(device), draft.lengths.to(device), law)
+        distribution = DraftDistribution(**moved)
+    return Draft(draft.token_ids.to(device), draft.lengths.to(device), distribution)

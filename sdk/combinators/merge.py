@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import Refusal
-from ..needs import LawForm, Needs, SamplingField
-from ..types import PADDING_TOKEN_ID, Draft, DraftLaw, LawKind
+from ..needs import DistributionForm, Needs, SamplingField
+from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution
 from .part import PartPlan
 
 STATES = ("none", "per_request", "shared")  # each one includes those before it
@@ -23,14 +23,14 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
     needs = [plan.needs for plan in plans]
     limits = [each.max_draft_tokens for each in needs]
     sampling = {field for each in needs for field in each.sampling}
-    law = _law_form(plans)
+    distribution = _distribution_form(plans)
     return Needs(
         placement="device" if any(each.placement == "device" for each in needs) else "host",
         hidden_states=tuple(dict.fromkeys(layer for each in needs for layer in each.hidden_states)),
         draft_kv=_only_draft_kv(plans).draft_kv,
-        law=law,
+        distribution=distribution,
         sparse_top_m=max(each.sparse_top_m for each in needs),
-        draft_vocabulary=_draft_vocabulary(plans) if law == "dense" else None,
+        draft_vocabulary=_draft_vocabulary(plans) if distribution == "dense" else None,
         min_draft_tokens=min(each.min_draft_tokens for each in needs),
         max_draft_tokens=None if None in limits else max(limit for limit in limits if limit is not None),
         per_row_length=len(needs) > 1 or needs[0].per_row_length,
@@ -52,21 +52,23 @@ def _only_draft_kv(plans: Sequence[PartPlan]) -> Needs:
     return (keeping or plans)[0].needs
 
 
-def _law_form(plans: Sequence[PartPlan]) -> LawForm:
-    forms = {plan.needs.law: plan.name for plan in plans if plan.needs.law != "one_hot"}
+def _distribution_form(plans: Sequence[PartPlan]) -> DistributionForm:
+    forms = {plan.needs.distribution: plan.name for plan in plans if plan.needs.distribution != "one_hot"}
     if len(forms) > 1:
         found = " and ".join(f"{form} ones ({name})" for form, name in forms.items())
-        raise Refusal(f"its parts report draft laws of two forms: {found}", "parts that report laws of one form")
+        raise Refusal(
+            f"its parts report draft distributions of two forms: {found}", "parts that report distributions of one form"
+        )
     return next(iter(forms), "one_hot")
 
 
 def _draft_vocabulary(plans: Sequence[PartPlan]) -> tuple[int, ...] | None:
-    dense = [plan for plan in plans if plan.needs.law == "dense"]
+    dense = [plan for plan in plans if plan.needs.distribution == "dense"]
     first = dense[0].needs.draft_vocabulary
     if any(plan.needs.draft_vocabulary != first for plan in dense):
         sizes = (f"{plan.name}: {_size(plan.needs.draft_vocabulary)}" for plan in dense)
-        reason = f"its parts report dense laws over different draft vocabularies ({', '.join(sizes)})"
-        raise Refusal(reason, 'sparse laws, or "draft_sample_method": "greedy"')
+        reason = f"its parts report dense distributions over different draft vocabularies ({', '.join(sizes)})"
+        raise Refusal(reason, 'sparse distributions, or "draft_sample_method": "greedy"')
     return first
 
 
@@ -83,33 +85,35 @@ class Piece:
 
 
 def merged_draft(pieces: Sequence[Piece], num_requests: int, whole: Needs, width: int, device: torch.device) -> Draft:
-    """One draft [B, width] with each row and its law from the piece that uses it; the rows of no piece are empty."""
+    """One draft [B, width] with each row and its distribution from the piece that uses it; the rows of no piece are
+    empty.
+    """
     token_ids = torch.full((num_requests, width), PADDING_TOKEN_ID, device=device)
     lengths = torch.zeros(num_requests, dtype=torch.int64, device=device)
     for piece in pieces:
         ids = _widened(piece.draft.token_ids, width, PADDING_TOKEN_ID)
         token_ids = torch.where(piece.used[:, None], ids, token_ids)
         lengths = torch.where(piece.used, piece.draft.lengths, lengths)
-    return Draft(token_ids, lengths, _merged_law(pieces, whole, width))
+    return Draft(token_ids, lengths, _merged_distribution(pieces, whole, width))
 
 
-def _merged_law(pieces: Sequence[Piece], whole: Needs, width: int) -> DraftLaw | None:
-    reported = [(piece, piece.draft.law) for piece in pieces if piece.draft.law is not None]
+def _merged_distribution(pieces: Sequence[Piece], whole: Needs, width: int) -> DraftDistribution | None:
+    reported = [(piece, piece.draft.distribution) for piece in pieces if piece.draft.distribution is not None]
     if not reported:
         return None
-    kind = torch.full_like(reported[0][1].kind, int(LawKind.ONE_HOT))
+    kind = torch.full_like(reported[0][1].kind, int(DistributionKind.ONE_HOT))
     merged: dict[str, Tensor] = {}
-    for piece, law in reported:
-        kind = torch.where(piece.used, law.kind, kind)
-        for name, values in _widened_law(law, whole, width).items():
+    for piece, distribution in reported:
+        kind = torch.where(piece.used, distribution.kind, kind)
+        for name, values in _widened_distribution(distribution, whole, width).items():
             # Rows that use another piece never read these: only where two pieces have the field must they be mixed.
             used = piece.used[:, None, None]
             merged[name] = torch.where(used, values, merged[name]) if name in merged else values
-    return DraftLaw(kind=kind, **merged)
+    return DraftDistribution(kind=kind, **merged)
 
 
-def _widened_law(law: DraftLaw, whole: Needs, width: int) -> dict[str, Tensor]:
-    values = {field.name: getattr(law, field.name) for field in fields(law) if field.name != "kind"}
+def _widened_distribution(distribution: DraftDistribution, whole: Needs, width: int) -> dict[str, Tensor]:
+    values = {field.name: getattr(distribution, field.name) for field in fields(distribution) if field.name != "kind"}
     widened: dict[str, Tensor] = {}
     for name, value in values.items():
         if value is None:

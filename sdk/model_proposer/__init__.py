@@ -1,4 +1,5 @@
-"""What model-based proposers share: a checkpoint's weights, draft KV, drafting loops, and the law of what they draw.
+"""What model-based proposers share: a checkpoint's weights, draft KV, drafting loops, and the distribution of what
+they draw.
 
     from specdec.sdk.model_proposer import AutoregressiveProposer
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..checkpoint import Checkpoint
 from ..config import ProposerConfig, StrictModel
 from ..errors import CheckpointError
-from ..needs import LawForm
+from ..needs import DistributionForm
 from ..services import NetworkSettings, Services
 from ..types import StepView, TargetInfo
 from .sampling import DraftSampler
@@ -26,10 +26,10 @@ SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 class ModelOptions(StrictModel):
     """Options of every model-based proposer."""
 
-    draft_law: Literal["sparse", "dense"] = Field(
+    draft_distribution: Literal["sparse", "dense"] = Field(
         "sparse", description="what a probabilistic draft reports: its most likely tokens, or the whole vocabulary"
     )
-    sparse_top_m: int = Field(256, ge=1, description="tokens that a sparse draft law keeps")
+    sparse_top_m: int = Field(256, ge=1, description="tokens that a sparse draft distribution keeps")
 
 
 class ModelProposer(ABC):
@@ -56,7 +56,8 @@ class ModelProposer(ABC):
 
     @classmethod
     def shared_needs(cls, config: ProposerConfig, target: TargetInfo) -> dict[str, Any]:
-        """The arguments of `Needs` that follow from the configuration alone: placement, law and sampling fields.
+        """The arguments of `Needs` that follow from the configuration alone: placement, distribution and sampling
+        fields.
 
         On a CPU the compacted host form is cheapest; elsewhere the device form, whose shapes do not depend on what
         was accepted.
@@ -65,10 +66,10 @@ class ModelProposer(ABC):
             "placement": "host" if target.device == "cpu" else "device",
             "deterministic": True,
         }
-        form = law_form(config)
+        form = distribution_form(config)
         if form == "one_hot":
             return shared
-        shared |= {"law": form, "sampling": SAMPLING_FIELDS}
+        shared |= {"distribution": form, "sampling": SAMPLING_FIELDS}
         if form == "sparse":
             shared["sparse_top_m"] = min(config.options.sparse_top_m, target.vocab_size)
         return shared
@@ -145,7 +146,7 @@ class ModelProposer(ABC):
         return DraftSampler(
             step,
             chosen,
-            law_form(self.config),
+            distribution_form(self.config),
             sparse_top_m=min(self.options.sparse_top_m, self.target.vocab_size),
             vocabulary=self.vocabulary,
         )
@@ -223,9 +224,9 @@ def _own_head(matrix: Tensor) -> torch.nn.Module:
     return head
 
 
-def law_form(config: ProposerConfig) -> LawForm:
-    """The form of law that this configuration's drafts report."""
-    return "one_hot" if config.draft_sample_method == "greedy" else config.options.draft_law
+def distribution_form(config: ProposerConfig) -> DistributionForm:
+    """The form of distribution that this configuration's drafts report."""
+    return "one_hot" if config.draft_sample_method == "greedy" else config.options.draft_distribution
 
 
 def network_settings(config: ProposerConfig) -> NetworkSettings:

@@ -1,7 +1,8 @@
-"""Drawing draft tokens, and saying from what law each was drawn.
+"""Drawing draft tokens, and saying from what distribution each was drawn.
 
-A draft law may be any law, as long as it is the one that was drawn from (arXiv 2211.17192, 2302.01318). Drawing inside
-the support that the request's own temperature, top-k, top-p and min-p leave makes drafts that can be accepted.
+A draft distribution may be any distribution, as long as it is the one that was drawn from (arXiv 2211.17192,
+2302.01318). Drawing inside the support that the request's own temperature, top-k, top-p and min-p leave makes drafts
+that can be accepted.
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..needs import LawForm
-from ..types import PADDING_TOKEN_ID, Draft, DraftLaw, LawKind, SamplingView, StepView
+from ..needs import DistributionForm
+from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution, SamplingView, StepView
 from .vocabulary import DraftVocabulary
 
 
 class DraftSampler:
     """Draws the drafts of one step from left to right and makes the `Draft` of them.
 
-    `form` "one_hot" takes the most likely token everywhere and reports no law; so does every row at temperature 0 under
-    the other forms. `chosen` [b] are the places in the step that are drafted for; None: all of them.
+    `form` "one_hot" takes the most likely token everywhere and reports no distribution; so does every row at
+    temperature 0 under the other forms. `chosen` [b] are the places in the step that are drafted for; None: all of
+    them.
     """
 
     def __init__(
         self,
         step: StepView,
         chosen: Tensor | None,
-        form: LawForm,
+        form: DistributionForm,
         *,
         sparse_top_m: int = 0,
         vocabulary: DraftVocabulary | None = None,
@@ -37,24 +39,26 @@ class DraftSampler:
         self._chosen = chosen
         self._vocabulary = vocabulary
         self._drawn: list[Tensor] = []
-        self._law: _Law | None = None
+        self._distribution: _Distribution | None = None
         if form != "one_hot" and step.sampling is not None and not step.sampling.all_greedy:
             sampling = _rows_of(step.sampling, chosen)
-            self._law = _SparseLaw(sampling, sparse_top_m) if form == "sparse" else _DenseLaw(sampling)
+            self._distribution = (
+                _SparseDistribution(sampling, sparse_top_m) if form == "sparse" else _DenseDistribution(sampling)
+            )
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row takes its most likely token and no law is reported."""
-        return self._law is None
+        """Whether every row takes its most likely token and no distribution is reported."""
+        return self._distribution is None
 
     def draw(self, logits: Tensor) -> Tensor:
         """The next draft token of every row, as target ids [b], from its logits [b, D]."""
         index = len(self._drawn)
-        if self._law is None:
+        if self._distribution is None:
             ids = most_likely(logits, self._vocabulary)
         else:
             uniform = self._step.random.uniform(index)
-            drawn = self._law.draw(logits, uniform if self._chosen is None else uniform[self._chosen])
+            drawn = self._distribution.draw(logits, uniform if self._chosen is None else uniform[self._chosen])
             ids = target_ids(drawn, self._vocabulary)
         self._drawn.append(ids)
         return ids
@@ -74,14 +78,18 @@ class DraftSampler:
             lengths = torch.zeros_like(lengths).index_copy(0, self._chosen, lengths[self._chosen])
         beyond = torch.arange(step.num_draft_tokens, device=lengths.device) >= lengths[:, None]
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
-        return Draft(token_ids, lengths, None if self._law is None else self._reported(self._law))
+        return Draft(token_ids, lengths, None if self._distribution is None else self._reported(self._distribution))
 
-    def _reported(self, law: _Law) -> DraftLaw:
-        parts = law.parts(self._vocabulary)
-        kind = torch.full((len(self._step),), LawKind.ONE_HOT, dtype=torch.uint8, device=law.sampled.device)
-        kinds = torch.full_like(kind, int(law.kind))[: len(law.sampled)].masked_fill(~law.sampled, LawKind.ONE_HOT)
+    def _reported(self, distribution: _Distribution) -> DraftDistribution:
+        parts = distribution.parts(self._vocabulary)
+        kind = torch.full(
+            (len(self._step),), DistributionKind.ONE_HOT, dtype=torch.uint8, device=distribution.sampled.device
+        )
+        kinds = torch.full_like(kind, int(distribution.kind))[: len(distribution.sampled)].masked_fill(
+            ~distribution.sampled, DistributionKind.ONE_HOT
+        )
         kind = kinds if self._chosen is None else kind.index_copy(0, self._chosen, kinds)
-        return DraftLaw(
+        return DraftDistribution(
             kind=kind,
             **{
                 name: self._placed(part, PADDING_TOKEN_ID if name == "sparse_ids" else 0)
@@ -100,13 +108,13 @@ class DraftSampler:
         return whole
 
 
-class _Law(ABC):
-    """Draws from a form of law and remembers what it drew from."""
+class _Distribution(ABC):
+    """Draws from a form of distribution and remembers what it drew from."""
 
-    kind: LawKind
+    kind: DistributionKind
 
     def __init__(self, sampling: SamplingView) -> None:
-        assert sampling.temperature is not None, "declared by whoever reports a law"
+        assert sampling.temperature is not None, "declared by whoever reports a distribution"
         self.sampled = sampling.temperature > 0  # [b] bool; the others are greedy
         self.temperature = sampling.temperature.masked_fill(~self.sampled, 1.0)[:, None]
         self.top_k, self.top_p, self.min_p = sampling.top_k, sampling.top_p, sampling.min_p
@@ -117,7 +125,7 @@ class _Law(ABC):
 
     @abstractmethod
     def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
-        """The fields of `DraftLaw` for every token drawn so far, [b, drawn, ...]."""
+        """The fields of `DraftDistribution` for every token drawn so far, [b, drawn, ...]."""
 
     def _inside(self, scaled: Tensor, log_mass: Tensor) -> Tensor:
         """Which entries the filters leave, a prefix of each row: `scaled` [b, M] is sorted, the largest first.
@@ -140,10 +148,10 @@ class _Law(ABC):
         return inside
 
 
-class _SparseLaw(_Law):
+class _SparseDistribution(_Distribution):
     """The M most likely tokens, renormalised: nothing of vocabulary size is kept."""
 
-    kind = LawKind.SPARSE
+    kind = DistributionKind.SPARSE
 
     def __init__(self, sampling: SamplingView, top_m: int) -> None:
         super().__init__(sampling)
@@ -173,10 +181,10 @@ class _SparseLaw(_Law):
         return {"sparse_ids": ids, "sparse_probs": probs}
 
 
-class _DenseLaw(_Law):
+class _DenseDistribution(_Distribution):
     """The whole draft vocabulary, as logits with temperature and filters in them."""
 
-    kind = LawKind.DENSE_LOGITS
+    kind = DistributionKind.DENSE_LOGITS
 
     def __init__(self, sampling: SamplingView) -> None:
         super().__init__(sampling)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ..report import LEVELS, Level
 from .collection import Check
+from .distribution import CHECKS as DISTRIBUTION
 from .end_to_end import CHECKS as END_TO_END
 from .form import CHECKS as FORM
 from .growth import CHECKS as GROWTH
 from .history import CHECKS as HISTORY
 from .isolation import CHECKS as ISOLATION
-from .law import CHECKS as LAW
 from .machine import CHECKS as MACHINE
 from .needs import CHECKS as NEEDS
 
-ALL_CHECKS: tuple[Check, ...] = (*FORM, *ISOLATION, *HISTORY, *NEEDS, *LAW, *END_TO_END, *GROWTH, *MACHINE)
+ALL_CHECKS: tuple[Check, ...] = (*FORM, *ISOLATION, *HISTORY, *NEEDS, *DISTRIBUTION, *END_TO_END, *GROWTH, *MACHINE)
 
 __all__ = ["ALL_CHECKS", "Check", "checks_of"]
 

@@ -83,8 +83,8 @@ def saved_state(subject: Subject) -> None:
     for name in names:
         first.finish(name)
     with TemporaryDirectory() as folder:
-        first.guest.save(Path(folder) / "state")
-        second.guest.load(Path(folder) / "state")
+        first.host.save(Path(folder) / "state")
+        second.host.load(Path(folder) / "state")
     stages = (first, second)
     for stage in stages:
         stage.add("next", first.script.prompt(names[0], 24))

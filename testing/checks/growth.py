@@ -40,4 +40,4 @@ def _size_after(stage: Stage, num_requests: int) -> int:
     stage.add("last", 6)
     stage.step([Move("last")])
     stage.finish("last")
-    return size(stage.guest.proposer)
+    return size(stage.host.proposer)

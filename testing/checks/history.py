@@ -153,7 +153,7 @@ def state_released(subject: Subject) -> None:
         names = shown.view.request_ids
     for name in names:
         stage.finish(name)
-    left = [name for name in names if holds(stage.guest.proposer, name)]
+    left = [name for name in names if holds(stage.host.proposer, name)]
     if left:
         raise Violation(
             expected="no trace of a request that ended",

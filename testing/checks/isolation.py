@@ -35,7 +35,7 @@ def inputs_not_written(subject: Subject) -> None:
 
 
 @CHECKS.at("standard")
-def lent_weights_not_written(subject: Subject) -> None:
+def shared_weights_not_written(subject: Subject) -> None:
     """The target's weights are lent as well: every one of them stays as it is."""
     for _ in lockstep(subject.stage(), num_steps=3):
         pass

@@ -79,17 +79,17 @@ def needs_are_used(subject: Subject) -> None:
 
 
 @CHECKS.at("standard")
-def declared_law_is_reported(subject: Subject) -> None:
-    """A proposer that declares a draft law reports it for sampled requests: the engine holds memory for it."""
-    subject.need_law()
+def declared_distribution_is_reported(subject: Subject) -> None:
+    """A proposer that declares a draft distribution reports it for sampled requests: the engine holds memory for it."""
+    subject.need_distribution()
     for shown in lockstep(subject.stage(probabilistic=True)):
-        if shown.law is not None and bool(shown.law.kind.any()):
+        if shown.distribution is not None and bool(shown.distribution.kind.any()):
             return
-    law = subject.load(probabilistic=True).needs.law
+    distribution = subject.load(probabilistic=True).needs.distribution
     raise Violation(
-        expected=f"drafts with a law, as Needs(law={law!r}) says",
+        expected=f"drafts with a distribution, as Needs(distribution={distribution!r}) says",
         found="with draft_sample_method=probabilistic every row of every draft is one-hot",
-        fix="Draft(..., law=DraftLaw(...)), or take law out of Needs",
+        fix="Draft(..., distribution=DraftDistribution(...)), or take distribution out of Needs",
     )
 
 

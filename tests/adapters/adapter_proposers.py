@@ -8,7 +8,7 @@ import torch
 
 from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.plugins.ngram import NgramProposer
-from specdec.sdk import Draft, DraftLaw, LawKind, Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerConfig, StepView, TargetInfo
 from specdec.sdk.combinators import Chain
 
 
@@ -37,29 +37,29 @@ class Counting:
 
 
 class Drawn:
-    """Draws from a fixed law that is not the target's, and reports it."""
+    """Draws from a fixed distribution that is not the target's, and reports it."""
 
     truthful = True
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         cls.vocab_size = target.vocab_size
-        return Needs(law="dense", sampling=("temperature", "top_k", "top_p", "min_p"))
+        return Needs(distribution="dense", sampling=("temperature", "top_k", "top_p", "min_p"))
 
     def __init__(self, config: ProposerConfig) -> None:
-        self.law = torch.arange(1.0, self.vocab_size + 1).softmax(0)
+        self.distribution = torch.arange(1.0, self.vocab_size + 1).softmax(0)
 
     def propose(self, step: StepView) -> Draft:
         k = step.num_draft_tokens
-        coins = torch.stack([step.random.uniform(index) for index in range(k)], dim=1)
-        ids = torch.searchsorted(self.law.cumsum(0).double(), coins).clamp(max=self.vocab_size - 1)
-        reported = self.law if self.truthful else self.law.flip(0)
-        kind = torch.full((len(step),), int(LawKind.DENSE_PROBS), dtype=torch.uint8)
-        return Draft(ids, step.budget, DraftLaw(kind=kind, probs=reported.expand(len(step), k, -1)))
+        uniforms = torch.stack([step.random.uniform(index) for index in range(k)], dim=1)
+        ids = torch.searchsorted(self.distribution.cumsum(0).double(), uniforms).clamp(max=self.vocab_size - 1)
+        reported = self.distribution if self.truthful else self.distribution.flip(0)
+        kind = torch.full((len(step),), int(DistributionKind.DENSE_PROBS), dtype=torch.uint8)
+        return Draft(ids, step.budget, DraftDistribution(kind=kind, draft_probs=reported.expand(len(step), k, -1)))
 
 
 class Lying(Drawn):
-    """Draws from another law than it reports."""
+    """Draws from another distribution than it reports."""
 
     truthful = False
 

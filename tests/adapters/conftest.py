@@ -67,7 +67,7 @@ def shown(request):
 
 
 @pytest.fixture(scope="session")
-def two_token_law(model):
+def two_token_distribution(model):
     """The probability of every pair of tokens after a prompt, each among the `top_k` most likely."""
 
     def following(ids, top_k):
@@ -75,8 +75,8 @@ def two_token_law(model):
             best = model(torch.tensor([ids])).logits[0, -1].topk(top_k)
         return dict(zip(best.indices.tolist(), best.values.softmax(dim=-1).tolist(), strict=True))
 
-    def law(prompt, top_k):
+    def distribution(prompt, top_k):
         firsts = following(prompt, top_k)
         return {(a, b): p * q for a, p in firsts.items() for b, q in following([*prompt, a], top_k).items()}
 
-    return law
+    return distribution

@@ -68,7 +68,7 @@ def test_a_combinator_changes_no_output(batch, plain, record):
     record(llm, "several proposers in one (a combinator)")
 
 
-def test_hidden_states_belong_to_the_kept_rows_and_the_targets_head_is_lent(batch, plain, record):
+def test_hidden_states_belong_to_the_kept_rows_and_the_targets_head_is_shared(batch, plain, record):
     llm = make({"method": "everywhere:EarlyExit", "on_proposer_error": "raise"})
     assert generate(llm, batch) == plain
     assert llm.engine.metrics.acceptance.num_accepted_tokens > 0
@@ -116,28 +116,32 @@ def test_sampling_parameters_are_shown(batch, record):
     record(llm, "sampling parameters")
 
 
-def test_reported_laws_reach_the_verifier(batch, record):
+def test_reported_distributions_reach_the_verifier(batch, record):
     """The target drafts for itself: with its q every draft is accepted."""
-    itself = {"method": "draft_model", "model": str(packaged("tiny")), "proposer_config": {"draft_law": "dense"}}
+    itself = {
+        "method": "draft_model",
+        "model": str(packaged("tiny")),
+        "proposer_config": {"draft_distribution": "dense"},
+    }
     llm = make(itself | {"draft_sample_method": "probabilistic"})
     generate(llm, batch, SamplingParams(temperature=1.0, max_tokens=48, seed=1))
     assert llm.engine.metrics.acceptance.draft_acceptance_rate > 0.99
     record(llm, "draft probabilities in verification")
 
 
-def test_sampled_text_follows_the_targets_law(batch, record, two_token_law):
-    """Two tokens of a prompt, 1000 times: the first is sampled plainly, the second where a draft is judged."""
+def test_sampled_text_follows_the_targets_distribution(batch, record, two_token_distribution):
+    """Two tokens of a prompt, 1000 times: the first is sampled plainly, the second where a draft is verified."""
     num_samples, top_k, prompt = 1000, 3, batch[1][:16]
     llm = make({"model": "tiny/eagle3", "draft_sample_method": "probabilistic"}, k=2, max_num_seqs=64)
     params = SamplingParams(temperature=1.0, top_k=top_k, n=num_samples, max_tokens=3, ignore_eos=True, seed=7)
     ((*samples,),) = generate(llm, [prompt], params)
     assert 0 < llm.engine.metrics.acceptance.draft_acceptance_rate < 1
     seen = Counter((one[0], one[1]) for one in samples)
-    law = two_token_law(prompt, top_k)
-    assert set(seen) <= set(law), "a token outside the target's filter"
-    chi_square = sum((seen[pair] - num_samples * p) ** 2 / (num_samples * p) for pair, p in law.items())
+    distribution = two_token_distribution(prompt, top_k)
+    assert set(seen) <= set(distribution), "a token outside the target's filter"
+    chi_square = sum((seen[pair] - num_samples * p) ** 2 / (num_samples * p) for pair, p in distribution.items())
     assert chi_square < 31.8, "8 degrees of freedom: 1 in 10,000 seeds gives more"
-    record(llm, "sampled text follows the target's law")
+    record(llm, "sampled text follows the target's distribution")
 
 
 @pytest.mark.parametrize(

@@ -125,10 +125,10 @@ def test_as_many_drafts_are_accepted_as_in_our_engine(model, prompts, name):
     assert decoding.metrics.acceptance == llm.engine.metrics.acceptance
 
 
-def law_of(model, prompt, num_tokens, processors):
+def distribution_of(model, prompt, num_tokens, processors):
     """The probability of every continuation, from passes over the whole text: [V] * num_tokens."""
     vocab_size = model.config.vocab_size
-    law = torch.zeros([vocab_size] * num_tokens, dtype=torch.float64)
+    distribution = torch.zeros([vocab_size] * num_tokens, dtype=torch.float64)
     for tokens in product(range(vocab_size), repeat=num_tokens):
         ids = torch.cat([prompt, torch.tensor([tokens])], dim=1)
         with torch.no_grad():
@@ -137,22 +137,24 @@ def law_of(model, prompt, num_tokens, processors):
         for i, token in enumerate(tokens):
             scores = processors(ids[:, : prompt.shape[1] + i], logits[i : i + 1].clone())
             probability *= float(scores[0].double().softmax(0)[token])
-        law[tokens] = probability
-    return law
+        distribution[tokens] = probability
+    return distribution
 
 
 def chi_square(model, decoding, num_samples):
-    """Against the exact law of three tokens, and the degrees of freedom."""
+    """Against the exact distribution of three tokens, and the degrees of freedom."""
     prompt = torch.tensor([[1, 2, 3]])
     settings = {"do_sample": True, "temperature": 0.7, "top_k": 4, "max_new_tokens": 3, "custom_generate": decoding}
-    law = law_of(model, prompt, 3, LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)]))
-    counts = torch.zeros_like(law)
+    distribution = distribution_of(
+        model, prompt, 3, LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)])
+    )
+    counts = torch.zeros_like(distribution)
     torch.manual_seed(11)
     for _ in range(num_samples):
         counts[tuple(model.generate(prompt, **settings)[0, 3:].tolist())] += 1
-    possible = law > 0
+    possible = distribution > 0
     assert counts[~possible].sum() == 0
-    expected = law[possible] * num_samples
+    expected = distribution[possible] * num_samples
     common = expected >= 5  # rare texts in one cell
     observed = torch.cat([counts[possible][common], counts[possible][~common].sum()[None]])
     expected = torch.cat([expected[common], expected[~common].sum()[None]])
@@ -174,7 +176,7 @@ def tail_bound(degrees):
         pytest.param("Counting", 4000, True, marks=pytest.mark.full),
     ],
 )
-def test_sampled_text_has_the_exact_law_and_a_lie_about_the_draft_law_shows(
+def test_sampled_text_has_the_exact_distribution_and_a_lie_about_the_draft_distribution_shows(
     small_model, record, proposer, num_samples, lossless
 ):
     config = {"method": f"adapter_proposers:{proposer}", "num_speculative_tokens": 2}
@@ -186,7 +188,7 @@ def test_sampled_text_has_the_exact_law_and_a_lie_about_the_draft_law_shows(
     reports = proposer != "Counting"
     record(
         decoding,
-        *(["sampled text follows the target's law"] if lossless else []),
+        *(["sampled text follows the target's distribution"] if lossless else []),
         *(["draft probabilities in verification"] if reports else []),
     )
 
@@ -285,7 +287,7 @@ def test_proposers_see_the_callers_sampling_parameters_and_the_models_hidden_sta
     record(decoding, "sampling parameters", "hidden states, final and between layers")
 
 
-def test_states_belong_to_the_kept_rows_and_the_models_head_is_lent(model, prompts, truth, record):
+def test_states_belong_to_the_kept_rows_and_the_models_head_is_shared(model, prompts, truth, record):
     decoding = speculative(
         model, {"method": "everywhere:EarlyExit", "num_speculative_tokens": 3, "on_proposer_error": "raise"}
     )

@@ -109,8 +109,8 @@ def check():
 
 
 @pytest.fixture(scope="module")
-def stretches():
-    """Every whole stretch of `PROMPT_LENGTH` tokens of the shipped prompts, [B, PROMPT_LENGTH]."""
+def chunks():
+    """Every whole chunk of `PROMPT_LENGTH` tokens of the shipped prompts, [B, PROMPT_LENGTH]."""
     tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
     lines = (TINY / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     ids = [torch.tensor(tokenizer(json.loads(line)["prompt"])["input_ids"]) for line in lines]
@@ -119,13 +119,13 @@ def stretches():
 
 
 @pytest.fixture(scope="module")
-def first_rounds_of(check, stretches):
-    """By target folder: the frozen target and the first rounds after the stretches."""
+def first_rounds_of(check, chunks):
+    """By target folder: the frozen target and the first rounds after the chunks."""
 
     @cache
     def measure(name):
         target = check.FrozenTarget(TINY / name, torch.float32)
-        return target, check.first_rounds(target, stretches, NUM_DRAFTS)
+        return target, check.first_rounds(target, chunks, NUM_DRAFTS)
 
     return measure
 

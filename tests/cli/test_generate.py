@@ -32,11 +32,11 @@ PROMPT = textwrap.dedent("""\
 """)
 LOOSE = '''
 import torch
-from specdec.sdk import Draft, DraftLaw, LawKind, Needs
+from specdec.sdk import Draft, DraftDistribution, DistributionKind, Needs
 
 class Uniform:
-    """Draws from all tokens alike and says so: the law of the output stays, the coins do not."""
-    needs = Needs(law="dense")
+    """Draws from all tokens alike and says so: the distribution of the output stays, the uniforms do not."""
+    needs = Needs(distribution="dense")
 
     def __init__(self, config):
         pass
@@ -48,8 +48,9 @@ class Uniform:
         shape = (len(step), step.num_draft_tokens)
         columns = [(step.random.uniform(i) * self.vocab_size).long() for i in range(shape[1])]
         probs = torch.full((*shape, self.vocab_size), 1 / self.vocab_size)
-        law = DraftLaw(kind=torch.full(shape[:1], LawKind.DENSE_PROBS, dtype=torch.uint8), probs=probs)
-        return Draft(token_ids=torch.stack(columns, dim=1), lengths=step.budget, law=law)
+        kind = torch.full(shape[:1], DistributionKind.DENSE_PROBS, dtype=torch.uint8)
+    distribution = DraftDistribution(kind=kind, draft_probs=probs)
+        return Draft(token_ids=torch.stack(columns, dim=1), lengths=step.budget, distribution=distribution)
 '''
 SIGNED = re.compile(r"\[(?P<sign>[-+*]) (?P<marked>(?:\\.|[^\\\]])*)\]|(?P<plain>\\.|[^\\\[])", re.DOTALL)
 
@@ -252,12 +253,12 @@ def test_a_drafter_given_as_the_model_is_verified_against_plain_decoding_of_its_
     assert result.exit_code == 0, result.output
     assert "Outputs equal to plain decoding: 1/1" in result.stderr
     ((drafting, plain),) = compared
-    assert drafting.parts.guest.plugin.name == "dflash"
-    assert plain.parts.guest is None
+    assert drafting.parts.host.plugin.name == "dflash"
+    assert plain.parts.host is None
     assert plain.parts.info.model == drafting.parts.info.model
 
 
-def test_verify_equal_fails_where_sampled_drafts_change_the_coins(tmp_path, monkeypatch):
+def test_verify_equal_fails_where_sampled_drafts_change_the_uniforms(tmp_path, monkeypatch):
     (tmp_path / "loose.py").write_text(LOOSE)
     monkeypatch.syspath_prepend(tmp_path)
     config = {"model": "loose:Uniform", "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}
@@ -265,7 +266,7 @@ def test_verify_equal_fails_where_sampled_drafts_change_the_coins(tmp_path, monk
     result = invoke(*flags, "--verify-equal")
     assert result.exit_code == 1
     assert re.search(r"request '0' differs at output position \d+: plain \d+ .*margin", result.stderr)
-    assert "equal in law, not token by token" in result.stderr
+    assert "equal in distribution, not token by token" in result.stderr
     row = json.loads(invoke(*flags, "--verify-equal", "--json").stdout)
     assert row["outputs_equal"] is False
     assert row["difference"]["plain_token_id"] != row["difference"]["found_token_id"]

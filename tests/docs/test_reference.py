@@ -28,9 +28,9 @@ def test_the_committed_page_is_current(name):
 def test_the_page_of_the_contract_shows_shapes_defaults_bounds_and_members():
     contract = (REFERENCE / "contract.md").read_text()
     for line in (
-        "| `kind` | `Tensor` | [B] uint8, LawKind |",
+        "| `kind` | `Tensor` | [B] uint8, DistributionKind |",
         "| `SPARSE` | 3 |  |",
-        "| `sparse_top_m` | integer at least 0 | `0` | entries per draft position of a sparse law |",
+        "| `sparse_top_m` | integer at least 0 | `0` | entries per draft position of a sparse distribution |",
         "* `from_lists(drafts: Sequence[Sequence[int]], num_draft_tokens: int) -> Draft` (classmethod)",
         "* `next_position: Tensor`",
     ):

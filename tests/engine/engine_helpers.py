@@ -23,7 +23,7 @@ def make_llm(proposer=None, *, k=4, options=None, speculative=None, model="tiny"
 
 
 def proposer_of(llm):
-    return llm.engine.parts.guest.proposer
+    return llm.engine.parts.host.proposer
 
 
 def counter(llm, name):

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.sdk import (
+    DistributionKind,
     Draft,
-    DraftLaw,
+    DraftDistribution,
     HostProposer,
-    LawKind,
     Needs,
     ProposerConfig,
     RequestView,
@@ -89,15 +89,16 @@ TOP_M = 8
 
 
 @cache
-def noise_law(number: int) -> Tensor:
-    """One of a few pseudo-random laws [V]."""
+def noise_distribution(number: int) -> Tensor:
+    """One of a few pseudo-random distributions [V]."""
     return (2 * torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(number))).softmax(0)
 
 
-class DenseLaws(Scripted):
-    """Draws its drafts from laws that depend on the position alone, with `step.random`, and reports those laws.
+class DenseDistributions(Scripted):
+    """Draws its drafts from distributions that depend on the position alone, with `step.random`, and reports those
+    distributions.
 
-    `reported` keeps, by (request id, committed length), kind, drafted tokens and laws [n, V].
+    `reported` keeps, by (request id, committed length), kind, drafted tokens and distributions [n, V].
     """
 
     class Options(Scripted.Options):
@@ -105,27 +106,31 @@ class DenseLaws(Scripted):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        return Needs(law="dense")
+        return Needs(distribution="dense")
 
     def __init__(self, config: ProposerConfig) -> None:
         super().__init__(config)
-        self.reported: dict[tuple[str, int], tuple[LawKind, list[int], Tensor]] = {}
+        self.reported: dict[tuple[str, int], tuple[DistributionKind, list[int], Tensor]] = {}
 
-    def kind_of(self, length: int) -> LawKind:
-        kinds = {"probs": LawKind.DENSE_PROBS, "logits": LawKind.DENSE_LOGITS, "sparse": LawKind.SPARSE}
+    def kind_of(self, length: int) -> DistributionKind:
+        kinds = {
+            "probs": DistributionKind.DENSE_PROBS,
+            "logits": DistributionKind.DENSE_LOGITS,
+            "sparse": DistributionKind.SPARSE,
+        }
         if self.options.kind != "mixed":
             return kinds[self.options.kind]
-        return (LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS)[length % 3]
+        return (DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS)[length % 3]
 
-    def law(self, known: tuple[int, ...], position: int) -> Tensor:
+    def distribution(self, known: tuple[int, ...], position: int) -> Tensor:
         """Probabilities [V]: half of the mass on what is known to follow, the rest pseudo-random."""
-        law = 0.5 * noise_law(position % 16)
-        law[self.token(known, position)] += 0.5
-        return law
+        distribution = 0.5 * noise_distribution(position % 16)
+        distribution[self.token(known, position)] += 0.5
+        return distribution
 
-    def laws_of(self, step: StepView, b: int, length: int, budget: int) -> list[Tensor]:
+    def distributions_of(self, step: StepView, b: int, length: int, budget: int) -> list[Tensor]:
         known = self.known[step.request_ids[b]]
-        return [self.law(known, length + i) for i in range(budget)]
+        return [self.distribution(known, length + i) for i in range(budget)]
 
     def propose(self, step: StepView) -> Draft:
         shape = (len(step), step.num_draft_tokens)
@@ -133,40 +138,40 @@ class DenseLaws(Scripted):
         probs, kinds = torch.zeros(*shape, VOCAB_SIZE), []
         for b, (length, budget) in enumerate(zip(step.committed_length.tolist(), step.budget.tolist(), strict=True)):
             kinds.append(self.kind_of(length))
-            for i, law in enumerate(self.laws_of(step, b, length, budget)):
-                coin = step.random.uniform(i)[b]
-                cdf = law.cumsum(0, dtype=torch.float64)
-                token_ids[b, i] = int(torch.searchsorted(cdf, coin * cdf[-1]))
-                probs[b, i] = law
+            for i, distribution in enumerate(self.distributions_of(step, b, length, budget)):
+                uniform = step.random.uniform(i)[b]
+                cdf = distribution.cumsum(0, dtype=torch.float64)
+                token_ids[b, i] = int(torch.searchsorted(cdf, uniform * cdf[-1]))
+                probs[b, i] = distribution
             self.reported[step.request_ids[b], length] = (
                 kinds[-1],
                 token_ids[b, :budget].tolist(),
                 probs[b, :budget].clone(),
             )
-        return Draft(token_ids, step.budget.clone(), self.draft_law(kinds, probs))
+        return Draft(token_ids, step.budget.clone(), self.draft_distribution(kinds, probs))
 
-    def draft_law(self, kinds: list[LawKind], probs: Tensor) -> DraftLaw:
+    def draft_distribution(self, kinds: list[DistributionKind], probs: Tensor) -> DraftDistribution:
         present, kind = set(kinds), torch.tensor(kinds, dtype=torch.uint8)
-        dense = probs if LawKind.DENSE_PROBS in present else None
-        logits = probs.log() if LawKind.DENSE_LOGITS in present else None
-        return DraftLaw(kind=kind, probs=dense, logits=logits)
+        dense = probs if DistributionKind.DENSE_PROBS in present else None
+        logits = probs.log() if DistributionKind.DENSE_LOGITS in present else None
+        return DraftDistribution(kind=kind, draft_probs=dense, draft_logits=logits)
 
 
-class SparseLaws(DenseLaws):
-    """The same with laws of a few entries."""
+class SparseDistributions(DenseDistributions):
+    """The same with distributions of a few entries."""
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        return Needs(law="sparse", sparse_top_m=TOP_M)
+        return Needs(distribution="sparse", sparse_top_m=TOP_M)
 
-    def law(self, known: tuple[int, ...], position: int) -> Tensor:
-        top = super().law(known, position).topk(TOP_M)
+    def distribution(self, known: tuple[int, ...], position: int) -> Tensor:
+        top = super().distribution(known, position).topk(TOP_M)
         return torch.zeros(VOCAB_SIZE).index_copy_(0, top.indices, top.values / top.values.sum())
 
-    def draft_law(self, kinds: list[LawKind], probs: Tensor) -> DraftLaw:
+    def draft_distribution(self, kinds: list[DistributionKind], probs: Tensor) -> DraftDistribution:
         top = probs.topk(TOP_M)
         ids = torch.where(top.values > 0, top.indices, -1)
-        return DraftLaw(kind=torch.tensor(kinds, dtype=torch.uint8), sparse_ids=ids, sparse_probs=top.values)
+        return DraftDistribution(kind=torch.tensor(kinds, dtype=torch.uint8), sparse_ids=ids, sparse_probs=top.values)
 
 
 @dataclass
@@ -202,7 +207,7 @@ class Recorder(Scripted):
         history: bool = False
         sampling: tuple[str, ...] = ()
         min_draft_tokens: int = 0
-        law: str = "one_hot"
+        distribution: str = "one_hot"
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
@@ -294,8 +299,8 @@ class Peeker(Scripted):
         self.seen.append((step.history, step.sampling, step.kept.hidden))
 
 
-class Forgetful(DenseLaws):
-    """Reports laws and keeps no record of them."""
+class Forgetful(DenseDistributions):
+    """Reports distributions and keeps no record of them."""
 
     def propose(self, step: StepView) -> Draft:
         draft = super().propose(step)
@@ -401,17 +406,17 @@ def _with_ids(draft: Draft, step: StepView, token_id: int) -> Draft:
     return Draft(torch.full_like(draft.token_ids, token_id), step.budget.clone())
 
 
-def _with_law(draft: Draft, kind: int, **tensors: object) -> Draft:
+def _with_distribution(draft: Draft, kind: int, **tensors: object) -> Draft:
     kinds = torch.full(draft.lengths.shape, kind, dtype=torch.uint8)
-    return Draft(draft.token_ids, draft.lengths, DraftLaw(kind=kinds, **tensors))
+    return Draft(draft.token_ids, draft.lengths, DraftDistribution(kind=kinds, **tensors))
 
 
-def _uniform_law(draft: Draft) -> Tensor:
+def _uniform_distribution(draft: Draft) -> Tensor:
     return torch.full((*draft.token_ids.shape, VOCAB_SIZE), 1 / VOCAB_SIZE)
 
 
 def _with_probs(draft: Draft, change: Callable[[Tensor], Tensor]) -> Draft:
-    return _with_law(draft, LawKind.DENSE_PROBS, probs=change(_uniform_law(draft)))
+    return _with_distribution(draft, DistributionKind.DENSE_PROBS, probs=change(_uniform_distribution(draft)))
 
 
 def signs(probs: Tensor) -> Tensor:
@@ -440,13 +445,13 @@ WRONG: dict[str, Callable[[Draft, StepView], object]] = {
     "an id over the vocabulary": lambda draft, step: _with_ids(draft, step, VOCAB_SIZE),
     "padding within the length": lambda draft, step: _with_ids(draft, step, -1),
     "a sentinel within the length": lambda draft, step: _with_ids(draft, step, -2),
-    "a tensor as its law": lambda draft, step: Draft(draft.token_ids, draft.lengths, torch.ones(3)),
-    "an undeclared kind": lambda draft, step: _with_law(draft, LawKind.SPARSE),
-    "an unknown kind": lambda draft, step: _with_law(draft, 9),
-    "a kind without its tensor": lambda draft, step: _with_law(draft, LawKind.DENSE_PROBS),
-    "a law of another shape": lambda draft, step: _with_probs(draft, lambda probs: probs[..., 1:]),
-    "a law on another device": lambda draft, step: _with_probs(draft, lambda probs: probs.to("meta")),
-    "a law of integers": lambda draft, step: _with_probs(draft, lambda probs: probs.long()),
+    "a tensor as its distribution": lambda draft, step: Draft(draft.token_ids, draft.lengths, torch.ones(3)),
+    "an undeclared kind": lambda draft, step: _with_distribution(draft, DistributionKind.SPARSE),
+    "an unknown kind": lambda draft, step: _with_distribution(draft, 9),
+    "a kind without its tensor": lambda draft, step: _with_distribution(draft, DistributionKind.DENSE_PROBS),
+    "a distribution of another shape": lambda draft, step: _with_probs(draft, lambda probs: probs[..., 1:]),
+    "a distribution on another device": lambda draft, step: _with_probs(draft, lambda probs: probs.to("meta")),
+    "a distribution of integers": lambda draft, step: _with_probs(draft, lambda probs: probs.long()),
     "probabilities of half the mass": lambda draft, step: _with_probs(draft, lambda probs: probs / 2),
     "negative probabilities": lambda draft, step: _with_probs(draft, lambda probs: probs + signs(probs)),
     "probabilities that are no numbers": lambda draft, step: _with_probs(draft, lambda probs: probs * torch.nan),

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_helpers import make_llm, tokens
-from engine_proposers import DenseLaws, SparseLaws
+from engine_proposers import DenseDistributions, SparseDistributions
 from torch import Tensor
 
 from specdec import SamplingParams
 from specdec.core.engine import assembly
 from specdec.core.proposing.draft_check import DraftChecker
-from specdec.core.proposing.draft_store import DraftStore, LawBuffers
+from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
 from specdec.core.proposing.draft_support import can_draw, target_to_draft
 from specdec.core.proposing.unread_drafts import Report, UnreadDrafts
-from specdec.sdk import Draft, DraftLaw, LawKind, Needs, PluginId, ProposerError, StrictModel
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, PluginId, ProposerError, StrictModel
 from specdec.testing import step_view
 
 V, K = 4096, 4
@@ -24,24 +24,26 @@ ANY = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
 FAR = 10**6
 
 
-def without(law: DraftLaw, token_ids: Tensor, fault: str) -> DraftLaw:
+def without(distribution: DraftDistribution, token_ids: Tensor, fault: str) -> DraftDistribution:
     """The same, but no drafted token can come from it."""
     places = token_ids.clamp(min=0)[..., None]
     if fault == "zero probability":
-        return replace(law, probs=torch.zeros_like(law.probs).scatter(2, (places + 1) % V, 1))
+        return replace(
+            distribution, draft_probs=torch.zeros_like(distribution.draft_probs).scatter(2, (places + 1) % V, 1)
+        )
     if fault == "no probability that is a number":
-        return replace(law, probs=law.probs.scatter(2, places, torch.nan))
+        return replace(distribution, draft_probs=distribution.draft_probs.scatter(2, places, torch.nan))
     if fault == "infinite logit":
-        return replace(law, logits=law.logits.scatter(2, places, -torch.inf))
+        return replace(distribution, draft_logits=distribution.draft_logits.scatter(2, places, -torch.inf))
     if fault == "sparse ids out of range":
-        return replace(law, sparse_ids=torch.full_like(law.sparse_ids, FAR))
+        return replace(distribution, sparse_ids=torch.full_like(distribution.sparse_ids, FAR))
     if fault == "one sparse id out of range":
-        return replace(law, sparse_ids=law.sparse_ids.index_fill(2, torch.tensor(-1), V))
+        return replace(distribution, sparse_ids=distribution.sparse_ids.index_fill(2, torch.tensor(-1), V))
     if fault == "other sparse ids":
-        return replace(law, sparse_ids=(places + 1 + torch.arange(law.sparse_ids.shape[2])) % V)
+        return replace(distribution, sparse_ids=(places + 1 + torch.arange(distribution.sparse_ids.shape[2])) % V)
     assert fault == "sparse probability of zero"
-    probs = law.sparse_probs.masked_fill(law.sparse_ids == places, 0)
-    return replace(law, sparse_probs=probs / probs.sum(2, keepdim=True))
+    probs = distribution.sparse_probs.masked_fill(distribution.sparse_ids == places, 0)
+    return replace(distribution, sparse_probs=probs / probs.sum(2, keepdim=True))
 
 
 KINDS = {
@@ -76,27 +78,27 @@ class Faults:
         self.count += 1
         if self.count <= self.options.after:
             return draft
-        return replace(draft, law=without(draft.law, draft.token_ids, self.options.fault))
+        return replace(draft, distribution=without(draft.distribution, draft.token_ids, self.options.fault))
 
 
-class FaultyDense(Faults, DenseLaws):
+class FaultyDense(Faults, DenseDistributions):
     pass
 
 
-class FaultySparse(Faults, SparseLaws):
+class FaultySparse(Faults, SparseDistributions):
     pass
 
 
 class DeviceDense(FaultyDense):
     @classmethod
     def needs(cls, config, target):
-        return Needs(law="dense", placement="device")
+        return Needs(distribution="dense", placement="device")
 
 
 class DeviceSparse(FaultySparse):
     @classmethod
     def needs(cls, config, target):
-        return Needs(law="sparse", sparse_top_m=8, placement="device")
+        return Needs(distribution="sparse", sparse_top_m=8, placement="device")
 
 
 @pytest.fixture
@@ -151,30 +153,39 @@ def test_on_a_device_it_is_told_of_when_it_is_read_and_the_engine_can_go_on(by_t
 def test_a_token_outside_the_draft_vocabulary_has_no_probability():
     t2d = target_to_draft([7, 3], 10, torch.device("cpu"))
     assert t2d.tolist() == [-1, -1, -1, 1, -1, -1, -1, 0, -1, -1]
-    law = DraftLaw(kind=torch.tensor([LawKind.DENSE_PROBS]), probs=torch.tensor([[[0.0, 1.0]] * 4]))
+    distribution = DraftDistribution(
+        kind=torch.tensor([DistributionKind.DENSE_PROBS]), draft_probs=torch.tensor([[[0.0, 1.0]] * 4])
+    )
     token_ids = torch.tensor([[7, 3, 2, -1]])
-    assert can_draw(LawKind.DENSE_PROBS, law, token_ids, t2d, 10)[0, :3].tolist() == [False, True, False]
+    assert can_draw(DistributionKind.DENSE_PROBS, distribution, token_ids, t2d, 10)[0, :3].tolist() == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_on_a_device_the_draft_vocabulary_is_mapped_before_a_token_is_looked_up():
     """Target ids 7 and 3 are draft ids 0 and 1; without the map both would be looked up beyond the table's end."""
     t2d = target_to_draft([7, 3], 10, torch.device("cpu"))
     store = DraftStore(
-        LawBuffers.allocate("dense", (2, 2, 2), t2d, torch.device("cpu")),
+        DistributionBuffers.allocate("dense", (2, 2, 2), t2d, torch.device("cpu")),
         UnreadDrafts(2, 2, 10, torch.device("cpu")),
     )
-    kinds = torch.tensor([LawKind.DENSE_PROBS] * 2, dtype=torch.uint8)
-    law = DraftLaw(kind=kinds, probs=torch.tensor([[[0.0, 1.0], [1.0, 0.0]]] * 2))
-    draft = Draft(torch.tensor([[3, 7], [3, 3]]), torch.tensor([2, 2]), law)
-    store.put([0, 1], [1, 1], [[0, 0]] * 2, law, draft)
+    kinds = torch.tensor([DistributionKind.DENSE_PROBS] * 2, dtype=torch.uint8)
+    distribution = DraftDistribution(kind=kinds, draft_probs=torch.tensor([[[0.0, 1.0], [1.0, 0.0]]] * 2))
+    draft = Draft(torch.tensor([[3, 7], [3, 3]]), torch.tensor([2, 2]), distribution)
+    store.put([0, 1], [1, 1], [[0, 0]] * 2, distribution, draft)
     reports, token_ids = store.unread.gather(torch.tensor([0, 1]), torch.tensor([2, 2]), 2)
     assert token_ids.tolist() == [[3, 7], [3, -1]]
     assert [Report.parse(row).num_usable for row in reports.tolist()] == [2, 1]
 
 
-def check(draft, placement="host", law="one_hot", **needs):
+def check(draft, placement="host", distribution="one_hot", **needs):
     checker = DraftChecker(
-        PluginId("mine", "m:Mine"), Needs(law=law, placement=placement, **needs), V, torch.device("cpu")
+        PluginId("mine", "m:Mine"),
+        Needs(distribution=distribution, placement=placement, **needs),
+        V,
+        torch.device("cpu"),
     )
     step = step_view([[1, 2, 3]] * len(draft.token_ids), draft.token_ids.shape[1])
     return checker.check(draft, step, [draft.token_ids.shape[1]] * len(draft.token_ids))
@@ -183,16 +194,20 @@ def check(draft, placement="host", law="one_hot", **needs):
 def test_rows_of_every_kind_beside_each_other_are_each_held_to_their_own():
     token_ids = torch.tensor([[3, 4]] * 3)
     table = torch.zeros(3, 2, V).scatter(2, token_ids[..., None], 1)
-    kinds = torch.tensor([LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS], dtype=torch.uint8)
-    draft = Draft(token_ids, torch.tensor([2, 2, 2]), DraftLaw(kind=kinds, probs=table, logits=table.log()))
-    assert check(draft, law="dense").token_ids == token_ids.tolist()
+    kinds = torch.tensor(
+        [DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS], dtype=torch.uint8
+    )
+    draft = Draft(
+        token_ids, torch.tensor([2, 2, 2]), DraftDistribution(kind=kinds, draft_probs=table, draft_logits=table.log())
+    )
+    assert check(draft, distribution="dense").token_ids == token_ids.tolist()
     padded = replace(draft, token_ids=torch.tensor([[3, 4], [3, -1], [3, 4]]), lengths=torch.tensor([2, 1, 2]))
-    assert check(padded, law="dense").token_ids[1] == [3]
+    assert check(padded, distribution="dense").token_ids[1] == [3]
     for row, place in ((1, 1), (2, 0)):
         wrong = token_ids.clone()
         wrong[row, place] += 2
         with pytest.raises(ProposerError, match=rf"row {row} of the step, draft position {place}"):
-            check(replace(draft, token_ids=wrong), law="dense")
+            check(replace(draft, token_ids=wrong), distribution="dense")
 
 
 class Halves(Tensor):

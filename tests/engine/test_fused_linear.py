@@ -107,6 +107,6 @@ def test_fused_layers_are_prepared_like_any_others(quantization):
 def test_the_target_and_its_drafter_are_fused():
     with LLM("tiny", speculative_config={"model": "tiny/eagle3"}, max_model_len=64) as llm:
         layer = llm.engine.parts.target.model.model.layers[0]
-        network = llm.engine.parts.guest.proposer.network
+        network = llm.engine.parts.host.proposer.network
         assert {type(each) for each in (layer.self_attn.v_proj, layer.mlp.up_proj)} == {FusedLinear}
         assert any(isinstance(module, FusedLinear) for module in network.modules())

@@ -117,7 +117,7 @@ def test_no_pass_of_a_decoding_step_runs_outside_what_is_recorded(name, recorder
     assert recorder.num_replays - before == 5 * (1 + PASSES[name])
 
 
-def test_a_chain_with_laws_is_replayed_token_by_token_and_draws_the_same(recorder, prompts, target_path):
+def test_a_chain_with_distributions_is_replayed_token_by_token_and_draws_the_same(recorder, prompts, target_path):
     params = SamplingParams(temperature=0.8, max_tokens=32, ignore_eos=True, seed=5)
     found = {}
     for graphs in (None, False):

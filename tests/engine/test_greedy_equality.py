@@ -145,7 +145,7 @@ def test_logits_are_computed_only_where_a_token_is_sampled_or_a_draft_verified(m
         return sampler.verify(logits, cu_rows, drafts, sampling)
 
     llm = llm_with("truth", sequences, max_num_batched_tokens=32)
-    monkeypatch.setattr(llm.engine.parts.runner, "_judge", spy)
+    monkeypatch.setattr(llm.engine.parts.runner, "_verify", spy)
     generate(llm, prompts[:1])
     num_chunks = -(-len(prompts[0]) // 32)
     assert num_rows[:num_chunks] == [(0, 0)] * (num_chunks - 1) + [(1, 0)]

@@ -83,8 +83,8 @@ def test_a_plain_step_waits_once_and_sends_its_batch_at_once(params, waits, prom
 
 def test_a_step_with_drafts_from_the_host_waits_once(waits, prompts, sequences):
     llm = make_llm("Scripted", k=K, options={"sequences": sequences, "wrong_every": 3})
-    guest = llm.engine.parts.guest
-    guest.draft = waits.kernel(guest.draft)  # drafts and views of the host lie on the host
+    host = llm.engine.parts.host
+    host.draft = waits.kernel(host.draft)  # drafts and views of the host lie on the host
     assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
 
 
@@ -101,11 +101,15 @@ def test_a_step_with_drafts_from_a_device_waits_once(
     assert llm.engine.metrics.acceptance.num_draft_tokens >= 3 * K * NUM_STEPS
 
 
-@pytest.mark.parametrize("law", ["sparse", "dense"])
+@pytest.mark.parametrize("distribution", ["sparse", "dense"])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_laws_of_drafts_from_a_device_stay_there(name, law, waits, prompts, target_path, mtp_target):
+def test_distributions_of_drafts_from_a_device_stay_there(name, distribution, waits, prompts, target_path, mtp_target):
     llm = drafting(
-        name, target_path, mtp_target, draft_sample_method="probabilistic", proposer_config={"draft_law": law}
+        name,
+        target_path,
+        mtp_target,
+        draft_sample_method="probabilistic",
+        proposer_config={"draft_distribution": distribution},
     )
     assert counted(waits, llm, prompts, SAMPLED) == ONE_WAIT
 

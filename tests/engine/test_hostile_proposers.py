@@ -12,7 +12,7 @@ from specdec.sdk import ProposerError
 CHOSEN = (3, 4, 5, 6, 11, 12, 14, 15)  # prompts of 55 to 80 tokens: some run beside each other, none grows in peace
 LENGTHS = (3, 18, 20, 12, 6, 10, 16, 9)  # of the outputs
 POLICIES = ("raise", "skip_step", "disable")
-HOSTILE = {  # fault -> method, declared law, code
+HOSTILE = {  # fault -> method, declared distribution, code
     "raise": ("propose", "one_hot", "SD-E210"),
     "raise in observe": ("observe", "one_hot", "SD-E210"),
     "raise in on_start": ("on_start", "one_hot", "SD-E210"),
@@ -29,9 +29,9 @@ HOSTILE = {  # fault -> method, declared law, code
     "lengths without end": ("propose", "one_hot", "SD-E202"),
     "an id over the vocabulary": ("propose", "one_hot", "SD-E203"),
     "padding within the length": ("propose", "one_hot", "SD-E203"),
-    "a tensor as its law": ("propose", "one_hot", "SD-E204"),
-    "a law of another shape": ("propose", "dense", "SD-E201"),
-    "a law on another device": ("propose", "dense", "SD-E201"),
+    "a tensor as its distribution": ("propose", "one_hot", "SD-E204"),
+    "a distribution of another shape": ("propose", "dense", "SD-E201"),
+    "a distribution on another device": ("propose", "dense", "SD-E201"),
     "probabilities that are no numbers": ("propose", "dense", "SD-E205"),
 }
 CASES = [
@@ -76,11 +76,11 @@ def errors_by_code(llm):
 
 @pytest.mark.parametrize(("fault", "policy"), CASES)
 def test_every_request_ends_as_if_nobody_had_drafted(fault, policy, load, expected, sequences):
-    where, law, code = HOSTILE[fault]
-    options = {"where": where, "fault": fault.partition(" in ")[0], "law": law}
+    where, distribution, code = HOSTILE[fault]
+    options = {"where": where, "fault": fault.partition(" in ")[0], "distribution": distribution}
     options |= {"sequences": sequences, "wrong_every": 3}
     speculative = {"on_proposer_error": policy}
-    speculative |= {"draft_sample_method": "probabilistic"} if law == "dense" else {}
+    speculative |= {"draft_sample_method": "probabilistic"} if distribution == "dense" else {}
     llm = make_llm("Faulty", options=options, speculative=speculative, num_kv_blocks=11)
     outputs, errors = step_through(llm, load)
     assert outputs == expected

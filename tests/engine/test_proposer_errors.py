@@ -11,13 +11,13 @@ from specdec.sdk import PluginLoadError, ProposerError
 NAME = "engine_proposers:Faulty"
 NUM_TOKENS = 12
 PARAMS = GREEDY.replace(max_tokens=NUM_TOKENS)
-LAWS = {
+DISTRIBUTIONS = {
     "an undeclared kind": "one_hot",
     "an unknown kind": "dense",
     "a kind without its tensor": "dense",
-    "a law of another shape": "dense",
-    "a law on another device": "dense",
-    "a law of integers": "dense",
+    "a distribution of another shape": "dense",
+    "a distribution on another device": "dense",
+    "a distribution of integers": "dense",
     "probabilities of half the mass": "dense",
     "negative probabilities": "dense",
     "probabilities that are no numbers": "dense",
@@ -44,13 +44,13 @@ CODES = {
     "an id over the vocabulary": "SD-E203",
     "padding within the length": "SD-E203",
     "a sentinel within the length": "SD-E203",
-    "a tensor as its law": "SD-E204",
+    "a tensor as its distribution": "SD-E204",
     "an undeclared kind": "SD-E204",
     "an unknown kind": "SD-E204",
     "a kind without its tensor": "SD-E201",
-    "a law of another shape": "SD-E201",
-    "a law on another device": "SD-E201",
-    "a law of integers": "SD-E201",
+    "a distribution of another shape": "SD-E201",
+    "a distribution on another device": "SD-E201",
+    "a distribution of integers": "SD-E201",
     "probabilities of half the mass": "SD-E205",
     "negative probabilities": "SD-E205",
     "probabilities that are no numbers": "SD-E205",
@@ -68,10 +68,17 @@ def short_truth(truth):
 
 
 def faulty(sequences, where, policy="raise", *, fault="raise", after=0, times=1_000_000, **settings):
-    law = LAWS.get(fault, "one_hot")
-    options = {"where": where, "fault": fault, "after": after, "times": times, "sequences": sequences, "law": law}
+    distribution = DISTRIBUTIONS.get(fault, "one_hot")
+    options = {
+        "where": where,
+        "fault": fault,
+        "after": after,
+        "times": times,
+        "sequences": sequences,
+        "distribution": distribution,
+    }
     speculative = {"on_proposer_error": policy}
-    speculative |= {"draft_sample_method": "probabilistic"} if law == "dense" else {}
+    speculative |= {"draft_sample_method": "probabilistic"} if distribution == "dense" else {}
     return make_llm("Faulty", options=options, speculative=speculative, **settings)
 
 
@@ -98,13 +105,16 @@ def test_every_wrong_draft_has_its_code():
 
 @pytest.fixture(scope="module")
 def wrong_once(sequences):
-    """Engines by declared law whose proposer is armed for one wrong draft, the second."""
-    return {law: faulty(sequences, "propose", fault=fault, after=1, times=1) for fault, law in [ONE_HOT, DENSE]}
+    """Engines by declared distribution whose proposer is armed for one wrong draft, the second."""
+    return {
+        distribution: faulty(sequences, "propose", fault=fault, after=1, times=1)
+        for fault, distribution in [ONE_HOT, DENSE]
+    }
 
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_draft_is_named_then_contained(fault, short_prompts, short_truth, wrong_once):
-    llm = wrong_once[LAWS.get(fault, "one_hot")]
+    llm = wrong_once[DISTRIBUTIONS.get(fault, "one_hot")]
     proposer_of(llm).arm(fault)
     errors_before = errors_by_code(llm).get(CODES[fault], 0)
     with pytest.raises(ProposerError) as caught:

@@ -63,7 +63,7 @@ def test_a_save_that_fails_keeps_what_was_saved_before(prompts, tmp_path, monkey
         (path / "half").write_text("half")
         raise RuntimeError("the disk is gone")
 
-    monkeypatch.setattr(llm.engine.parts.guest.proposer._corpus, "save", half)
+    monkeypatch.setattr(llm.engine.parts.host.proposer._corpus, "save", half)
     with pytest.raises(ProposerError, match="the disk is gone"):
         llm.save_proposer_state(tmp_path)
     assert files(tmp_path) == before
@@ -74,7 +74,7 @@ def test_a_failing_save_at_close_is_told_and_the_proposer_is_closed(sequences, t
     llm = make_llm("Faulty", options=options, speculative={"state_dir": str(tmp_path)})
     with pytest.raises(ProposerError, match="save fails on purpose"):
         llm.close()
-    assert llm.engine.parts.guest.proposer.events[-1] == ("close", "")
+    assert llm.engine.parts.host.proposer.events[-1] == ("close", "")
     assert not files(tmp_path)
 
 
@@ -120,7 +120,7 @@ def test_where_nothing_was_saved_or_can_be_is_refused(tmp_path):
 
 @pytest.mark.parametrize("method", ["save_proposer_state", "load_proposer_state"])
 @pytest.mark.parametrize("path", [None, 7, "", b"bytes", "a\0b"])
-def test_what_is_no_path_is_refused_without_blame(method, path):
+def test_what_is_no_path_is_refused_without_attribution(method, path):
     with pytest.raises(ConfigError, match="SD-E132") as caught:
         getattr(suffix(), method)(path)
     assert caught.value.plugin is None

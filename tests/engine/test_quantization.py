@@ -41,7 +41,7 @@ def token_ids(llm, prompts):
 def test_target_and_drafter_are_quantised_each_on_its_own(target, draft, target_path, prompts):
     config = DRAFTER | {"model": str(target_path), "quantization": draft}
     llm = LLM("tiny", quantization=target, speculative_config=config, max_model_len=256)
-    network = llm.engine.parts.guest.proposer._model
+    network = llm.engine.parts.host.proposer._model
     assert is_int8(projection(llm.engine.parts.target.model)) == (target is not None)
     assert is_int8(projection(network)) == (draft is not None)
     assert not is_int8(network.get_output_embeddings())

@@ -292,12 +292,12 @@ def test_an_old_request_finishes_though_new_ones_never_stop_coming(prompts):
 
 
 @pytest.mark.parametrize(
-    ("proposer", "law", "num_requests"),
+    ("proposer", "distribution", "num_requests"),
     [("ngram", "greedy", 1000), ("Forgetful", "probabilistic", 300), (None, None, 300)],
-    ids=["ngram", "laws", "plain"],
+    ids=["ngram", "distributions", "plain"],
 )
-def test_served_requests_leave_nothing_behind(proposer, law, num_requests):
-    llm = make_llm(proposer, k=2, speculative={"draft_sample_method": law})
+def test_served_requests_leave_nothing_behind(proposer, distribution, num_requests):
+    llm = make_llm(proposer, k=2, speculative={"draft_sample_method": distribution})
     serve(llm, 100)
     before = num_objects_and_entries()
     serve(llm, num_requests)

@@ -11,7 +11,7 @@ from engine_helpers import counter, make_llm, tokens
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
 from specdec.core.rejection.sampler import sample as draw
-from specdec.core.rejection.types import Coins
+from specdec.core.rejection.types import Uniforms
 from specdec.core.request.request import Request
 from specdec.core.runner.sampling import sampling_rows
 
@@ -45,7 +45,8 @@ NEARNESS = 1e-5
 
 
 def assert_same_up_to_ties(found, expected, prompts, model):
-    """Texts by request index are equal, or part where the uniform lies at a boundary of the law (see decision 0006).
+    """Texts by request index are equal, or part where the uniform lies at a boundary of the distribution (see
+    decision 0006).
 
     At most one request may part, and only one whose logits are not adjusted by earlier tokens.
     """
@@ -71,7 +72,7 @@ def tokens_around(params, token_ids, model):
     request = Request("r", token_ids, params, params.seed, 0, frozenset(), None)
     rows = sampling_rows([request], torch.device("cpu"))
     number = uniform(rows.seed, rows.position, Stream.RESAMPLE)
-    around = [Coins((number + shift).clamp(0, 1)[:, None]) for shift in (-NEARNESS, NEARNESS)]
+    around = [Uniforms((number + shift).clamp(0, 1)[:, None]) for shift in (-NEARNESS, NEARNESS)]
     return [int(draw(logits, rows, each).output_ids[0, 0]) for each in around]
 
 
@@ -160,9 +161,9 @@ def test_outputs_of_one_prompt_differ_and_repeat(plain_llm, prompts):
 
 
 @pytest.mark.parametrize("kind", ["probs", "logits", "sparse", "mixed"])
-def test_reported_laws_give_one_text_per_seed_in_any_batch(kind, prompts, sampled_sequences):
+def test_reported_distributions_give_one_text_per_seed_in_any_batch(kind, prompts, sampled_sequences):
     llm = make_llm(
-        "SparseLaws" if kind == "sparse" else "DenseLaws",
+        "SparseDistributions" if kind == "sparse" else "DenseDistributions",
         options={"sequences": sampled_sequences, "kind": kind},
         speculative={"draft_sample_method": "probabilistic"},
     )

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from scripts.small_models import model_types
-from scripts.target_sweep import PAGE, RECORD, judge, page
+from scripts.target_sweep import PAGE, RECORD, page, verify
 
 QUICK = {
     "llama": "equal",
@@ -38,6 +38,6 @@ LONG = [pytest.param(name, marks=pytest.mark.full) for name in RECORDED if name 
 
 @pytest.mark.parametrize("name", [*QUICK, *LONG])
 def test_a_type_is_served_as_transformers_computes_it_or_refused(name):
-    outcome = judge(name)
+    outcome = verify(name)
     assert outcome.outcome == QUICK.get(name, RECORDED[name]["outcome"])
     assert outcome.code == RECORDED[name]["code"], outcome.reason

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, proposer_of, tokens
-from engine_proposers import DenseLaws, Scripted, SparseLaws, ragged_length
+from engine_proposers import DenseDistributions, Scripted, SparseDistributions, ragged_length
 
 from specdec import SamplingParams
 from specdec.core.engine import assembly
 from specdec.core.proposing.unread_drafts import Report, UnreadDrafts, of_one_kind
-from specdec.sdk import Draft, DraftLaw, LawKind, Needs, ProposerError
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerError
 
 K, V = 4, 4096
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
@@ -27,20 +27,20 @@ class OnDevice:
 
 
 class Ragged:
-    """Mixed into a proposer with laws: lengths that depend on the position alone."""
+    """Mixed into a proposer with distributions: lengths that depend on the position alone."""
 
     def propose(self, step):
         draft = super().propose(step)
         pairs = zip(step.committed_length.tolist(), step.budget.tolist(), strict=True)
         lengths = torch.tensor([ragged_length(length, budget) for length, budget in pairs])
-        return Draft(draft.token_ids, lengths, draft.law)
+        return Draft(draft.token_ids, lengths, draft.distribution)
 
 
 class DeviceScripted(OnDevice, Scripted):
     pass
 
 
-class RaggedDense(Ragged, DenseLaws):
+class RaggedDense(Ragged, DenseDistributions):
     pass
 
 
@@ -48,7 +48,7 @@ class DeviceRaggedDense(OnDevice, RaggedDense):
     pass
 
 
-class RaggedSparse(Ragged, SparseLaws):
+class RaggedSparse(Ragged, SparseDistributions):
     pass
 
 
@@ -105,8 +105,8 @@ def test_short_and_empty_drafts_are_counted_as_what_they_were(
 
 @pytest.mark.parametrize("rule", ["standard", "block"])
 @pytest.mark.parametrize("kind", ["probs", "logits", "mixed", "sparse"])
-def test_laws_of_short_drafts_give_the_same_tokens(kind, rule, by_table, prompts, sequences):
-    """Verification meets NO_PROPOSAL where it would have met the end of the draft, and draws with the same coins."""
+def test_distributions_of_short_drafts_give_the_same_tokens(kind, rule, by_table, prompts, sequences):
+    """Verification meets NO_PROPOSAL where it would have met the end of the draft, and draws with the same uniforms."""
     name = "RaggedSparse" if kind == "sparse" else "RaggedDense"
     speculative = {"draft_sample_method": "probabilistic", "rejection_sample_method": rule}
     given = {"options": {"sequences": sequences, "kind": kind}, "speculative": speculative}
@@ -180,22 +180,26 @@ def test_the_host_counts_those_tokens_that_verification_meets(lengths, token_ids
         assert min(row) >= NOTHING
 
 
-def test_laws_of_two_kinds_become_one():
+def test_distributions_of_two_kinds_become_one():
     probs = torch.rand(3, 2, 5).softmax(-1)
     logits = torch.randn(3, 2, 5)
-    kinds = [LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS, LawKind.ONE_HOT]
-    tagged = of_one_kind(DraftLaw(kind=torch.tensor(kinds, dtype=torch.uint8), probs=probs, logits=logits), "dense")
-    assert tagged.kind is LawKind.DENSE_LOGITS
-    assert tagged.has_law.tolist() == [True, True, False]
-    torch.testing.assert_close(tagged.law.logits[0].softmax(-1), probs[0])
-    assert torch.equal(tagged.law.logits[1], logits[1])
+    kinds = [DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS, DistributionKind.ONE_HOT]
+    tagged = of_one_kind(
+        DraftDistribution(kind=torch.tensor(kinds, dtype=torch.uint8), draft_probs=probs, draft_logits=logits), "dense"
+    )
+    assert tagged.kind is DistributionKind.DENSE_LOGITS
+    assert tagged.has_distribution.tolist() == [True, True, False]
+    torch.testing.assert_close(tagged.distribution.draft_logits[0].softmax(-1), probs[0])
+    assert torch.equal(tagged.distribution.draft_logits[1], logits[1])
 
 
-def test_a_law_without_a_tensor_of_the_declared_form_is_none():
-    law = DraftLaw(kind=torch.tensor([1], dtype=torch.uint8), probs=torch.ones(1, 1, 1))
-    assert of_one_kind(law, "sparse") is None
-    assert of_one_kind(DraftLaw(kind=law.kind), "dense") is None
-    assert not of_one_kind(DraftLaw(kind=law.kind + 1, probs=law.probs), "dense").has_law.any()
+def test_a_distribution_without_a_tensor_of_the_declared_form_is_none():
+    distribution = DraftDistribution(kind=torch.tensor([1], dtype=torch.uint8), draft_probs=torch.ones(1, 1, 1))
+    assert of_one_kind(distribution, "sparse") is None
+    assert of_one_kind(DraftDistribution(kind=distribution.kind), "dense") is None
+    assert not of_one_kind(
+        DraftDistribution(kind=distribution.kind + 1, draft_probs=distribution.draft_probs), "dense"
+    ).has_distribution.any()
 
 
 def test_the_proposer_of_a_device_is_told_what_was_accepted(by_table, prompts, sequences):

@@ -74,10 +74,10 @@ def test_a_decoding_step_waits_once(name):
     assert len(waits) <= 4, waits
 
 
-@pytest.mark.parametrize("law", ["sparse", "dense"])
+@pytest.mark.parametrize("distribution", ["sparse", "dense"])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_drafts_with_laws_are_accepted_and_nobody_waits_for_them(name, law):
-    probabilistic = {"draft_sample_method": "probabilistic", "proposer_config": {"draft_law": law}}
+def test_drafts_with_distributions_are_accepted_and_nobody_waits_for_them(name, distribution):
+    probabilistic = {"draft_sample_method": "probabilistic", "proposer_config": {"draft_distribution": distribution}}
     llm = engine(speculative_config=speculation(name) | probabilistic)
     waits = waits_of(llm, SAMPLED)
     assert len(waits) <= 4, waits

@@ -117,7 +117,7 @@ def test_queries_of_nobody_change_nothing():
 @pytest.mark.parametrize("window", [None, 1, 4, 100], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_plain_form_gives_what_attention_by_spans_gives(mode, window, softcap, heads):
-    """Which is compared with attention written out in fp64: one law on every device."""
+    """Which is compared with attention written out in fp64: one distribution on every device."""
     shapes = [(1, 9), (7, 7), (1, 1), (4, 11), (3, 33)]
     query, keys, values, pages = (
         each.cpu() if isinstance(each, Tensor) else each for each in inputs(shapes, heads=heads, mode=mode)

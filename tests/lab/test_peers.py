@@ -1,4 +1,4 @@
-"""The comparison with other engines: it runs, counts every token, and judges its goals by what was measured."""
+"""The comparison with other engines: it runs, counts every token, and verifies its goals by what was measured."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_engine_that_refuses_is_a_row_with_its_reason(result):
 
 
 def test_a_ratio_is_taken_within_each_round_and_the_median_decides():
-    found = goals.judged({PLAIN: [2.0, 30.0, 12.0], THEIRS: [1.0, 20.0, 10.0]}, batch=1)
+    found = goals.verified({PLAIN: [2.0, 30.0, 12.0], THEIRS: [1.0, 20.0, 10.0]}, batch=1)
     parity, fastest = found[:2]
     assert (parity["median"], parity["range"], parity["met"]) == (1.5, [1.2, 2.0], True)
     assert (fastest["goal"], fastest["median"], fastest["met"]) == (2.2, 1.5, False)
@@ -64,13 +64,13 @@ def test_a_ratio_is_taken_within_each_round_and_the_median_decides():
 
 def test_a_goal_of_the_fastest_takes_the_precision_with_the_highest_median():
     speeds = {PLAIN: [10.0] * 3, INT8: [30.0, 5.0, 31.0], THEIRS: [10.0] * 3}
-    parity, fastest = goals.judged(speeds, batch=1)[:2]
+    parity, fastest = goals.verified(speeds, batch=1)[:2]
     assert (parity["ours"], fastest["ours"]) == (str(PLAIN), str(INT8))
     assert fastest["median"] == 3.0
 
 
 def test_goals_of_contenders_that_did_not_run_are_left_out():
-    assert goals.judged({PLAIN: [1.0]}, batch=1) == []
+    assert goals.verified({PLAIN: [1.0]}, batch=1) == []
 
 
 def test_a_synthetic_draft_follows_the_circle_and_is_wrong_as_often_as_stated():

@@ -33,7 +33,7 @@ def in_steps(**settings) -> tuple[set[int], int]:
     where = {"model": f"{__name__}:SeesThreads", "num_speculative_tokens": 2}
     with LLM("tiny", speculative_config=where, max_model_len=64, **settings) as llm:
         llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3))
-        return llm.engine.parts.guest.proposer.seen, torch.get_num_threads()
+        return llm.engine.parts.host.proposer.seen, torch.get_num_threads()
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ class Forced:
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.drafts: dict[tuple[int, ...], list[int]] = {}  # by committed tokens
-        self.laws: dict[tuple[int, ...], Draft] = {}
+        self.distributions: dict[tuple[int, ...], Draft] = {}
         self._sequence: dict[str, list[int]] = {}
         self._turn = 0
 
@@ -133,23 +133,23 @@ class Recording:
 
 def proposer_of(llm: LLM) -> Any:
     """The proposer that runs in an engine."""
-    return llm.engine.parts.guest.proposer
+    return llm.engine.parts.host.proposer
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """The law after top-p, over the last dimension."""
+    """The distribution after top-p, over the last dimension."""
     ordered, order = probs.sort(-1, descending=True)
     ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0)
     return torch.zeros_like(probs).scatter(-1, order, ordered / ordered.sum(-1, keepdim=True))
 
 
-def reported_law(draft: Draft, vocab_size: int, target_ids: Tensor | None = None) -> Tensor:
-    """The law of a draft's one row over target ids, [K, V]. `target_ids`: of a smaller draft vocabulary."""
+def reported_distribution(draft: Draft, vocab_size: int, target_ids: Tensor | None = None) -> Tensor:
+    """The distribution of a draft's one row over target ids, [K, V]. `target_ids`: of a smaller draft vocabulary."""
     whole = torch.zeros(draft.token_ids.shape[1], vocab_size)
-    if draft.law.sparse_ids is not None:
-        ids, probs = draft.law.sparse_ids[0], draft.law.sparse_probs[0]
+    if draft.distribution.sparse_ids is not None:
+        ids, probs = draft.distribution.sparse_ids[0], draft.distribution.sparse_probs[0]
         return whole.scatter_add(-1, ids.clamp(min=0), probs.masked_fill(ids < 0, 0))
-    probs = draft.law.logits[0].softmax(-1)
+    probs = draft.distribution.draft_logits[0].softmax(-1)
     if target_ids is None:
         return probs
     whole[:, target_ids] = probs

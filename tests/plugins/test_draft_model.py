@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdec import LLM, SamplingParams
 from specdec.plugins.draft_model.proposer import DraftModelOptions, DraftModelProposer
 from specdec.plugins.draft_model.recognise import is_language_model
-from specdec.sdk import Checkpoint, ConfigError, LawKind, ProposerConfig, Refusal
+from specdec.sdk import Checkpoint, ConfigError, DistributionKind, ProposerConfig, Refusal
 from specdec.testing import fake_target_info
 
 TARGET = TINY / "target"
@@ -198,12 +198,12 @@ def recording_llm(model, form, **settings):
         "model": str(model),
         "num_speculative_tokens": 3,
         "draft_sample_method": "probabilistic",
-        "proposer_config": {"draft_law": form},
+        "proposer_config": {"draft_distribution": form},
     }
     return LLM("tiny", speculative_config=config, max_model_len=512, **settings)
 
 
-def reference_law(logits, params):
+def reference_distribution(logits, params):
     """Temperature, top-k, min-p, top-p, each over what the one before it left: float64 [V]."""
     probs = (logits.double() / params.temperature).softmax(-1)
     if params.top_k > 0:
@@ -219,7 +219,7 @@ def reference_law(logits, params):
 
 @pytest.mark.parametrize("form", ["sparse", "dense"])
 @torch.no_grad()
-def test_a_reported_law_is_the_one_drawn_from(form, prompts, noisy, recorded):
+def test_a_reported_distribution_is_the_one_drawn_from(form, prompts, noisy, recorded):
     folder, model = noisy
     params = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, max_tokens=12, seed=3, ignore_eos=True)
     with recording_llm(folder, form) as llm:
@@ -233,29 +233,29 @@ def test_a_reported_law_is_the_one_drawn_from(form, prompts, noisy, recorded):
             drawn = draft.token_ids[0, :budget].tolist()
             logits = model(torch.tensor([committed + drawn])).logits[0, len(committed) - 1 :]
             for index, token in enumerate(drawn):
-                law = reported_law(draft.law, index)
-                expected = reference_law(logits[index], params)
-                assert torch.allclose(law, expected, atol=2e-5)
+                distribution = reported_distribution(draft.distribution, index)
+                expected = reference_distribution(logits[index], params)
+                assert torch.allclose(distribution, expected, atol=2e-5)
                 probs, order = expected.sort(descending=True)
                 below = float(probs.cumsum(0)[order.tolist().index(token)])
                 assert below - float(expected[token]) - 1e-4 <= float(uniforms[index][0]) <= below + 1e-4
     assert len(recorded) > 3
 
 
-def reported_law(law, index):
+def reported_distribution(distribution, index):
     """Of row 0 at one draft position, over the whole vocabulary: float64 [V]."""
-    if LawKind(int(law.kind[0])) is LawKind.DENSE_LOGITS:
-        return law.logits[0, index].double().softmax(-1)
+    if DistributionKind(int(distribution.kind[0])) is DistributionKind.DENSE_LOGITS:
+        return distribution.draft_logits[0, index].double().softmax(-1)
     whole = torch.zeros(VOCAB_SIZE, dtype=torch.float64)
-    ids, probs = law.sparse_ids[0, index], law.sparse_probs[0, index].double()
+    ids, probs = distribution.sparse_ids[0, index], distribution.sparse_probs[0, index].double()
     return whole.index_add(0, ids.clamp(min=0), torch.where(ids >= 0, probs, 0.0))
 
 
-def test_an_all_greedy_batch_reports_no_law(prompts, noisy, recorded):
+def test_an_all_greedy_batch_reports_no_distribution(prompts, noisy, recorded):
     with recording_llm(noisy[0], "sparse") as llm:
         llm.generate(as_prompts(prompts[:2]), SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
     assert recorded
-    assert all(draft.law is None for *_, draft, _ in recorded)
+    assert all(draft.distribution is None for *_, draft, _ in recorded)
 
 
 def test_greedy_rows_of_a_mixed_batch_are_one_hot(prompts, noisy, recorded, plain):
@@ -266,8 +266,10 @@ def test_greedy_rows_of_a_mixed_batch_are_one_hot(prompts, noisy, recorded, plai
     mixed = [entry for entry in recorded if len(entry[0]) == 2]
     assert mixed
     for _, _, sampling, draft, _ in mixed:
-        expected = [LawKind.SPARSE if t > 0 else LawKind.ONE_HOT for t in sampling.temperature.tolist()]
-        assert draft.law.kind.tolist() == expected
+        expected = [
+            DistributionKind.SPARSE if t > 0 else DistributionKind.ONE_HOT for t in sampling.temperature.tolist()
+        ]
+        assert draft.distribution.kind.tolist() == expected
 
 
 def small_model(folder: Path, **changes) -> Path:
@@ -290,7 +292,7 @@ def small_model(folder: Path, **changes) -> Path:
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_models_padded_to_other_sizes_run_if_their_tokenizers_agree(size, form, prompts, tmp_path):
     draft = small_model(tmp_path / "draft", vocab_size=size)
-    config = {"draft_sample_method": "probabilistic", "proposer_config": {"draft_law": form}}
+    config = {"draft_sample_method": "probabilistic", "proposer_config": {"draft_distribution": form}}
     prompt = [*prompts[0][:20], VOCAB_SIZE - 1]  # an id that the smaller one lacks
     with llm_with(draft, 3, speculative=config) as llm:
         (output,) = llm.generate(as_prompts([prompt]), SamplingParams(max_tokens=10, seed=1, ignore_eos=True))
@@ -323,7 +325,7 @@ def test_fewer_positions_than_the_target_are_refused(tmp_path):
     with pytest.raises(Refusal, match="serves 128 positions, and max_model_len is 512"):
         llm_with(draft)
     with llm_with(draft, max_model_len=128) as llm:
-        assert llm.engine.parts.guest is not None
+        assert llm.engine.parts.host is not None
 
 
 @pytest.mark.parametrize("asked", [{}, {"parallel_drafting": True}], ids=["unasked", "asked"])

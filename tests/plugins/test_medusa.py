@@ -17,7 +17,7 @@ from replaying import (
     continued,
     nucleus,
     proposer_of,
-    reported_law,
+    reported_distribution,
     speculate,
     tiny_prompts,
     tiny_truth,
@@ -234,11 +234,11 @@ def test_device_form_of_a_step_gives_the_same_drafts(directory):
     assert len(found[0]) > 10
 
 
-@pytest.mark.parametrize("law", ["sparse", "dense"])
+@pytest.mark.parametrize("distribution", ["sparse", "dense"])
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "truncated"])
-def test_reported_law_is_the_law_drawn_from(law, part, heads, target, tmp_path):
+def test_reported_distribution_is_the_distribution_drawn_from(distribution, part, heads, target, tmp_path):
     heads = in_reverse(heads) if part else heads
-    options = {"draft_law": law, "sparse_top_m": V}
+    options = {"draft_distribution": distribution, "sparse_top_m": V}
     speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
     llm = engine(save_vllm(tmp_path, heads), 4, method="medusa_checkpoints:RecordingMedusa", speculative=speculative)
     params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
@@ -252,12 +252,12 @@ def test_reported_law_is_the_law_drawn_from(law, part, heads, target, tmp_path):
         expected = nucleus((logits / 0.8).softmax(-1), 0.9)
         if heads.token_map is not None:
             expected = torch.zeros(4, V).index_copy(1, heads.token_map, expected)
-        found = reported_law(draft, V, heads.token_map)
+        found = reported_distribution(draft, V, heads.token_map)
         torch.testing.assert_close(found[:count], expected[:count], rtol=1e-3, atol=1e-4)
         assert bool((found[:count].gather(1, draft.token_ids[0, :count, None]) > 0).all())
 
 
-def test_greedy_rows_report_no_law(directory):
+def test_greedy_rows_report_no_distribution(directory):
     llm = engine(
         directory,
         4,
@@ -266,7 +266,7 @@ def test_greedy_rows_report_no_law(directory):
     )
     continued(llm, tiny_prompts()[:2])
     assert proposer_of(llm).steps
-    assert all(draft.law is None for _, draft in proposer_of(llm).steps)
+    assert all(draft.distribution is None for _, draft in proposer_of(llm).steps)
 
 
 @pytest.mark.parametrize("kind", ["own", "shared"])

@@ -113,7 +113,7 @@ def run(folder, method, moe_backend):
 def test_experts_of_the_drafter_run_as_it_says_and_those_of_the_target_as_that_says(method, setting, folder, ran):
     asked, expected = SETTINGS[setting]
     llm = run(folder, method, asked)
-    proposer = llm.engine.parts.guest.proposer
+    proposer = llm.engine.parts.host.proposer
     network = proposer._model if method == "draft_model" else proposer.network
     assert ran(network) == {expected}
     assert ran(llm.engine.parts.target.model) == {TARGETS}
@@ -122,7 +122,7 @@ def test_experts_of_the_drafter_run_as_it_says_and_those_of_the_target_as_that_s
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_drafter_without_experts_leaves_those_of_the_target_alone(setting, folder, ran):
     llm = run(folder, "medusa", SETTINGS[setting][0])
-    assert ran(llm.engine.parts.guest.proposer.network) == set()
+    assert ran(llm.engine.parts.host.proposer.network) == set()
     assert ran(llm.engine.parts.target.model) == {TARGETS}
 
 

@@ -31,7 +31,7 @@ from replaying import (
     continued,
     nucleus,
     proposer_of,
-    reported_law,
+    reported_distribution,
     speculate,
     tiny_prompts,
     tiny_truth,
@@ -310,9 +310,9 @@ def test_device_form_of_a_step_gives_the_same_drafts(directory):
     assert len(found[0]) > 10
 
 
-@pytest.mark.parametrize("law", ["sparse", "dense"])
-def test_reported_law_is_the_law_drawn_from(law, directory, module, target):
-    options = {"draft_law": law, "sparse_top_m": V}
+@pytest.mark.parametrize("distribution", ["sparse", "dense"])
+def test_reported_distribution_is_the_distribution_drawn_from(distribution, directory, module, target):
+    options = {"draft_distribution": distribution, "sparse_top_m": V}
     speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
     llm = engine(directory, 3, method="mtp_checkpoints:RecordingMtp", speculative=speculative)
     params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
@@ -326,17 +326,17 @@ def test_reported_law_is_the_law_drawn_from(law, directory, module, target):
             continue
         _, logits = module.rollout(text[:length], count, target, drafted.tolist())
         expected = nucleus((logits / 0.8).softmax(-1), 0.9)
-        found = reported_law(draft, V)[:count]
+        found = reported_distribution(draft, V)[:count]
         torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
         assert bool((found.gather(1, drafted[:, None]) > 0).all())
 
 
-def test_greedy_rows_report_no_law(directory):
+def test_greedy_rows_report_no_distribution(directory):
     speculative = {"draft_sample_method": "probabilistic"}
     llm = engine(directory, 4, method="mtp_checkpoints:RecordingMtp", speculative=speculative)
     continued(llm, tiny_prompts()[:2])
     assert proposer_of(llm).steps
-    assert all(draft.law is None for _, draft in proposer_of(llm).steps)
+    assert all(draft.distribution is None for _, draft in proposer_of(llm).steps)
 
 
 @pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"quantization": "int8_weight_only"}], ids=str)

@@ -106,7 +106,7 @@ def run_step(proposer: NgramProposer, *shown: Shown) -> Draft:
 
 def drafted(draft: Draft) -> list[list[int]]:
     """The drafted ids of each row, after checking the padding."""
-    assert draft.law is None
+    assert draft.distribution is None
     assert draft.token_ids.dtype == draft.lengths.dtype == torch.int64
     assert draft.token_ids.shape == (len(draft.lengths), K)
     rows = list(zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True))

@@ -67,7 +67,7 @@ def llm_with(name, k, **settings):
 )
 def test_draft_length_may_be_left_out(config, k):
     llm = LLM("tiny", speculative_config=config, max_model_len=64)
-    assert llm.engine.parts.guest.num_draft_tokens == k
+    assert llm.engine.parts.host.num_draft_tokens == k
 
 
 def test_draft_length_of_a_draft_model_must_be_given():
@@ -118,6 +118,6 @@ def test_probabilities_raise_acceptance_at_temperature_1(name, base, prompts, mo
         outputs(llm, prompts, params)
         return llm.engine.metrics.acceptance.draft_acceptance_rate
 
-    with_law, propose = rate(), base.propose
-    monkeypatch.setattr(base, "propose", lambda self, step: replace(propose(self, step), law=None))
-    assert with_law > 2 * rate()
+    with_distribution, propose = rate(), base.propose
+    monkeypatch.setattr(base, "propose", lambda self, step: replace(propose(self, step), distribution=None))
+    assert with_distribution > 2 * rate()

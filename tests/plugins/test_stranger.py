@@ -132,9 +132,9 @@ def test_device_form_drafts_the_same_while_requests_end_at_different_times(metho
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize("law", ["sparse", "dense"])
-def test_its_probabilities_reach_verification(method, law):
-    speculative = {"draft_sample_method": "probabilistic", "draft_law": law}
+@pytest.mark.parametrize("distribution", ["sparse", "dense"])
+def test_its_probabilities_reach_verification(method, distribution):
+    speculative = {"draft_sample_method": "probabilistic", "draft_distribution": distribution}
     llm = llm_with(method, speculative=speculative, max_num_seqs=4)
     params = [SamplingParams(temperature=0.8 if i % 2 else 0, seed=i, max_tokens=24, ignore_eos=True) for i in range(6)]
     sampled = outputs(llm, PROMPTS, params)
@@ -144,4 +144,4 @@ def test_its_probabilities_reach_verification(method, law):
 
 
 def test_it_is_named_with_its_distribution(method):
-    assert str(llm_with(method).engine.parts.guest.plugin) == "specdec-plugin-stranger:stranger 0.3"
+    assert str(llm_with(method).engine.parts.host.plugin) == "specdec-plugin-stranger:stranger 0.3"

@@ -58,7 +58,7 @@ def run_step(proposer, k=K, **tokens_by_name) -> list[list[int]]:
 
 
 def drafted(draft: Draft) -> list[list[int]]:
-    assert draft.law is None
+    assert draft.distribution is None
     return [ids[:length] for ids, length in zip(draft.token_ids.tolist(), draft.lengths.tolist(), strict=True)]
 
 
@@ -361,7 +361,7 @@ def test_automaton_stays_linear_in_the_text():
 def test_vllm_options_are_taken_at_the_top_level():
     config = {"method": "suffix", "num_speculative_tokens": 5, **VLLM_OPTIONS}
     llm = LLM("tiny", speculative_config=config, max_model_len=256)
-    options = llm.engine.parts.guest.proposer._options
+    options = llm.engine.parts.host.proposer._options
     assert {key: getattr(options, key) for key in VLLM_OPTIONS} == VLLM_OPTIONS
 
 
@@ -430,7 +430,7 @@ def test_greedy_text_is_the_plain_one(k, count, passes, engine, prompts, plain):
         counts = llm.engine.metrics.counts
         assert llm.engine.metrics.acceptance.num_accepted_tokens > 0
         assert ("num_kv_blocks" in engine) == (counts["num_preemptions"] > 0)
-        assert not llm.engine.parts.guest.proposer._requests
+        assert not llm.engine.parts.host.proposer._requests
 
 
 def test_aborted_requests_are_forgotten(prompts):
@@ -439,7 +439,7 @@ def test_aborted_requests_are_forgotten(prompts):
         for _ in range(12):
             next(stream)
         stream.close()
-        assert not llm.engine.parts.guest.proposer._requests
+        assert not llm.engine.parts.host.proposer._requests
 
 
 def test_the_first_draft_after_a_prompt_is_accepted_no_less_than_the_n_gram_proposers(prompts):

@@ -24,7 +24,7 @@ def refused(needs, target, **arguments):
 def test_cheapest_needs_cost_nothing(target):
     admission = admit(loaded(Needs(), method="greedy"), target)
     assert dataclasses.astuple(admission) == (0, 0, 0)
-    assert not admission.keeps_law
+    assert not admission.keeps_distribution
 
 
 @pytest.mark.parametrize("placement", ["host", "device"])
@@ -59,11 +59,11 @@ def test_hidden_states_beyond_the_last_layer_are_refused_with_the_range(target):
     ids=["too large", "negative", "not injective", "empty"],
 )
 def test_draft_vocabulary_must_map_into_the_targets(target, ids, told):
-    text = refused(Needs(law="dense", draft_vocabulary=ids), target)
+    text = refused(Needs(distribution="dense", draft_vocabulary=ids), target)
     assert all(fact in text for fact in told)
 
 
-def test_probabilistic_drafts_need_a_law(target):
+def test_probabilistic_drafts_need_a_distribution(target):
     with pytest.raises(Refusal) as info:
         admit(loaded(Needs()), target)
     assert "one_hot" in str(info.value)
@@ -73,18 +73,23 @@ def test_probabilistic_drafts_need_a_law(target):
 @pytest.mark.parametrize(
     ("needs", "expected"),
     [
-        (Needs(law="dense"), 8 * 4 * 1000 * 4),
-        (Needs(law="dense", draft_vocabulary=tuple(range(100))), 8 * 4 * 100 * 4),
-        (Needs(law="sparse", sparse_top_m=16), 8 * 4 * 16 * 12),
+        (Needs(distribution="dense"), 8 * 4 * 1000 * 4),
+        (Needs(distribution="dense", draft_vocabulary=tuple(range(100))), 8 * 4 * 100 * 4),
+        (Needs(distribution="sparse", sparse_top_m=16), 8 * 4 * 16 * 12),
     ],
     ids=["dense", "mapped", "sparse"],
 )
-def test_law_bytes_are_rows_times_length_times_width(target, needs, expected):
-    assert admit(loaded(needs), target).law_bytes == expected
+def test_distribution_bytes_are_rows_times_length_times_width(target, needs, expected):
+    assert admit(loaded(needs), target).distribution_bytes == expected
 
 
-def test_greedy_drafts_keep_no_law(target):
-    assert admit(loaded(Needs(law="dense"), method="greedy"), target, law_budget_bytes=0).law_bytes == 0
+def test_greedy_drafts_keep_no_distribution(target):
+    assert (
+        admit(
+            loaded(Needs(distribution="dense"), method="greedy"), target, distribution_budget_bytes=0
+        ).distribution_bytes
+        == 0
+    )
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(None, 4), ("bfloat16", 2), ("float8_e4m3fn", 1)])
@@ -100,17 +105,20 @@ def test_unknown_draft_kv_dtype_is_refused_with_the_known_ones(target):
     assert "bfloat16" in text
 
 
-def test_law_over_the_budget_is_refused_with_what_fits(target):
+def test_distribution_over_the_budget_is_refused_with_what_fits(target):
     budget = 8 * 2 * 1000 * 4
     with pytest.raises(Refusal) as info:
-        admit(loaded(Needs(law="dense")), target, law_budget_bytes=budget)
+        admit(loaded(Needs(distribution="dense")), target, distribution_budget_bytes=budget)
     for fact in ("8 rows x 4 drafts x 1000 ids", '"num_speculative_tokens": 2', "max_num_seqs=4", "sparse"):
         assert fact in str(info.value)
-    assert admit(loaded(Needs(law="dense"), k=2), target, law_budget_bytes=budget).law_bytes == budget
+    assert (
+        admit(loaded(Needs(distribution="dense"), k=2), target, distribution_budget_bytes=budget).distribution_bytes
+        == budget
+    )
 
 
 def test_cost_is_logged(target, caplog):
     with caplog.at_level("INFO", logger="specdec"):
-        admit(loaded(Needs(law="dense")), target)
-    assert "draft laws 0.1 MiB" in caplog.text
+        admit(loaded(Needs(distribution="dense")), target)
+    assert "draft distributions 0.1 MiB" in caplog.text
     assert "dist-x:mine" in caplog.text

@@ -313,7 +313,7 @@ def test_a_registered_dataset_is_read_by_name(offer, tmp_path):
     ],
     ids=["raises", "key", "text", "ids", "empty"],
 )
-def test_a_registered_dataset_that_fails_is_blamed(offer, body, error, told):
+def test_a_registered_dataset_that_fails_is_attributed(offer, body, error, told):
     offer(DATASET.format(body=body))
     with pytest.raises(error, match=re.escape(told)):
         load_dataset("odes", None)
@@ -344,7 +344,7 @@ def test_a_registered_exporter_gets_the_metrics(offer):
 
 
 @pytest.mark.parametrize("value", ["lambda metrics: 1 / 0", "3"])
-def test_an_exporter_that_fails_is_blamed(offer, value):
+def test_an_exporter_that_fails_is_attributed(offer, value):
     offer(EXPORTER.format(value=value))
     with pytest.raises(PluginLoadError, match=r"(?s)SD-E118.*dist-h:hooks 0\.3\.1"):
         export("lines", METRICS, load())

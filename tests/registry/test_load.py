@@ -96,7 +96,7 @@ def test_unusable_default_draft_length_is_shown(refused, stated):
     assert repr(stated) in str(refused(States, ConfigError, num_speculative_tokens=None))
 
 
-def test_a_default_draft_length_that_raises_is_blamed_on_the_plugin(refused):
+def test_a_default_draft_length_that_raises_is_attributed_on_the_plugin(refused):
     class Raises(Fine):
         @classmethod
         def default_draft_tokens(cls, model):
@@ -415,7 +415,7 @@ def test_options_that_are_no_pydantic_model_are_refused(refused):
     assert refused(type("Mine", (Fine,), {"Options": dict})).code == "SD-E115"
 
 
-def test_validator_that_raises_something_odd_is_blamed(refused):
+def test_validator_that_raises_something_odd_is_attributed(refused):
     class Mine(Fine):
         class Options(StrictModel):
             window: int = 4
@@ -528,7 +528,7 @@ def test_construct_gives_an_instance(load):
     assert construct(loaded).config is loaded.config
 
 
-def test_failing_constructor_is_blamed_with_the_authors_line(load):
+def test_failing_constructor_is_attributed_with_the_authors_line(load):
     class Mine(Fine):
         def __init__(self, config):
             self.table = {}["absent"]

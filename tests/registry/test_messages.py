@@ -18,7 +18,7 @@ from specdec import LLM, SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import PluginSettings, Registry, check, load_proposer
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import Draft, DraftLaw, LawKind, SpecdecError, StepStats
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, SpecdecError, StepStats
 from specdec.testing import check_proposer
 
 MESSAGES = Path(__file__).parent / "messages"
@@ -200,18 +200,23 @@ class Mine:
 """
 
 
-def a_draft(step, law=None):
-    return Draft(torch.zeros(len(step), step.num_draft_tokens, dtype=torch.int64), step.budget.clone(), law)
+def a_draft(step, distribution=None):
+    return Draft(torch.zeros(len(step), step.num_draft_tokens, dtype=torch.int64), step.budget.clone(), distribution)
 
 
-def with_law(step, **law):
-    return a_draft(step, DraftLaw(kind=torch.full((len(step),), LawKind.DENSE_PROBS, dtype=torch.uint8), **law))
+def with_distribution(step, **distribution):
+    return a_draft(
+        step,
+        DraftDistribution(
+            kind=torch.full((len(step),), DistributionKind.DENSE_PROBS, dtype=torch.uint8), **distribution
+        ),
+    )
 
 
 def half_the_mass(step):
     probs = torch.full((len(step), step.num_draft_tokens, 4096), 1 / 4096)
     probs[1, 1] /= 2
-    return with_law(step, probs=probs)
+    return with_distribution(step, probs=probs)
 
 
 def writing(step):
@@ -229,10 +234,12 @@ ANSWERS = {
     "E210-raises": None,
     "E220-writes": writing,
 }
-LAWS = {
-    "E201-another-vocabulary": lambda step: with_law(step, probs=torch.ones(len(step), step.num_draft_tokens, 100)),
+DISTRIBUTIONS = {
+    "E201-another-vocabulary": lambda step: with_distribution(
+        step, probs=torch.ones(len(step), step.num_draft_tokens, 100)
+    ),
     "E204-undeclared-form": lambda step: a_draft(
-        step, DraftLaw(kind=torch.full((len(step),), LawKind.SPARSE, dtype=torch.uint8))
+        step, DraftDistribution(kind=torch.full((len(step),), DistributionKind.SPARSE, dtype=torch.uint8))
     ),
     "E205-half-the-mass": half_the_mass,
 }
@@ -240,8 +247,8 @@ LAWS = {
 
 @pytest.mark.parametrize(
     ("needs", "answers", "method"),
-    [("", ANSWERS, "greedy"), ('law="dense"', LAWS, "probabilistic")],
-    ids=["ids", "laws"],
+    [("", ANSWERS, "greedy"), ('distribution="dense"', DISTRIBUTIONS, "probabilistic")],
+    ids=["ids", "distributions"],
 )
 def test_every_step(same, author, monkeypatch, needs, answers, method):
     author(RUNNING.format(needs=needs))

@@ -149,7 +149,7 @@ def test_absent_attribute_is_named_with_a_suggestion_and_the_file(write_module):
         assert fact in str(error)
 
 
-def test_broken_plugin_is_blamed_with_the_authors_line_and_the_cause(install, write_module):
+def test_broken_plugin_is_attributed_with_the_authors_line_and_the_cause(install, write_module):
     path = write_module("x_mod", "import json\n\ndef prepare():\n    json.loads('{')\n\nprepare()\n")
     install("dist-x", "0.3", proposers=["echo = x_mod:Mine"])
     error = refused(method="echo")
@@ -232,7 +232,7 @@ def test_checkpoint_that_two_claim_is_refused(checkpoint):
     assert "one [dist-h:hooks 1.0], two" in str(error)
 
 
-def test_failing_recogniser_is_blamed(checkpoint):
+def test_failing_recogniser_is_attributed(checkpoint):
     registrations = Registrations(recognisers=(recogniser("echo", lambda checkpoint: checkpoint.config["absent"]),))
     error = refused(registrations, model=str(checkpoint))
     assert error.code == "SD-E108"

@@ -28,7 +28,16 @@ from specdec.core.kernels.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
 from specdec.core.kernels.row_filter import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, num_passes
 from specdec.core.kernels.row_filter.kernel import filter_rows_kernel
 from specdec.core.kernels.row_stats.kernel import draft_stats_kernel, row_stats_kernel
-from specdec.core.kernels.verdict import DenseLaw, Laws, Outputs, Requests, Rows, Scratch, SparseLaw, Variant
+from specdec.core.kernels.verdict import (
+    DenseDistribution,
+    Distributions,
+    Outputs,
+    Requests,
+    Rows,
+    Scratch,
+    SparseDistribution,
+    Variant,
+)
 from specdec.core.kernels.verdict.kernel import verdict_kernel
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -85,13 +94,13 @@ def row_filters(dtype: str, shared: bool) -> Build:
     return flat(filter_rows_kernel, types, constants, PER_ROW)
 
 
-def verdicts(dtype: str, law: str = "fp32", **variant: Any) -> Build:
+def verdicts(dtype: str, distribution: str = "fp32", **variant: Any) -> Build:
     f32, i64 = "*fp32", "*i64"
-    dense = DenseLaw(f"*{law}", "i64", "i64", "i32", f32, f32, "i32", "i32")
+    dense = DenseDistribution(f"*{distribution}", "i64", "i64", "i32", f32, f32, "i32", "i32")
     arguments = {
         "rows": Rows(f"*{dtype}", "i64", i64, f32, f32, f32, "i32", "i32", "i32"),
         "requests": Requests(i64, "i64", i64, f32, i64, i64, "*fp64", "*fp64", "i32"),
-        "laws": Laws("*u8", dense, dense, SparseLaw(i64, f32, "i32", "i32"), i64),
+        "distributions": Distributions("*u8", dense, dense, SparseDistribution(i64, f32, "i32", "i32"), i64),
         "scratch": Scratch(f32, "*i32"),
         "outputs": Outputs(i64, i64, f32, f32, i64, "*u8", f32),
     }
@@ -118,7 +127,7 @@ BUILDS: dict[str, Build] = {
     **{f"one_hot-{dtype}": verdicts(dtype, skip_last=True, shared=True) for dtype in ("bf16", "fp16", "fp32")},
     "one_hot-bf16-alone": verdicts("bf16", skip_last=True),
     "one_hot-bf16-filters": verdicts("bf16", filters=True),
-    "one_hot-bf16-coins": verdicts("bf16", coins=True, skip_last=True),
+    "one_hot-bf16-uniforms": verdicts("bf16", uniforms=True, skip_last=True),
     **{f"probs-{dtype}": verdicts(dtype, probs=True, skip_last=True, shared=True) for dtype in ("bf16", "fp32")},
     "probs-bf16-mapped": verdicts("bf16", probs=True, mapped=True, skip_last=True, shared=True),
     "probs-bf16-filters": verdicts("bf16", probs=True, filters=True, shared=True),

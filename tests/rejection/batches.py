@@ -12,16 +12,16 @@ from torch import Tensor
 from specdec.core.rejection import (
     IMPOSSIBLE,
     NO_PROPOSAL,
-    Coins,
-    DraftLaws,
+    DistributionKind,
+    DraftDistributions,
     DraftRows,
-    LawKind,
     SamplingRows,
+    Uniforms,
     Verdict,
     verify,
 )
 
-ALL_KINDS = tuple(LawKind)
+ALL_KINDS = tuple(DistributionKind)
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Batch:
     def num_requests(self) -> int:
         return len(self.drafts.lengths)
 
-    def verify(self, coins: Coins | None = None) -> Verdict:
-        return self.backend(self.logits, self.cu_rows, self.drafts, self.sampling, coins)
+    def verify(self, uniforms: Uniforms | None = None) -> Verdict:
+        return self.backend(self.logits, self.cu_rows, self.drafts, self.sampling, uniforms)
 
     def rows(self, request: int) -> Tensor:
         return self.logits[int(self.cu_rows[request]) : int(self.cu_rows[request + 1])]
@@ -52,7 +52,7 @@ class Shape:
     num_requests: int = 6
     num_drafts: int = 3
     vocab_size: int = 11
-    kinds: tuple[LawKind, ...] = ALL_KINDS
+    kinds: tuple[DistributionKind, ...] = ALL_KINDS
     filters: bool = True
     greedy: float = 0.2  # share of greedy requests
     idle: float = 0.1  # share of requests without rows
@@ -80,11 +80,11 @@ def random_batch(seed: int, shape: Shape) -> Batch:
         token_ids[torch.rand(num, width, generator=g) < 0.05] = NO_PROPOSAL
         token_ids[torch.rand(num, width, generator=g) < 0.05] = IMPOSSIBLE
     token_ids = token_ids.masked_fill(torch.arange(width) >= lengths.unsqueeze(1), -1)
-    laws = _random_laws(g, shape) if shape.kinds != (LawKind.ONE_HOT,) else None
-    return Batch(logits, cu_rows, DraftRows(token_ids, lengths, laws), _random_sampling(g, shape))
+    distributions = _random_distributions(g, shape) if shape.kinds != (DistributionKind.ONE_HOT,) else None
+    return Batch(logits, cu_rows, DraftRows(token_ids, lengths, distributions), _random_sampling(g, shape))
 
 
-def _random_laws(g: torch.Generator, shape: Shape) -> DraftLaws:
+def _random_distributions(g: torch.Generator, shape: Shape) -> DraftDistributions:
     num, width, vocab = shape.num_requests, shape.num_drafts, shape.vocab_size
     kinds = torch.tensor(shape.kinds)[torch.randint(0, len(shape.kinds), (num,), generator=g)]
     t2d, draft_vocab = None, vocab
@@ -95,10 +95,10 @@ def _random_laws(g: torch.Generator, shape: Shape) -> DraftLaws:
     top_m = min(3, vocab)
     ids = torch.rand(num, width, vocab, generator=g).topk(top_m).indices
     probs = torch.rand(num, width, top_m, generator=g)
-    return DraftLaws(
+    return DraftDistributions(
         kind=kinds.to(torch.uint8),
-        probs=torch.randn(num, width, draft_vocab, generator=g).softmax(-1),
-        logits=2 * torch.randn(num, width, draft_vocab, generator=g),
+        draft_probs=torch.randn(num, width, draft_vocab, generator=g).softmax(-1),
+        draft_logits=2 * torch.randn(num, width, draft_vocab, generator=g),
         sparse_ids=torch.nn.functional.pad(ids, (0, 1), value=-1),
         sparse_probs=torch.nn.functional.pad(probs / probs.sum(-1, keepdim=True), (0, 1), value=0.7),
         t2d=t2d,
@@ -130,16 +130,16 @@ def select(batch: Batch, requests: Tensor) -> Batch:
     """The batch of these requests only, in this order."""
     rows = [batch.rows(int(b)) for b in requests]
     cu_rows = torch.tensor([0, *(len(r) for r in rows)]).cumsum(0)
-    drafts, laws = batch.drafts, batch.drafts.laws
-    if laws is not None:
+    drafts, distributions = batch.drafts, batch.drafts.distributions
+    if distributions is not None:
         tensors = ("kind", "probs", "logits", "sparse_ids", "sparse_probs")
-        laws = replace(laws, **{name: getattr(laws, name)[requests] for name in tensors})
+        distributions = replace(distributions, **{name: getattr(distributions, name)[requests] for name in tensors})
     sampling = batch.sampling
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
     return Batch(
         torch.cat(rows),
         cu_rows,
-        DraftRows(drafts.token_ids[requests], drafts.lengths[requests], laws),
+        DraftRows(drafts.token_ids[requests], drafts.lengths[requests], distributions),
         replace(sampling, **{name: getattr(sampling, name)[requests] for name in names}),
         batch.backend,
     )
@@ -165,6 +165,6 @@ def close(left: Verdict, right: Verdict, rtol: float = 1e-5, atol: float = 2e-6)
 
 def tensors_of(batch: Batch) -> list[Tensor]:
     """Every tensor that a call is given."""
-    laws = batch.drafts.laws
+    distributions = batch.drafts.distributions
     values = [batch.logits, batch.cu_rows, *vars(batch.drafts).values(), *vars(batch.sampling).values()]
-    return [v for v in [*values, *(vars(laws).values() if laws else [])] if isinstance(v, Tensor)]
+    return [v for v in [*values, *(vars(distributions).values() if distributions else [])] if isinstance(v, Tensor)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from .mutation import Mutant
 
-RATIO, LAYOUT, DRAFT_LAW = "rejection/ratio.py", "rejection/layout.py", "rejection/draft_law.py"
+RATIO, LAYOUT, DRAFT_DISTRIBUTION = "rejection/ratio.py", "rejection/layout.py", "rejection/draft_distribution.py"
 BACKEND, FILTERS, PICK = "rejection/torch_backend.py", "kernels/filters.py", "kernels/pick.py"
 
-SUBTRACT = "table.subtract(weights.flatten(1)[:, : law.vocab_size], requests, of_drafts)"
-DRAFTED_ID = "stretch.token_ids.gather(1, stop)[requests]"
+SUBTRACT = "table.subtract(weights.flatten(1)[:, : distribution.vocab_size], requests, of_drafts)"
+DRAFTED_ID = "chunk.token_ids.gather(1, stop)[requests]"
 
 MUTANTS = [
     Mutant("residual_is_p", "dense", RATIO, before=SUBTRACT, after="None"),
@@ -33,8 +33,8 @@ MUTANTS = [
         "accept_by_p_alone",
         "dense",
         RATIO,
-        before="(target_prob >= draft_prob) | (coins.accept[:, places] * draft_prob < target_prob)",
-        after="coins.accept[:, places] < target_prob",
+        before="(target_prob >= draft_prob) | (uniforms.accept[:, places] * draft_prob < target_prob)",
+        after="uniforms.accept[:, places] < target_prob",
     ),
     Mutant("abs_instead_of_clamp", "dense", RATIO, before="weights.clamp_(min=0.0)", after="weights.abs_()"),
     Mutant(
@@ -48,11 +48,11 @@ MUTANTS = [
         "residual_of_the_row_before",
         "dense",
         RATIO,
-        before="rows = stretch.rows.gather(1, stop)",
-        after="rows = stretch.rows.gather(1, (stop - 1).clamp(min=0))",
+        before="rows = chunk.rows.gather(1, stop)",
+        after="rows = chunk.rows.gather(1, (stop - 1).clamp(min=0))",
     ),
     Mutant(
-        "residual_of_the_next_draft_law",
+        "residual_of_the_next_draft_distribution",
         "dense",
         RATIO,
         before="of_drafts = places[requests]",
@@ -62,8 +62,8 @@ MUTANTS = [
         "tested_against_the_next_row",
         "dense",
         BACKEND,
-        before="prob = prob_of(law, stretch.rows, stretch.token_ids)",
-        after="prob = prob_of(law, stretch.rows.roll(-1, 1), stretch.token_ids)",
+        before="prob = prob_of(distribution, chunk.rows, chunk.token_ids)",
+        after="prob = prob_of(distribution, chunk.rows.roll(-1, 1), chunk.token_ids)",
     ),
     Mutant(
         "bonus_of_the_row_before",
@@ -75,7 +75,7 @@ MUTANTS = [
     Mutant(
         "residual_temperature_differs",
         "dense",
-        DRAFT_LAW,
+        DRAFT_DISTRIBUTION,
         before="self.probs[requests, places].to(weights.dtype), self.t2d",
         after="torch.nn.functional.normalize(self.probs[requests, places] ** 0.8, p=1.0, dim=1), self.t2d",
     ),
@@ -83,41 +83,41 @@ MUTANTS = [
         "impossible_read_as_no_proposal",
         "impossible",
         RATIO,
-        before="drawn = stretch.token_ids != NO_PROPOSAL",
-        after="drawn = stretch.token_ids >= 0",
+        before="drawn = chunk.token_ids != NO_PROPOSAL",
+        after="drawn = chunk.token_ids >= 0",
     ),
     Mutant(
         "no_proposal_read_as_impossible",
         "hole",
         RATIO,
-        before="drawn = stretch.token_ids != NO_PROPOSAL",
-        after="drawn = stretch.has_draft",
+        before="drawn = chunk.token_ids != NO_PROPOSAL",
+        after="drawn = chunk.has_draft",
     ),
     Mutant(
         "mass_outside_draft_vocabulary_dropped",
         "mapped",
-        DRAFT_LAW,
-        before="law[:, t2d.clamp(min=0)], 0.0)",
-        after="law[:, t2d.clamp(min=0)], 1.0)",
+        DRAFT_DISTRIBUTION,
+        before="distribution[:, t2d.clamp(min=0)], 0.0)",
+        after="distribution[:, t2d.clamp(min=0)], 1.0)",
     ),
     Mutant(
-        "test_looks_up_target_ids_in_draft_law",
+        "test_looks_up_target_ids_in_draft_distribution",
         "mapped",
-        DRAFT_LAW,
+        DRAFT_DISTRIBUTION,
         before="draft_ids = token_ids if t2d is None else t2d[token_ids]",
         after="draft_ids = token_ids",
     ),
     Mutant(
         "draft_logits_not_normalised",
         "logits",
-        DRAFT_LAW,
+        DRAFT_DISTRIBUTION,
         before="draft_ids].double() / self._mass(rows)",
         after="draft_ids].double()",
     ),
     Mutant(
-        "sparse_law_not_subtracted",
+        "sparse_distribution_not_subtracted",
         "sparse",
-        DRAFT_LAW,
+        DRAFT_DISTRIBUTION,
         before="torch.where(known, -probs, 0.0)",
         after="torch.zeros_like(probs)",
     ),

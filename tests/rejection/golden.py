@@ -9,8 +9,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from specdec.core.rejection import LawKind, reference
-from specdec.core.rejection.coins import draw_coins
+from specdec.core.rejection import DistributionKind, reference
+from specdec.core.rejection.uniforms import draw_uniforms
 
 from .batches import Batch, Shape, random_batch
 
@@ -18,12 +18,14 @@ FILE = Path(__file__).with_name("golden.json")
 REQUESTS = 4
 NUM_BATCHES = 8
 SHAPES = {
-    "one_hot": Shape(REQUESTS, 3, 40, kinds=(LawKind.ONE_HOT,), filters=False),
-    "one_hot_filtered": Shape(REQUESTS, 3, 11, kinds=(LawKind.ONE_HOT,)),
-    "probs": Shape(REQUESTS, 3, 20, kinds=(LawKind.DENSE_PROBS,), filters=False),
-    "logits": Shape(REQUESTS, 3, 20, kinds=(LawKind.DENSE_LOGITS,), filters=False),
-    "sparse": Shape(REQUESTS, 3, 20, kinds=(LawKind.SPARSE,), filters=False),
-    "mapped": Shape(REQUESTS, 3, 20, kinds=(LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS), filters=False, mapped=True),
+    "one_hot": Shape(REQUESTS, 3, 40, kinds=(DistributionKind.ONE_HOT,), filters=False),
+    "one_hot_filtered": Shape(REQUESTS, 3, 11, kinds=(DistributionKind.ONE_HOT,)),
+    "probs": Shape(REQUESTS, 3, 20, kinds=(DistributionKind.DENSE_PROBS,), filters=False),
+    "logits": Shape(REQUESTS, 3, 20, kinds=(DistributionKind.DENSE_LOGITS,), filters=False),
+    "sparse": Shape(REQUESTS, 3, 20, kinds=(DistributionKind.SPARSE,), filters=False),
+    "mapped": Shape(
+        REQUESTS, 3, 20, kinds=(DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS), filters=False, mapped=True
+    ),
     "mixed": Shape(REQUESTS, 3, 12),
     "greedy": Shape(REQUESTS, 3, 30, greedy=1.0, filters=False),
 }
@@ -36,8 +38,8 @@ def batch_of(name: str, seed: int) -> Batch:
 
 def expected(batch: Batch) -> list[list[int]]:
     exact = replace(batch, logits=batch.logits.double())
-    coins = draw_coins(batch.drafts, batch.sampling)
-    return reference.verify(exact.logits, exact.cu_rows, exact.drafts, exact.sampling, coins).output_ids.tolist()
+    uniforms = draw_uniforms(batch.drafts, batch.sampling)
+    return reference.verify(exact.logits, exact.cu_rows, exact.drafts, exact.sampling, uniforms).output_ids.tolist()
 
 
 def vectors() -> dict[str, list[list[list[int]]]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import Coins, DraftRows, SamplingRows, Verdict, triton_backend
+from specdec.core.rejection import DraftRows, SamplingRows, Uniforms, Verdict, triton_backend
 from specdec.core.rejection.workspace import Workspace
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -19,8 +19,10 @@ Verify = Callable[..., Verdict]
 
 def workspace_for(logits: Tensor, drafts: DraftRows, tile: int) -> Workspace:
     """Just large enough, and poisoned: what a kernel forgets to write shows."""
-    laws = drafts.laws
-    draft_vocab = 0 if laws is None or laws.logits is None else laws.logits.shape[2]
+    distributions = drafts.distributions
+    draft_vocab = (
+        0 if distributions is None or distributions.draft_logits is None else distributions.draft_logits.shape[2]
+    )
     workspace = Workspace.plan(*drafts.token_ids.shape, logits.shape[1], logits.device, draft_vocab, tile)
     return poisoned(workspace)
 
@@ -36,8 +38,8 @@ def with_tile(tile: int, backend: Verify = triton_backend.verify) -> Verify:
     """`verify` through the kernels with tiles of this many tokens, a power of two."""
 
     def verify(
-        logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins | None = None
+        logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms | None = None
     ) -> Verdict:
-        return backend(logits, cu_rows, drafts, sampling, coins, workspace_for(logits, drafts, tile))
+        return backend(logits, cu_rows, drafts, sampling, uniforms, workspace_for(logits, drafts, tile))
 
     return verify

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.kernels.philox import Stream, draft_key, uniform
-from specdec.core.rejection import Coins, DraftLaws, DraftRows, LawKind, Verdict
+from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, Uniforms, Verdict
 from specdec.core.rejection.reference import Params, draw
 
 from .batches import equal
@@ -29,7 +29,7 @@ MIXED = [
 
 
 def logits_after(tokens: list[int]) -> Tensor:
-    """A target whose law depends on the newest token and on the position."""
+    """A target whose distribution depends on the newest token and on the position."""
     return TABLE[tokens[-1], len(tokens) % 5]
 
 
@@ -51,21 +51,21 @@ class Request:
     seed: int
     params: Params
     tokens: list[int]
-    reports: bool  # its drafts come with their law
+    reports: bool  # its drafts come with their distribution
 
 
 def draft(request: Request, length: int) -> tuple[list[int], list[Tensor]]:
-    """Ids drawn from a flattened target law by the draft stream, and their laws."""
-    key, context, laws = int(draft_key(torch.tensor(request.seed))), list(request.tokens), []
+    """Ids drawn from a flattened target distribution by the draft stream, and their distributions."""
+    key, context, distributions = int(draft_key(torch.tensor(request.seed))), list(request.tokens), []
     for _ in range(length):
-        laws.append((logits_after(context) / 1.7).double().softmax(-1))
+        distributions.append((logits_after(context) / 1.7).double().softmax(-1))
         number = uniform(torch.tensor(key), torch.tensor(len(context)), Stream.DRAFT)
-        context.append(draw(laws[-1], float(number)))
-    return context[len(request.tokens) :], laws
+        context.append(draw(distributions[-1], float(number)))
+    return context[len(request.tokens) :], distributions
 
 
-def spent_coins(request: Request, verdict: Verdict, b: int, length: int, ledger: Ledger) -> tuple[list, list]:
-    """The coins that the rules say had a say in this verdict; all the others are replaced by nonsense."""
+def spent_uniforms(request: Request, verdict: Verdict, b: int, length: int, ledger: Ledger) -> tuple[list, list]:
+    """The uniforms that the rules say had a say in this verdict; all the others are replaced by nonsense."""
     accepted, start = int(verdict.num_accepted[b]), len(request.tokens)
     accept, output = [0.123] * K, [0.456] * (K + 1)
     if request.params.temperature <= 0:
@@ -82,29 +82,29 @@ def spent_coins(request: Request, verdict: Verdict, b: int, length: int, ledger:
 
 
 def mixed_step(verify: Callable, batch: list[Request], lengths: list[int], ledger: Ledger) -> Verdict:
-    """One step, done with the seeds and again with only the coins that the rules name; both must agree."""
+    """One step, done with the seeds and again with only the uniforms that the rules name; both must agree."""
     ids = torch.full((len(batch), K), -1)
     probs = torch.full((len(batch), K, VOCAB), torch.nan, dtype=torch.float64)
     rows = []
     for b, (request, length) in enumerate(zip(batch, lengths, strict=True)):
-        drawn, laws = draft(request, length)
-        for i, (token, law) in enumerate(zip(drawn, laws, strict=True)):
-            ids[b, i], probs[b, i] = token, law
+        drawn, distributions = draft(request, length)
+        for i, (token, distribution) in enumerate(zip(drawn, distributions, strict=True)):
+            ids[b, i], probs[b, i] = token, distribution
         rows += [logits_after(request.tokens + drawn[:i]) for i in range(length + 1)]
-    kind = [LawKind.DENSE_PROBS if request.reports else LawKind.ONE_HOT for request in batch]
+    kind = [DistributionKind.DENSE_PROBS if request.reports else DistributionKind.ONE_HOT for request in batch]
     sampling = replace(
         sampling_rows([request.params for request in batch]),
         seed=torch.tensor([request.seed for request in batch]),
         position=torch.tensor([len(request.tokens) for request in batch]),
     )
-    laws = DraftLaws(torch.tensor(kind, dtype=torch.uint8), probs=probs) if any(kind) else None
-    drafts = DraftRows(ids, torch.tensor(lengths), laws)
+    distributions = DraftDistributions(torch.tensor(kind, dtype=torch.uint8), draft_probs=probs) if any(kind) else None
+    drafts = DraftRows(ids, torch.tensor(lengths), distributions)
     cu_rows = torch.nn.functional.pad((torch.tensor(lengths) + 1).cumsum(0), (1, 0))
     verdict = verify(torch.stack(rows), cu_rows, drafts, sampling)
-    spent = [spent_coins(r, verdict, b, lengths[b], ledger) for b, r in enumerate(batch)]
+    spent = [spent_uniforms(r, verdict, b, lengths[b], ledger) for b, r in enumerate(batch)]
     accept, output = (torch.tensor(side, dtype=torch.float64) for side in zip(*spent, strict=True))
-    named = verify(torch.stack(rows), cu_rows, drafts, sampling, Coins(output, accept))
-    assert equal(named, verdict), "the verifier drew other coins than the rules name"
+    named = verify(torch.stack(rows), cu_rows, drafts, sampling, Uniforms(output, accept))
+    assert equal(named, verdict), "the verifier drew other uniforms than the rules name"
     return verdict
 
 

@@ -1,4 +1,6 @@
-"""Tiny models with every form of draft law, and an oracle for filtered laws that shares no code with the sampler."""
+"""Tiny models with every form of draft distribution, and an oracle for filtered distributions that shares no code
+with the sampler.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import DraftLaws, DraftRows, LawKind, SamplingRows
-from specdec.core.rejection.exact_law import Problem
+from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, SamplingRows
+from specdec.core.rejection.exact_distribution import Problem
 from specdec.core.rejection.reference import Params
 
 NO_FILTER = Params()
@@ -39,7 +41,7 @@ def sampling_rows(params: list[Params], seed: int = 7, position: int = 100) -> S
     )
 
 
-def filtered_law(logits: Tensor, params: Params) -> Tensor:
+def filtered_distribution(logits: Tensor, params: Params) -> Tensor:
     """p of one row, from the definition of each filter as a set of survivors, in Python floats."""
     values = [float(x) for x in logits]
     top = max(values)
@@ -64,7 +66,7 @@ def single(value: float) -> float:
 
 
 def filtered_table(table: Tensor, params: Params) -> Tensor:
-    rows = [filtered_law(row, params) for row in table.reshape(-1, table.shape[-1])]
+    rows = [filtered_distribution(row, params) for row in table.reshape(-1, table.shape[-1])]
     return torch.stack(rows).view(table.shape)
 
 
@@ -88,7 +90,7 @@ class Model:
 
 
 def random_model(seed: int, vocab_size: int = 4, num_drafts: int = 2, structure: str = "dense") -> Model:
-    """A model whose laws have the given structure: dense, zeros_p, zeros_q, equal, disjoint, single or ties."""
+    """A model whose distributions have the given structure: dense, zeros_p, zeros_q, equal, disjoint, single or ties."""
     generator = torch.Generator().manual_seed(seed)
 
     def tables(count: int) -> list[Tensor]:
@@ -118,9 +120,9 @@ Report = Callable[[Tensor], DraftRows]
 
 @dataclass(frozen=True)
 class Drafter:
-    """The laws drafts are drawn from, on target ids, and how they are reported."""
+    """The distributions drafts are drawn from, on target ids, and how they are reported."""
 
-    laws: list[Tensor]  # K tables float64 [V, ..., V]
+    distributions: list[Tensor]  # K tables float64 [V, ..., V]
     report: Report
     coupled: bool = False
 
@@ -131,51 +133,55 @@ def at_prefix(tables: list[Tensor], drafts: Tensor) -> Tensor:
     return torch.stack([row.expand(len(drafts), -1) for row in rows], 1)
 
 
-def tagged(drafts: Tensor, kind: LawKind, **tensors: Tensor) -> DraftRows:
-    """Drafts [T, K] of full length, every row with a law of one kind."""
-    laws = DraftLaws(kind=torch.full((len(drafts),), kind, dtype=torch.uint8), **tensors)
-    return DraftRows(drafts, torch.full((len(drafts),), drafts.shape[1]), laws)
+def tagged(drafts: Tensor, kind: DistributionKind, **tensors: Tensor) -> DraftRows:
+    """Drafts [T, K] of full length, every row with a distribution of one kind."""
+    distributions = DraftDistributions(kind=torch.full((len(drafts),), kind, dtype=torch.uint8), **tensors)
+    return DraftRows(drafts, torch.full((len(drafts),), drafts.shape[1]), distributions)
 
 
 def one_hot(model: Model, dtype: torch.dtype) -> Drafter:
     """Drafts sampled from the model, verified as one-hot: lossless whatever drew them."""
-    laws = [table.softmax(-1) for table in model.draft]
-    return Drafter(laws, lambda x: DraftRows(x, torch.full((len(x),), x.shape[1])), coupled=True)
+    distributions = [table.softmax(-1) for table in model.draft]
+    return Drafter(distributions, lambda x: DraftRows(x, torch.full((len(x),), x.shape[1])), coupled=True)
 
 
 def one_hot_probs(model: Model, dtype: torch.dtype) -> Drafter:
-    """The same drafts by standard rejection: each is reported with a law that gives it alone."""
+    """The same drafts by standard rejection: each is reported with a distribution that gives it alone."""
     vocab = model.vocab_size
     return replace(
         one_hot(model, dtype),
-        report=lambda x: tagged(x, LawKind.DENSE_PROBS, probs=torch.nn.functional.one_hot(x, vocab).to(dtype)),
+        report=lambda x: tagged(x, DistributionKind.DENSE_PROBS, probs=torch.nn.functional.one_hot(x, vocab).to(dtype)),
         coupled=False,
     )
 
 
 def dense_probs(model: Model, dtype: torch.dtype) -> Drafter:
-    laws = [table.softmax(-1) for table in model.draft]
-    return Drafter(laws, lambda x: tagged(x, LawKind.DENSE_PROBS, probs=at_prefix(laws, x).to(dtype)))
+    distributions = [table.softmax(-1) for table in model.draft]
+    return Drafter(
+        distributions, lambda x: tagged(x, DistributionKind.DENSE_PROBS, probs=at_prefix(distributions, x).to(dtype))
+    )
 
 
 def dense_logits(model: Model, dtype: torch.dtype) -> Drafter:
     logits = [table.to(dtype) for table in model.draft]
-    laws = [table.double().softmax(-1) for table in logits]
-    return Drafter(laws, lambda x: tagged(x, LawKind.DENSE_LOGITS, logits=at_prefix(logits, x)))
+    distributions = [table.double().softmax(-1) for table in logits]
+    return Drafter(distributions, lambda x: tagged(x, DistributionKind.DENSE_LOGITS, logits=at_prefix(logits, x)))
 
 
 def sparse(model: Model, dtype: torch.dtype, top_m: int = 2) -> Drafter:
     """Drafts drawn from the renormalised top-M of the model; one padded entry."""
     best = [table.softmax(-1).topk(top_m) for table in model.draft]
     probs = [b.values / b.values.sum(-1, keepdim=True) for b in best]
-    laws = [torch.zeros_like(t).scatter(-1, b.indices, p) for t, b, p in zip(model.draft, best, probs, strict=True)]
+    distributions = [
+        torch.zeros_like(t).scatter(-1, b.indices, p) for t, b, p in zip(model.draft, best, probs, strict=True)
+    ]
 
     def report(x: Tensor) -> DraftRows:
         ids = torch.nn.functional.pad(at_prefix([b.indices for b in best], x), (0, 1), value=-1)
         values = torch.nn.functional.pad(at_prefix(probs, x), (0, 1), value=0.5)
-        return tagged(x, LawKind.SPARSE, sparse_ids=ids, sparse_probs=values.to(dtype))
+        return tagged(x, DistributionKind.SPARSE, sparse_ids=ids, sparse_probs=values.to(dtype))
 
-    return Drafter(laws, report)
+    return Drafter(distributions, report)
 
 
 def mapped_probs(model: Model, dtype: torch.dtype) -> Drafter:
@@ -183,18 +189,22 @@ def mapped_probs(model: Model, dtype: torch.dtype) -> Drafter:
     d2t = torch.arange(model.vocab_size - 1, 0, -1)
     t2d = torch.full((model.vocab_size,), -1).scatter(0, d2t, torch.arange(len(d2t)))
     small = [table[..., d2t].softmax(-1) for table in model.draft]
-    laws = [torch.zeros_like(t).index_copy(-1, d2t, s) for t, s in zip(model.draft, small, strict=True)]
-    return Drafter(laws, lambda x: tagged(x, LawKind.DENSE_PROBS, probs=at_prefix(small, x).to(dtype), t2d=t2d))
+    distributions = [torch.zeros_like(t).index_copy(-1, d2t, s) for t, s in zip(model.draft, small, strict=True)]
+    return Drafter(
+        distributions, lambda x: tagged(x, DistributionKind.DENSE_PROBS, probs=at_prefix(small, x).to(dtype), t2d=t2d)
+    )
 
 
 def mapped_logits(model: Model, dtype: torch.dtype) -> Drafter:
     d2t = torch.arange(model.vocab_size - 1, 0, -1)
     t2d = torch.full((model.vocab_size,), -1).scatter(0, d2t, torch.arange(len(d2t)))
     small = [table[..., d2t].to(dtype) for table in model.draft]
-    laws = [
+    distributions = [
         torch.zeros_like(t).index_copy(-1, d2t, s.double().softmax(-1)) for t, s in zip(model.draft, small, strict=True)
     ]
-    return Drafter(laws, lambda x: tagged(x, LawKind.DENSE_LOGITS, logits=at_prefix(small, x), t2d=t2d))
+    return Drafter(
+        distributions, lambda x: tagged(x, DistributionKind.DENSE_LOGITS, logits=at_prefix(small, x), t2d=t2d)
+    )
 
 
 DRAFTERS: dict[str, Callable[[Model, torch.dtype], Drafter]] = {
@@ -209,12 +219,12 @@ DRAFTERS: dict[str, Callable[[Model, torch.dtype], Drafter]] = {
 
 
 def problem_of(model: Model, drafter: Drafter, params: Params, dtype: torch.dtype) -> Problem:
-    """The proof obligation: whatever the drafter does, the output follows the oracle's filtered target law."""
+    """The proof obligation: whatever the drafter does, the output follows the oracle's filtered target distribution."""
     logits = [table.to(dtype) for table in model.target]
     return Problem(
         target_logits=logits,
-        target_laws=[filtered_table(table, params) for table in logits],
-        draft_laws=drafter.laws,
+        target_distributions=[filtered_table(table, params) for table in logits],
+        draft_distributions=drafter.distributions,
         report=drafter.report,
         sampling=sampling_rows([params]),
         coupled=drafter.coupled or params.temperature <= 0,

@@ -1,4 +1,4 @@
-"""The batched backend gives the tokens of the specification for the same coins."""
+"""The batched backend gives the tokens of the specification for the same uniforms."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.kernels.row_law import RowLaw, row_law
-from specdec.core.rejection import Coins, LawKind, StopReason, Verdict, reference, stretch, torch_backend, verify
-from specdec.core.rejection.coins import draw_coins
+from specdec.core.kernels.row_distribution import RowDistribution, row_distribution
+from specdec.core.rejection import (
+    DistributionKind,
+    StopReason,
+    Uniforms,
+    Verdict,
+    chunk,
+    reference,
+    torch_backend,
+    verify,
+)
+from specdec.core.rejection.uniforms import draw_uniforms
 
 from .batches import ALL_KINDS, Batch, Shape, close, equal, random_batch
 from .mutation import copied
@@ -20,8 +29,10 @@ from .mutation import copied
 BOUNDARY = 1e-6
 SHAPES = {
     "mixed": Shape(),
-    "one_hot": Shape(kinds=(LawKind.ONE_HOT,)),
-    "mapped": Shape(mapped=True, kinds=(LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS)),
+    "one_hot": Shape(kinds=(DistributionKind.ONE_HOT,)),
+    "mapped": Shape(
+        mapped=True, kinds=(DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS)
+    ),
     "greedy": Shape(greedy=1.0),
     "tiles": Shape(vocab_size=300, num_requests=4),
     "one_token": Shape(vocab_size=1, num_requests=4),
@@ -32,7 +43,7 @@ NUM_BATCHES = 25
 
 @dataclass(frozen=True)
 class Comparison:
-    """Requests compared, and those that differ with and without a coin on a boundary."""
+    """Requests compared, and those that differ with and without a uniform on a boundary."""
 
     compared: int
     excused: int
@@ -42,18 +53,18 @@ class Comparison:
 def compare(batch: Batch, backend: Callable[..., Verdict] = verify) -> Comparison:
     got = backend(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
     exact = replace(batch, logits=batch.logits.double())
-    coins = draw_coins(batch.drafts, batch.sampling)
-    want = reference.verify(exact.logits, exact.cu_rows, exact.drafts, exact.sampling, coins)
+    uniforms = draw_uniforms(batch.drafts, batch.sampling)
+    want = reference.verify(exact.logits, exact.cu_rows, exact.drafts, exact.sampling, uniforms)
     differs = (got.output_ids != want.output_ids).any(1) | (got.status != want.status)
-    excused = differs & (_on_a_boundary(exact, coins, want.output_ids) if differs.any() else differs)
+    excused = differs & (_on_a_boundary(exact, uniforms, want.output_ids) if differs.any() else differs)
     return Comparison(batch.num_requests, int(excused.sum()), (differs & ~excused).nonzero().flatten().tolist())
 
 
-def _on_a_boundary(batch: Batch, coins: Coins, output_ids: Tensor) -> Tensor:
+def _on_a_boundary(batch: Batch, uniforms: Uniforms, output_ids: Tensor) -> Tensor:
     moved = torch.zeros(batch.num_requests, dtype=torch.bool)
     for shift in (-BOUNDARY, BOUNDARY):
-        accept = None if coins.accept is None else coins.accept + shift
-        for shifted in (Coins(coins.output + shift, coins.accept), Coins(coins.output, accept)):
+        accept = None if uniforms.accept is None else uniforms.accept + shift
+        for shifted in (Uniforms(uniforms.output + shift, uniforms.accept), Uniforms(uniforms.output, accept)):
             near = reference.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling, shifted)
             moved |= (near.output_ids != output_ids).any(1)
     return moved
@@ -61,14 +72,14 @@ def _on_a_boundary(batch: Batch, coins: Coins, output_ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_same_tokens_for_same_coins(shape: Shape, dtype: torch.dtype) -> None:
+def test_same_tokens_for_same_uniforms(shape: Shape, dtype: torch.dtype) -> None:
     results = [compare(random_batch(seed, replace(shape, dtype=dtype))) for seed in range(NUM_BATCHES)]
     assert [r.different for r in results] == [[]] * NUM_BATCHES
     assert sum(r.excused for r in results) <= 1e-4 * sum(r.compared for r in results)
 
 
-@pytest.mark.parametrize("kinds", [ALL_KINDS, (LawKind.ONE_HOT,)], ids=["reported", "one_hot"])
-def test_same_acceptance_probabilities(kinds: tuple[LawKind, ...]) -> None:
+@pytest.mark.parametrize("kinds", [ALL_KINDS, (DistributionKind.ONE_HOT,)], ids=["reported", "one_hot"])
+def test_same_acceptance_probabilities(kinds: tuple[DistributionKind, ...]) -> None:
     for seed in range(20):
         batch = random_batch(seed, Shape(kinds=kinds))
         got = batch.verify().accept_prob
@@ -78,8 +89,8 @@ def test_same_acceptance_probabilities(kinds: tuple[LawKind, ...]) -> None:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("kinds", [ALL_KINDS, (LawKind.ONE_HOT,)], ids=["reported", "one_hot"])
-def test_same_logprobs_of_emitted_tokens(kinds: tuple[LawKind, ...]) -> None:
+@pytest.mark.parametrize("kinds", [ALL_KINDS, (DistributionKind.ONE_HOT,)], ids=["reported", "one_hot"])
+def test_same_logprobs_of_emitted_tokens(kinds: tuple[DistributionKind, ...]) -> None:
     """vllm#44727: log-probabilities of rejected rows were given for emitted ones."""
     for seed in range(20):
         batch = random_batch(seed, Shape(kinds=kinds))
@@ -91,8 +102,8 @@ def test_same_logprobs_of_emitted_tokens(kinds: tuple[LawKind, ...]) -> None:
         assert torch.equal(got.logprobs.isnan(), got.output_ids < 0)
 
 
-@pytest.mark.parametrize("kinds", [ALL_KINDS, (LawKind.ONE_HOT,)], ids=["reported", "one_hot"])
-def test_same_reason_of_the_stop_and_residual_mass_there(kinds: tuple[LawKind, ...]) -> None:
+@pytest.mark.parametrize("kinds", [ALL_KINDS, (DistributionKind.ONE_HOT,)], ids=["reported", "one_hot"])
+def test_same_reason_of_the_stop_and_residual_mass_there(kinds: tuple[DistributionKind, ...]) -> None:
     reasons = set()
     for seed in range(20):
         batch = random_batch(seed, Shape(kinds=kinds))
@@ -112,19 +123,19 @@ def test_reading_one_place_at_a_time_changes_no_token(shape: Shape, monkeypatch:
     for batch in batches[::3]:
         batch.logits[:: 1 + len(batch.logits) % 4, 0] = torch.nan
     at_once = [batch.verify() for batch in batches]
-    monkeypatch.setattr(stretch, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(chunk, "LOGITS_AT_ONCE", 1)
     assert all(close(batch.verify(), verdict) for batch, verdict in zip(batches, at_once, strict=True))
 
 
 def test_no_row_after_the_stop_of_its_request_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
-    def recording(*arguments: object, **options: object) -> RowLaw:
+    def recording(*arguments: object, **options: object) -> RowDistribution:
         read.extend(arguments[4].tolist())
-        return row_law(*arguments, **options)
+        return row_distribution(*arguments, **options)
 
-    monkeypatch.setattr(stretch, "LOGITS_AT_ONCE", 1)
-    monkeypatch.setattr(torch_backend, "row_law", recording)
+    monkeypatch.setattr(chunk, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(torch_backend, "row_distribution", recording)
     for seed in range(NUM_BATCHES):
         batch = random_batch(seed, Shape(num_drafts=6))
         read.clear()

@@ -11,10 +11,10 @@ import torch
 from specdec.core.rejection import (
     STATUS_BAD_ROW,
     STATUS_EMPTY_RESIDUAL,
-    Coins,
-    DraftLaws,
+    DistributionKind,
+    DraftDistributions,
     DraftRows,
-    LawKind,
+    Uniforms,
     reference,
     sample,
     verify,
@@ -54,8 +54,8 @@ def test_bad_row_emits_its_argmax_and_rejects_its_draft(
     row, best = BAD_ROWS[name]
     logits = torch.tensor([HEALTHY, HEALTHY, row, HEALTHY, HEALTHY, HEALTHY], dtype=dtype)
     drafts = DraftRows(torch.tensor([[0], [best], [0]]), torch.tensor([1, 1, 1]))
-    coins = Coins(torch.full((3, 2), 0.3, dtype=torch.float64))
-    verdict = function(logits, torch.tensor([0, 2, 4, 6]), drafts, sampling_rows(MODES[mode]), coins)
+    uniforms = Uniforms(torch.full((3, 2), 0.3, dtype=torch.float64))
+    verdict = function(logits, torch.tensor([0, 2, 4, 6]), drafts, sampling_rows(MODES[mode]), uniforms)
     assert verdict.output_ids.tolist() == [[0, 0], [best, -1], [0, 0]]
     assert verdict.num_accepted.tolist() == [1, 0, 1]
     assert verdict.status.tolist() == [0, STATUS_BAD_ROW, 0]
@@ -67,8 +67,8 @@ def test_bad_row_emits_its_argmax_and_rejects_its_draft(
 def test_bad_row_after_the_stop_is_not_reported(mode: str) -> None:
     logits = torch.tensor([HEALTHY, [NAN] * 4, HEALTHY, [NAN] * 4, HEALTHY, HEALTHY])
     drafts = DraftRows(torch.tensor([[3], [0], [3]]), torch.tensor([1, 1, 1]))
-    coins = Coins(torch.full((3, 2), 0.3, dtype=torch.float64))
-    verdict = verify(logits, torch.tensor([0, 2, 4, 6]), drafts, sampling_rows(MODES[mode]), coins)
+    uniforms = Uniforms(torch.full((3, 2), 0.3, dtype=torch.float64))
+    verdict = verify(logits, torch.tensor([0, 2, 4, 6]), drafts, sampling_rows(MODES[mode]), uniforms)
     assert verdict.status.tolist() == [0, STATUS_BAD_ROW, 0]
     assert verdict.output_ids.tolist() == [[0, -1], [0, 0], [0, -1]]
 
@@ -86,16 +86,16 @@ def test_bad_rows_change_nothing_for_their_neighbours() -> None:
         assert torch.equal(beside.status[1:], alone.status)
 
 
-@pytest.mark.parametrize("kind", [LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS, LawKind.SPARSE])
-def test_nan_in_a_reported_law_emits_a_likely_token(kind: LawKind) -> None:
-    laws = DraftLaws(
+@pytest.mark.parametrize("kind", [DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS, DistributionKind.SPARSE])
+def test_nan_in_a_reported_distribution_emits_a_likely_token(kind: DistributionKind) -> None:
+    distributions = DraftDistributions(
         kind=torch.tensor([kind], dtype=torch.uint8),
-        probs=torch.full((1, 1, 4), NAN),
-        logits=torch.full((1, 1, 4), NAN),
+        draft_probs=torch.full((1, 1, 4), NAN),
+        draft_logits=torch.full((1, 1, 4), NAN),
         sparse_ids=torch.arange(4).view(1, 1, 4),
         sparse_probs=torch.full((1, 1, 4), NAN),
     )
-    drafts = DraftRows(torch.tensor([[3]]), torch.tensor([1]), laws)
+    drafts = DraftRows(torch.tensor([[3]]), torch.tensor([1]), distributions)
     logits = torch.tensor([[5.0, -INF, 4.0, -INF]] * 2)
     verdict = verify(logits, torch.tensor([0, 2]), drafts, sampling_rows([Params()]))
     assert int(verdict.num_accepted) == 0
@@ -103,13 +103,15 @@ def test_nan_in_a_reported_law_emits_a_likely_token(kind: LawKind) -> None:
 
 
 @pytest.mark.parametrize("function", [verify, reference.verify], ids=["backend", "reference"])
-def test_residual_emptied_by_a_wrong_law_falls_back_to_the_target(function: object) -> None:
+def test_residual_emptied_by_a_wrong_distribution_falls_back_to_the_target(function: object) -> None:
     """q above p everywhere is no probability, yet it must not lead to a token of probability 0."""
-    laws = DraftLaws(torch.tensor([LawKind.DENSE_PROBS], dtype=torch.uint8), probs=torch.full((1, 1, 4), 2.0))
-    drafts = DraftRows(torch.tensor([[0]]), torch.tensor([1]), laws)
+    distributions = DraftDistributions(
+        torch.tensor([DistributionKind.DENSE_PROBS], dtype=torch.uint8), draft_probs=torch.full((1, 1, 4), 2.0)
+    )
+    drafts = DraftRows(torch.tensor([[0]]), torch.tensor([1]), distributions)
     logits = torch.tensor([[0.0, -INF, 0.0, -INF]] * 2)
-    coins = Coins(torch.full((1, 2), 0.75).double(), torch.full((1, 1), 0.9).double())
-    verdict = function(logits, torch.tensor([0, 2]), drafts, sampling_rows([Params()]), coins)
+    uniforms = Uniforms(torch.full((1, 2), 0.75).double(), torch.full((1, 1), 0.9).double())
+    verdict = function(logits, torch.tensor([0, 2]), drafts, sampling_rows([Params()]), uniforms)
     assert verdict.output_ids.tolist() == [[2, -1]]
     assert verdict.status.tolist() == [STATUS_EMPTY_RESIDUAL]
 
@@ -117,8 +119,8 @@ def test_residual_emptied_by_a_wrong_law_falls_back_to_the_target(function: obje
 def test_nan_is_never_sampled() -> None:
     logits = torch.zeros(1, 300)
     logits[0, ::2] = NAN
-    coins = [Coins(torch.tensor([[u]], dtype=torch.float64)) for u in torch.linspace(0.01, 0.99, 50).tolist()]
-    tokens = {int(sample(logits, sampling_rows([Params()]), coin).output_ids) for coin in coins}
+    uniforms = [Uniforms(torch.tensor([[u]], dtype=torch.float64)) for u in torch.linspace(0.01, 0.99, 50).tolist()]
+    tokens = {int(sample(logits, sampling_rows([Params()]), uniform).output_ids) for uniform in uniforms}
     assert tokens == {1}
 
 
@@ -128,8 +130,8 @@ def test_tail_tile_never_gives_an_id_beyond_the_vocabulary(vocab_size: int) -> N
     logits = torch.full((1, vocab_size), -INF)
     logits[0, 0] = 0.0
     for params in (Params(), Params(temperature=0.0), Params(top_p=0.5)):
-        for coin in (2.0**-53, 0.5, 1 - 2.0**-53, 1.0):
-            verdict = sample(logits, sampling_rows([params]), Coins(torch.tensor([[coin]], dtype=torch.float64)))
+        for uniform in (2.0**-53, 0.5, 1 - 2.0**-53, 1.0):
+            verdict = sample(logits, sampling_rows([params]), Uniforms(torch.tensor([[uniform]], dtype=torch.float64)))
             assert verdict.output_ids.tolist() == [[0]]
 
 

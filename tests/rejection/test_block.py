@@ -1,4 +1,4 @@
-"""Block verification follows the target's law and accepts no fewer drafts; its known mistakes are seen."""
+"""Block verification follows the target's distribution and accepts no fewer drafts; its known mistakes are seen."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec.core.rejection import LawKind, verify
+from specdec.core.rejection import DistributionKind, verify
 from specdec.core.rejection.block import verify_block
 from specdec.core.rejection.block_reference import verify_block_request
-from specdec.core.rejection.coins import draw_block_coins
-from specdec.core.rejection.exact_law import Problem, exact_law
+from specdec.core.rejection.exact_distribution import Problem, exact_distribution
 from specdec.core.rejection.reference import _step
+from specdec.core.rejection.uniforms import draw_block_uniforms
 
 from .batches import Shape, equal, random_batch
 from .mutation import Mutant, mutated
@@ -22,7 +22,7 @@ from .problems import DRAFTERS, SAMPLING, problem_of, random_model, with_lengths
 
 DOUBLE = torch.float64
 BLOCK = "rejection/block.py"
-WITH_LAW = ["dense_probs", "dense_logits", "sparse", "mapped_probs", "one_hot_probs"]
+WITH_DISTRIBUTION = ["dense_probs", "dense_logits", "sparse", "mapped_probs", "one_hot_probs"]
 
 
 def block_problem(drafter: str, sampling: str, seed: int, structure: str = "dense", ragged: bool = False) -> Problem:
@@ -34,59 +34,71 @@ def block_problem(drafter: str, sampling: str, seed: int, structure: str = "dens
 
 
 @pytest.mark.parametrize("sampling", ["unit", "all"])
-@pytest.mark.parametrize("drafter", WITH_LAW)
-def test_output_follows_target_law(drafter: str, sampling: str) -> None:
-    assert exact_law(verify_block, block_problem(drafter, sampling, 3), 46).total_variation <= 1e-12
+@pytest.mark.parametrize("drafter", WITH_DISTRIBUTION)
+def test_output_follows_target_distribution(drafter: str, sampling: str) -> None:
+    assert exact_distribution(verify_block, block_problem(drafter, sampling, 3), 46).total_variation <= 1e-12
 
 
 @pytest.mark.parametrize("structure", ["zeros_p", "zeros_q", "zeros", "equal", "disjoint", "ties"])
-def test_law_survives_zeros_ties_and_disjoint_supports(structure: str) -> None:
-    assert exact_law(verify_block, block_problem("dense_probs", "unit", 5, structure), 46).total_variation <= 1e-12
+def test_distribution_survives_zeros_ties_and_disjoint_supports(structure: str) -> None:
+    assert (
+        exact_distribution(verify_block, block_problem("dense_probs", "unit", 5, structure), 46).total_variation
+        <= 1e-12
+    )
 
 
-def test_law_survives_ragged_lengths() -> None:
-    assert exact_law(verify_block, block_problem("dense_probs", "all", 8, ragged=True), 46).total_variation <= 1e-12
+def test_distribution_survives_ragged_lengths() -> None:
+    assert (
+        exact_distribution(verify_block, block_problem("dense_probs", "all", 8, ragged=True), 46).total_variation
+        <= 1e-12
+    )
 
 
-def test_block_accepts_more_than_one_at_a_time_where_a_law_is_known_and_as_much_where_none_is() -> None:
+def test_block_accepts_more_than_one_at_a_time_where_a_distribution_is_known_and_as_much_where_none_is() -> None:
     for seed in range(3):
         stated = block_problem("dense_probs", "unit", seed)
-        together = exact_law(verify_block, stated).expected_accepted
-        one_by_one = exact_law(verify, replace(stated, block=False)).expected_accepted
+        together = exact_distribution(verify_block, stated).expected_accepted
+        one_by_one = exact_distribution(verify, replace(stated, block=False)).expected_accepted
         assert together > one_by_one + 1e-4
         certain = block_problem("one_hot_probs", "unit", seed)
-        together = exact_law(verify_block, certain).expected_accepted
-        assert together == pytest.approx(exact_law(verify, replace(certain, block=False)).expected_accepted, abs=1e-10)
+        together = exact_distribution(verify_block, certain).expected_accepted
+        assert together == pytest.approx(
+            exact_distribution(verify, replace(certain, block=False)).expected_accepted, abs=1e-10
+        )
 
 
 def test_same_tokens_as_written_out_for_one_request() -> None:
     for seed in range(25):
-        batch = random_batch(seed, Shape(kinds=(LawKind.DENSE_PROBS, LawKind.SPARSE), greedy=0.0, dtype=DOUBLE))
-        coins = draw_block_coins(batch.drafts, batch.sampling)
-        assert coins.accept is not None
+        batch = random_batch(
+            seed, Shape(kinds=(DistributionKind.DENSE_PROBS, DistributionKind.SPARSE), greedy=0.0, dtype=DOUBLE)
+        )
+        uniforms = draw_block_uniforms(batch.drafts, batch.sampling)
+        assert uniforms.accept is not None
         got = verify_block(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
         for b, length in enumerate(batch.drafts.lengths.tolist()):
             rows = batch.rows(b)
             if not len(rows):
                 assert (got.output_ids[b] == -1).all()
                 continue
-            steps = [_step(row, b, i, batch.drafts, batch.sampling, coins) for i, row in enumerate(rows)]
-            want = verify_block_request(steps, batch.drafts.token_ids[b, :length].tolist(), coins.accept[b].tolist())
+            steps = [_step(row, b, i, batch.drafts, batch.sampling, uniforms) for i, row in enumerate(rows)]
+            want = verify_block_request(steps, batch.drafts.token_ids[b, :length].tolist(), uniforms.accept[b].tolist())
             assert [token for token in got.output_ids[b].tolist() if token >= 0] == want
 
 
-@pytest.mark.parametrize("shape", [Shape(kinds=(LawKind.ONE_HOT,)), Shape(greedy=1.0)], ids=["one_hot", "greedy"])
-def test_requests_without_a_law_and_greedy_ones_take_the_plain_rules(shape: Shape) -> None:
+@pytest.mark.parametrize(
+    "shape", [Shape(kinds=(DistributionKind.ONE_HOT,)), Shape(greedy=1.0)], ids=["one_hot", "greedy"]
+)
+def test_requests_without_a_distribution_and_greedy_ones_take_the_plain_rules(shape: Shape) -> None:
     for seed in range(10):
         batch = random_batch(seed, shape)
         got = verify_block(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
         assert equal(got, batch.verify())
 
 
-def test_coins_of_consecutive_steps_differ_although_they_judge_the_same_position() -> None:
+def test_uniforms_of_consecutive_steps_differ_although_they_verify_the_same_position() -> None:
     batch = random_batch(1, Shape())
     later = replace(batch.sampling, position=batch.sampling.position + 1)
-    now, then = (draw_block_coins(batch.drafts, sampling).accept for sampling in (batch.sampling, later))
+    now, then = (draw_block_uniforms(batch.drafts, sampling).accept for sampling in (batch.sampling, later))
     assert now is not None
     assert then is not None
     assert not (now[:, 1:] == then[:, :-1]).any()
@@ -100,13 +112,13 @@ MUTANTS = [
         "cdf, residual = self._residual(requests, stop[requests], kind)",
         "self.survival.fill_(1.0)\n            cdf, residual = self._residual(requests, stop[requests], kind)",
     ),
-    Mutant("no_look_ahead_mass", "block", BLOCK, "accepts = (coin[requests] * left < mass) &", "accepts ="),
+    Mutant("no_look_ahead_mass", "block", BLOCK, "accepts = (uniform[requests] * left < mass) &", "accepts ="),
     Mutant(
-        "one_coin_for_all_places",
+        "one_uniform_for_all_places",
         "block",
         BLOCK,
-        "self.coins.accept[:, place - 1]",
-        "self.coins.accept[:, 0]",
+        "self.uniforms.accept[:, place - 1]",
+        "self.uniforms.accept[:, 0]",
     ),
     Mutant("survival_not_clipped", "block", BLOCK, "nan_to_num(nan=0.0).clamp(max=1.0))", "nan_to_num(nan=0.0))"),
     Mutant(
@@ -123,5 +135,7 @@ MUTANTS = [
 def test_mutant_of_the_block_rule_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     with mutated(mutant, tmp_path) as package:
         changed = importlib.import_module(f"{package.__name__}.block")
-        laws = [exact_law(changed.verify_block, block_problem("dense_probs", "unit", s), 24) for s in range(4)]
-        assert max(law.total_variation for law in laws) >= 2e-5
+        distributions = [
+            exact_distribution(changed.verify_block, block_problem("dense_probs", "unit", s), 24) for s in range(4)
+        ]
+        assert max(distribution.total_variation for distribution in distributions) >= 2e-5

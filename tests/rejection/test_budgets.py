@@ -1,9 +1,9 @@
 """What the kernels cost on GPUs that are not here: compiled ahead of time, read from the machine code.
 
 The unmarked test compiles seven variants: both kinds of statistics pass, the filters as programs share them, the
-verdict for the commonest drafts, and the one with every kind of law, which holds the code of all the others but the
-block rule; each target occurs. All 31 variants on all four targets are marked. A process that interprets kernels
-cannot compile them, so a second one does.
+verdict for the commonest drafts, and the one with every kind of distribution, which holds the code of all the others
+but the block rule; each target occurs. All 31 variants on all four targets are marked. A process that interprets
+kernels cannot compile them, so a second one does.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def test_budget_check_names_what_it_found() -> None:
 
 STEPS = {
     "one_hot": Step(num_requests=64, num_drafts=5, vocab_size=151_936, bytes_per_logit=2),
-    "dense": Step(64, 5, 151_936, 2, bytes_per_law=4),
-    "draft_logits": Step(64, 5, 151_936, 2, bytes_per_law=2, law_statistics=True),
+    "dense": Step(64, 5, 151_936, 2, bytes_per_distribution=4),
+    "draft_logits": Step(64, 5, 151_936, 2, bytes_per_distribution=2, distribution_statistics=True),
     "sparse": Step(64, 5, 151_936, 2, sparse_ids=64),
 }
 

@@ -17,12 +17,12 @@ from .ledger import MIXED, VOCAB, K, logits_after, simulate
 from .mutation import Mutant, mutated
 from .problems import sampling_rows
 
-COINS, RATIO = "rejection/coins.py", "rejection/ratio.py"
+UNIFORMS, RATIO = "rejection/uniforms.py", "rejection/ratio.py"
 
 
-def guess(tokens: list[int], coin: Tensor) -> int:
+def guess(tokens: list[int], uniform: Tensor) -> int:
     """A drafter that is often right and often wrong."""
-    return int(logits_after(tokens).argmax()) if coin < 0.6 else int(coin * 997) % VOCAB
+    return int(logits_after(tokens).argmax()) if uniform < 0.6 else int(uniform * 997) % VOCAB
 
 
 def one_hot_step(texts: list[list[int]], sampling: SamplingRows, generator: torch.Generator) -> Verdict:
@@ -70,15 +70,15 @@ def test_no_random_number_is_used_twice() -> None:
 
 
 SLIPS = {
-    "accept_coins_are_output_coins": (COINS, "accept=accept[:, :-1]", "accept=output[:, :-1]"),
-    "position_does_not_advance": (COINS, "unsqueeze(1) + offsets", "unsqueeze(1) + 0 * offsets"),
+    "accept_uniforms_are_output_uniforms": (UNIFORMS, "accept=accept[:, :-1]", "accept=output[:, :-1]"),
+    "position_does_not_advance": (UNIFORMS, "unsqueeze(1) + offsets", "unsqueeze(1) + 0 * offsets"),
     "seed_of_the_first_request": (
-        COINS,
+        UNIFORMS,
         "seeds = sampling.seed.unsqueeze(1)",
         "seeds = sampling.seed[:1].unsqueeze(1)",
     ),
-    "wrong_stream": (COINS, "positions, Stream.RESAMPLE", "positions, Stream.ACCEPT"),
-    "coin_of_the_last_place": (RATIO, "coins.output.gather(1, places.unsqueeze(1))", "coins.output[:, -1:]"),
+    "wrong_stream": (UNIFORMS, "positions, Stream.RESAMPLE", "positions, Stream.ACCEPT"),
+    "uniform_of_the_last_place": (RATIO, "uniforms.output.gather(1, places.unsqueeze(1))", "uniforms.output[:, -1:]"),
 }
 
 
@@ -86,5 +86,5 @@ SLIPS = {
 def test_ledger_notices_a_wrong_random_number(name: str, tmp_path: Path) -> None:
     file, before, after = SLIPS[name]
     mutant = Mutant(name, "ledger", file, before, after)
-    with mutated(mutant, tmp_path) as package, pytest.raises(AssertionError, match="drew other coins"):
+    with mutated(mutant, tmp_path) as package, pytest.raises(AssertionError, match="drew other uniforms"):
         simulate(package.verify, num_steps=60)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.core.rejection import DraftRows, LawKind, reference, triton_backend, verify, verify_block
+from specdec.core.rejection import DistributionKind, DraftRows, reference, triton_backend, verify, verify_block
 from specdec.core.rejection.lossy import verify_synthetic, verify_typical
 from specdec.core.rejection.reference import Params
 
@@ -16,7 +16,7 @@ from .batches import Shape, random_batch
 from .interpreted import quiet
 from .problems import sampling_rows
 
-ONE_HOT = Shape(kinds=(LawKind.ONE_HOT,))
+ONE_HOT = Shape(kinds=(DistributionKind.ONE_HOT,))
 
 
 @quiet

@@ -1,4 +1,4 @@
-"""The proof has power: every known way to get the law wrong is seen, with two orders of magnitude to spare."""
+"""The proof has power: every known way to get the distribution wrong is seen, with two orders of magnitude to spare."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import IMPOSSIBLE, NO_PROPOSAL, DraftRows, LawKind, verify
-from specdec.core.rejection.exact_law import Problem, exact_law
+from specdec.core.rejection import IMPOSSIBLE, NO_PROPOSAL, DistributionKind, DraftRows, verify
+from specdec.core.rejection.exact_distribution import Problem, exact_distribution
 from specdec.core.rejection.reference import Params
 
 from .catalogue import MUTANTS
@@ -55,12 +55,12 @@ def banned(sentinel: int) -> Callable[[int], Problem]:
 
 
 def hole(seed: int) -> Problem:
-    """Nothing was proposed at the second place, although a law stands there."""
+    """Nothing was proposed at the second place, although a distribution stands there."""
     return changed(random_model(seed), lambda ids: ids.index_fill(1, torch.tensor(1), NO_PROPOSAL))
 
 
 def changed(model: Model, change: Callable[[Tensor], Tensor]) -> Problem:
-    """Drafts with dense laws, whose ids are changed after the draw."""
+    """Drafts with dense distributions, whose ids are changed after the draw."""
     drawn = dense_probs(model, DOUBLE)
 
     def report(x: Tensor) -> DraftRows:
@@ -87,7 +87,7 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
 
 
 def variation(checked: Callable, problem: Problem, num_iterations: int = 24) -> float:
-    return exact_law(checked, problem, num_iterations).total_variation
+    return exact_distribution(checked, problem, num_iterations).total_variation
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -104,26 +104,32 @@ def test_the_real_verifier_passes_the_same_problems(build: Callable[[int], Probl
 
 def drawn_from_top_k_reported_raw(model: Model) -> Drafter:
     raw = dense_probs(model, DOUBLE)
-    best = [law >= law.topk(2).values[..., -1:] for law in raw.laws]
-    kept = [law * mask / (law * mask).sum(-1, keepdim=True) for law, mask in zip(raw.laws, best, strict=True)]
-    return replace(raw, laws=kept)
+    best = [distribution >= distribution.topk(2).values[..., -1:] for distribution in raw.distributions]
+    kept = [
+        distribution * mask / (distribution * mask).sum(-1, keepdim=True)
+        for distribution, mask in zip(raw.distributions, best, strict=True)
+    ]
+    return replace(raw, distributions=kept)
 
 
 def drawn_greedily_reported_soft(model: Model) -> Drafter:
     raw = dense_probs(model, DOUBLE)
-    laws = [torch.nn.functional.one_hot(law.argmax(-1), law.shape[-1]).double() for law in raw.laws]
-    return replace(raw, laws=laws)
+    distributions = [
+        torch.nn.functional.one_hot(distribution.argmax(-1), distribution.shape[-1]).double()
+        for distribution in raw.distributions
+    ]
+    return replace(raw, distributions=distributions)
 
 
 def drawn_hotter_than_reported(model: Model) -> Drafter:
     raw = dense_probs(model, DOUBLE)
-    return replace(raw, laws=[(table / 1.2).softmax(-1) for table in model.draft])
+    return replace(raw, distributions=[(table / 1.2).softmax(-1) for table in model.draft])
 
 
 def reported_in_bfloat16_drawn_before_rounding(model: Model) -> Drafter:
     raw = dense_probs(model, DOUBLE)
-    rounded = [law.bfloat16().double() for law in raw.laws]
-    return replace(raw, report=lambda x: tagged(x, LawKind.DENSE_PROBS, probs=at_prefix(rounded, x)))
+    rounded = [distribution.bfloat16().double() for distribution in raw.distributions]
+    return replace(raw, report=lambda x: tagged(x, DistributionKind.DENSE_PROBS, probs=at_prefix(rounded, x)))
 
 
 def trimmed_by_confidence_in_the_drawn_token(model: Model) -> Drafter:
@@ -131,9 +137,9 @@ def trimmed_by_confidence_in_the_drawn_token(model: Model) -> Drafter:
 
     def confident(x: Tensor) -> Tensor:
         rows = raw.report(x)
-        assert rows.laws is not None
-        assert rows.laws.probs is not None
-        drawn = rows.laws.probs.gather(2, x.unsqueeze(2)).squeeze(2)
+        assert rows.distributions is not None
+        assert rows.distributions.draft_probs is not None
+        drawn = rows.distributions.draft_probs.gather(2, x.unsqueeze(2)).squeeze(2)
         return (drawn > 0.3).long().cumprod(1).sum(1)
 
     return with_lengths(raw, confident)
@@ -149,7 +155,7 @@ LYING_DRAFTERS = [
 
 
 @pytest.mark.parametrize("drafter", LYING_DRAFTERS)
-def test_drafter_whose_report_is_not_its_law_is_caught(drafter: Callable[[Model], Drafter]) -> None:
+def test_drafter_whose_report_is_not_its_distribution_is_caught(drafter: Callable[[Model], Drafter]) -> None:
     models = [random_model(seed) for seed in SEEDS]
     problems = [problem_of(model, drafter(model), SAMPLING["unit"], DOUBLE) for model in models]
     assert any(variation(verify, problem) >= CAUGHT for problem in problems)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.core.rejection import NO_PROPOSAL, Coins, DraftRows, LawKind, sample
-from specdec.core.rejection.coins import draw_coins
-from specdec.core.rejection.reference import Params, draft_law, target_law
+from specdec.core.rejection import NO_PROPOSAL, DistributionKind, DraftRows, Uniforms, sample
+from specdec.core.rejection.reference import Params, draft_distribution, target_distribution
+from specdec.core.rejection.uniforms import draw_uniforms
 
 from .batches import ALL_KINDS, Batch, Shape, equal, random_batch, select, tensors_of
 
@@ -20,7 +20,9 @@ SHAPES = st.builds(
     num_requests=st.integers(1, 7),
     num_drafts=st.integers(0, 5),
     vocab_size=st.sampled_from([1, 2, 3, 7, 64, 129, 300]),
-    kinds=st.sampled_from([ALL_KINDS, (LawKind.ONE_HOT,), (LawKind.DENSE_PROBS, LawKind.SPARSE)]),
+    kinds=st.sampled_from(
+        [ALL_KINDS, (DistributionKind.ONE_HOT,), (DistributionKind.DENSE_PROBS, DistributionKind.SPARSE)]
+    ),
     filters=st.booleans(),
     greedy=st.sampled_from([0.0, 0.3, 1.0]),
     idle=st.sampled_from([0.0, 0.3]),
@@ -56,7 +58,7 @@ def test_every_emitted_token_has_positive_probability(batch: Batch) -> None:
     verdict = batch.verify()
     for b, ids in enumerate(verdict.output_ids.tolist()):
         for row, token in zip(batch.rows(b), [i for i in ids if i >= 0], strict=False):
-            assert float(target_law(row, params_of(batch, b))[token]) > 0
+            assert float(target_distribution(row, params_of(batch, b))[token]) > 0
 
 
 @many
@@ -83,9 +85,9 @@ def test_acceptance_probability_is_reported_for_examined_drafts_only(batch: Batc
 def expected_prob(batch: Batch, b: int, i: int, x: int) -> float:
     if x < 0:
         return 0.0
-    row, params, laws = batch.rows(b)[i], params_of(batch, b), batch.drafts.laws
-    p = float(target_law(row, params)[x])
-    q = None if laws is None or params.temperature <= 0 else draft_law(laws, b, i, len(row))
+    row, params, distributions = batch.rows(b)[i], params_of(batch, b), batch.drafts.distributions
+    p = float(target_distribution(row, params)[x])
+    q = None if distributions is None or params.temperature <= 0 else draft_distribution(distributions, b, i, len(row))
     return p if q is None else min(1.0, p / float(q[x])) if q[x] > 0 else 0.0
 
 
@@ -110,25 +112,31 @@ def test_padding_and_poison_beyond_the_drafts_change_no_bit(batch: Batch) -> Non
     drafts, width = batch.drafts, batch.drafts.token_ids.shape[1]
     beyond = torch.arange(width + 2) >= drafts.lengths.unsqueeze(1)
     ids = torch.nn.functional.pad(drafts.token_ids, (0, 2), value=-1).masked_fill(beyond, 0)
-    laws = drafts.laws
-    if laws is not None:
-        laws = replace(
-            laws,
-            probs=poisoned(laws.probs, beyond | (laws.kind != LawKind.DENSE_PROBS).unsqueeze(1)),
-            logits=poisoned(laws.logits, beyond | (laws.kind != LawKind.DENSE_LOGITS).unsqueeze(1)),
-            sparse_ids=torch.nn.functional.pad(laws.sparse_ids, (0, 0, 0, 2), value=-1),
-            sparse_probs=poisoned(laws.sparse_probs, beyond | (laws.kind != LawKind.SPARSE).unsqueeze(1)),
+    distributions = drafts.distributions
+    if distributions is not None:
+        distributions = replace(
+            distributions,
+            draft_probs=poisoned(
+                distributions.draft_probs, beyond | (distributions.kind != DistributionKind.DENSE_PROBS).unsqueeze(1)
+            ),
+            draft_logits=poisoned(
+                distributions.draft_logits, beyond | (distributions.kind != DistributionKind.DENSE_LOGITS).unsqueeze(1)
+            ),
+            sparse_ids=torch.nn.functional.pad(distributions.sparse_ids, (0, 0, 0, 2), value=-1),
+            sparse_probs=poisoned(
+                distributions.sparse_probs, beyond | (distributions.kind != DistributionKind.SPARSE).unsqueeze(1)
+            ),
         )
     rows = torch.cat((batch.logits, torch.full_like(batch.logits[:2], torch.nan)))
-    padded = replace(batch, logits=rows, drafts=DraftRows(ids, drafts.lengths, laws)).verify()
+    padded = replace(batch, logits=rows, drafts=DraftRows(ids, drafts.lengths, distributions)).verify()
     assert torch.equal(padded.output_ids[:, : width + 1], plain.output_ids)
     assert (padded.output_ids[:, width + 1 :] == -1).all()
     assert torch.equal(padded.num_accepted, plain.num_accepted)
     assert torch.equal(padded.status, plain.status)
 
 
-def poisoned(law: Tensor, where: Tensor) -> Tensor:
-    wider = torch.nn.functional.pad(law, (0, 0, 0, 2))
+def poisoned(distribution: Tensor, where: Tensor) -> Tensor:
+    wider = torch.nn.functional.pad(distribution, (0, 0, 0, 2))
     return wider.masked_fill(where.unsqueeze(2), torch.nan)
 
 
@@ -140,8 +148,8 @@ def test_row_stride_offset_and_extra_columns_change_no_token(batch: Batch) -> No
     store[1:, 3 : 3 + vocab] = batch.logits
     strided = replace(batch, logits=store[1:, 3 : 3 + vocab])
     assert equal(strided.verify(), batch.verify())
-    laws = batch.drafts.laws
-    if laws is None or laws.t2d is None:
+    distributions = batch.drafts.distributions
+    if distributions is None or distributions.t2d is None:
         wider = torch.nn.functional.pad(batch.logits, (0, 4), value=-torch.inf)
         assert torch.equal(replace(batch, logits=wider).verify().num_accepted, batch.verify().num_accepted)
 
@@ -165,33 +173,37 @@ def test_host_facts_change_no_token(batch: Batch) -> None:
 
 @some
 @given(BATCHES)
-def test_laws_tagged_one_hot_equal_no_laws(batch: Batch) -> None:
-    laws = batch.drafts.laws
-    if laws is None:
+def test_distributions_tagged_one_hot_equal_no_distributions(batch: Batch) -> None:
+    distributions = batch.drafts.distributions
+    if distributions is None:
         return
-    tagged = replace(batch.drafts, laws=replace(laws, kind=torch.zeros_like(laws.kind)))
-    without = replace(batch.drafts, laws=None)
+    tagged = replace(batch.drafts, distributions=replace(distributions, kind=torch.zeros_like(distributions.kind)))
+    without = replace(batch.drafts, distributions=None)
     assert equal(replace(batch, drafts=tagged).verify(), replace(batch, drafts=without).verify())
 
 
 @some
 @given(BATCHES)
-def test_row_tagged_with_an_absent_law_is_one_hot(batch: Batch) -> None:
-    laws = batch.drafts.laws
-    if laws is None:
+def test_row_tagged_with_an_absent_distribution_is_one_hot(batch: Batch) -> None:
+    distributions = batch.drafts.distributions
+    if distributions is None:
         return
-    absent = replace(batch.drafts, laws=replace(laws, probs=None, logits=None, sparse_probs=None))
-    assert equal(replace(batch, drafts=absent).verify(), replace(batch, drafts=replace(absent, laws=None)).verify())
+    absent = replace(
+        batch.drafts, distributions=replace(distributions, draft_probs=None, draft_logits=None, sparse_probs=None)
+    )
+    assert equal(
+        replace(batch, drafts=absent).verify(), replace(batch, drafts=replace(absent, distributions=None)).verify()
+    )
 
 
 @some
 @given(BATCHES, st.integers(1, 40))
-def test_lower_accept_coins_never_accept_fewer(batch: Batch, bits: int) -> None:
-    coins = draw_coins(batch.drafts, batch.sampling)
-    if coins.accept is None:
+def test_lower_accept_uniforms_never_accept_fewer(batch: Batch, bits: int) -> None:
+    uniforms = draw_uniforms(batch.drafts, batch.sampling)
+    if uniforms.accept is None:
         return
-    lower = Coins(coins.output, coins.accept * (1 - 2.0**-bits))
-    assert (batch.verify(lower).num_accepted >= batch.verify(coins).num_accepted).all()
+    lower = Uniforms(uniforms.output, uniforms.accept * (1 - 2.0**-bits))
+    assert (batch.verify(lower).num_accepted >= batch.verify(uniforms).num_accepted).all()
 
 
 @some
@@ -214,7 +226,7 @@ def test_top_k_of_one_and_no_temperature_are_greedy_where_the_maximum_is_unique(
     if top.shape[1] > 1 and (top[:, 0] == top[:, 1]).any():
         return
     s = batch.sampling
-    drafts = replace(batch.drafts, laws=None)
+    drafts = replace(batch.drafts, distributions=None)
     one = replace(s, temperature=s.temperature.clamp(min=0.5), top_k=torch.ones_like(s.top_k))
     cold = replace(s, temperature=torch.zeros_like(s.temperature))
     frozen = replace(s, temperature=torch.full_like(s.temperature, 1e-30))

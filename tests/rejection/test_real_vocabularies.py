@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.kernels import row_law as row_law_module
+from specdec.core.kernels import row_distribution as row_distribution_module
 from specdec.core.kernels.filters import FilterRows, apply_filters, largest
 from specdec.core.kernels.pick import empty_tiles
+from specdec.core.kernels.row_distribution import LOG2_E, RowDistribution, row_distribution, scale_of
 from specdec.core.kernels.row_filter import SearchScratch
 from specdec.core.kernels.row_filter import kernel as filter_kernel
 from specdec.core.kernels.row_filter import naive as filter_naive
-from specdec.core.kernels.row_law import LOG2_E, RowLaw, row_law, scale_of
 from specdec.core.kernels.row_stats import TileStats
 from specdec.core.kernels.row_stats import naive as stats_naive
-from specdec.core.rejection.reference import Params, target_law
+from specdec.core.rejection.reference import Params, target_distribution
 
 from .interpreted import DEVICE, quiet
 
@@ -31,8 +31,8 @@ def filters_of(params: tuple[Params, ...]) -> FilterRows:
     )
 
 
-def mixed_law(logits: Tensor) -> RowLaw:
-    return row_law(
+def mixed_distribution(logits: Tensor) -> RowDistribution:
+    return row_distribution(
         logits, scale_of(torch.tensor([each.temperature for each in MIXED], dtype=torch.float64)), filters_of(MIXED)
     )
 
@@ -41,28 +41,31 @@ def of_mixed(vocab_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return 3 * torch.randn(len(MIXED), vocab_size, generator=torch.Generator().manual_seed(vocab_size), dtype=dtype)
 
 
-def probs_of(law: RowLaw) -> Tensor:
-    return law.probs(torch.arange(len(law.weights))).flatten(1)[:, : law.vocab_size]
+def probs_of(distribution: RowDistribution) -> Tensor:
+    return distribution.probs(torch.arange(len(distribution.weights))).flatten(1)[:, : distribution.vocab_size]
 
 
 @pytest.mark.parametrize("vocab_size", [LLAMA, QWEN])
 def test_every_row_of_a_real_vocabulary_takes_its_own_filters(vocab_size: int) -> None:
     """A part of the batch fills the cache: the second row is in the second part."""
     logits = of_mixed(vocab_size, torch.float64)
-    assert row_law_module.rows_in_cache(vocab_size, logits) == 1
-    got, want = probs_of(mixed_law(logits)), [target_law(*each) for each in zip(logits, MIXED, strict=True)]
-    for row, law in zip(got, want, strict=True):
-        assert torch.equal(row > 0, law > 0)
-        assert float((row - law).abs().sum()) / 2 <= 1e-12
+    assert row_distribution_module.rows_in_cache(vocab_size, logits) == 1
+    got, want = (
+        probs_of(mixed_distribution(logits)),
+        [target_distribution(*each) for each in zip(logits, MIXED, strict=True)],
+    )
+    for row, distribution in zip(got, want, strict=True):
+        assert torch.equal(row > 0, distribution > 0)
+        assert float((row - distribution).abs().sum()) / 2 <= 1e-12
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 3])
 def test_the_size_of_the_cache_changes_no_bit(rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = of_mixed(300)
     logits[3, 7] = torch.nan
-    whole = mixed_law(logits)
-    monkeypatch.setattr(row_law_module, "LOGITS_IN_CACHE", 300 * rows_at_once)
-    parts = mixed_law(logits)
+    whole = mixed_distribution(logits)
+    monkeypatch.setattr(row_distribution_module, "LOGITS_IN_CACHE", 300 * rows_at_once)
+    parts = mixed_distribution(logits)
     assert torch.equal(parts.weights, whole.weights)
     assert torch.equal(parts.cdf, whole.cdf)
     assert parts.bad is not None

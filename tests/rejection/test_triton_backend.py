@@ -1,8 +1,8 @@
 """The Triton backend gives the tokens of the specification for the same seeds, whatever the tiles and splits.
 
-The unmarked tests take, of each shape of batch, two batches of four requests in one dtype each: every kind of law,
-with and without a vocabulary map, filters, greedy rows, sentinels, idle requests, one tile and several, a ragged
-last tile, given and drawn uniforms. The marked ones are the same over more seeds, dtypes and tile widths.
+The unmarked tests take, of each shape of batch, two batches of four requests in one dtype each: every kind of
+distribution, with and without a vocabulary map, filters, greedy rows, sentinels, idle requests, one tile and several,
+a ragged last tile, given and drawn uniforms. The marked ones are the same over more seeds, dtypes and tile widths.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.core.rejection import STATUS_BAD_ROW, Coins, LawKind, plan, sample, triton_backend, verify
+from specdec.core.rejection import STATUS_BAD_ROW, DistributionKind, Uniforms, plan, sample, triton_backend, verify
 from specdec.core.rejection.block import verify_block
-from specdec.core.rejection.coins import draw_coins
+from specdec.core.rejection.uniforms import draw_uniforms
 from specdec.core.rejection.workspace import Workspace
 
 from .batches import Batch, Shape, close, equal, random_batch, select, tensors_of
@@ -26,12 +26,16 @@ from .interpreted import Verify, poisoned, quiet, with_tile, workspace_for
 from .test_against_reference import compare
 
 pytestmark = quiet
-LAWS = (LawKind.ONE_HOT, LawKind.DENSE_PROBS, LawKind.DENSE_LOGITS)
+DISTRIBUTIONS = (DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS)
 SHAPES = {
-    "one_hot": (Shape(kinds=(LawKind.ONE_HOT,), filters=False, vocab_size=40), torch.bfloat16, 16),
+    "one_hot": (Shape(kinds=(DistributionKind.ONE_HOT,), filters=False, vocab_size=40), torch.bfloat16, 16),
     "reported": (Shape(filters=False, greedy=0.1), torch.float32, 4),
-    "filtered": (Shape(kinds=(LawKind.ONE_HOT, LawKind.DENSE_PROBS), vocab_size=9), torch.float32, 16),
-    "mapped": (Shape(mapped=True, kinds=LAWS, filters=False), torch.float16, 8),
+    "filtered": (
+        Shape(kinds=(DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS), vocab_size=9),
+        torch.float32,
+        16,
+    ),
+    "mapped": (Shape(mapped=True, kinds=DISTRIBUTIONS, filters=False), torch.float16, 8),
     "greedy": (Shape(greedy=1.0, filters=False), torch.bfloat16, 4),
     "two_tiles": (Shape(vocab_size=257, num_drafts=2, filters=False, idle=0.0), torch.float32, 256),
     "one_token": (Shape(vocab_size=1), torch.float32, 8),
@@ -93,8 +97,8 @@ def test_tiles_and_splits_change_no_token(tile: int) -> None:
 def test_given_uniforms_are_those_of_the_seeds() -> None:
     batch, tile = small("reported", 5)
     arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-    coins = draw_coins(batch.drafts, batch.sampling)
-    assert equal(with_tile(tile)(*arguments, coins), with_tile(tile)(*arguments))
+    uniforms = draw_uniforms(batch.drafts, batch.sampling)
+    assert equal(with_tile(tile)(*arguments, uniforms), with_tile(tile)(*arguments))
 
 
 def test_workspace_of_a_larger_plan_is_used_again_and_again_without_a_trace() -> None:
@@ -196,7 +200,7 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize("skip_last", [True, False], ids=["lazy_last_row", "filters"])
 def test_bad_rows_give_a_legal_token_beside_healthy_ones(skip_last: bool) -> None:
-    """The bad row judges a draft, and, with the last row left out of the statistics, ends a request."""
+    """The bad row verifies a draft, and, with the last row left out of the statistics, ends a request."""
     healthy = [4.0, 1.0, 1.0, 1.0]
     for row in BAD_ROWS:
         logits = torch.tensor([healthy, row, healthy, healthy, row])
@@ -206,9 +210,9 @@ def test_bad_rows_give_a_legal_token_beside_healthy_ones(skip_last: bool) -> Non
             select_sampling(batch, 3), temperature=torch.ones(3), any_filter=not skip_last, all_greedy=False
         )
         cu_rows = torch.tensor([0, 2, 4, 5])
-        coins = Coins(torch.full((3, 2), 0.3).double())
-        got = with_tile(4)(logits, cu_rows, drafts, sampling, coins)
-        assert close(got, verify(logits, cu_rows, drafts, sampling, coins))
+        uniforms = Uniforms(torch.full((3, 2), 0.3).double())
+        got = with_tile(4)(logits, cu_rows, drafts, sampling, uniforms)
+        assert close(got, verify(logits, cu_rows, drafts, sampling, uniforms))
         assert got.status.tolist() == [STATUS_BAD_ROW, 0, STATUS_BAD_ROW]
 
 

@@ -1,6 +1,6 @@
 """One slip in a kernel is seen: some fixed request then gets another verdict than the specification gives it.
 
-The unmarked mutants are one each of the coin, the scan, the last tile, the residual, the map and the counter.
+The unmarked mutants are one each of the uniform, the scan, the last tile, the residual, the map and the counter.
 """
 
 # ruff: noqa: E501
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.core.rejection import LawKind, verify, verify_block
+from specdec.core.rejection import DistributionKind, verify, verify_block
 from specdec.core.rejection.workspace import Workspace
 
 from .batches import Shape, close, random_batch
@@ -21,7 +21,7 @@ from .mutation import Mutant, mutated
 
 pytestmark = quiet
 TILES, RESIDUAL = "kernels/row_tiles.py", "kernels/verdict/residual.py"
-JUDGE, BLOCK = "kernels/verdict/judge.py", "kernels/verdict/block.py"
+VERIFY, BLOCK = "kernels/verdict/verify.py", "kernels/verdict/block.py"
 KERNEL, STATS, FILTER = "kernels/verdict/kernel.py", "kernels/row_stats/kernel.py", "kernels/row_filter/kernel.py"
 
 
@@ -32,50 +32,56 @@ class Fixture:
     seeds: tuple[int, ...] = (0, 1, 2)
     block: bool = False
     ties: bool = False
-    flat: bool = False  # a draft is as likely under the target as under its law, give or take
+    flat: bool = False  # a draft is as likely under the target as under its distribution, give or take
 
 
-BLOCK_SHAPE = Shape(6, 4, 5, kinds=(LawKind.DENSE_PROBS, LawKind.SPARSE), filters=False, greedy=0.0, idle=0.0)
+BLOCK_SHAPE = Shape(
+    6, 4, 5, kinds=(DistributionKind.DENSE_PROBS, DistributionKind.SPARSE), filters=False, greedy=0.0, idle=0.0
+)
 FIXTURES = {
-    "one_hot": Fixture(Shape(4, 3, 21, kinds=(LawKind.ONE_HOT,), filters=False, greedy=0.0), 8),
+    "one_hot": Fixture(Shape(4, 3, 21, kinds=(DistributionKind.ONE_HOT,), filters=False, greedy=0.0), 8),
     "greedy": Fixture(Shape(4, 2, 9, greedy=1.0, filters=False), 4, ties=True),
-    "probs": Fixture(Shape(4, 2, 11, kinds=(LawKind.DENSE_PROBS,), filters=False, greedy=0.0, idle=0.0), 4),
-    "logits": Fixture(Shape(4, 2, 11, kinds=(LawKind.DENSE_LOGITS,), filters=False, greedy=0.0, idle=0.0), 4),
+    "probs": Fixture(Shape(4, 2, 11, kinds=(DistributionKind.DENSE_PROBS,), filters=False, greedy=0.0, idle=0.0), 4),
+    "logits": Fixture(Shape(4, 2, 11, kinds=(DistributionKind.DENSE_LOGITS,), filters=False, greedy=0.0, idle=0.0), 4),
     "sparse": Fixture(
-        Shape(4, 2, 11, kinds=(LawKind.SPARSE,), filters=False, greedy=0.0, idle=0.0), 4, seeds=(17, 0, 1)
+        Shape(4, 2, 11, kinds=(DistributionKind.SPARSE,), filters=False, greedy=0.0, idle=0.0), 4, seeds=(17, 0, 1)
     ),
-    "mapped": Fixture(Shape(4, 2, 11, kinds=(LawKind.DENSE_PROBS,), filters=False, greedy=0.0, mapped=True), 4),
-    "filters": Fixture(Shape(3, 1, 9, kinds=(LawKind.ONE_HOT,), greedy=0.0, idle=0.0), 4, seeds=(20, 6, 0, 1, 2)),
-    "holes": Fixture(Shape(12, 2, 5, kinds=(LawKind.DENSE_PROBS,), filters=False, greedy=0.0, idle=0.0), 8),
+    "mapped": Fixture(
+        Shape(4, 2, 11, kinds=(DistributionKind.DENSE_PROBS,), filters=False, greedy=0.0, mapped=True), 4
+    ),
+    "filters": Fixture(
+        Shape(3, 1, 9, kinds=(DistributionKind.ONE_HOT,), greedy=0.0, idle=0.0), 4, seeds=(20, 6, 0, 1, 2)
+    ),
+    "holes": Fixture(Shape(12, 2, 5, kinds=(DistributionKind.DENSE_PROBS,), filters=False, greedy=0.0, idle=0.0), 8),
     "block": Fixture(BLOCK_SHAPE, 2, (25, 10, 4), block=True, flat=True),
     "block_alone": Fixture(BLOCK_SHAPE, 8, (25, 10, 4), block=True, flat=True),
 }
 
 SLICE = [
-    Mutant("accept_coins_are_output_coins", "probs", JUDGE, "position, ACCEPT, turn)", "position, RESAMPLE, turn)"),
+    Mutant("accept_uniforms_are_output_uniforms", "probs", VERIFY, "position, ACCEPT, turn)", "position, RESAMPLE, turn)"),
     Mutant("tail_tile_not_masked", "one_hot", TILES, "mask=ids < vocab_size, other=OTHER", "mask=ids >= 0, other=OTHER"),
-    Mutant("residual_is_p", "probs", RESIDUAL, "q = load_law(probs_ptr, laws.probs.size,", "q = weights * 0.0 * load_law(probs_ptr, laws.probs.size,"),
-    Mutant("map_of_the_next_id", "mapped", RESIDUAL, "tl.load(laws.t2d + token)", "tl.load(laws.t2d + (token + 1) % 11)"),
+    Mutant("residual_is_p", "probs", RESIDUAL, "q = load_distribution(probs_ptr, distributions.probs.size,", "q = weights * 0.0 * load_distribution(probs_ptr, distributions.probs.size,"),
+    Mutant("map_of_the_next_id", "mapped", RESIDUAL, "tl.load(distributions.t2d + token)", "tl.load(distributions.t2d + (token + 1) % 11)"),
     Mutant("counter_not_reset", "probs", TILES, "tl.store(counter_ptr, 0)", "tl.store(counter_ptr, 1)"),
     Mutant("scan_includes_the_boundary_before", "one_hot", TILES, "lower = tl.sum(tl.where(lanes == lane - 1", "lower = tl.sum(tl.where(lanes == lane"),
 ]  # fmt: skip
 REST = [
     Mutant("u24", "one_hot", TILES, "(first.to(tl.int64) << 20) | (second.to(tl.int64) >> 12)", "(first.to(tl.int64) >> 29) << 49"),
-    Mutant("position_does_not_advance", "one_hot", JUDGE, "position = tl.load(requests.position + request) + place\n        coin = uniform(tl.load(requests.seed + request), position, RESAMPLE", "position = tl.load(requests.position + request)\n        coin = uniform(tl.load(requests.seed + request), position, RESAMPLE"),
-    Mutant("seed_of_the_first_request", "one_hot", JUDGE, "uniform(tl.load(requests.seed + request), position, RESAMPLE", "uniform(tl.load(requests.seed), position, RESAMPLE"),
+    Mutant("position_does_not_advance", "one_hot", VERIFY, "position = tl.load(requests.position + request) + place\n        uniform = uniform(tl.load(requests.seed + request), position, RESAMPLE", "position = tl.load(requests.position + request)\n        uniform = uniform(tl.load(requests.seed + request), position, RESAMPLE"),
+    Mutant("seed_of_the_first_request", "one_hot", VERIFY, "uniform(tl.load(requests.seed + request), position, RESAMPLE", "uniform(tl.load(requests.seed), position, RESAMPLE"),
     Mutant("argmax_takes_the_last", "greedy", TILES, "return tl.min(tl.where(values == top, ids, NO_LANE), 0)", "return tl.max(tl.where(values == top, ids, 0), 0)"),
     Mutant("one_tile_too_few", "one_hot", TILES, "live = tiles < num_tiles", "live = tiles < num_tiles - 1"),
     Mutant("row_after_the_stop", "one_hot", KERNEL, "row, maxima, masses, bad = load_row(rows, request, stop, scale, VARIANT)\n    token", "row, maxima, masses, bad = load_row(rows, request, tl.maximum(stop - 1, 0), scale, VARIANT)\n    token"),
-    Mutant("always_accepts", "probs", JUDGE, "accepted = possible & ((prob >= law) | (u * law < prob))", "accepted = prob >= 0"),
-    Mutant("accepts_outside_the_law", "sparse", JUDGE, "possible = (prob > 0) & (law != 0)", "possible = prob > 0"),
-    Mutant("accepts_by_p_alone", "probs", JUDGE, "((prob >= law) | (u * law < prob))", "(u < prob)"),
+    Mutant("always_accepts", "probs", VERIFY, "accepted = possible & ((prob >= distribution) | (u * distribution < prob))", "accepted = prob >= 0"),
+    Mutant("accepts_outside_the_distribution", "sparse", VERIFY, "possible = (prob > 0) & (distribution != 0)", "possible = prob > 0"),
+    Mutant("accepts_by_p_alone", "probs", VERIFY, "((prob >= distribution) | (u * distribution < prob))", "(u < prob)"),
     Mutant("abs_for_clamp", "probs", RESIDUAL, "return tl.maximum(weights * (1.0 / mass).to(tl.float32) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)", "return tl.abs(weights * (1.0 / mass).to(tl.float32) - q)"),
-    Mutant("law_of_the_next_place", "probs", RESIDUAL, "probs_ptr = laws.probs.table + request * laws.probs.stride + place * laws.probs.step", "probs_ptr = laws.probs.table + request * laws.probs.stride + ((place + 1) % 2) * laws.probs.step"),
+    Mutant("distribution_of_the_next_place", "probs", RESIDUAL, "probs_ptr = distributions.probs.table + request * distributions.draft_probs.stride + place * distributions.draft_probs.step", "probs_ptr = distributions.probs.table + request * distributions.draft_probs.stride + ((place + 1) % 2) * distributions.draft_probs.step"),
     Mutant("draft_logits_not_normalised", "logits", RESIDUAL, "top) * LOG2_E).to(tl.float64) / mass", "top) * LOG2_E).to(tl.float64)"),
-    Mutant("sparse_law_not_subtracted", "sparse", RESIDUAL, "residual - tl.load(law.probs + at).to(tl.float32)", "residual"),
+    Mutant("sparse_distribution_not_subtracted", "sparse", RESIDUAL, "residual - tl.load(distribution.draft_probs + at).to(tl.float32)", "residual"),
     Mutant("sparse_masses_of_p", "sparse", RESIDUAL, "left = masses / mass - tl.sum(tl.where(inside, taken[None, :], 0.0), 1)", "left = masses / mass"),
     Mutant("mass_outside_the_map_dropped", "mapped", RESIDUAL, "values = tl.load(row_ptr + drafts, mask=known, other=OTHER)", "values = tl.load(row_ptr + drafts, mask=known, other=1.0)"),
-    Mutant("no_proposal_judged", "holes", JUDGE, "going = drafted != NO_PROPOSAL", "going = drafted != -3"),
+    Mutant("no_proposal_verified", "holes", VERIFY, "going = drafted != NO_PROPOSAL", "going = drafted != -3"),
     Mutant("temperature_ignored", "one_hot", STATS, "scale = row_scale(tl.load(temperature_ptr + request))", "scale = row_scale(tl.load(temperature_ptr + request) * 0 + 1.0)"),
     Mutant("top_k_keeps_one_less", "filters", FILTER, "wanted = top_k.to(tl.float64)", "wanted = (top_k - 1).to(tl.float64)"),
     Mutant("min_p_of_probability", "filters", FILTER, "tl.log2(min_p) / scale", "tl.log2(min_p)"),
@@ -85,10 +91,10 @@ REST += [
     Mutant("search_ends_a_pass_too_early", "filters", FILTER, "if beyond - least <= 1:", "if beyond - least <= 1 << 22:"),
     Mutant("top_p_is_a_share_of_too_little", "filters", FILTER, "top_p.to(tl.float64) * tl.max(amounts, 0)", "top_p.to(tl.float64) * tl.min(amounts, 0)"),
     Mutant("residual_not_scaled_by_survival", "block", BLOCK, "mass = mass / survival", "mass = mass * 1.0"),
-    Mutant("coins_of_the_plain_rule", "block", JUDGE, "turn = place + 1 if VARIANT.block else 0", "turn = 0"),
-    Mutant("no_look_ahead_mass", "block_alone", BLOCK, "coin * (mass + 1.0 - survival) < mass", "coin < survival"),
+    Mutant("uniforms_of_the_plain_rule", "block", VERIFY, "turn = place + 1 if VARIANT.block else 0", "turn = 0"),
+    Mutant("no_look_ahead_mass", "block_alone", BLOCK, "uniform * (mass + 1.0 - survival) < mass", "uniform < survival"),
     Mutant("survival_not_clipped", "block", BLOCK, "tl.minimum(survival * ratio, 1.0), 0.0)", "survival * ratio, 0.0)"),
-    Mutant("open_places_left_out", "block", BLOCK, "return (place == 0) | (coin < survival), coin, survival", "return place == 0, coin, survival"),
+    Mutant("open_places_left_out", "block", BLOCK, "return (place == 0) | (uniform < survival), uniform, survival", "return place == 0, uniform, survival"),
 ]  # fmt: skip
 CASES = [*SLICE, *(pytest.param(mutant, marks=pytest.mark.full) for mutant in REST)]
 
@@ -100,8 +106,10 @@ def differs(backend: object, fixture: Fixture) -> bool:
             batch = replace(batch, logits=batch.logits.round())
         if fixture.flat:
             batch = replace(batch, logits=batch.logits / 5)
-        laws, logits = batch.drafts.laws, batch.logits
-        draft_vocab = 0 if laws is None or laws.logits is None else laws.logits.shape[2]
+        distributions, logits = batch.drafts.distributions, batch.logits
+        draft_vocab = (
+            0 if distributions is None or distributions.draft_logits is None else distributions.draft_logits.shape[2]
+        )
         shape = (*batch.drafts.token_ids.shape, logits.shape[1])
         workspace = poisoned(Workspace.plan(*shape, logits.device, draft_vocab, fixture.tile))
         arguments = (logits, batch.cu_rows, batch.drafts, batch.sampling)

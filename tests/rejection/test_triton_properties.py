@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec.core.rejection import LawKind
+from specdec.core.rejection import DistributionKind
 
 from . import test_properties as properties
 from .batches import ALL_KINDS, Batch, Shape, random_batch
@@ -24,7 +24,9 @@ SHAPES = st.builds(
     num_requests=st.integers(1, 3),
     num_drafts=st.integers(0, 2),
     vocab_size=st.sampled_from([1, 2, 7, 17]),
-    kinds=st.sampled_from([ALL_KINDS, (LawKind.ONE_HOT,), (LawKind.DENSE_PROBS, LawKind.SPARSE)]),
+    kinds=st.sampled_from(
+        [ALL_KINDS, (DistributionKind.ONE_HOT,), (DistributionKind.DENSE_PROBS, DistributionKind.SPARSE)]
+    ),
     filters=st.booleans(),
     greedy=st.sampled_from([0.0, 0.3]),
     mapped=st.booleans(),
@@ -47,13 +49,13 @@ REST = [
     properties.test_padding_and_poison_beyond_the_drafts_change_no_bit,
     properties.test_row_stride_offset_and_extra_columns_change_no_token,
     properties.test_host_facts_change_no_token,
-    properties.test_laws_tagged_one_hot_equal_no_laws,
-    properties.test_row_tagged_with_an_absent_law_is_one_hot,
+    properties.test_distributions_tagged_one_hot_equal_no_distributions,
+    properties.test_row_tagged_with_an_absent_distribution_is_one_hot,
     properties.test_top_k_of_one_and_no_temperature_are_greedy_where_the_maximum_is_unique,
 ]
 MORE_GIVEN = {
     properties.test_order_and_company_of_requests_change_no_bit: st.randoms(use_true_random=False),
-    properties.test_lower_accept_coins_never_accept_fewer: st.integers(1, 40),
+    properties.test_lower_accept_uniforms_never_accept_fewer: st.integers(1, 40),
 }
 
 

@@ -1,4 +1,4 @@
-"""Laws of the repository that code review should not have to remember."""
+"""Rules of the repository that code review should not have to remember."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins")
-GUEST_NAMES = re.compile(r"ngram|n-gram|eagle|dflash|medusa|\bmtp\b|suffix.?(tree|automaton|decod)", re.IGNORECASE)
+PLUGIN_NAMES = re.compile(r"ngram|n-gram|eagle|dflash|medusa|\bmtp\b|suffix.?(tree|automaton|decod)", re.IGNORECASE)
 MODEL_CLASSES = re.compile(r"\b\w+For(CausalLM|ConditionalGeneration)\b")
 
 
@@ -20,9 +20,9 @@ def sources(*folders: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("path", sources("core", "sdk"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_host_names_no_guest_and_no_model_class(path: Path) -> None:
+def test_host_names_no_host_and_no_model_class(path: Path) -> None:
     text = path.read_text(encoding="utf-8").replace("AutoModelForCausalLM", "")
-    assert not GUEST_NAMES.findall(text), f"a guest's name in {path}"
+    assert not PLUGIN_NAMES.findall(text), f"a plugin's name in {path}"
     assert not MODEL_CLASSES.findall(text), f"a model class's name in {path}"
 
 

@@ -28,8 +28,8 @@ def test_the_snapshot_tells_a_changed_parameter_default_field_and_member():
     lines = api_snapshot.SNAPSHOT.read_text().splitlines()
     for line in (
         "specdec.LLM.generate(sampling_params): Params = None",
-        "specdec.sdk.Draft.law: DraftLaw | None = None",
-        "specdec.sdk.LawKind.SPARSE = 3",
+        "specdec.sdk.Draft.distribution: DraftDistribution | None = None",
+        "specdec.sdk.DistributionKind.SPARSE = 3",
         "specdec.sdk.Draft.from_lists: classmethod",
         "specdec.testing.check_proposer(*, level): Level = 'standard'",
     ):

@@ -14,11 +14,11 @@ from specdec import LLM, SamplingParams
 from specdec.sdk import (
     PADDING_TOKEN_ID,
     ConfigError,
+    DistributionKind,
     Draft,
+    DraftDistribution,
     DraftKV,
-    DraftLaw,
     HostProposer,
-    LawKind,
     Needs,
     ProposerConfig,
     ProposerError,
@@ -257,10 +257,13 @@ def test_the_whole_is_on_the_host_if_all_parts_are(placements, whole):
     assert merged(*(part_with(f"P{i}", placement=each) for i, each in enumerate(placements))).placement == whole
 
 
-def test_the_richest_law_and_the_widest_sparse_one_are_declared():
-    wide, narrow = part_with("A", law="sparse", sparse_top_m=7), part_with("B", law="sparse", sparse_top_m=3)
-    assert (merged(narrow, wide, First).law, merged(narrow, wide, First).sparse_top_m) == ("sparse", 7)
-    mapped = part_with("C", law="dense", draft_vocabulary=(1, 5))
+def test_the_richest_distribution_and_the_widest_sparse_one_are_declared():
+    wide, narrow = (
+        part_with("A", distribution="sparse", sparse_top_m=7),
+        part_with("B", distribution="sparse", sparse_top_m=3),
+    )
+    assert (merged(narrow, wide, First).distribution, merged(narrow, wide, First).sparse_top_m) == ("sparse", 7)
+    mapped = part_with("C", distribution="dense", draft_vocabulary=(1, 5))
     assert merged(First, mapped).draft_vocabulary == (1, 5)
 
 
@@ -268,10 +271,10 @@ def test_parts_that_exclude_each_other_are_refused_with_the_numbers():
     kv = DraftKV(num_layers=2, num_heads=2, head_dim=8)
     with pytest.raises(Refusal, match=r"2 of its parts keep draft KV: a \(2 layers\), b \(2 layers\)"):
         merged(part_with("A", draft_kv=kv), part_with("B", draft_kv=kv))
-    with pytest.raises(Refusal, match=r"laws of two forms: dense ones \(a\) and sparse ones \(b\)"):
-        merged(part_with("A", law="dense"), part_with("B", law="sparse", sparse_top_m=4))
+    with pytest.raises(Refusal, match=r"distributions of two forms: dense ones \(a\) and sparse ones \(b\)"):
+        merged(part_with("A", distribution="dense"), part_with("B", distribution="sparse", sparse_top_m=4))
     with pytest.raises(Refusal, match="a: 2 tokens, b: the target's"):
-        merged(part_with("A", law="dense", draft_vocabulary=(1, 2)), part_with("B", law="dense"))
+        merged(part_with("A", distribution="dense", draft_vocabulary=(1, 2)), part_with("B", distribution="dense"))
     with pytest.raises(Refusal, match="Chain has no parts"):
         Chain.needs(ProposerConfig(num_draft_tokens=2), TARGET)
 
@@ -303,32 +306,34 @@ def test_a_part_of_the_wrong_width_is_named():
         run_step(bound(Chain.of(Wide, First)))
 
 
-class Laws(Spy):
-    """Drafts row b with a sparse or dense law if `lengths[b]` is positive; which one is told by `needs`."""
+class Distributions(Spy):
+    """Drafts row b with a sparse or dense distribution if `lengths[b]` is positive; which one is told by `needs`."""
 
     def propose(self, step):
         draft = super().propose(step)
         shape, form = (len(step), step.num_draft_tokens), type(self).needs
-        if form.law == "sparse":
+        if form.distribution == "sparse":
             ids = torch.full((*shape, form.sparse_top_m), PADDING_TOKEN_ID)
             ids[..., 0] = self.token
-            law = DraftLaw(
-                kind=torch.full(shape[:1], LawKind.SPARSE, dtype=torch.uint8),
+            distribution = DraftDistribution(
+                kind=torch.full(shape[:1], DistributionKind.SPARSE, dtype=torch.uint8),
                 sparse_ids=ids,
                 sparse_probs=(ids >= 0).float(),
             )
         else:
             probs = torch.zeros(*shape, 64)
             probs[..., self.token] = 1
-            law = DraftLaw(kind=torch.full(shape[:1], LawKind.DENSE_PROBS, dtype=torch.uint8), probs=probs)
-        return Draft(draft.token_ids, draft.lengths, law)
+            distribution = DraftDistribution(
+                kind=torch.full(shape[:1], DistributionKind.DENSE_PROBS, dtype=torch.uint8), draft_probs=probs
+            )
+        return Draft(draft.token_ids, draft.lengths, distribution)
 
 
 @pytest.mark.parametrize("form", ["sparse", "dense"])
-def test_laws_of_several_parts_are_mixed_by_row(form):
+def test_distributions_of_several_parts_are_mixed_by_row(form):
     widths = (3, 5) if form == "sparse" else (0, 0)
     one, two = (
-        type(name, (Laws,), {"needs": Needs(law=form, sparse_top_m=width)})
+        type(name, (Distributions,), {"needs": Needs(distribution=form, sparse_top_m=width)})
         for name, width in zip(("One", "Two"), widths, strict=True)
     )
     cls = Chain.of(one, First, two)
@@ -339,16 +344,19 @@ def test_laws_of_several_parts_are_mixed_by_row(form):
     }
     draft = run_step(bound(cls, **options))
     assert rows_of(draft) == [[11] * 2, [12] * 3, [13] * 4]
-    law, tag = draft.law, LawKind.SPARSE if form == "sparse" else LawKind.DENSE_PROBS
-    assert law.kind.tolist() == [tag, LawKind.ONE_HOT, tag]
+    distribution, tag = (
+        draft.distribution,
+        DistributionKind.SPARSE if form == "sparse" else DistributionKind.DENSE_PROBS,
+    )
+    assert distribution.kind.tolist() == [tag, DistributionKind.ONE_HOT, tag]
     for row, length, token in ((0, 2, 11), (2, 4, 13)):
         if form == "sparse":
-            assert law.sparse_ids.shape == law.sparse_probs.shape == (3, K, 5)
-            assert law.sparse_ids[row, :length].tolist() == [[token, -1, -1, -1, -1]] * length
-            assert law.sparse_probs[row, :length].tolist() == [[1, 0, 0, 0, 0]] * length
+            assert distribution.sparse_ids.shape == distribution.sparse_probs.shape == (3, K, 5)
+            assert distribution.sparse_ids[row, :length].tolist() == [[token, -1, -1, -1, -1]] * length
+            assert distribution.sparse_probs[row, :length].tolist() == [[1, 0, 0, 0, 0]] * length
         else:
-            assert law.probs.shape == (3, K, 64)
-            assert law.probs[row, :length].argmax(-1).tolist() == [token] * length
+            assert distribution.draft_probs.shape == (3, K, 64)
+            assert distribution.draft_probs[row, :length].argmax(-1).tolist() == [token] * length
 
 
 def test_options_of_each_part_are_validated_under_its_name():
@@ -421,11 +429,11 @@ class Counting(Fixed):
     """Keeps what it was told."""
 
     def lengths(self, num_accepted, num_tested, num_draft_tokens):
-        TOLD.append((num_accepted.tolist(), num_tested.tolist(), num_draft_tokens))
+        SEEN.append((num_accepted.tolist(), num_tested.tolist(), num_draft_tokens))
         return super().lengths(num_accepted, num_tested, num_draft_tokens)
 
 
-TOLD: list = []
+SEEN: list = []
 TARGET_PATH = Path(specdec.__file__).parent / "assets" / "tiny" / "target"
 
 
@@ -451,18 +459,18 @@ def test_acceptance_is_counted_by_row_and_fades():
     run_step(proposer, TOKENS[:2], rows=[4, 2])
     run_step(proposer, TOKENS[:2], rows=[4, 2], num_drafted=[3, 2], num_accepted=[1, 2])
     run_step(proposer, TOKENS[:2], rows=[2, 4], num_drafted=[3, 0], num_accepted=[0, 0])
-    TOLD.clear()
+    SEEN.clear()
     run_step(proposer, TOKENS[:2], rows=[4, 2], num_drafted=[2, 0], num_accepted=[2, 0])
-    assert TOLD[-1] == ([0.5 * 1 + 2, 0.5 * 2], [0.5 * 2 + 2, 0.5 * 2 + 1], K)
+    assert SEEN[-1] == ([0.5 * 1 + 2, 0.5 * 2], [0.5 * 2 + 2, 0.5 * 2 + 1], K)
 
 
 def test_a_row_that_changes_hands_starts_anew():
     proposer = bound(adaptive_with(Counting))
     run_step(proposer, TOKENS[:1])
     run_step(proposer, TOKENS[:1], num_drafted=[4], num_accepted=[4])
-    TOLD.clear()
+    SEEN.clear()
     run_step(proposer, TOKENS[:1], generation=[2])
-    assert TOLD[-1] == ([0.0], [0.0], K)
+    assert SEEN[-1] == ([0.0], [0.0], K)
 
 
 @pytest.mark.parametrize(
@@ -575,7 +583,7 @@ def test_the_engine_runs_them_by_class_path_and_the_text_is_the_plain_one(name, 
 
 
 @pytest.mark.parametrize("name", ["LookUpThenModel", "AdaptiveChain"])
-def test_a_model_with_draft_kv_and_laws_stands_beside_a_look_up(name, package):
+def test_a_model_with_draft_kv_and_distributions_stands_beside_a_look_up(name, package):
     """The target drafts for itself: what is greedy equals plain text, and every row of the model is accepted whole."""
     options = {"draft_model": {"model": str(TARGET_PATH), "sparse_top_m": 64}, "ngram": {"prompt_lookup_min": 3}}
     options = options if name == "LookUpThenModel" else {"look_up_then_model": options}
@@ -587,7 +595,7 @@ def test_a_model_with_draft_kv_and_laws_stands_beside_a_look_up(name, package):
     with LLM("tiny", speculative_config=config, max_model_len=256, max_num_batched_tokens=32) as llm:
         outputs = token_ids(llm.generate(PROMPTS, params))
         acceptance = llm.engine.metrics.acceptance
-        assert llm.engine.parts.drafts.num_one_hot_fallbacks > 0, "rows without a law beside rows with one"
+        assert llm.engine.parts.drafts.num_one_hot_fallbacks > 0, "rows without a distribution beside rows with one"
     assert [outputs[0], outputs[2]] == [plain[0], plain[2]]
     assert acceptance.num_accepted_tokens > 0.5 * acceptance.num_draft_tokens
 

@@ -45,9 +45,9 @@ def test_unknown_key_is_refused_with_a_suggestion(model, values, suggestion):
 @pytest.mark.parametrize(
     "values",
     [
-        {"law": "sparse"},
+        {"distribution": "sparse"},
         {"sparse_top_m": 4},
-        {"law": "one_hot", "draft_vocabulary": (1, 2)},
+        {"distribution": "one_hot", "draft_vocabulary": (1, 2)},
         {"min_draft_tokens": 5, "max_draft_tokens": 4},
         {"hidden_states": (-1,)},
         {"hidden_states": ("last",)},
@@ -91,18 +91,18 @@ def test_class_path_outside_a_distribution_is_its_own_label():
     assert PluginId("mypkg.Mine", "mypkg:Mine").label == "mypkg:Mine"
 
 
-def test_refusal_keeps_reason_and_remedy_when_blamed():
-    blamed = Refusal("K is 9", "K = 4").blamed_on(PluginId("x", "pkg:X", "dist", "1"))
-    assert (blamed.reason, blamed.what_would_work) == ("K is 9", "K = 4")
-    assert "dist:x 1" in str(blamed)
-    assert blamed.exit_code == 3
+def test_refusal_keeps_reason_and_remedy_when_attributed():
+    attributed = Refusal("K is 9", "K = 4").attributed_on(PluginId("x", "pkg:X", "dist", "1"))
+    assert (attributed.reason, attributed.what_would_work) == ("K is 9", "K = 4")
+    assert "dist:x 1" in str(attributed)
+    assert attributed.exit_code == 3
 
 
 def test_lists_become_a_padded_draft():
     draft = Draft.from_lists([[5, 6], [], [7, 8, 9]], 3)
     assert draft.token_ids.tolist() == [[5, 6, -1], [-1, -1, -1], [7, 8, 9]]
     assert draft.lengths.tolist() == [2, 0, 3]
-    assert draft.law is None
+    assert draft.distribution is None
     assert Draft.from_lists([], 3).token_ids.shape == (0, 3)
     with pytest.raises(ValueError, match="4 tokens, and this step takes at most 3"):
         Draft.from_lists([[1, 2, 3, 4]], 3)

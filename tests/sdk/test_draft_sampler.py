@@ -1,4 +1,6 @@
-"""DraftSampler: the reported law is the filtered softmax and what is drawn comes from it; rows, budgets are kept."""
+"""DraftSampler: the reported distribution is the filtered softmax and what is drawn comes from it; rows, budgets are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from specdec.sdk import PADDING_TOKEN_ID, ConfigError, LawKind, SamplingView
+from specdec.sdk import PADDING_TOKEN_ID, ConfigError, DistributionKind, SamplingView
 from specdec.sdk.model_proposer import DraftSampler, DraftVocabulary
 from specdec.sdk.model_proposer.sampling import ARGMAX
 from specdec.testing import step_view
@@ -79,11 +81,11 @@ def filtered_softmax(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
     return torch.where(kept, probs, 0.0) / probs[kept].sum()
 
 
-def dense_of(law, row, index, size=V):
-    """A reported law over the target's vocabulary: float64 [size]."""
-    if LawKind(int(law.kind[row])) is LawKind.DENSE_LOGITS:
-        return law.logits[row, index].double().softmax(-1)
-    ids, probs = law.sparse_ids[row, index], law.sparse_probs[row, index].double()
+def dense_of(distribution, row, index, size=V):
+    """A reported distribution over the target's vocabulary: float64 [size]."""
+    if DistributionKind(int(distribution.kind[row])) is DistributionKind.DENSE_LOGITS:
+        return distribution.draft_logits[row, index].double().softmax(-1)
+    ids, probs = distribution.sparse_ids[row, index], distribution.sparse_probs[row, index].double()
     assert float(probs[ids < 0].abs().sum()) == 0
     return torch.zeros(size, dtype=torch.float64).index_add(0, ids.clamp(min=0), probs)
 
@@ -94,20 +96,20 @@ def sampler_for(step, form, chosen=None, vocabulary=None, top_m=V):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_the_law_is_the_filtered_softmax(form, dtype):
+def test_the_distribution_is_the_filtered_softmax(form, dtype):
     step, logits = step_of(PARAMETERS), logits_of(K, B, V, dtype=dtype)
     sampler = sampler_for(step, form)
     for each in logits:
         sampler.draw(each)
-    law = sampler.draft().law
+    distribution = sampler.draft().distribution
     for row, parameters in enumerate(PARAMETERS):
         for index in range(K):
             expected = filtered_softmax(logits[index, row], **parameters)
-            assert torch.allclose(dense_of(law, row, index), expected, atol=1e-6), (row, index)
+            assert torch.allclose(dense_of(distribution, row, index), expected, atol=1e-6), (row, index)
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_what_is_drawn_inverts_the_laws_distribution(form):
+def test_what_is_drawn_inverts_the_distributions_distribution(form):
     """Ids in order of falling probability, the first one whose cumulated probability exceeds the uniform number."""
     for seed in range(20):
         step, logits = step_of(PARAMETERS, seed=seed), logits_of(B, V, seed=seed)
@@ -122,7 +124,7 @@ def test_what_is_drawn_inverts_the_laws_distribution(form):
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_draws_are_as_frequent_as_the_law_says(form):
+def test_draws_are_as_frequent_as_the_distribution_says(form):
     logits, parameters = logits_of(1, V), {"temperature": 1.0, "top_k": 6}
     count = 4000
     tokens = sampler_for(step_of([parameters] * count), form).draw(logits.expand(count, V))
@@ -136,8 +138,8 @@ def test_bfloat16_logits_are_read_as_they_are():
     logits = torch.tensor([[2.0, 2.001, -1.0]]).bfloat16()
     sampler = sampler_for(step_of([{"temperature": 1.0}]), "dense")
     sampler.draw(logits)
-    law = dense_of(sampler.draft().law, 0, 0)
-    assert float(law[0]) == pytest.approx(float(law[1]))
+    distribution = dense_of(sampler.draft().distribution, 0, 0)
+    assert float(distribution[0]) == pytest.approx(float(distribution[1]))
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
@@ -147,28 +149,28 @@ def test_greedy_rows_are_one_hot_and_take_the_likeliest_token(form):
     sampler = sampler_for(step_of(parameters), form)
     drawn = sampler.draw(logits)
     assert drawn[[0, 2]].tolist() == logits.argmax(-1)[[0, 2]].tolist()
-    tag = LawKind.DENSE_LOGITS if form == "dense" else LawKind.SPARSE
-    assert sampler.draft().law.kind.tolist() == [LawKind.ONE_HOT, tag, LawKind.ONE_HOT]
+    tag = DistributionKind.DENSE_LOGITS if form == "dense" else DistributionKind.SPARSE
+    assert sampler.draft().distribution.kind.tolist() == [DistributionKind.ONE_HOT, tag, DistributionKind.ONE_HOT]
 
 
 @pytest.mark.parametrize("form", ["one_hot", "dense", "sparse"])
-def test_a_batch_that_needs_no_law_reports_none(form):
+def test_a_batch_that_needs_no_distribution_reports_none(form):
     parameters = [{"temperature": 1.0 if form == "one_hot" else 0.0}] * 2
     logits = logits_of(2, V)
     sampler = sampler_for(step_of(parameters), form)
     assert sampler.draw(logits).tolist() == logits.argmax(-1).tolist()
-    assert sampler.draft().law is None
+    assert sampler.draft().distribution is None
 
 
-def test_a_sparse_law_is_the_likeliest_tokens_renormalised():
+def test_a_sparse_distribution_is_the_likeliest_tokens_renormalised():
     logits = logits_of(1, V)
     sampler = sampler_for(step_of([{"temperature": 1.0}]), "sparse", top_m=5)
     drawn = sampler.draw(logits)
-    law = dense_of(sampler.draft().law, 0, 0)
+    distribution = dense_of(sampler.draft().distribution, 0, 0)
     whole = logits[0].double().softmax(-1)
     best = whole.topk(5).indices
-    assert set(law.nonzero()[:, 0].tolist()) == set(best.tolist())
-    assert torch.allclose(law[best], whole[best] / whole[best].sum(), atol=1e-6)
+    assert set(distribution.nonzero()[:, 0].tolist()) == set(best.tolist())
+    assert torch.allclose(distribution[best], whole[best] / whole[best].sum(), atol=1e-6)
     assert int(drawn) in best.tolist()
 
 
@@ -177,7 +179,7 @@ def test_top_p_counts_mass_over_the_whole_vocabulary_not_over_the_kept_tokens():
     logits = torch.zeros(1, 20)
     sampler = sampler_for(step_of([{"temperature": 1.0, "top_p": 0.5}]), "sparse", top_m=5)
     sampler.draw(logits)
-    assert sampler.draft().law.sparse_probs[0, 0].tolist() == pytest.approx([0.2] * 5)
+    assert sampler.draft().distribution.sparse_probs[0, 0].tolist() == pytest.approx([0.2] * 5)
 
 
 TARGET_IDS = torch.tensor([40, 3, 17, 29, 8, 50])
@@ -194,21 +196,21 @@ def test_a_mapped_vocabulary_drafts_target_ids(form):
     assert draft.token_ids[:, 0].tolist() == drawn.tolist()
     assert int(drawn[2]) == int(TARGET_IDS[logits[2].argmax()])
     if form == "dense":  # over the draft's own ids: the engine maps them
-        assert draft.law.logits.shape == (3, K, len(TARGET_IDS))
+        assert draft.distribution.draft_logits.shape == (3, K, len(TARGET_IDS))
     if form == "sparse":
         top = logits[1].topk(2).indices
-        law = dense_of(draft.law, 1, 0, size=64)
-        assert set(law.nonzero()[:, 0].tolist()) == set(TARGET_IDS[top].tolist())
+        distribution = dense_of(draft.distribution, 1, 0, size=64)
+        assert set(distribution.nonzero()[:, 0].tolist()) == set(TARGET_IDS[top].tolist())
 
 
-def test_a_vocabulary_smaller_than_the_sparse_law_is_padded():
+def test_a_vocabulary_smaller_than_the_sparse_distribution_is_padded():
     sampler = sampler_for(step_of([{"temperature": 1.0}]), "sparse", vocabulary=DraftVocabulary(TARGET_IDS), top_m=10)
     sampler.draw(logits_of(1, len(TARGET_IDS)))
-    law = sampler.draft().law
-    assert law.sparse_ids.shape == law.sparse_probs.shape == (1, K, 10)
-    assert law.sparse_ids[0, 0, 6:].tolist() == [PADDING_TOKEN_ID] * 4
-    assert law.sparse_probs[0, 0].sum().item() == pytest.approx(1)
-    assert law.sparse_probs[0, 0, 6:].tolist() == [0] * 4
+    distribution = sampler.draft().distribution
+    assert distribution.sparse_ids.shape == distribution.sparse_probs.shape == (1, K, 10)
+    assert distribution.sparse_ids[0, 0, 6:].tolist() == [PADDING_TOKEN_ID] * 4
+    assert distribution.sparse_probs[0, 0].sum().item() == pytest.approx(1)
+    assert distribution.sparse_probs[0, 0, 6:].tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("form", ["one_hot", "dense", "sparse"])
@@ -237,7 +239,7 @@ def test_lengths_stop_at_what_was_drawn(form):
 
 @pytest.mark.parametrize("form", ["one_hot", "dense", "sparse"])
 def test_chosen_rows_are_drafted_as_if_all_were(form):
-    """The rows that were left out get nothing; the others get the same tokens and laws."""
+    """The rows that were left out get nothing; the others get the same tokens and distributions."""
     parameters = PARAMETERS[:5]
     budget = [3, 0, 2, 0, 4]
     step, logits = step_of(parameters, budget=budget), logits_of(K, 5, V)
@@ -248,10 +250,12 @@ def test_chosen_rows_are_drafted_as_if_all_were(form):
     assert found.lengths.tolist() == budget
     assert torch.equal(found.token_ids, expected.token_ids)
     if form != "one_hot":
-        assert found.law.kind.tolist()[1::2] == [LawKind.ONE_HOT] * 2
+        assert found.distribution.kind.tolist()[1::2] == [DistributionKind.ONE_HOT] * 2
         for row in chosen.tolist():
             for index in range(budget[row]):
-                assert torch.equal(dense_of(found.law, row, index), dense_of(expected.law, row, index))
+                assert torch.equal(
+                    dense_of(found.distribution, row, index), dense_of(expected.distribution, row, index)
+                )
 
 
 def test_the_same_stream_gives_the_same_draft_and_another_seed_another():

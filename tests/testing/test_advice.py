@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import threading
 
+import distribution_mutants
 import form_mutants
 import good_proposers
 import hostile_proposers
-import law_mutants
 import needs_mutants
 import pytest
 import state_mutants
@@ -55,15 +55,15 @@ def test_one_mistake_is_one_failure_and_the_other_checks_name_it(mutant):
 
 
 def test_sparse_ids_outside_the_vocabulary_are_one_violation():
-    results = check_proposer(law_mutants.SparseIdsOutOfRange)
+    results = check_proposer(distribution_mutants.SparseIdsOutOfRange)
     (first,) = failed(results)
     told = next(result for result in results if result.check == first)
     assert "1000" in told.facts["found"]
     assert "Traceback" not in told.text
 
 
-def test_a_law_that_is_no_number_does_not_fail_the_checks_that_compare():
-    assert failed(check_proposer(form_mutants.NanLogits)) == ["law_is_a_distribution"]
+def test_a_distribution_that_is_no_number_does_not_fail_the_checks_that_compare():
+    assert failed(check_proposer(form_mutants.NanLogits)) == ["distribution_is_a_distribution"]
 
 
 def test_two_mistakes_are_two_failures():
@@ -145,7 +145,7 @@ def test_a_field_that_is_none_is_named_with_its_declaration(mutant, code, declar
     assert declaration in result.facts["found"]
 
 
-def test_none_of_the_authors_own_is_not_blamed_on_a_field_that_is_declared():
+def test_none_of_the_authors_own_is_not_attributed_on_a_field_that_is_declared():
     (result,) = check_proposer(hostile_proposers.StumblesOverNone, only=["draft_form"])
     assert result.facts["found"].startswith("SD-E210")
 

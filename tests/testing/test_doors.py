@@ -61,7 +61,7 @@ def test_levels_hold_the_checks_of_those_below():
     assert len(names[2]) == len(ALL_CHECKS) == len(set(names[2]))
 
 
-def test_every_check_states_its_law():
+def test_every_check_states_its_rule():
     assert [check.name for check in ALL_CHECKS if len(check.rule.split()) < 8] == []
 
 

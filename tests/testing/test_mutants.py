@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import distribution_mutants
 import form_mutants
 import good_proposers
-import law_mutants
 import needs_mutants
 import pytest
 import state_mutants
@@ -19,7 +19,7 @@ CAUGHT = [
     ("draft_form", form_mutants.FloatLengths),
     ("draft_form", form_mutants.OutOfVocabulary),
     ("draft_form", form_mutants.Transposed),
-    ("draft_form", form_mutants.UndeclaredLaw),
+    ("draft_form", form_mutants.UndeclaredDistribution),
     ("every_k", form_mutants.FixedWidth),
     ("every_k", form_mutants.RemembersK),
     ("budgets", form_mutants.IgnoresBudget),
@@ -28,7 +28,7 @@ CAUGHT = [
     ("context_limit", form_mutants.RunsOverTheEnd),
     ("inputs_not_written", state_mutants.ShiftsLengths),
     ("inputs_not_written", state_mutants.WritesThroughNumpy),
-    ("lent_weights_not_written", state_mutants.ShiftsTheWeights),
+    ("shared_weights_not_written", state_mutants.ShiftsTheWeights),
     ("deterministic", state_mutants.DraftsByInstance),
     ("batch_equals_singles", state_mutants.MixesRequests),
     ("row_order", state_mutants.DraftsByPlace),
@@ -50,23 +50,23 @@ CAUGHT = [
     ("needs_are_used", needs_mutants.NeverUsesDraftKV),
     ("needs_are_used", needs_mutants.NeverReadsTopK),
     ("accepts_and_rejects", needs_mutants.WritesMoreThanDeclared),
-    ("declared_law_is_reported", needs_mutants.NeverReportsItsLaw),
+    ("declared_distribution_is_reported", needs_mutants.NeverReportsItsDistribution),
     ("lengths_as_declared", needs_mutants.ShorterThanDeclared),
     ("lengths_as_declared", needs_mutants.RaggedThoughFixed),
-    ("law_is_a_distribution", form_mutants.NanLogits),
-    ("law_is_a_distribution", form_mutants.ReportsTopOne),
-    ("law_is_a_distribution", law_mutants.SparseIdsOutOfRange),
-    ("length_ignores_the_draw", law_mutants.TrimsUnluckyTokens),
-    ("length_ignores_the_draw", law_mutants.TrimsFromTheSecond),
-    ("law_ignores_the_draw", law_mutants.SharpensAfterTheDraw),
+    ("distribution_is_a_distribution", form_mutants.NanLogits),
+    ("distribution_is_a_distribution", form_mutants.ReportsTopOne),
+    ("distribution_is_a_distribution", distribution_mutants.SparseIdsOutOfRange),
+    ("length_ignores_the_draw", distribution_mutants.TrimsUnluckyTokens),
+    ("length_ignores_the_draw", distribution_mutants.TrimsFromTheSecond),
+    ("distribution_ignores_the_draw", distribution_mutants.SharpensAfterTheDraw),
     ("greedy_equality", state_mutants.ShiftsTheWeights),
     ("saved_state", state_mutants.SavesNothing),
     ("saved_state", state_mutants.OnlySaves),
     ("config_can_be_pickled", needs_mutants.OptionsOfCode),
-    ("drawn_law_is_reported_law", law_mutants.ReportsAnotherTemperature),
-    ("drawn_law_is_reported_law", law_mutants.OneNumberForAll),
-    ("output_law_is_exact", law_mutants.OnePercentOff),
-    ("output_law_is_exact", law_mutants.ReportsAnotherTemperature),
+    ("drawn_distribution_is_reported_distribution", distribution_mutants.ReportsAnotherTemperature),
+    ("drawn_distribution_is_reported_distribution", distribution_mutants.OneNumberForAll),
+    ("output_distribution_is_exact", distribution_mutants.OnePercentOff),
+    ("output_distribution_is_exact", distribution_mutants.ReportsAnotherTemperature),
     ("greedy_equality_under_pressure", state_mutants.ShiftsTheWeightsWhenPreempted),
     ("memory_does_not_grow", state_mutants.CountsForever),
     ("state_machine", state_mutants.KeepsByRow),

@@ -43,4 +43,4 @@ def _implementation(device: torch.device, dtype: torch.dtype, block_size: int, i
 
 
 PAGED_ATTENTION: dict[str, AttendPages] = {"cpu": naive.attend_pages, "cuda": _on_cuda}
-"""The implementation for each device type; all have the law of `naive.attend_pages`."""
+"""The implementation for each device type; all have the distribution of `naive.attend_pages`."""

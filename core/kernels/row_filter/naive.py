@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..filters import FilterRows, apply_filters
-from ..row_law import scale_of
+from ..row_distribution import scale_of
 from ..row_stats import TileStats
 from . import SearchScratch
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..row_law import scale_of
+from ..row_distribution import scale_of
 from . import TileStats
 
 

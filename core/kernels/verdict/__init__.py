@@ -1,4 +1,4 @@
-"""Judging the drafts of each request in one launch; its plain torch form is `rejection.torch_backend.verify`.
+"""Verifying the drafts of each request in one launch; its plain torch form is `rejection.torch_backend.verify`.
 
 The kernel's arguments come in groups. Fields are tensors, or integers where it says so.
 """
@@ -36,8 +36,8 @@ class Requests(NamedTuple):
     num_drafts: Any  # int, K
 
 
-class DenseLaw(NamedTuple):
-    """Draft laws as probabilities or logits, and statistics of the latter."""
+class DenseDistribution(NamedTuple):
+    """Draft distributions as probabilities or logits, and statistics of the latter."""
 
     table: Any  # [B, K, Vd]
     stride: Any  # int, of a request
@@ -49,8 +49,8 @@ class DenseLaw(NamedTuple):
     num_drafts: Any  # int, K
 
 
-class SparseLaw(NamedTuple):
-    """Draft laws as M target ids and their probabilities."""
+class SparseDistribution(NamedTuple):
+    """Draft distributions as M target ids and their probabilities."""
 
     ids: Any  # [B, K, M] int64
     probs: Any  # [B, K, M]
@@ -58,13 +58,13 @@ class SparseLaw(NamedTuple):
     num_drafts: Any  # int, K
 
 
-class Laws(NamedTuple):
-    """Draft laws by request. What the variant lacks may be any tensor."""
+class Distributions(NamedTuple):
+    """Draft distributions by request. What the variant lacks may be any tensor."""
 
     kind: Any  # [B] uint8
-    probs: DenseLaw
-    logits: DenseLaw
-    sparse: SparseLaw
+    probs: DenseDistribution
+    logits: DenseDistribution
+    sparse: SparseDistribution
     t2d: Any  # [V] target id -> draft id or -1
 
 
@@ -96,9 +96,9 @@ class Variant(NamedTuple):
     shared: bool = False  # several programs work on a request
     probs: bool = False  # dense probabilities may occur
     logits: bool = False  # dense logits may occur
-    sparse: int = 0  # power of two >= M, 0: no sparse law occurs
+    sparse: int = 0  # power of two >= M, 0: no sparse distribution occurs
     mapped: bool = False  # the draft vocabulary is another
     filters: bool = False  # rows have cutoffs
-    coins: bool = False  # uniforms are given
-    block: bool = False  # drafts that come with their law are judged together
+    uniforms: bool = False  # uniforms are given
+    block: bool = False  # drafts that come with their distribution are verified together
     skip_last: bool = False  # statistics of each request's last row are missing and made if it is needed

@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .judge import NO_PROPOSAL, accept_coin, load_row, target_prob
-from .residual import SPARSE, dense_law, law_prob, load_residual, residual_tile, sparse_masses
+from .residual import SPARSE, dense_distribution, distribution_prob, load_residual, residual_tile, sparse_masses
+from .standard import NO_PROPOSAL, accept_uniform, load_row, target_prob
 
 
 @triton.jit
@@ -30,22 +30,22 @@ def residual_at(rows, scratch, request, place):
 
 
 @triton.jit
-def share_residual(rows, laws, scratch, kind, request, place, scale, survival, split, VARIANT: tl.constexpr):
-    """This program's tile masses of the residual (survival p - q)+ of a dense law."""
+def share_residual(rows, distributions, scratch, kind, request, place, scale, survival, split, VARIANT: tl.constexpr):
+    """This program's tile masses of the residual (survival p - q)+ of a dense distribution."""
     row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
     row = thinned(row, survival, VARIANT)
-    law = dense_law(laws, kind, request, place, VARIANT)
+    distribution = dense_distribution(distributions, kind, request, place, VARIANT)
     sums_ptr = residual_at(rows, scratch, request, place)
     for tile in range(split, rows.num_tiles, tl.num_programs(0)):
-        residual = residual_tile(row, rows.vocab_size, laws, law, kind, tile, VARIANT.tile, VARIANT)
+        residual = residual_tile(row, rows.vocab_size, distributions, distribution, kind, tile, VARIANT.tile, VARIANT)
         tl.store(sums_ptr + tile, tl.sum(residual, 0))
 
 
 @triton.jit
-def survivals_of(rows, requests, laws, outputs, request, length, scale, kind, lead, VARIANT: tl.constexpr):
-    """(P_0 .. P_n fp64 [places], n) of block verification, n being the place where the drafts that can be judged end.
+def survivals_of(rows, requests, distributions, outputs, request, length, scale, kind, lead, VARIANT: tl.constexpr):
+    """(P_0 .. P_n fp64 [places], n) of block verification, n being the place where the drafts that can be verified end.
 
-    The leading program reports every judged draft; what lies beyond the stop is overwritten there.
+    The leading program reports every verified draft; what lies beyond the stop is overwritten there.
     """
     lanes = tl.arange(0, VARIANT.places)
     survivals = tl.full([VARIANT.places], 1.0, tl.float64)
@@ -60,9 +60,9 @@ def survivals_of(rows, requests, laws, outputs, request, length, scale, kind, le
             known = (drafted >= 0) & (drafted < rows.vocab_size)
             token = tl.where(known, drafted, 0)
             prob, logprob = target_prob(row, token, VARIANT)
-            law = law_prob(laws, kind, token, request, last, VARIANT)
-            ratio = prob / law
-            ratio = tl.where(known & (prob > 0) & (law != 0) & (ratio == ratio), ratio, 0.0)
+            distribution = distribution_prob(distributions, kind, token, request, last, VARIANT)
+            ratio = prob / distribution
+            ratio = tl.where(known & (prob > 0) & (distribution != 0) & (ratio == ratio), ratio, 0.0)
             survival = tl.where(survival > 0, tl.minimum(survival * ratio, 1.0), 0.0)
             if lead:
                 tl.store(
@@ -87,63 +87,65 @@ def survival_at(survivals, place, VARIANT: tl.constexpr):
 
 @triton.jit
 def block_is_open(requests, request, survivals, last, VARIANT: tl.constexpr):
-    """Whether the coin of the last place leaves the stop to the places before it."""
-    coin = accept_coin(requests, request, tl.maximum(last - 1, 0), VARIANT)
-    return (last > 0) & (coin >= survival_at(survivals, last, VARIANT))
+    """Whether the uniform of the last place leaves the stop to the places before it."""
+    uniform = accept_uniform(requests, request, tl.maximum(last - 1, 0), VARIANT)
+    return (last > 0) & (uniform >= survival_at(survivals, last, VARIANT))
 
 
 @triton.jit
 def may_stop_at(requests, request, place, survivals, VARIANT: tl.constexpr):
-    """(whether a place before the last may be the stop, its coin, its survival); as h_i <= P_i, others need no pass."""
-    coin = accept_coin(requests, request, tl.maximum(place - 1, 0), VARIANT)
+    """(whether a place before the last may be the stop, its uniform, its survival); as h_i <= P_i, others need no
+    pass.
+    """
+    uniform = accept_uniform(requests, request, tl.maximum(place - 1, 0), VARIANT)
     survival = survival_at(survivals, place, VARIANT)
-    return (place == 0) | (coin < survival), coin, survival
+    return (place == 0) | (uniform < survival), uniform, survival
 
 
 @triton.jit
 def share_open_places(
-    rows, requests, laws, scratch, kind, request, survivals, last, scale, split, VARIANT: tl.constexpr
+    rows, requests, distributions, scratch, kind, request, survivals, last, scale, split, VARIANT: tl.constexpr
 ):
     """This program's tile masses at every place that may be the stop: which one is, is known when all have arrived."""
     for place in range(last):
-        possible, coin, survival = may_stop_at(requests, request, place, survivals, VARIANT)
+        possible, uniform, survival = may_stop_at(requests, request, place, survivals, VARIANT)
         if possible:
-            share_residual(rows, laws, scratch, kind, request, place, scale, survival, split, VARIANT)
+            share_residual(rows, distributions, scratch, kind, request, place, scale, survival, split, VARIANT)
 
 
 @triton.jit
-def block_mass(rows, laws, scratch, kind, request, place, scale, survival, VARIANT: tl.constexpr):
+def block_mass(rows, distributions, scratch, kind, request, place, scale, survival, VARIANT: tl.constexpr):
     """M_i, the mass of (P_i p_i - q_i)+, whose tile masses are in the scratch memory afterwards.
 
-    Those of a dense law are there already if programs share the request.
+    Those of a dense distribution are there already if programs share the request.
     """
     sums_ptr = residual_at(rows, scratch, request, place)
     if VARIANT.sparse > 0:
         if kind == SPARSE:
             row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
             thin = thinned(row, survival, VARIANT)
-            left = sparse_masses(thin, masses, rows.vocab_size, laws.sparse, request, place, VARIANT)
+            left = sparse_masses(thin, masses, rows.vocab_size, distributions.sparse, request, place, VARIANT)
             tiles = tl.arange(0, VARIANT.tiles)
             tl.store(sums_ptr + tiles, left.to(tl.float32), mask=tiles < rows.num_tiles)
     if (VARIANT.probs or VARIANT.logits) and not VARIANT.shared:
         if kind != SPARSE:
-            share_residual(rows, laws, scratch, kind, request, place, scale, survival, 0, VARIANT)
+            share_residual(rows, distributions, scratch, kind, request, place, scale, survival, 0, VARIANT)
     tl.debug_barrier()
     return tl.sum(load_residual(sums_ptr, rows.num_tiles, VARIANT), 0)
 
 
 @triton.jit
-def stop_of_block(rows, requests, laws, scratch, kind, request, survivals, last, scale, VARIANT: tl.constexpr):
-    """(stop, P there): the last place whose coin accepts, found from the end; place 0 needs no coin."""
+def stop_of_block(rows, requests, distributions, scratch, kind, request, survivals, last, scale, VARIANT: tl.constexpr):
+    """(stop, P there): the last place whose uniform accepts, found from the end; place 0 needs no uniform."""
     tl.debug_barrier()
     stop = tl.full([], -1, tl.int32)
     at_stop = tl.full([], 1.0, tl.float64)
     place = last - 1
     while stop < 0:
-        possible, coin, survival = may_stop_at(requests, request, place, survivals, VARIANT)
+        possible, uniform, survival = may_stop_at(requests, request, place, survivals, VARIANT)
         if possible:
-            mass = block_mass(rows, laws, scratch, kind, request, place, scale, survival, VARIANT)
-            if (place == 0) | (coin * (mass + 1.0 - survival) < mass):
+            mass = block_mass(rows, distributions, scratch, kind, request, place, scale, survival, VARIANT)
+            if (place == 0) | (uniform * (mass + 1.0 - survival) < mass):
                 stop = place
                 at_stop = survival
         place -= 1

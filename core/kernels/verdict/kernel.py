@@ -1,8 +1,9 @@
 """The verdict on a batch as one Triton kernel: accept drafts in order, stop, emit one more token.
 
-Every program of a request judges its drafts alike, from row statistics and single logits. Where the stop needs a
-pass over the vocabulary (a residual of a dense law, or a last row that was left out of the statistics because it is
-seldom wanted) the programs share its tiles, and the last to finish draws the token and resets the counter.
+Every program of a request verifies its drafts alike, from row statistics and single logits. Where the stop needs a
+pass over the vocabulary (a residual of a dense distribution, or a last row that was left out of the statistics
+because it is seldom wanted) the programs share its tiles, and the last to finish draws the token and resets the
+counter.
 """
 
 # ruff: noqa: ANN001, ANN201, C901, PLR0913, RUF059, SIM102
@@ -14,9 +15,8 @@ import triton.language as tl
 
 from ..launch import PER_BLOCK, PER_ROW
 from ..row_tiles import first_argmax, last_to_arrive, load_tile, row_scale, tile_stats
-from . import Laws, Outputs, Requests, Rows, Scratch, Variant
+from . import Distributions, Outputs, Requests, Rows, Scratch, Variant
 from .block import block_is_open, residual_at, share_open_places, share_residual, stop_of_block, survivals_of, thinned
-from .judge import NO_PROPOSAL, draw_from_row, judge_all, load_row, output_coin, target_prob
 from .residual import (
     ONE_HOT,
     SPARSE,
@@ -26,6 +26,7 @@ from .residual import (
     load_residual,
     sparse_masses,
 )
+from .standard import NO_PROPOSAL, draw_from_row, load_row, output_uniform, target_prob, verify_all
 
 PADDING = tl.constexpr(-1)
 BAD_ROW = tl.constexpr(1)
@@ -49,7 +50,7 @@ def share_row_stats(rows, request, place, scale, split, VARIANT: tl.constexpr):
 
 @triton.jit
 def emit(
-    rows, requests, laws, scratch, outputs, kind, request, stop, scale, survival, greedy, rejected,
+    rows, requests, distributions, scratch, outputs, kind, request, stop, scale, survival, greedy, rejected,
     VARIANT: tl.constexpr,
 ):  # fmt: skip
     """Draw the token of the stop and write it with what follows from it."""
@@ -60,7 +61,7 @@ def emit(
     if greedy | bad:
         token = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles)
     else:
-        u = output_coin(requests, request, stop, VARIANT)
+        u = output_uniform(requests, request, stop, VARIANT)
         found = tl.full([], 0, tl.int1)
         thin = thinned(row, survival, VARIANT)
         sums_ptr = residual_at(rows, scratch, request, stop)
@@ -68,15 +69,19 @@ def emit(
             if rejected & (kind != SPARSE):
                 left = load_residual(sums_ptr, rows.num_tiles, VARIANT)
                 residual_mass = tl.sum(left, 0)
-                token, found = draw_dense_residual(thin, left, rows.vocab_size, laws, kind, request, stop, u, VARIANT)
+                token, found = draw_dense_residual(
+                    thin, left, rows.vocab_size, distributions, kind, request, stop, u, VARIANT
+                )
         if VARIANT.sparse > 0:
             if rejected & (kind == SPARSE):
                 if VARIANT.block:
                     left = load_residual(sums_ptr, rows.num_tiles, VARIANT)
                 else:
-                    left = sparse_masses(thin, masses, rows.vocab_size, laws.sparse, request, stop, VARIANT)
+                    left = sparse_masses(thin, masses, rows.vocab_size, distributions.sparse, request, stop, VARIANT)
                 residual_mass = tl.sum(left, 0)
-                token, found = draw_sparse_residual(thin, left, rows.vocab_size, laws.sparse, request, stop, u, VARIANT)
+                token, found = draw_sparse_residual(
+                    thin, left, rows.vocab_size, distributions.sparse, request, stop, u, VARIANT
+                )
         if found == 0:
             token = draw_from_row(row, masses, rows.vocab_size, u, VARIANT)
             status = tl.where(rejected, EMPTY_RESIDUAL, 0)
@@ -112,7 +117,7 @@ def emit_nothing(requests, outputs, request, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def verdict_kernel(rows, requests, laws, scratch, outputs, VARIANT: tl.constexpr):
+def verdict_kernel(rows, requests, distributions, scratch, outputs, VARIANT: tl.constexpr):
     """Grid [splits, B]."""
     split = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
@@ -125,7 +130,7 @@ def verdict_kernel(rows, requests, laws, scratch, outputs, VARIANT: tl.constexpr
     temperature = tl.load(requests.temperature + request)
     greedy = temperature <= 0
     scale = row_scale(temperature)
-    kind = kind_of(laws, request, VARIANT)
+    kind = kind_of(distributions, request, VARIANT)
     shared = tl.full([], 0, tl.int1)
     survival = tl.full([], 1.0, tl.float64)
     is_open = tl.full([], 0, tl.int1)
@@ -133,29 +138,33 @@ def verdict_kernel(rows, requests, laws, scratch, outputs, VARIANT: tl.constexpr
     survivals = tl.full([VARIANT.places], 1.0, tl.float64)
     if VARIANT.block:
         if (kind != ONE_HOT) & (greedy == 0):
-            survivals, last = survivals_of(rows, requests, laws, outputs, request, length, scale, kind, lead, VARIANT)
+            survivals, last = survivals_of(
+                rows, requests, distributions, outputs, request, length, scale, kind, lead, VARIANT
+            )
             stop = last
             rejected = tl.full([], 0, tl.int1)
             is_open = block_is_open(requests, request, survivals, last, VARIANT)
             if VARIANT.shared:
                 if is_open & (kind != SPARSE):
                     share_open_places(
-                        rows, requests, laws, scratch, kind, request, survivals, last, scale, split, VARIANT
+                        rows, requests, distributions, scratch, kind, request, survivals, last, scale, split, VARIANT
                     )
                     shared = tl.full([], 1, tl.int1)
         else:
-            stop, rejected = judge_all(
-                rows, requests, laws, outputs, request, length, scale, greedy, kind, lead, VARIANT
+            stop, rejected = verify_all(
+                rows, requests, distributions, outputs, request, length, scale, greedy, kind, lead, VARIANT
             )
     else:
-        stop, rejected = judge_all(rows, requests, laws, outputs, request, length, scale, greedy, kind, lead, VARIANT)
+        stop, rejected = verify_all(
+            rows, requests, distributions, outputs, request, length, scale, greedy, kind, lead, VARIANT
+        )
     if VARIANT.skip_last:
         if (stop == length) & (is_open == 0):
             share_row_stats(rows, request, stop, scale, split, VARIANT)
             shared = tl.full([], 1, tl.int1)
     if (VARIANT.probs or VARIANT.logits) and not VARIANT.block:
         if rejected & (kind != SPARSE):
-            share_residual(rows, laws, scratch, kind, request, stop, scale, survival, split, VARIANT)
+            share_residual(rows, distributions, scratch, kind, request, stop, scale, survival, split, VARIANT)
             shared = tl.full([], 1, tl.int1)
     writes = lead
     if shared:
@@ -164,16 +173,36 @@ def verdict_kernel(rows, requests, laws, scratch, outputs, VARIANT: tl.constexpr
         if VARIANT.block:
             if is_open:
                 stop, survival = stop_of_block(
-                    rows, requests, laws, scratch, kind, request, survivals, last, scale, VARIANT
+                    rows, requests, distributions, scratch, kind, request, survivals, last, scale, VARIANT
                 )
                 rejected = tl.full([], 1, tl.int1)
-        emit(rows, requests, laws, scratch, outputs, kind, request, stop, scale, survival, greedy, rejected, VARIANT)
+        emit(
+            rows,
+            requests,
+            distributions,
+            scratch,
+            outputs,
+            kind,
+            request,
+            stop,
+            scale,
+            survival,
+            greedy,
+            rejected,
+            VARIANT,
+        )
 
 
 def verdict(
-    rows: Rows, requests: Requests, laws: Laws, scratch: Scratch, outputs: Outputs, variant: Variant, splits: int
+    rows: Rows,
+    requests: Requests,
+    distributions: Distributions,
+    scratch: Scratch,
+    outputs: Outputs,
+    variant: Variant,
+    splits: int,
 ) -> None:
     """Fill outputs by `splits` programs per request. Nothing is allocated, nothing waits for the device."""
     num_requests = len(outputs.num_accepted)
     options = PER_BLOCK if variant.block else PER_ROW
-    verdict_kernel[(splits, num_requests)](rows, requests, laws, scratch, outputs, variant, **options)
+    verdict_kernel[(splits, num_requests)](rows, requests, distributions, scratch, outputs, variant, **options)

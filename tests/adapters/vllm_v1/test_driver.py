@@ -1,4 +1,4 @@
-"""The proposer's life under another engine's steps: rows, lifecycle, counts, limits, misuse, laws."""
+"""The proposer's life under another engine's steps: rows, lifecycle, counts, limits, misuse, distributions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec.adapters.vllm_v1.engine_step import EngineStep, boundaries
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import Draft, DraftLaw, HostProposer, LawKind, Needs, Phase, ProposerError
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError
 from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
@@ -60,10 +60,10 @@ class Bad:
         return answer
 
 
-class WithLaw:
-    """Drafts 1, 2, .. with a dense law that differs per request."""
+class WithDistribution:
+    """Drafts 1, 2, .. with a dense distribution that differs per request."""
 
-    needs = Needs(law="dense")
+    needs = Needs(distribution="dense")
 
     def __init__(self, config):
         pass
@@ -74,8 +74,8 @@ class WithLaw:
         probs[:, :, 1 : K + 1] = 0.25
         for b, request_id in enumerate(step.request_ids):
             probs[b, :, 10 + int(request_id)] += 0.25
-        kind = torch.full((len(step),), LawKind.DENSE_PROBS, dtype=torch.uint8)
-        return Draft(ids, step.budget, DraftLaw(kind=kind, probs=probs))
+        kind = torch.full((len(step),), DistributionKind.DENSE_PROBS, dtype=torch.uint8)
+        return Draft(ids, step.budget, DraftDistribution(kind=kind, draft_probs=probs))
 
 
 class Reading:
@@ -98,8 +98,8 @@ def make_driver(cls, policy="disable", sample="greedy", **info):
     speculation = Speculation.prepare(config | {"draft_sample_method": sample}, target, settings, hooks)
     embed = torch.nn.Embedding(V, 16)
     model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
-    lender = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
-    return Driver(target, speculation, hooks.observers, lender, None)
+    layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
+    return Driver(target, speculation, hooks.observers, layers, None)
 
 
 class Engine:
@@ -107,7 +107,7 @@ class Engine:
 
     def __init__(self, driver):
         self.driver = driver
-        self.proposer = driver._guest.proposer
+        self.proposer = driver._host.proposer
         self.states, self.tokens, self.computed, self.drafts = {}, {}, {}, {}
 
     def add(self, name, prompt, **params):
@@ -279,24 +279,24 @@ def test_raise_stops_the_step_with_the_proposers_name():
         engine.step({"a": [2]})
 
 
-def test_laws_follow_their_requests_through_skipped_steps_and_other_orders():
-    engine = Engine(make_driver(WithLaw, sample="probabilistic"))
+def test_distributions_follow_their_requests_through_skipped_steps_and_other_orders():
+    engine = Engine(make_driver(WithDistribution, sample="probabilistic"))
     for name in ("0", "1", "2"):
         engine.add(name, [1], temperature=1.0)
     engine.step({"0": [2], "1": [2], "2": [2]})
-    q = engine.driver.laws_of(("2", "0"), [[1, 2], [1]])
+    q = engine.driver.distributions_of(("2", "0"), [[1, 2], [1]])
     assert q[:, 10:13].tolist() == [[0, 0, 0.25], [0, 0, 0.25], [0.25, 0, 0]]
     engine.step({"2": [3], "0": [3]})
-    q = engine.driver.laws_of(("1", "2"), [[1, 2, 3], [1]])
+    q = engine.driver.distributions_of(("1", "2"), [[1, 2, 3], [1]])
     assert q[:, 10:13].tolist() == [[0, 0.25, 0]] * 3 + [[0, 0, 0.25]]
-    assert engine.driver.laws_of(("1",), [[1]]) is None, "consumed once"
+    assert engine.driver.distributions_of(("1",), [[1]]) is None, "consumed once"
 
 
-def test_greedy_batches_keep_no_laws():
-    engine = Engine(make_driver(WithLaw, sample="probabilistic"))
+def test_greedy_batches_keep_no_distributions():
+    engine = Engine(make_driver(WithDistribution, sample="probabilistic"))
     engine.add("0", [1])
     engine.step({"0": [2]})
-    assert engine.driver.laws_of(("0",), [[1, 2, 3]]) is None
+    assert engine.driver.distributions_of(("0",), [[1, 2, 3]]) is None
 
 
 def test_hidden_states_come_in_the_order_of_the_needs():

@@ -60,7 +60,7 @@ def test_draft_networks_generate_what_plain_vllm_does_and_are_accepted_as_in_the
     record(run, "a draft network with KV of its own")
 
 
-def test_states_between_layers_belong_to_the_kept_rows_and_the_targets_head_is_lent(run_engine, plain, record):
+def test_states_between_layers_belong_to_the_kept_rows_and_the_targets_head_is_shared(run_engine, plain, record):
     run = run_engine("Configured", specdec={"method": "everywhere:EarlyExit"})
     assert run["outputs"][0] == plain
     assert run["reports"][0]["errors"] == {}, "the proposer checks each step"
@@ -147,10 +147,10 @@ def test_what_export_prints_runs(run_engine, target, plain):
     assert run["reports"][0]["num_accepted_draft_tokens"] > 0
 
 
-def test_reported_laws_reach_the_verifier(run_engine, target, record):
+def test_reported_distributions_reach_the_verifier(run_engine, target, record):
     """The target drafts for itself: with its q every draft is accepted, without q about as many as p is peaked."""
     sampled = {"temperature": 1.0, "seed": 1}
-    itself = {"model": str(target), "proposer_config": {"draft_law": "dense"}}
+    itself = {"model": str(target), "proposer_config": {"draft_distribution": "dense"}}
     probabilistic = {"draft_sample_method": "probabilistic"}
     run = run_engine("draft_model", specdec=itself, sampling=sampled, speculative=probabilistic, **KEEPS_KV)
     assert run["error"] is None
@@ -158,8 +158,10 @@ def test_reported_laws_reach_the_verifier(run_engine, target, record):
     record(run, "draft probabilities in verification")
 
 
-def test_sampled_text_follows_the_targets_law(run_engine, tiny_drafter, prompts, record, two_token_law):
-    """Two tokens of a prompt, 1000 times: the first is sampled plainly, the second where a draft is judged."""
+def test_sampled_text_follows_the_targets_distribution(
+    run_engine, tiny_drafter, prompts, record, two_token_distribution
+):
+    """Two tokens of a prompt, 1000 times: the first is sampled plainly, the second where a draft is verified."""
     num_samples, top_k, prompt = 1000, 3, prompts[1][:16]
     run = run_engine(
         "eagle3",
@@ -173,11 +175,11 @@ def test_sampled_text_follows_the_targets_law(run_engine, tiny_drafter, prompts,
     assert run["error"] is None
     assert 0 < run["reports"][0]["draft_acceptance_rate"] < 1
     seen = Counter((one[0], one[1]) for one in run["outputs"][0][0])
-    law = two_token_law(prompt, top_k)
-    assert set(seen) <= set(law), "a token outside the target's filter"
-    chi_square = sum((seen[pair] - num_samples * p) ** 2 / (num_samples * p) for pair, p in law.items())
+    distribution = two_token_distribution(prompt, top_k)
+    assert set(seen) <= set(distribution), "a token outside the target's filter"
+    chi_square = sum((seen[pair] - num_samples * p) ** 2 / (num_samples * p) for pair, p in distribution.items())
     assert chi_square < 31.8, "8 degrees of freedom: 1 in 10,000 seeds gives more"
-    record(run, "sampled text follows the target's law")
+    record(run, "sampled text follows the target's distribution")
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from good_proposers import Followers, Waves
 
-from specdec.sdk import Draft, DraftLaw, LawKind, Needs
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs
 
 
 class RaisesInBind(Followers):
@@ -36,11 +36,11 @@ class Transposed(Followers):
         return Draft(draft.token_ids.T.contiguous(), draft.lengths)
 
 
-class UndeclaredLaw(Followers):
+class UndeclaredDistribution(Followers):
     def propose(self, step):
         draft = super().propose(step)
-        law = DraftLaw(kind=torch.full((len(step),), int(LawKind.SPARSE), dtype=torch.uint8))
-        return Draft(draft.token_ids, draft.lengths, law)
+        distribution = DraftDistribution(kind=torch.full((len(step),), int(DistributionKind.SPARSE), dtype=torch.uint8))
+        return Draft(draft.token_ids, draft.lengths, distribution)
 
 
 class FixedWidth(Followers):
@@ -92,7 +92,7 @@ class NanLogits(Waves):
 
 
 class ReportsTopOne(Waves):
-    """Draws from the whole law and reports its most likely token alone."""
+    """Draws from the whole distribution and reports its most likely token alone."""
 
     def reported(self, logits, drawn):
         return logits.masked_fill(logits < logits.max(-1, keepdim=True).values, -torch.inf)

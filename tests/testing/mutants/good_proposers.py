@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from specdec.sdk import (
+    DistributionKind,
     Draft,
+    DraftDistribution,
     DraftKV,
-    DraftLaw,
-    LawKind,
     Needs,
     ProposerConfig,
     RequestView,
@@ -96,9 +96,11 @@ class SharedFollowers(Followers):
 
 
 class Waves:
-    """Draws from a law that depends on the token before, and reports it as dense logits. No state, no weights."""
+    """Draws from a distribution that depends on the token before, and reports it as dense logits. No state, no
+    weights.
+    """
 
-    needs = Needs(law="dense", sampling=("temperature",))
+    needs = Needs(distribution="dense", sampling=("temperature",))
 
     def __init__(self, config: ProposerConfig) -> None:
         self.config = config
@@ -115,15 +117,19 @@ class Waves:
     def propose(self, step: StepView) -> Draft:
         greedy = step.sampling.temperature == 0
         temperature = step.sampling.temperature.masked_fill(greedy, 1.0)
-        before, ids, laws = step.newest_token, [], []
+        before, ids, distributions = step.newest_token, [], []
         for index in range(step.num_draft_tokens):
             logits = self.logits(before, temperature)
             before = torch.where(greedy, logits.argmax(-1), self.draw(step, index, logits))
             ids.append(before)
-            laws.append(self.reported(logits, before))
-        kind = torch.where(greedy, int(LawKind.ONE_HOT), int(LawKind.DENSE_LOGITS)).to(torch.uint8)
-        token_ids, law = torch.stack(ids, 1), torch.stack(laws, 1)
-        return Draft(token_ids, self.lengths(step, token_ids, law), DraftLaw(kind=kind, logits=law))
+            distributions.append(self.reported(logits, before))
+        kind = torch.where(greedy, int(DistributionKind.ONE_HOT), int(DistributionKind.DENSE_LOGITS)).to(torch.uint8)
+        token_ids, distribution = torch.stack(ids, 1), torch.stack(distributions, 1)
+        return Draft(
+            token_ids,
+            self.lengths(step, token_ids, distribution),
+            DraftDistribution(kind=kind, draft_logits=distribution),
+        )
 
     def draw(self, step: StepView, index: int, logits: Tensor) -> Tensor:
         return inverse_cdf(logits.softmax(-1), step.random.uniform(index))
@@ -131,7 +137,7 @@ class Waves:
     def reported(self, logits: Tensor, drawn: Tensor) -> Tensor:
         return logits
 
-    def lengths(self, step: StepView, token_ids: Tensor, law: Tensor) -> Tensor:
+    def lengths(self, step: StepView, token_ids: Tensor, distribution: Tensor) -> Tensor:
         return step.budget
 
 

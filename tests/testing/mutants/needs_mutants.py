@@ -37,10 +37,10 @@ class NeverUsesDraftKV(Followers):
 
 
 class NeverReadsTopK(Waves):
-    needs = Needs(law="dense", sampling=("temperature", "top_k"))
+    needs = Needs(distribution="dense", sampling=("temperature", "top_k"))
 
 
-class NeverReportsItsLaw(Waves):
+class NeverReportsItsDistribution(Waves):
     def propose(self, step):
         draft = super().propose(step)
         return Draft(draft.token_ids, draft.lengths)

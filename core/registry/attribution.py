@@ -97,7 +97,7 @@ def _is_engine(frame: FrameType) -> bool:
     return _module(frame).startswith("specdec.core.")
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """The type and text of an error, also where its text cannot be had."""
     try:
         return f"{type(error).__name__}: {error}"
@@ -119,7 +119,7 @@ def is_complete(error: SpecdecError) -> bool:
 
 
 @contextmanager
-def blaming(code: str, doing: str, plugin: PluginId, *but: type[BaseException]) -> Iterator[None]:
+def attributing(code: str, doing: str, plugin: PluginId, *but: type[BaseException]) -> Iterator[None]:
     """Whatever a plugin raises inside becomes PluginLoadError `code`, except an interrupt and the errors of `but`."""
     try:
         yield
@@ -134,7 +134,7 @@ def blaming(code: str, doing: str, plugin: PluginId, *but: type[BaseException]) 
 def plugin_raised(code: str, doing: str, error: BaseException, plugin: PluginId) -> PluginLoadError:
     """The error for an exception that a plugin raised while the engine was `doing` something with it."""
     facts = {
-        "error": told(error),
+        "error": describe(error),
         "where": author_frame(error, plugin.target) or "unknown",
         "next": DEBUG_HINT,
     }

@@ -1,4 +1,6 @@
-"""Draft laws: what verification trusts. A wrong law changes what is generated, and nothing else would notice."""
+"""Draft distributions: what verification trusts. A wrong distribution changes what is generated, and nothing else
+would notice.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ import torch
 from torch import Tensor
 
 from specdec.sdk.errors import SpecdecError
-from specdec.sdk.types import LawKind
+from specdec.sdk.types import DistributionKind
 
-from ..compare import LAW_TOLERANCE, laws_of
+from ..compare import DISTRIBUTION_TOLERANCE, distributions_of
 from ..drawn_tree import NUM_TWINS, twins
 from ..exact_output import require_exact_output
 from ..moves import Shown
@@ -28,13 +30,15 @@ SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2,
 
 
 @CHECKS.at("standard")
-def law_is_a_distribution(subject: Subject) -> None:
-    """A reported law is finite, nowhere negative, sums to 1, and gives the drafted token a probability above 0."""
-    subject.need_law()
+def distribution_is_a_distribution(subject: Subject) -> None:
+    """A reported distribution is finite, nowhere negative, sums to 1, and gives the drafted token a probability above
+    0.
+    """
+    subject.need_distribution()
     stage = subject.stage(probabilistic=True)
     for shown in lockstep(stage):
-        for row, position, token, law in laws_of(stage, shown):
-            total, lowest, drafted = float(law.sum()), float(law.min()), float(law[token])
+        for row, position, token, distribution in distributions_of(stage, shown):
+            total, lowest, drafted = float(distribution.sum()), float(distribution.min()), float(distribution[token])
             if abs(total - 1) <= _tolerance(shown) and lowest >= 0 and drafted > 0:
                 continue
             raise Violation(
@@ -46,51 +50,56 @@ def law_is_a_distribution(subject: Subject) -> None:
 
 
 def _tolerance(shown: Shown) -> float:
-    assert shown.law is not None, "a law was read from it"
-    parts = (shown.law.probs, shown.law.logits, shown.law.sparse_probs)
+    assert shown.distribution is not None, "a distribution was read from it"
+    parts = (shown.distribution.draft_probs, shown.distribution.draft_logits, shown.distribution.sparse_probs)
     return max(SUM_TOLERANCE[part.dtype] for part in parts if part is not None)
 
 
 @CHECKS.at("standard")
 def length_ignores_the_draw(subject: Subject) -> None:
-    """With a reported law, whether a position is drafted depends on what stands before it, never on its own token."""
-    subject.need_law()
+    """With a reported distribution, whether a position is drafted depends on what stands before it, never on its own
+    token.
+    """
+    subject.need_distribution()
     for _, shown in _twins(subject):
         groups: dict[tuple[int, ...], dict[bool, tuple[int, ...]]] = {}
         for row, draft in enumerate(shown.drafts):
             for position in range(min(len(draft) + 1, shown.budgets[row])):
                 groups.setdefault(tuple(draft[:position]), {})[len(draft) > position] = tuple(draft)
         for prefix, drafts in groups.items():
-            if len(drafts) == 2 and _has_law(shown):
+            if len(drafts) == 2 and _has_distribution(shown):
                 raise Violation(
                     expected=f"after the drafts {list(prefix)}, a next one in every request with this text or in none",
                     found=f"drafts {list(drafts[True])} and {list(drafts[False])}: the same text, other random numbers",
                     where=shown.where,
                     fix="decide from q before you draw, not from q(token) after it: trimming unlucky tokens changes "
-                    "what is generated; or report no law",
+                    "what is generated; or report no distribution",
                 )
 
 
 @CHECKS.at("standard")
-def law_ignores_the_draw(subject: Subject) -> None:
-    """The law of a draft depends on what stands before it: requests with the same text report the same law."""
-    subject.need_law()
+def distribution_ignores_the_draw(subject: Subject) -> None:
+    """The distribution of a draft depends on what stands before it: requests with the same text report the same
+    distribution.
+    """
+    subject.need_distribution()
     for stage, shown in _twins(subject):
         seen: dict[tuple[int, ...], Tensor] = {}
-        for row, position, _, law in laws_of(stage, shown):
+        for row, position, _, distribution in distributions_of(stage, shown):
             prefix = tuple(shown.drafts[row][:position])
-            known = seen.setdefault(prefix, law)
-            if not torch.allclose(known, law, rtol=0, atol=LAW_TOLERANCE, equal_nan=True):
+            known = seen.setdefault(prefix, distribution)
+            if not torch.allclose(known, distribution, rtol=0, atol=DISTRIBUTION_TOLERANCE, equal_nan=True):
                 raise Violation(
-                    expected=f"one law after the drafts {list(prefix)}, whatever is drawn from it",
-                    found=f"two laws, {float((known - law).abs().max()):.3g} apart: the same text, other coins",
+                    expected=f"one distribution after the drafts {list(prefix)}, whatever is drawn from it",
+                    found=f"two distributions, {float((known - distribution).abs().max()):.3g} apart: "
+                    "the same text, other uniforms",
                     where=f"{shown.where}; row {row}, draft position {position}",
                     fix="compute and report q before you draw; never change it for the token that was drawn",
                 )
 
 
-def _has_law(shown: Shown) -> bool:
-    return shown.law is not None and bool((shown.law.kind != LawKind.ONE_HOT).any())
+def _has_distribution(shown: Shown) -> bool:
+    return shown.distribution is not None and bool((shown.distribution.kind != DistributionKind.ONE_HOT).any())
 
 
 def _twins(subject: Subject) -> Iterator[tuple[Stage, Shown]]:
@@ -112,14 +121,15 @@ def _twins(subject: Subject) -> Iterator[tuple[Stage, Shown]]:
 
 
 @CHECKS.at("full")
-def drawn_law_is_reported_law(subject: Subject) -> None:
-    """Drafts are drawn from the law that is reported, each by a random number of its own.
+def drawn_distribution_is_reported_distribution(subject: Subject) -> None:
+    """Drafts are drawn from the distribution that is reported, each by a random number of its own.
 
-    The place of a drafted token in the reported law is a uniform number, independent of the one before it, if and only
-    if the token was drawn from that law. Both are tested by bounds that hold for every sample size (Dvoretzky, Kiefer,
-    Wolfowitz, Massart; Azuma, Hoeffding): the false-alarm rate is 1e-6 in all. A shift of 7 % of the mass is seen.
+    The place of a drafted token in the reported distribution is a uniform number, independent of the one before it,
+    if and only if the token was drawn from that distribution. Both are tested by bounds that hold for every sample
+    size (Dvoretzky, Kiefer, Wolfowitz, Massart; Azuma, Hoeffding): the false-alarm rate is 1e-6 in all. A shift of 7
+    % of the mass is seen.
     """
-    subject.need_law()
+    subject.need_distribution()
     sample = draw_places(subject.stage(probabilistic=True, max_num_seqs=NUM_REQUESTS))
     failed = [told for told in sample.statements(FALSE_ALARM_RATE) if not told.holds]
     if failed:
@@ -127,17 +137,18 @@ def drawn_law_is_reported_law(subject: Subject) -> None:
             expected="\n".join(f"{each.name} at most {each.limit:.3f}" for each in failed)
             + f"\n{len(sample.by_rank)} drafts, false-alarm rate {FALSE_ALARM_RATE:g}",
             found="\n".join(f"{each.name} {each.found:.3f}" for each in failed),
-            fix="draw token i with step.random.uniform(i) from exactly the law that is reported: after temperature, "
+            fix="draw token i with step.random.uniform(i) from exactly what is reported: after temperature, "
             "filters, rounding and the vocabulary map",
         )
 
 
 @CHECKS.at("full")
-def output_law_is_exact(subject: Subject) -> None:
-    """Verification of its drafts gives exactly the target's law.
+def output_distribution_is_exact(subject: Subject) -> None:
+    """Verification of its drafts gives exactly the target's distribution.
 
-    On a vocabulary of four tokens the law that drafts are drawn from is measured by bisection of the random numbers,
-    what is reported passes through the engine's own store, and the law of the output is computed by bisection of the
-    verifier's coins: no sampling, no false alarm. One-hot drafts are lossless whatever drew them, and shown to be.
+    On a vocabulary of four tokens the distribution that drafts are drawn from is measured by bisection of the random
+    numbers, what is reported passes through the engine's own store, and the distribution of the output is computed by
+    bisection of the verifier's uniforms: no sampling, no false alarm. One-hot drafts are lossless whatever drew them,
+    and shown to be.
     """
     require_exact_output(subject)

@@ -1,10 +1,10 @@
-"""The exact output law of the interpreted Triton kernels, within 2e-7 of the target's.
+"""The exact output distribution of the interpreted Triton kernels, within 2e-7 of the target's.
 
 A proof takes some hundreds of verified requests, each tens of milliseconds. The thresholds of the torch backend say
 where to look first. The unmarked proofs are four that between them have every branch of the kernel that moves
-probability: the coupled rule with its lazily made last row; a dense law over a mapped vocabulary, its residual shared
-by programs; a sparse law; the block rule. All other forms are marked, and those with filters, whose cutoffs
-`test_kernels` compares.
+probability: the coupled rule with its lazily made last row; a dense distribution over a mapped vocabulary, its
+residual shared by programs; a sparse distribution; the block rule. All other forms are marked, and those with
+filters, whose cutoffs `test_kernels` compares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from specdec.core.rejection import triton_backend, verify
 from specdec.core.rejection.block import verify_block
-from specdec.core.rejection.exact_law import ExactLaw, Problem, exact_law
+from specdec.core.rejection.exact_distribution import ExactDistribution, Problem, exact_distribution
 from specdec.core.rejection.reference import Params
 
 from .interpreted import Verify, quiet, with_tile
@@ -37,9 +37,9 @@ def problem(
     return problem_of(model, drawn, SAMPLING[sampling], torch.float32)
 
 
-def law_through(backend: Verify, stated: Problem) -> ExactLaw:
-    near = exact_law(verify, stated, num_iterations=30)
-    return exact_law(backend, stated, ITERATIONS, near)
+def distribution_through(backend: Verify, stated: Problem) -> ExactDistribution:
+    near = exact_distribution(verify, stated, num_iterations=30)
+    return exact_distribution(backend, stated, ITERATIONS, near)
 
 
 SLICE = [
@@ -54,20 +54,20 @@ CASES = [*SLICE, *(pytest.param(*case, marks=pytest.mark.full) for case in REST)
 
 
 @pytest.mark.parametrize(("drafter", "sampling", "vocab_size", "num_drafts"), CASES)
-def test_kernels_follow_the_target_law(drafter: str, sampling: str, vocab_size: int, num_drafts: int) -> None:
-    law = law_through(with_tile(4), problem(drafter, sampling, vocab_size, num_drafts))
-    assert law.total_variation <= TOLERANCE
+def test_kernels_follow_the_target_distribution(drafter: str, sampling: str, vocab_size: int, num_drafts: int) -> None:
+    distribution = distribution_through(with_tile(4), problem(drafter, sampling, vocab_size, num_drafts))
+    assert distribution.total_variation <= TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("drafter", "sampling"),
     [("dense_probs", "unit"), *(pytest.param(d, s, marks=pytest.mark.full) for d, s in BLOCK_REST)],
 )
-def test_kernels_follow_the_target_law_by_the_block_rule(drafter: str, sampling: str) -> None:
+def test_kernels_follow_the_target_distribution_by_the_block_rule(drafter: str, sampling: str) -> None:
     stated = replace(problem(drafter, sampling, 3, 2), block=True)
-    near = exact_law(verify_block, stated, num_iterations=30)
-    law = exact_law(with_tile(2, triton_backend.verify_block), stated, ITERATIONS, near)
-    assert law.total_variation <= TOLERANCE
+    near = exact_distribution(verify_block, stated, num_iterations=30)
+    distribution = exact_distribution(with_tile(2, triton_backend.verify_block), stated, ITERATIONS, near)
+    assert distribution.total_variation <= TOLERANCE
 
 
 STRUCTURES = ["zeros_p", "zeros_q", "equal", "disjoint", "single", "ties"]
@@ -76,28 +76,28 @@ STRUCTURES = ["zeros_p", "zeros_q", "equal", "disjoint", "single", "ties"]
 @pytest.mark.full
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("drafter", ["one_hot", "dense_probs", "dense_logits", "sparse"])
-def test_kernels_follow_the_target_law_over_odd_supports(drafter: str, structure: str) -> None:
-    law = law_through(with_tile(2), problem(drafter, "unit", 5, 1, structure))
-    assert law.total_variation <= TOLERANCE
+def test_kernels_follow_the_target_distribution_over_odd_supports(drafter: str, structure: str) -> None:
+    distribution = distribution_through(with_tile(2), problem(drafter, "unit", 5, 1, structure))
+    assert distribution.total_variation <= TOLERANCE
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("drafter", ["one_hot", "dense_probs", "dense_logits", "sparse"])
-def test_kernels_follow_the_target_law_of_ragged_drafts(drafter: str) -> None:
-    law = law_through(with_tile(4), problem(drafter, "unit", 3, 2, ragged=True))
-    assert law.total_variation <= TOLERANCE
+def test_kernels_follow_the_target_distribution_of_ragged_drafts(drafter: str) -> None:
+    distribution = distribution_through(with_tile(4), problem(drafter, "unit", 3, 2, ragged=True))
+    assert distribution.total_variation <= TOLERANCE
 
 
 def test_a_wrong_guess_of_the_thresholds_changes_nothing() -> None:
     """The thresholds of another model are no help, and no harm."""
     stated = problem("dense_probs", "unit", 4, 2)
-    elsewhere = exact_law(verify, problem("dense_probs", "top_k", 4, 2), num_iterations=30)
-    helped = exact_law(verify, stated, 30, near=elsewhere)
+    elsewhere = exact_distribution(verify, problem("dense_probs", "top_k", 4, 2), num_iterations=30)
+    helped = exact_distribution(verify, stated, 30, near=elsewhere)
     assert helped.total_variation <= TOLERANCE
-    assert torch.allclose(helped.output, exact_law(verify, stated, 30).output, atol=1e-8)
+    assert torch.allclose(helped.output, exact_distribution(verify, stated, 30).output, atol=1e-8)
 
 
 def test_float64_is_as_exact_as_the_reference_on_a_device_with_kernels() -> None:
     model = random_model(3)
     stated = problem_of(model, DRAFTERS["dense_probs"](model, torch.float64), Params(), torch.float64)
-    assert exact_law(with_tile(4, triton_backend.verify), stated, 46).total_variation <= 1e-12
+    assert exact_distribution(with_tile(4, triton_backend.verify), stated, 46).total_variation <= 1e-12

@@ -1,4 +1,4 @@
-"""Losslessness as a number: the exact output law of each verifier, found by bisection, against the target's."""
+"""Losslessness as a number: the exact output distribution of each verifier, found by bisection, against the target's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.rejection import NO_PROPOSAL, DraftRows, reference, verify
-from specdec.core.rejection.exact_law import Problem, exact_law
+from specdec.core.rejection.exact_distribution import Problem, exact_distribution
 from specdec.core.rejection.reference import Params
 
 from .problems import DRAFTERS, SAMPLING, problem_of, random_model, with_lengths
@@ -22,8 +22,8 @@ STRUCTURES = ["zeros_p", "zeros_q", "zeros", "equal", "disjoint", "single", "tie
 def is_lossless(problem: Problem) -> bool:
     """Within the tolerance of the logits' precision, which also says how far the bisection must go."""
     if problem.target_logits[0].dtype == torch.float64:
-        return exact_law(verify, problem, num_iterations=46).total_variation <= DOUBLE_TOLERANCE
-    return exact_law(verify, problem, num_iterations=32).total_variation <= SINGLE_TOLERANCE
+        return exact_distribution(verify, problem, num_iterations=46).total_variation <= DOUBLE_TOLERANCE
+    return exact_distribution(verify, problem, num_iterations=32).total_variation <= SINGLE_TOLERANCE
 
 
 def by_prefix(drafts: Tensor) -> Tensor:
@@ -34,14 +34,14 @@ def by_prefix(drafts: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_output_follows_target_law(drafter: str, sampling: str, dtype: torch.dtype) -> None:
+def test_output_follows_target_distribution(drafter: str, sampling: str, dtype: torch.dtype) -> None:
     model = random_model(seed=3)
     assert is_lossless(problem_of(model, DRAFTERS[drafter](model, dtype), SAMPLING[sampling], dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_output_follows_target_law_of_half_precision_logits(drafter: str, dtype: torch.dtype) -> None:
+def test_output_follows_target_distribution_of_half_precision_logits(drafter: str, dtype: torch.dtype) -> None:
     model = random_model(seed=3)
     reported = DRAFTERS[drafter](model, dtype if drafter.endswith("logits") else torch.float32)
     assert is_lossless(problem_of(model, reported, SAMPLING["all"], dtype))
@@ -49,7 +49,7 @@ def test_output_follows_target_law_of_half_precision_logits(drafter: str, dtype:
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_law_survives_zeros_ties_and_disjoint_supports(drafter: str, structure: str) -> None:
+def test_distribution_survives_zeros_ties_and_disjoint_supports(drafter: str, structure: str) -> None:
     model = random_model(seed=5, structure=structure)
     if drafter.startswith("mapped") and structure in ("single", "zeros_q", "zeros", "disjoint"):
         model = replace(model, draft=[table.clamp(min=-30.0) for table in model.draft])
@@ -58,7 +58,7 @@ def test_law_survives_zeros_ties_and_disjoint_supports(drafter: str, structure: 
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_law_survives_ragged_lengths(drafter: str) -> None:
+def test_distribution_survives_ragged_lengths(drafter: str) -> None:
     model = random_model(seed=8)
     ragged = with_lengths(DRAFTERS[drafter](model, torch.float64), by_prefix)
     assert is_lossless(problem_of(model, ragged, SAMPLING["all"], torch.float64))
@@ -71,11 +71,11 @@ def test_longer_drafts_and_wider_vocabulary(drafter: str) -> None:
 
 
 @pytest.mark.parametrize(("drafter", "sampling"), [*((name, "all") for name in DRAFTERS), ("dense_probs", "unit")])
-def test_reference_follows_target_law(drafter: str, sampling: str) -> None:
+def test_reference_follows_target_distribution(drafter: str, sampling: str) -> None:
     model = random_model(seed=2, vocab_size=3)
     ragged = with_lengths(DRAFTERS[drafter](model, torch.float64), by_prefix)
     problem = problem_of(model, ragged, SAMPLING[sampling], torch.float64)
-    assert exact_law(reference.verify, problem, num_iterations=44).total_variation <= DOUBLE_TOLERANCE
+    assert exact_distribution(reference.verify, problem, num_iterations=44).total_variation <= DOUBLE_TOLERANCE
 
 
 def test_greedy_rows_follow_the_argmax_chain() -> None:
@@ -93,31 +93,33 @@ def test_accepted_length_matches_closed_form(drafter: str) -> None:
     drawn = DRAFTERS[drafter](model, torch.float64)
     problem = problem_of(model, drawn, SAMPLING["unit"], torch.float64)
     expected, survives = 0.0, torch.ones((), dtype=torch.float64)
-    for p, q in zip(problem.target_laws, drawn.laws, strict=False):
+    for p, q in zip(problem.target_distributions, drawn.distributions, strict=False):
         survives = survives.unsqueeze(-1) * torch.minimum(p, q)
         expected += float(survives.sum())
-    assert exact_law(verify, problem).expected_accepted == pytest.approx(expected, abs=1e-12)
+    assert exact_distribution(verify, problem).expected_accepted == pytest.approx(expected, abs=1e-12)
 
 
 def test_one_hot_rules_accept_equally_often() -> None:
     model = random_model(seed=9)
     coupled, standard = (
-        exact_law(verify, problem_of(model, DRAFTERS[name](model, torch.float64), SAMPLING["all"], torch.float64))
+        exact_distribution(
+            verify, problem_of(model, DRAFTERS[name](model, torch.float64), SAMPLING["all"], torch.float64)
+        )
         for name in ("one_hot", "one_hot_probs")
     )
     assert coupled.expected_accepted == pytest.approx(standard.expected_accepted, abs=1e-12)
 
 
-def test_trimming_on_the_draft_law_is_lossless() -> None:
-    """Dropping a draft because the law it comes from is flat looks at the prefix alone."""
+def test_trimming_on_the_draft_distribution_is_lossless() -> None:
+    """Dropping a draft because the distribution it comes from is flat looks at the prefix alone."""
     model = random_model(seed=4)
     drawn = DRAFTERS["dense_probs"](model, torch.float64)
 
     def confident(drafts: Tensor) -> Tensor:
         rows = drawn.report(drafts)
-        assert rows.laws is not None
-        assert rows.laws.probs is not None
-        return (rows.laws.probs.amax(-1) > 0.55).long().cumprod(1).sum(1)
+        assert rows.distributions is not None
+        assert rows.distributions.draft_probs is not None
+        return (rows.distributions.draft_probs.amax(-1) > 0.55).long().cumprod(1).sum(1)
 
     lengths = confident(torch.cartesian_prod(torch.arange(4), torch.arange(4)))
     assert set(lengths.tolist()) >= {1, 2}

@@ -1,4 +1,4 @@
-"""Device functions that judge the drafts of a request in order: the coupled rule, the ratio test, greedy rows."""
+"""Device functions that verify the drafts of a request in order: the coupled rule, the ratio test, greedy rows."""
 
 # ruff: noqa: ANN001, ANN201, PLR0913, RUF059
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from ..philox import Stream
-from ..row_tiles import draw_token, first_argmax, load_stats, uniform
-from .residual import ONE_HOT, law_prob
+from ..row_tiles import draw_token, first_argmax, load_stats
+from .residual import ONE_HOT, distribution_prob
 
 ACCEPT = tl.constexpr(int(Stream.ACCEPT))
 RESAMPLE = tl.constexpr(int(Stream.RESAMPLE))
@@ -18,26 +18,26 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def output_coin(requests, request, place, VARIANT: tl.constexpr):
+def output_uniform(requests, request, place, VARIANT: tl.constexpr):
     """The uniform that draws the token of a place."""
-    if VARIANT.coins:
-        coin = tl.load(requests.output + request * (requests.num_drafts + 1) + place)
+    if VARIANT.uniforms:
+        uniform = tl.load(requests.output + request * (requests.num_drafts + 1) + place)
     else:
         position = tl.load(requests.position + request) + place
-        coin = uniform(tl.load(requests.seed + request), position, RESAMPLE, 0)
-    return coin
+        uniform = uniform(tl.load(requests.seed + request), position, RESAMPLE, 0)
+    return uniform
 
 
 @triton.jit
-def accept_coin(requests, request, place, VARIANT: tl.constexpr):
-    """The uniform that judges the draft of a place against its law."""
-    if VARIANT.coins:
-        coin = tl.load(requests.accept + request * requests.num_drafts + place)
+def accept_uniform(requests, request, place, VARIANT: tl.constexpr):
+    """The uniform that verifies the draft of a place against its distribution."""
+    if VARIANT.uniforms:
+        uniform = tl.load(requests.accept + request * requests.num_drafts + place)
     else:
         position = tl.load(requests.position + request) + place
         turn = place + 1 if VARIANT.block else 0
-        coin = uniform(tl.load(requests.seed + request), position, ACCEPT, turn)
-    return coin
+        uniform = uniform(tl.load(requests.seed + request), position, ACCEPT, turn)
+    return uniform
 
 
 @triton.jit
@@ -75,35 +75,37 @@ def draw_from_row(row, masses, vocab_size, u, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def judge(rows, requests, laws, request, place, drafted, scale, greedy, kind, VARIANT: tl.constexpr):
-    """(accepted, acceptance probability fp64, log p of the draft, whether its law decided) for one draft."""
+def verify(rows, requests, distributions, request, place, drafted, scale, greedy, kind, VARIANT: tl.constexpr):
+    """(accepted, acceptance probability fp64, log p of the draft, whether its distribution decided) for one draft."""
     row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
     known = (drafted >= 0) & (drafted < rows.vocab_size) & (bad == 0)
     token = tl.where(known, drafted, 0)
     prob, logprob = target_prob(row, token, VARIANT)
     prob = tl.where(known, prob, 0.0)
-    by_law = tl.full([], 0, tl.int1)
+    by_distribution = tl.full([], 0, tl.int1)
     if greedy | bad:
         best = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles)
         accepted = known & (best == drafted)
         prob = tl.where(accepted, 1.0, 0.0).to(tl.float64)
         logprob = logprob * 0.0
     elif kind == ONE_HOT:
-        u = output_coin(requests, request, place, VARIANT)
+        u = output_uniform(requests, request, place, VARIANT)
         accepted = known & (draw_from_row(row, masses, rows.vocab_size, u, VARIANT) == drafted)
     else:
-        law = law_prob(laws, kind, token, request, place, VARIANT)
-        u = accept_coin(requests, request, place, VARIANT)
-        possible = (prob > 0) & (law != 0)
-        accepted = possible & ((prob >= law) | (u * law < prob))
-        prob = tl.where(possible, tl.minimum(prob / law, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
-        by_law = tl.full([], 1, tl.int1)
-    return accepted, prob, logprob, by_law
+        distribution = distribution_prob(distributions, kind, token, request, place, VARIANT)
+        u = accept_uniform(requests, request, place, VARIANT)
+        possible = (prob > 0) & (distribution != 0)
+        accepted = possible & ((prob >= distribution) | (u * distribution < prob))
+        prob = tl.where(possible, tl.minimum(prob / distribution, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
+        by_distribution = tl.full([], 1, tl.int1)
+    return accepted, prob, logprob, by_distribution
 
 
 @triton.jit
-def judge_all(rows, requests, laws, outputs, request, length, scale, greedy, kind, lead, VARIANT: tl.constexpr):
-    """(place of the stop, whether a law rejected there). The leading program reports what was accepted."""
+def verify_all(
+    rows, requests, distributions, outputs, request, length, scale, greedy, kind, lead, VARIANT: tl.constexpr
+):
+    """(place of the stop, whether a distribution rejected there). The leading program reports what was accepted."""
     stop = tl.full([], 0, tl.int32)
     examined = tl.full([], 0, tl.int32)
     rejected = tl.full([], 0, tl.int1)
@@ -112,11 +114,11 @@ def judge_all(rows, requests, laws, outputs, request, length, scale, greedy, kin
         drafted = tl.load(requests.token_ids + request * requests.token_stride + stop)
         going = drafted != NO_PROPOSAL
         if going:
-            accepted, prob, logprob, by_law = judge(
-                rows, requests, laws, request, stop, drafted, scale, greedy, kind, VARIANT
+            accepted, prob, logprob, by_distribution = verify(
+                rows, requests, distributions, request, stop, drafted, scale, greedy, kind, VARIANT
             )
             examined = stop + 1
-            rejected = by_law & (accepted == 0)
+            rejected = by_distribution & (accepted == 0)
             if lead:
                 tl.store(outputs.accept_prob + request * requests.num_drafts + stop, prob.to(tl.float32))
                 if accepted:

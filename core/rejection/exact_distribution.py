@@ -1,9 +1,10 @@
-"""The exact law of a verifier's output, found by bisection: no sampling, no false alarm, resolution near 1e-15.
+"""The exact distribution of a verifier's output, found by bisection: no sampling, no false alarm, resolution near
+1e-15.
 
-A verifier is monotone in each of its uniforms, so the threshold at which a draft is accepted, and those at which
-the emitted token changes, are found to the last bit by halving. With the laws of a tiny model these thresholds
-give the probability of every output sequence; completed by the target's own chain it must equal the target's law
-of K + 1 tokens. Every bisection of a problem advances in one call of the verifier per iteration.
+A verifier is monotone in each of its uniforms, so the threshold at which a draft is accepted, and those at which the
+emitted token changes, are found to the last bit by halving. With the distributions of a tiny model these thresholds
+give the probability of every output sequence; completed by the target's own chain it must equal the target's
+distribution of K + 1 tokens. Every bisection of a problem advances in one call of the verifier per iteration.
 
 A slow verifier is helped by the thresholds of a fast one: each search first looks just below and just above them.
 That is only where it looks first. A threshold that is not there is searched for in the whole interval.
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .types import Coins, DraftLaws, DraftRows, SamplingRows, Verdict
+from .types import DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 
 ALMOST_ZERO = 2.0**-53
 ALMOST_ONE = 1.0 - 2.0**-53
@@ -31,28 +32,30 @@ class VerifyFunction(Protocol):
     """The function under proof."""
 
     def __call__(
-        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, coins: Coins
+        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms
     ) -> Verdict: ...
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A tiny model: every law for every prefix of at most K tokens of a vocabulary of V.
+    """A tiny model: every distribution for every prefix of at most K tokens of a vocabulary of V.
 
     Table i has a leading dimension V for each of the i drafts before it.
     """
 
     target_logits: list[Tensor]  # K + 1 tables [V, ..., V]: what the verifier is given
-    target_laws: list[Tensor]  # K + 1 tables float64 [V, ..., V]: the law that its output must follow
-    draft_laws: list[Tensor]  # K tables float64 [V, ..., V]: the law that drafts are really drawn from
+    target_distributions: list[Tensor]  # K + 1 tables float64 [V, ..., V]: the distribution that its output must follow
+    draft_distributions: list[
+        Tensor
+    ]  # K tables float64 [V, ..., V]: the distribution that drafts are really drawn from
     report: Callable[[Tensor], DraftRows]  # what the proposer reports of drafts [T, K], row by row
     sampling: SamplingRows  # of one request
-    coupled: bool  # drafts are judged by the output coins (one-hot and greedy) and not by accept coins
-    block: bool = False  # the stop is the last place whose coin accepts, and not the first whose coin rejects
+    coupled: bool  # drafts are verified by the output uniforms (one-hot and greedy) and not by accept uniforms
+    block: bool = False  # the stop is the last place whose uniform accepts, and not the first whose uniform rejects
 
     @property
     def num_drafts(self) -> int:
-        return len(self.draft_laws)
+        return len(self.draft_distributions)
 
     @property
     def vocab_size(self) -> int:
@@ -60,7 +63,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class ExactLaw:
+class ExactDistribution:
     """What a verifier does to one problem."""
 
     output: Tensor  # [V, ..., V] float64, K + 1 dimensions: probability of every output sequence
@@ -73,10 +76,14 @@ class ExactLaw:
         return float((self.output - self.target).abs().sum()) / 2
 
 
-def exact_law(
-    verify: VerifyFunction, problem: Problem, num_iterations: int = NUM_ITERATIONS, near: ExactLaw | None = None
-) -> ExactLaw:
-    """The law of the next K + 1 tokens when `verify` judges the problem's drafts and the target goes on alone.
+def exact_distribution(
+    verify: VerifyFunction,
+    problem: Problem,
+    num_iterations: int = NUM_ITERATIONS,
+    near: ExactDistribution | None = None,
+) -> ExactDistribution:
+    """The distribution of the next K + 1 tokens when `verify` verifies the problem's drafts and the target goes on
+    alone.
 
     Thresholds are found to within 2^-num_iterations; `near` says where to look first.
     """
@@ -86,7 +93,9 @@ def exact_law(
 class _Proof:
     """One problem's draft tuples x_1..x_K of positive probability, T in number, and the verifier under proof."""
 
-    def __init__(self, verify: VerifyFunction, problem: Problem, num_iterations: int, near: ExactLaw | None) -> None:
+    def __init__(
+        self, verify: VerifyFunction, problem: Problem, num_iterations: int, near: ExactDistribution | None
+    ) -> None:
         self.verify = verify
         self.problem = problem
         self.resolution = 2.0**-num_iterations
@@ -95,15 +104,15 @@ class _Proof:
         vocab = torch.arange(problem.vocab_size)
         drafts = torch.cartesian_prod(*[vocab] * problem.num_drafts).view(-1, problem.num_drafts)
         prob = torch.ones(len(drafts), dtype=torch.float64)
-        for i, law in enumerate(problem.draft_laws):
-            prob = prob * law[tuple(drafts[:, : i + 1].T)]
+        for i, distribution in enumerate(problem.draft_distributions):
+            prob = prob * distribution[tuple(drafts[:, : i + 1].T)]
         self.drafts = drafts[prob > 0]  # [T, K]
         self.draft_prob = prob[prob > 0]  # [T]
         self.reported = problem.report(self.drafts)
         tables = [table[tuple(self.drafts[:, :i].T)] for i, table in enumerate(problem.target_logits)]
         self.logits = torch.stack([table.expand(len(self.drafts), -1) for table in tables], 1)  # [T, K + 1, V]
 
-    def run(self) -> ExactLaw:
+    def run(self) -> ExactDistribution:
         if self.problem.block:
             stop = self._block()
         else:
@@ -111,75 +120,79 @@ class _Proof:
             stop = pad(accept, (1, 0), value=1.0).cumprod(1).unsqueeze(2) * stop
         prob = self.draft_prob.view(-1, 1, 1) * stop  # [T, K + 1, V]
         expected = (prob.sum((0, 2)) * torch.arange(self.problem.num_drafts + 1)).sum()
-        return ExactLaw(self._complete(prob), chain_law(self.problem.target_laws), float(expected), self.found)
+        return ExactDistribution(
+            self._complete(prob), chain_distribution(self.problem.target_distributions), float(expected), self.found
+        )
 
     def _standard(self) -> tuple[Tensor, Tensor]:
         """P(accept draft i | reached) [T, K] and P(stop at i and emit y | reached) [T, K + 1, V]."""
         num_tuples, num_drafts = self.drafts.shape
         tuples, places = _grid(num_tuples, num_drafts)
-        accept_coins, output_coins = self._coins(len(tuples))
-        search = _Search(tuples, accept_coins, output_coins, accept_coins, places)
+        accept_uniforms, output_uniforms = self._uniforms(len(tuples))
+        search = _Search(tuples, accept_uniforms, output_uniforms, accept_uniforms, places)
         accept = self._bisect(search, lambda verdict: verdict.num_accepted > places).view(num_tuples, num_drafts)
         accept = torch.where(torch.arange(num_drafts) < self.reported.lengths.unsqueeze(1), accept, 0.0)
 
         tuples, places = _grid(num_tuples, num_drafts + 1)
-        accept_coins, output_coins = self._coins(len(tuples))
+        accept_uniforms, output_uniforms = self._uniforms(len(tuples))
         has_draft = places < num_drafts
-        accept_coins[has_draft, places[has_draft]] = ALMOST_ONE
-        emitted = self._emitted(tuples, accept_coins, output_coins, places)
+        accept_uniforms[has_draft, places[has_draft]] = ALMOST_ONE
+        emitted = self._emitted(tuples, accept_uniforms, output_uniforms, places)
         stop = emitted.view(num_tuples, num_drafts + 1, -1) * (1 - pad(accept, (0, 1))).unsqueeze(2)
         return accept, stop
 
     def _block(self) -> Tensor:
-        """P(stop at i and emit y) [T, K + 1, V], where the highest place whose coin accepts is the stop."""
+        """P(stop at i and emit y) [T, K + 1, V], where the highest place whose uniform accepts is the stop."""
         num_tuples, num_drafts = self.drafts.shape
         tuples, places = _grid(num_tuples, num_drafts)
-        accept_coins, output_coins = self._coins(len(tuples))
-        accept_coins.fill_(ALMOST_ONE)
-        search = _Search(tuples, accept_coins, output_coins, accept_coins, places)
+        accept_uniforms, output_uniforms = self._uniforms(len(tuples))
+        accept_uniforms.fill_(ALMOST_ONE)
+        search = _Search(tuples, accept_uniforms, output_uniforms, accept_uniforms, places)
         accept = self._bisect(search, lambda verdict: verdict.num_accepted > places).view(num_tuples, num_drafts)
 
         tuples, places = _grid(num_tuples, num_drafts + 1)
-        accept_coins, output_coins = self._coins(len(tuples))
-        accept_coins.fill_(ALMOST_ONE)
+        accept_uniforms, output_uniforms = self._uniforms(len(tuples))
+        accept_uniforms.fill_(ALMOST_ONE)
         has_draft = places > 0
-        accept_coins[has_draft, places[has_draft] - 1] = ALMOST_ZERO
-        emitted = self._emitted(tuples, accept_coins, output_coins, places).view(num_tuples, num_drafts + 1, -1)
+        accept_uniforms[has_draft, places[has_draft] - 1] = ALMOST_ZERO
+        emitted = self._emitted(tuples, accept_uniforms, output_uniforms, places).view(num_tuples, num_drafts + 1, -1)
         none_above = pad((1 - accept).flip(1).cumprod(1).flip(1), (0, 1), value=1.0)  # [T, K + 1]
         return (pad(accept, (1, 0), value=1.0) * none_above).unsqueeze(2) * emitted
 
     def _coupled(self) -> tuple[Tensor, Tensor]:
-        """As `_standard`, where the output coin of a place both judges its draft and draws its token."""
+        """As `_standard`, where the output uniform of a place both verifies its draft and draws its token."""
         num_tuples, num_drafts = self.drafts.shape
         tuples = torch.arange(num_tuples)
-        accept_coins, output_coins = self._coins(num_tuples)
+        accept_uniforms, output_uniforms = self._uniforms(num_tuples)
         accept, stop = [], []
         for i in range(num_drafts + 1):
-            emitted = self._emitted(tuples, accept_coins, output_coins, torch.full_like(tuples, i))  # [T, V]
+            emitted = self._emitted(tuples, accept_uniforms, output_uniforms, torch.full_like(tuples, i))  # [T, V]
             middles = emitted.cumsum(1) - emitted / 2
             verdicts = []
             for token in range(self.problem.vocab_size):
-                output_coins[:, i] = middles[:, token]
-                verdicts.append(self._run(tuples, accept_coins, output_coins).num_accepted > i)
+                output_uniforms[:, i] = middles[:, token]
+                verdicts.append(self._run(tuples, accept_uniforms, output_uniforms).num_accepted > i)
             accepted = torch.stack(verdicts, 1)  # [T, V]
             accept.append((emitted * accepted).sum(1))
             stop.append(torch.where(accepted, 0.0, emitted))
-            output_coins[:, i] = (middles * accepted).sum(1) / accepted.sum(1).clamp(min=1)
+            output_uniforms[:, i] = (middles * accepted).sum(1) / accepted.sum(1).clamp(min=1)
         return torch.stack(accept[:-1], 1), torch.stack(stop, 1)
 
-    def _emitted(self, tuples: Tensor, accept_coins: Tensor, output_coins: Tensor, places: Tensor) -> Tensor:
-        """The law of the token at a place under its output coin, float64 [N, V], for N settings that stop there."""
+    def _emitted(self, tuples: Tensor, accept_uniforms: Tensor, output_uniforms: Tensor, places: Tensor) -> Tensor:
+        """The distribution of the token at a place under its output uniform, float64 [N, V], for N settings that stop
+        there.
+        """
         copies = self.problem.vocab_size - 1
         rows = torch.arange(len(tuples)).repeat_interleave(copies)
         tokens = torch.arange(copies).repeat(len(tuples))
-        output = output_coins[rows]
-        search = _Search(tuples[rows], accept_coins[rows], output, output, places[rows])
+        output = output_uniforms[rows]
+        search = _Search(tuples[rows], accept_uniforms[rows], output, output, places[rows])
         at = (torch.arange(len(rows)), places[rows])
         cdf = self._bisect(search, lambda verdict: verdict.output_ids[at] <= tokens).view(len(tuples), copies)
         return pad(cdf, (0, 1), value=1.0) - pad(cdf, (1, 0))
 
     def _bisect(self, search: _Search, holds: Callable[[Verdict], Tensor]) -> Tensor:
-        """The largest coin for which `holds` still does, float64 [N]; all N searches advance together."""
+        """The largest uniform for which `holds` still does, float64 [N]; all N searches advance together."""
         low = torch.zeros(len(search.tuples), dtype=torch.float64)
         high = torch.ones_like(low)
         if self.guesses is not None:
@@ -194,60 +207,60 @@ class _Proof:
     def _narrow(
         self, search: _Search, holds: Callable[[Verdict], Tensor], at: Tensor, low: Tensor, high: Tensor
     ) -> None:
-        """Move one end of every interval to a coin within it."""
+        """Move one end of every interval to a uniform within it."""
         rows = torch.arange(len(at))
-        search.coins[rows, search.places] = at
+        search.uniforms[rows, search.places] = at
         below = holds(self._run(search.tuples, search.accept, search.output))
         low.copy_(torch.where(below, torch.maximum(low, at), low))
         high.copy_(torch.where(below, high, torch.minimum(high, at)))
 
-    def _coins(self, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Accept coins [N, K] that accept whatever can be accepted, output coins [N, K + 1] in the middle."""
+    def _uniforms(self, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Accept uniforms [N, K] that accept whatever can be accepted, output uniforms [N, K + 1] in the middle."""
         num_drafts = self.problem.num_drafts
         accept = torch.full((num_rows, num_drafts), ALMOST_ZERO, dtype=torch.float64)
         return accept, torch.full((num_rows, num_drafts + 1), 0.5, dtype=torch.float64)
 
-    def _run(self, tuples: Tensor, accept_coins: Tensor, output_coins: Tensor) -> Verdict:
+    def _run(self, tuples: Tensor, accept_uniforms: Tensor, output_uniforms: Tensor) -> Verdict:
         lengths = self.reported.lengths[tuples]
         used = torch.arange(self.problem.num_drafts + 1) <= lengths.unsqueeze(1)
-        drafts = DraftRows(self.reported.token_ids[tuples], lengths, _take(self.reported.laws, tuples))
+        drafts = DraftRows(self.reported.token_ids[tuples], lengths, _take(self.reported.distributions, tuples))
         cu_rows = pad((lengths + 1).cumsum(0), (1, 0))
         sampling = _expand(self.problem.sampling, len(tuples))
-        coins = Coins(output_coins, accept_coins)
-        verdict = self.verify(self.logits[tuples][used], cu_rows, drafts, sampling, coins)
+        uniforms = Uniforms(output_uniforms, accept_uniforms)
+        verdict = self.verify(self.logits[tuples][used], cu_rows, drafts, sampling, uniforms)
         kept = torch.arange(self.problem.num_drafts) < verdict.num_accepted.unsqueeze(1)
         emitted = verdict.output_ids[:, :-1]
         assert torch.equal(emitted[kept], drafts.token_ids[kept]), "an accepted draft was not emitted"
         return verdict
 
     def _complete(self, prob: Tensor) -> Tensor:
-        """The law of K + 1 tokens, given prob [T, K + 1, V] of stopping at a place with a token."""
+        """The distribution of K + 1 tokens, given prob [T, K + 1, V] of stopping at a place with a token."""
         num_drafts, vocab_size = self.problem.num_drafts, self.problem.vocab_size
-        law = prob[:, 0].sum(0)
+        distribution = prob[:, 0].sum(0)
         for i in range(1, num_drafts + 1):
             stopped = torch.zeros([vocab_size] * (i + 1), dtype=torch.float64)
             stopped.index_put_(tuple(self.drafts[:, :i].T), prob[:, i], accumulate=True)
-            law = law.unsqueeze(-1) * self.problem.target_laws[i] + stopped
-        return law
+            distribution = distribution.unsqueeze(-1) * self.problem.target_distributions[i] + stopped
+        return distribution
 
 
 @dataclass(frozen=True)
 class _Search:
-    """N searches for one coin each, the others being given."""
+    """N searches for one uniform each, the others being given."""
 
     tuples: Tensor  # [N] index of the draft tuple
     accept: Tensor  # [N, K]
     output: Tensor  # [N, K + 1]
-    coins: Tensor  # accept or output: the one that is searched
+    uniforms: Tensor  # accept or output: the one that is searched
     places: Tensor  # [N]
 
 
-def chain_law(laws: list[Tensor]) -> Tensor:
-    """The law of len(laws) tokens in sequence, given the law of each after every prefix."""
-    law = laws[0]
-    for table in laws[1:]:
-        law = law.unsqueeze(-1) * table
-    return law
+def chain_distribution(distributions: list[Tensor]) -> Tensor:
+    """The distribution of len(distributions) tokens in sequence, given the distribution of each after every prefix."""
+    distribution = distributions[0]
+    for table in distributions[1:]:
+        distribution = distribution.unsqueeze(-1) * table
+    return distribution
 
 
 def _grid(*sizes: int) -> tuple[Tensor, Tensor]:
@@ -268,14 +281,14 @@ def _expand(sampling: SamplingRows, num_rows: int) -> SamplingRows:
     )
 
 
-def _take(laws: DraftLaws | None, rows: Tensor) -> DraftLaws | None:
-    if laws is None:
+def _take(distributions: DraftDistributions | None, rows: Tensor) -> DraftDistributions | None:
+    if distributions is None:
         return None
-    return DraftLaws(
-        kind=laws.kind[rows],
-        probs=None if laws.probs is None else laws.probs[rows],
-        logits=None if laws.logits is None else laws.logits[rows],
-        sparse_ids=None if laws.sparse_ids is None else laws.sparse_ids[rows],
-        sparse_probs=None if laws.sparse_probs is None else laws.sparse_probs[rows],
-        t2d=laws.t2d,
+    return DraftDistributions(
+        kind=distributions.kind[rows],
+        draft_probs=None if distributions.draft_probs is None else distributions.draft_probs[rows],
+        draft_logits=None if distributions.draft_logits is None else distributions.draft_logits[rows],
+        sparse_ids=None if distributions.sparse_ids is None else distributions.sparse_ids[rows],
+        sparse_probs=None if distributions.sparse_probs is None else distributions.sparse_probs[rows],
+        t2d=distributions.t2d,
     )

@@ -1,4 +1,4 @@
-"""The laws that EAGLE heads report are the laws that their drafts were drawn from."""
+"""The distributions that EAGLE heads report are the distributions that their drafts were drawn from."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ RECORDING = {"eagle": "replay_eagle:RecordingEagle", "eagle3": "replay_eagle:Rec
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=20, ignore_eos=True, seed=1)
 
 
-def engine(made: Made, law: str, target: str = "tiny") -> LLM:
+def engine(made: Made, distribution: str, target: str = "tiny") -> LLM:
     speculative = {
         "method": RECORDING[made.method],
         "model": str(made.path),
         "num_speculative_tokens": 4,
         "draft_sample_method": "probabilistic",
-        "proposer_config": {"draft_law": law, "sparse_top_m": 4096},
+        "proposer_config": {"draft_distribution": distribution, "sparse_top_m": 4096},
     }
     return LLM(target, speculative_config=speculative, max_model_len=256)
 
 
 def reported(draft: Draft, made: Made) -> torch.Tensor:
-    """The law of a draft's one row over target ids, [K, V]."""
+    """The distribution of a draft's one row over target ids, [K, V]."""
     whole = torch.zeros(draft.token_ids.shape[1], make_eagle.V)
-    if draft.law.sparse_ids is not None:
-        ids, probs = draft.law.sparse_ids[0], draft.law.sparse_probs[0]
+    if draft.distribution.sparse_ids is not None:
+        ids, probs = draft.distribution.sparse_ids[0], draft.distribution.sparse_probs[0]
         return whole.scatter_add(-1, ids.clamp(min=0), probs.masked_fill(ids < 0, 0))
-    return over_target_ids(draft.law.logits[0].softmax(-1), made)
+    return over_target_ids(draft.distribution.draft_logits[0].softmax(-1), made)
 
 
 def over_target_ids(probs: torch.Tensor, made: Made) -> torch.Tensor:
@@ -54,10 +54,10 @@ def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     return torch.zeros_like(probs).scatter(-1, order, ordered / ordered.sum(-1, keepdim=True))
 
 
-def assert_laws_are_those_drawn_from(llm: LLM, made: Made, replay: Replay, logit_scale: float = 1) -> None:
+def assert_distributions_are_those_drawn_from(llm: LLM, made: Made, replay: Replay, logit_scale: float = 1) -> None:
     prompt = tiny_prompts()[4]
     (sequence,) = continued(llm, [prompt], SAMPLED)
-    steps = llm.engine.parts.guest.proposer.steps
+    steps = llm.engine.parts.host.proposer.steps
     assert len(steps) > 4
     for length, draft in steps:
         count = int(draft.lengths[0])
@@ -72,30 +72,35 @@ def assert_laws_are_those_drawn_from(llm: LLM, made: Made, replay: Replay, logit
 
 
 @pytest.mark.parametrize(
-    ("make", "law"),
+    ("make", "distribution"),
     [
         (safeailab_eagle1, "dense"),
         (speculators, "sparse"),
         (peagle, "dense"),
         (None, "sparse"),
         *(
-            pytest.param(make, law, marks=pytest.mark.full)
-            for make, law in [(safeailab_eagle1, "sparse"), (speculators, "dense"), (peagle, "sparse"), (None, "dense")]
+            pytest.param(make, distribution, marks=pytest.mark.full)
+            for make, distribution in [
+                (safeailab_eagle1, "sparse"),
+                (speculators, "dense"),
+                (peagle, "sparse"),
+                (None, "dense"),
+            ]
         ),
         pytest.param(narrow, "sparse", marks=pytest.mark.full),
         pytest.param(narrow, "dense", marks=pytest.mark.full),
     ],
 )
-def test_reported_law_is_the_law_drawn_from(make, law, tmp_path):
+def test_reported_distribution_is_the_distribution_drawn_from(make, distribution, tmp_path):
     made = trained() if make is None else make(tmp_path / "draft").save()
-    assert_laws_are_those_drawn_from(engine(made, law), made, Replay(made, TargetStates()))
+    assert_distributions_are_those_drawn_from(engine(made, distribution), made, Replay(made, TargetStates()))
 
 
 def test_a_shared_head_brings_the_targets_logit_scale(tmp_path):
     target = scaled_target(tmp_path / "target", 0.25)
     made = safeailab_eagle1(tmp_path / "draft").save()
     llm = engine(made, "dense", str(target))
-    assert_laws_are_those_drawn_from(llm, made, Replay(made, TargetStates(target)), logit_scale=0.25)
+    assert_distributions_are_those_drawn_from(llm, made, Replay(made, TargetStates(target)), logit_scale=0.25)
 
 
 @pytest.mark.parametrize("make", [safeailab_eagle1, speculators], ids=["targets-head", "own-head"])
@@ -105,7 +110,7 @@ def test_a_checkpoint_may_state_a_logit_scale_of_its_own(make, tmp_path):
     made.config["logit_scale"] = 0.25
     target = scaled_target(tmp_path / "target", 2.0)
     llm = engine(made.save(), "dense", str(target))
-    assert_laws_are_those_drawn_from(llm, made, Replay(made, TargetStates(target)), logit_scale=0.25)
+    assert_distributions_are_those_drawn_from(llm, made, Replay(made, TargetStates(target)), logit_scale=0.25)
 
 
 def scaled_target(path: Path, scale: float) -> Path:
@@ -116,12 +121,12 @@ def scaled_target(path: Path, scale: float) -> Path:
     return path
 
 
-def test_greedy_rows_report_no_law(tmp_path):
+def test_greedy_rows_report_no_distribution(tmp_path):
     llm = engine(trained(), "sparse")
     continued(llm, tiny_prompts()[:2])
-    steps = llm.engine.parts.guest.proposer.steps
+    steps = llm.engine.parts.host.proposer.steps
     assert steps
-    assert all(draft.law is None for _, draft in steps)
+    assert all(draft.distribution is None for _, draft in steps)
 
 
 @pytest.mark.parametrize("make", [peagle, None])
@@ -129,7 +134,7 @@ def test_a_head_in_another_dtype_keeps_its_rotary_frequencies(make, tmp_path):
     made = trained() if make is None else make(tmp_path / "draft").save()
     config = {"model": str(made.path), "num_speculative_tokens": 5, "dtype": "bfloat16"}
     llm = LLM("tiny", speculative_config=config, max_model_len=256)
-    network = llm.engine.parts.guest.proposer.network
+    network = llm.engine.parts.host.proposer.network
     assert network.fc.weight.dtype == torch.bfloat16
     assert network.rotary.inv_freq.dtype == torch.float32
     assert continued(llm, tiny_prompts()[:2], GREEDY) == tiny_truth()[:2]

@@ -1,4 +1,6 @@
-"""Reading reported draft laws in batch: the probability of the drafted ids, and whole laws for the residual."""
+"""Reading reported draft distributions in batch: the probability of the drafted ids, and whole distributions for the
+residual.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,23 @@ import torch
 from torch import Tensor
 
 from ..kernels.pick import rows_where
-from ..kernels.row_law import RowLaw, row_law, scale_of
-from .types import DraftLaws, LawKind
+from ..kernels.row_distribution import RowDistribution, row_distribution, scale_of
+from .types import DistributionKind, DraftDistributions
 
 
-class LawTable(Protocol):
-    """One form of draft law, over the places of B requests."""
+class DistributionTable(Protocol):
+    """One form of draft distribution, over the places of B requests."""
 
     def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
         """q of token_ids [B, W] (target ids, all within the target vocabulary) at places [W]; float64 [B, W]."""
 
     def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
-        """Subtract the law of each (request, place) pair, int64 [M], from weights [M, V] in place."""
+        """Subtract the distribution of each (request, place) pair, int64 [M], from weights [M, V] in place."""
 
 
 @dataclass(frozen=True)
 class DenseTable:
-    """Laws as probabilities over a draft vocabulary."""
+    """Distributions as probabilities over a draft vocabulary."""
 
     probs: Tensor  # [B, K, Vq]
     t2d: Tensor | None  # [V]
@@ -40,32 +42,32 @@ class DenseTable:
 
 @dataclass(frozen=True)
 class LogitsTable:
-    """Laws made of logits over a draft vocabulary, where they are wanted."""
+    """Distributions made of logits over a draft vocabulary, where they are wanted."""
 
-    law: RowLaw  # of N rows
+    distribution: RowDistribution  # of N rows
     rows: Tensor  # [B, K] the row of each place
     t2d: Tensor | None  # [V]
 
     def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
-        draft_ids, known = _draft_ids(token_ids, self.t2d, self.law.vocab_size)
+        draft_ids, known = _draft_ids(token_ids, self.t2d, self.distribution.vocab_size)
         rows = self.rows[:, places]
-        probs = self.law.weights.flatten(1)[rows, draft_ids].double() / self._mass(rows)
+        probs = self.distribution.weights.flatten(1)[rows, draft_ids].double() / self._mass(rows)
         return torch.where(known, probs, 0.0)
 
     def subtract(self, weights: Tensor, requests: Tensor, places: Tensor) -> None:
         rows = self.rows[requests, places]
-        law = self.law.weights[rows].flatten(1)[:, : self.law.vocab_size].to(weights.dtype)
-        _subtract(weights, law / self._mass(rows).to(weights.dtype).unsqueeze(1), self.t2d)
+        distribution = self.distribution.weights[rows].flatten(1)[:, : self.distribution.vocab_size].to(weights.dtype)
+        _subtract(weights, distribution / self._mass(rows).to(weights.dtype).unsqueeze(1), self.t2d)
 
     def _mass(self, rows: Tensor) -> Tensor:
-        """NaN where the logits are no law."""
-        mass = self.law.mass.squeeze(1)[rows]
-        return mass if self.law.bad is None else mass.masked_fill(self.law.bad[rows], torch.nan)
+        """NaN where the logits are no distribution."""
+        mass = self.distribution.mass.squeeze(1)[rows]
+        return mass if self.distribution.bad is None else mass.masked_fill(self.distribution.bad[rows], torch.nan)
 
 
 @dataclass(frozen=True)
 class SparseTable:
-    """Laws as a few target ids and their probabilities; every other id has probability 0."""
+    """Distributions as a few target ids and their probabilities; every other id has probability 0."""
 
     ids: Tensor  # [B, K, M], -1 padded
     probs: Tensor  # [B, K, M]
@@ -81,29 +83,31 @@ class SparseTable:
         weights.scatter_add_(1, torch.where(known, ids, 0), torch.where(known, -probs, 0.0))
 
 
-def law_tables(laws: DraftLaws, wanted: Tensor) -> dict[LawKind, LawTable]:
-    """The forms of law present in this batch; logits become laws only at the wanted places, bool [B, K]."""
-    tables: dict[LawKind, LawTable] = {}
-    if laws.probs is not None:
-        tables[LawKind.DENSE_PROBS] = DenseTable(laws.probs, laws.t2d)
-    if laws.logits is not None:
-        rows = rows_where((wanted & (laws.kind == LawKind.DENSE_LOGITS).unsqueeze(1)).flatten())
+def distribution_tables(distributions: DraftDistributions, wanted: Tensor) -> dict[DistributionKind, DistributionTable]:
+    """The forms of distribution present in this batch; logits become distributions only at the wanted places, bool
+    [B, K].
+    """
+    tables: dict[DistributionKind, DistributionTable] = {}
+    if distributions.draft_probs is not None:
+        tables[DistributionKind.DENSE_PROBS] = DenseTable(distributions.draft_probs, distributions.t2d)
+    if distributions.draft_logits is not None:
+        rows = rows_where((wanted & (distributions.kind == DistributionKind.DENSE_LOGITS).unsqueeze(1)).flatten())
         if rows.numel():
-            tables[LawKind.DENSE_LOGITS] = _logits_table(laws.logits, rows, laws.t2d)
-    if laws.sparse_ids is not None and laws.sparse_probs is not None:
-        tables[LawKind.SPARSE] = SparseTable(laws.sparse_ids, laws.sparse_probs)
+            tables[DistributionKind.DENSE_LOGITS] = _logits_table(distributions.draft_logits, rows, distributions.t2d)
+    if distributions.sparse_ids is not None and distributions.sparse_probs is not None:
+        tables[DistributionKind.SPARSE] = SparseTable(distributions.sparse_ids, distributions.sparse_probs)
     return tables
 
 
 def _logits_table(logits: Tensor, rows: Tensor, t2d: Tensor | None) -> LogitsTable:
-    """The laws of some of logits [B, K, Vq], whose places are numbered by rows."""
+    """The distributions of some of logits [B, K, Vq], whose places are numbered by rows."""
     batch, num_drafts, draft_vocab = logits.shape
     scale = scale_of(torch.ones(1, device=logits.device)).expand(len(rows))
     every = len(rows) == batch * num_drafts
-    law = row_law(logits.reshape(-1, draft_vocab), scale, rows=None if every else rows)
+    distribution = row_distribution(logits.reshape(-1, draft_vocab), scale, rows=None if every else rows)
     index = torch.zeros(batch * num_drafts, dtype=torch.int64, device=logits.device)
     index[rows] = torch.arange(len(rows), device=logits.device)
-    return LogitsTable(law, index.view(batch, num_drafts), t2d)
+    return LogitsTable(distribution, index.view(batch, num_drafts), t2d)
 
 
 def _requests(token_ids: Tensor) -> Tensor:
@@ -117,10 +121,10 @@ def _draft_ids(token_ids: Tensor, t2d: Tensor | None, draft_vocab: int) -> tuple
     return draft_ids.clamp(0, draft_vocab - 1), known
 
 
-def _subtract(weights: Tensor, law: Tensor, t2d: Tensor | None) -> None:
-    """Subtract laws [M, Vq] over draft ids from weights [M, V] over target ids."""
+def _subtract(weights: Tensor, distribution: Tensor, t2d: Tensor | None) -> None:
+    """Subtract distributions [M, Vq] over draft ids from weights [M, V] over target ids."""
     if t2d is None:
-        shared = min(law.shape[1], weights.shape[1])
-        weights[:, :shared] -= law[:, :shared]
+        shared = min(distribution.shape[1], weights.shape[1])
+        weights[:, :shared] -= distribution[:, :shared]
     else:
-        weights -= torch.where(t2d >= 0, law[:, t2d.clamp(min=0)], 0.0)
+        weights -= torch.where(t2d >= 0, distribution[:, t2d.clamp(min=0)], 0.0)

@@ -1,26 +1,26 @@
-"""Laws that are not the law of the draw."""
+"""Distributions that are not the distribution of the draw."""
 
 from __future__ import annotations
 
 import torch
 from good_proposers import Waves, inverse_cdf
 
-from specdec.sdk import Draft, DraftLaw, LawKind, Needs
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs
 
 
 class TrimsUnluckyTokens(Waves):
     """Stops before a token whose own probability is low."""
 
-    def lengths(self, step, token_ids, law):
-        likely = law.softmax(-1).gather(2, token_ids[:, :, None])[:, :, 0] > 1.2 / self.vocab_size
+    def lengths(self, step, token_ids, distribution):
+        likely = distribution.softmax(-1).gather(2, token_ids[:, :, None])[:, :, 0] > 1.2 / self.vocab_size
         return torch.minimum(step.budget, likely.long().cumprod(1).sum(1))
 
 
 class TrimsFromTheSecond(Waves):
     """The same, but for the first token: seen only where two requests draw the same first one."""
 
-    def lengths(self, step, token_ids, law):
-        likely = law.softmax(-1).gather(2, token_ids[:, :, None])[:, :, 0] > 1.2 / self.vocab_size
+    def lengths(self, step, token_ids, distribution):
+        likely = distribution.softmax(-1).gather(2, token_ids[:, :, None])[:, :, 0] > 1.2 / self.vocab_size
         likely[:, 0] = True
         return torch.minimum(step.budget, likely.long().cumprod(1).sum(1))
 
@@ -33,51 +33,55 @@ class SharpensAfterTheDraw(Waves):
 
 
 class ReportsAnotherTemperature(Waves):
-    """Draws from the law before the temperature, and reports the one after it."""
+    """Draws from the distribution before the temperature, and reports the one after it."""
 
     def draw(self, step, index, logits):
         return super().draw(step, index, 0.6 * logits)
 
 
 class OneNumberForAll(Waves):
-    """Draws every token of a row by the same number: each law is right, and together they are not."""
+    """Draws every token of a row by the same number: each distribution is right, and together they are not."""
 
     def draw(self, step, index, logits):
         return super().draw(step, 0, logits)
 
 
 class OnePercentOff(Waves):
-    """Draws one token in a hundred from another law: too little for a sample of thousands."""
+    """Draws one token in a hundred from another distribution: too little for a sample of thousands."""
 
     def draw(self, step, index, logits):
         probs = 0.99 * logits.softmax(-1) + 0.01 / self.vocab_size
         return inverse_cdf(probs, step.random.uniform(index))
 
 
-class SparseLaw(Waves):
-    """The whole law again, as a sparse one."""
+class SparseDistribution(Waves):
+    """The whole distribution again, as a sparse one."""
 
     TOP_M = 64
 
-    needs = Needs(law="sparse", sparse_top_m=TOP_M, sampling=("temperature",))
+    needs = Needs(distribution="sparse", sparse_top_m=TOP_M, sampling=("temperature",))
 
     def logits(self, before, temperature):
         return super().logits(before, temperature).masked_fill(torch.arange(self.vocab_size) >= self.TOP_M, -torch.inf)
 
     def propose(self, step):
         draft = super().propose(step)
-        kind = torch.where(draft.law.kind == LawKind.ONE_HOT, LawKind.ONE_HOT, LawKind.SPARSE).to(torch.uint8)
+        kind = torch.where(
+            draft.distribution.kind == DistributionKind.ONE_HOT, DistributionKind.ONE_HOT, DistributionKind.SPARSE
+        ).to(torch.uint8)
         ids = self.ids().expand(*draft.token_ids.shape, self.TOP_M).clone()
-        probs = torch.nn.functional.pad(draft.law.logits, (0, self.TOP_M), value=-torch.inf)[..., : self.TOP_M]
-        law = DraftLaw(kind=kind, sparse_ids=ids, sparse_probs=probs.softmax(-1))
-        return Draft(draft.token_ids, draft.lengths, law)
+        probs = torch.nn.functional.pad(draft.distribution.draft_logits, (0, self.TOP_M), value=-torch.inf)[
+            ..., : self.TOP_M
+        ]
+        distribution = DraftDistribution(kind=kind, sparse_ids=ids, sparse_probs=probs.softmax(-1))
+        return Draft(draft.token_ids, draft.lengths, distribution)
 
     def ids(self):
         ids = torch.arange(self.TOP_M)
         return ids.masked_fill(ids >= self.vocab_size, -1)
 
 
-class SparseIdsOutOfRange(SparseLaw):
+class SparseIdsOutOfRange(SparseDistribution):
     """Ids of a vocabulary that the target has not."""
 
     def ids(self):

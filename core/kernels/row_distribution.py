@@ -1,4 +1,4 @@
-"""The one function that turns logits into a row's law, for plain sampling and for verification alike.
+"""The one function that turns logits into a row's distribution, for plain sampling and for verification alike.
 
 p(x) = exp2((x - max) * scale) / mass for logits x >= cutoff, else 0. Maximum and mass are kept apart: folding them
 into one logarithm costs a rounding of the size of that logarithm.
@@ -21,13 +21,13 @@ LOGITS_IN_CACHE = 1 << 17
 
 
 @dataclass(frozen=True)
-class RowLaw:
-    """Laws of R rows: the weight of each token, and the mass of all."""
+class RowDistribution:
+    """Distributions of R rows: the weight of each token, and the mass of all."""
 
     cdf: Tensor  # [R, tiles] float64, cumulative tile masses; the last column is the mass
     weights: Tensor  # [R, tiles, width], p times mass
     vocab_size: int
-    bad: Tensor | None  # [R] bool, NaN or no finite maximum: the law is one-hot; None: no such row
+    bad: Tensor | None  # [R] bool, NaN or no finite maximum: the distribution is one-hot; None: no such row
 
     @property
     def mass(self) -> Tensor:  # [R, 1] float64
@@ -64,18 +64,18 @@ def mend(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return torch.where(bad, one_hot, logits), torch.where(bad, 0.0, maxima), bad.squeeze(1)
 
 
-def row_law(
+def row_distribution(
     logits: Tensor,
     scale: Tensor,
     filters: FilterRows | None = None,
     greedy: Tensor | None = None,
     rows: Tensor | None = None,
-) -> RowLaw:
-    """The law of each of N rows of logits [R, V], a few rows at a time while they are in cache.
+) -> RowDistribution:
+    """The distribution of each of N rows of logits [R, V], a few rows at a time while they are in cache.
 
     rows int64 [N] says which, rising; None: all of them. scale [N] is `scale_of` the row's temperature; greedy [N]
-    marks rows whose law is the maximum whatever the filters say (ties share it, and a uniform of 0 picks the lowest
-    index).
+    marks rows whose distribution is the maximum whatever the filters say (ties share it, and a uniform of 0 picks the
+    lowest index).
     """
     num_rows, vocab_size = len(scale), logits.shape[1]
     weights = empty_tiles(num_rows, vocab_size, logits.new_empty(0, dtype=compute_dtype(logits)))
@@ -89,7 +89,7 @@ def row_law(
         masses.append(mass)
         flags.append(bad)
     cdf = torch.cat(masses).cumsum(-1, dtype=torch.float64)
-    return RowLaw(cdf, weights, vocab_size, _joined(flags, step, num_rows, scale.device))
+    return RowDistribution(cdf, weights, vocab_size, _joined(flags, step, num_rows, scale.device))
 
 
 def rows_in_cache(vocab_size: int, rows: Tensor) -> int:
@@ -122,7 +122,7 @@ def _joined(flags: list[Tensor | None], step: int, num_rows: int, device: torch.
 def _fill(
     weights: Tensor, logits: Tensor, scale: Tensor, filters: FilterRows | None, greedy: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Write the weights [n, tiles, width] of the laws of logits [n, V]; (tile masses, bad rows)."""
+    """Write the weights [n, tiles, width] of the distributions of logits [n, V]; (tile masses, bad rows)."""
     logits, maxima, bad = mend(logits.to(weights.dtype))
     scale = scale.to(weights.dtype).unsqueeze(1)
     torch.sub(logits, maxima, out=weights.flatten(1)[:, : logits.shape[1]]).mul_(scale).exp2_()

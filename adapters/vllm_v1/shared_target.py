@@ -12,7 +12,7 @@ from specdec.core.proposing.services import logit_scale
 from specdec.sdk.types import TargetInfo
 
 
-class LentTarget:
+class SharedTarget:
     """vLLM's model where the engine's services expect a transformers model.
 
     Under tensor parallelism both layers are collectives of all ranks: each rank runs the proposer on the same inputs.

@@ -1,4 +1,4 @@
-"""Some neighbouring places of a batch, judged at once: what is read before it is known which requests go on."""
+"""Some neighbouring places of a batch, verified at once: what is read before it is known which requests go on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def places_at_once(logits: Tensor, num_requests: int, num_places: int) -> int:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Chunk:
     """W places of the requests that are still going, and the logits rows that they need."""
 
     places: Tensor  # [W] first, first + 1, ...
@@ -33,7 +33,7 @@ class Stretch:
     rows: Tensor  # [B, W] the position of each place among the rows to read; any where there is none
 
     @classmethod
-    def of(cls, layout: Layout, drafts: DraftRows, first: int, end: int, going: Tensor) -> Stretch:
+    def of(cls, layout: Layout, drafts: DraftRows, first: int, end: int, going: Tensor) -> Chunk:
         places = layout.offsets[first:end]
         has_draft = pad(layout.has_draft, (0, 1))[:, first:end]
         token_ids = pad(drafts.token_ids, (0, 1), value=NO_PROPOSAL)[:, first:end]
@@ -44,11 +44,11 @@ class Stretch:
             rows = (needed.flatten().cumsum(0) - 1).clamp_(min=0).view(needed.shape)
         return cls(places, going, token_ids.where(has_draft, NO_PROPOSAL), has_draft, logits_rows, rows)
 
-    def drafts_to_judge(self, num_drafts: int) -> Tensor:
-        """Which of all drafts, bool [B, K], are judged in this stretch."""
-        judged = torch.zeros(len(self.going), num_drafts + 1, dtype=torch.bool, device=self.going.device)
-        judged[:, self.places] = self.has_draft & self.going.unsqueeze(1)
-        return judged[:, :num_drafts]
+    def drafts_to_verify(self, num_drafts: int) -> Tensor:
+        """Which of all drafts, bool [B, K], are verified in this chunk."""
+        verified = torch.zeros(len(self.going), num_drafts + 1, dtype=torch.bool, device=self.going.device)
+        verified[:, self.places] = self.has_draft & self.going.unsqueeze(1)
+        return verified[:, :num_drafts]
 
     def legal(self, accept: Tensor, bad: Tensor | None) -> Tensor:
         """accept [B, W] without the places that hold no draft, or whose row is bad, bool [B, W]."""
@@ -60,7 +60,7 @@ class Stretch:
         return self.going.unsqueeze(1) & (self._steps() <= num_accepted.unsqueeze(1))
 
     def stops_at(self, num_accepted: Tensor) -> Tensor:
-        """The place where each request stops, bool [B, W]; none of a request that goes on beyond the stretch."""
+        """The place where each request stops, bool [B, W]; none of a request that goes on beyond the chunk."""
         return self.going.unsqueeze(1) & (self._steps() == num_accepted.unsqueeze(1))
 
     def _steps(self) -> Tensor:

@@ -1,0 +1,32 @@
+"""Which random numbers verify a step: those of the request seeds, by position and purpose."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernels.philox import Stream, uniform
+from .types import DraftRows, SamplingRows, Uniforms
+
+
+def draw_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
+    """The uniforms of the request seeds at every place; only those up to a request's stop are ever used."""
+    offsets = torch.arange(drafts.token_ids.shape[1] + 1, device=sampling.position.device)
+    positions = sampling.position.unsqueeze(1) + offsets
+    seeds = sampling.seed.unsqueeze(1)
+    if drafts.distributions is None:
+        return Uniforms(output=uniform(seeds, positions, Stream.RESAMPLE))
+    streams = torch.arange(Stream.ACCEPT, Stream.RESAMPLE + 1, device=positions.device).view(2, 1, 1)
+    accept, output = uniform(seeds, positions, streams)
+    return Uniforms(output=output, accept=accept[:, :-1])
+
+
+def draw_block_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
+    """As `draw_uniforms` for block verification, which spends all its uniforms in every step.
+
+    The next step verifies other drafts at the same positions, so a uniform is also told apart by its place in the
+    block.
+    """
+    places = torch.arange(drafts.token_ids.shape[1], device=sampling.position.device)
+    positions = sampling.position.unsqueeze(1) + places
+    accept = uniform(sampling.seed.unsqueeze(1), positions, Stream.ACCEPT, places + 1)
+    return Uniforms(output=draw_uniforms(drafts, sampling).output, accept=accept)

@@ -1,0 +1,57 @@
+"""Draft distributions as vLLM's verifier takes them are those of our own verification."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec.adapters.vllm_v1.distributions import dense_rows
+from specdec.core.rejection.reference import draft_distribution
+from specdec.core.rejection.types import DistributionKind, DraftDistributions
+
+V, K = 11, 3
+
+
+def mixed_distributions(t2d=None):
+    generator = torch.Generator().manual_seed(3)
+    width = V if t2d is None else int((t2d >= 0).sum())
+    return DraftDistributions(
+        kind=torch.tensor(
+            [
+                DistributionKind.DENSE_PROBS,
+                DistributionKind.ONE_HOT,
+                DistributionKind.DENSE_LOGITS,
+                DistributionKind.SPARSE,
+            ],
+            dtype=torch.uint8,
+        ),
+        draft_probs=torch.rand(4, K, width, generator=generator).softmax(dim=-1),
+        draft_logits=torch.randn(4, K, width, generator=generator),
+        sparse_ids=torch.tensor([4, 9, -1]).expand(4, K, 3),
+        sparse_probs=torch.tensor([0.25, 0.75, 0.0]).expand(4, K, 3),
+        t2d=t2d,
+    )
+
+
+def check(distributions):
+    drafts = [[4, 5], [7], [1, 2, 3], [9]]
+    rows = dense_rows(distributions, drafts, V)
+    assert rows.shape == (7, V)
+    assert rows.dtype == torch.float32
+    assert rows.is_contiguous()
+    places = [(request, position, token) for request, ids in enumerate(drafts) for position, token in enumerate(ids)]
+    for row, (request, position, token) in zip(rows, places, strict=True):
+        distribution = draft_distribution(distributions, request, position, V)
+        expected = (
+            torch.nn.functional.one_hot(torch.tensor(token), V).double() if distribution is None else distribution
+        )
+        torch.testing.assert_close(row.double(), expected, atol=1e-6, rtol=0)
+
+
+def test_every_form_of_distribution_becomes_its_probabilities_over_target_ids():
+    check(mixed_distributions())
+
+
+def test_distributions_over_a_smaller_draft_vocabulary_are_mapped_to_target_ids():
+    t2d = torch.full((V,), -1)
+    t2d[torch.tensor([4, 5, 7, 1, 2, 3])] = torch.arange(6)
+    check(mixed_distributions(t2d))
