@@ -90,7 +90,7 @@ class Model:
 
 
 def random_model(seed: int, vocab_size: int = 4, num_drafts: int = 2, structure: str = "dense") -> Model:
-    """A model whose distributions have the given structure: dense, zeros_p, zeros_q, equal, disjoint, single or ties."""
+    """A model of the given structure: dense, zeros_p, zeros_q, equal, disjoint, single or ties."""
     generator = torch.Generator().manual_seed(seed)
 
     def tables(count: int) -> list[Tensor]:
