@@ -1,13 +1,13 @@
 """The rejection sampler against what others do with the same logits and drafts, side by side in one run.
 
-    python benchmarks/rejection.py --output benchmarks/results/rejection-cpu.json --device cpu --clock cpu
-    python benchmarks/rejection.py --output benchmarks/results/rejection-cuda.json --device cuda
+    python -m benchmarks.rejection --output benchmarks/results/rejection-cpu.json --device cpu --clock cpu
+    python -m benchmarks.rejection --output benchmarks/results/rejection-cuda.json --device cuda
 
 On CUDA the whole grid of shapes is run in a fixed random order, each contender in a CUDA graph where it can be
 captured, with the L2 cache flushed before every call (and once more without, for ours). On a CPU the shapes of the
 goal come first. A run ends with its grid or its `--minutes`, and says how many shapes it left out. Contenders take
 turns within a round; medians over the rounds. Bytes per second are reported against the bytes that any sampler must
-read (`specdec.core.rejection.cost`), not against those that a contender moves.
+read (`benchmarks.verification_cost`), not against those that a contender moves.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from benchmarks.verification_cost import Step, minimum_bytes
 from torch import Tensor
 
 from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, SamplingRows, verify
-from specdec.core.rejection.cost import Step, minimum_bytes
 from specdec.core.rejection.workspace import Workspace
 from specdec.lab.environment import environment
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from specdec.core.rejection import DraftDistributions
-from specdec.core.rejection.reference import draft_distribution
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from .moves import Shown
+from .rejection.reference import draft_distribution
 from .report import DIFFERENCE, Violation
 from .stage import Stage
 from .subject import Subject

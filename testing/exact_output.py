@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from specdec.core.rejection import SamplingRows, verify
-from specdec.core.rejection.exact_distribution import Problem, exact_distribution
-from specdec.core.rejection.reference import Params, target_distribution
 from specdec.sdk.errors import SpecdecError
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from .compare import distributions_of
 from .drawn_tree import PROMPT, Node, Tree, twins
+from .rejection.exact_distribution import Problem, exact_distribution
+from .rejection.reference import Params, target_distribution
 from .report import NotApplicable, Violation
 from .schedules import lockstep
 from .small_drafter import SmallDrafter

@@ -1,4 +1,4 @@
-"""Lossless verification of drafts: `verify`, `verify_block`, `sample`; their types, specification and proof."""
+"""Lossless verification of drafts: `verify`, `verify_block`, `sample`; and their types."""
 
 from .sampler import plan, sample, verify, verify_block
 from .types import (

@@ -9,8 +9,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from specdec.core.rejection import DistributionKind, reference
+from specdec.core.rejection import DistributionKind
 from specdec.core.rejection.uniforms import draw_uniforms
+from specdec.testing.rejection import reference
 
 from .batches import Batch, Shape, random_batch
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.core.kernels.philox import Stream, draft_key, uniform
 from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, Uniforms, Verdict
-from specdec.core.rejection.reference import Params, draw
+from specdec.testing.rejection.reference import Params, draw
 
 from .batches import equal
 from .problems import sampling_rows

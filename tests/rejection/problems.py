@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, SamplingRows
-from specdec.core.rejection.exact_distribution import Problem
-from specdec.core.rejection.reference import Params
+from specdec.testing.rejection.exact_distribution import Problem
+from specdec.testing.rejection.reference import Params
 
 NO_FILTER = Params()
 SAMPLING = {

@@ -17,11 +17,11 @@ from specdec.core.rejection import (
     Uniforms,
     Verdict,
     chunk,
-    reference,
     torch_backend,
     verify,
 )
 from specdec.core.rejection.uniforms import draw_uniforms
+from specdec.testing.rejection import reference
 
 from .batches import ALL_KINDS, Batch, Shape, close, equal, random_batch
 from .mutation import copied

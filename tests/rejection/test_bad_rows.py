@@ -15,11 +15,11 @@ from specdec.core.rejection import (
     DraftDistributions,
     DraftRows,
     Uniforms,
-    reference,
     sample,
     verify,
 )
-from specdec.core.rejection.reference import Params
+from specdec.testing.rejection import reference
+from specdec.testing.rejection.reference import Params
 
 from .batches import Shape, equal, random_batch, select
 from .problems import sampling_rows

@@ -11,10 +11,10 @@ import torch
 
 from specdec.core.rejection import DistributionKind, verify
 from specdec.core.rejection.block import verify_block
-from specdec.core.rejection.block_reference import verify_block_request
-from specdec.core.rejection.exact_distribution import Problem, exact_distribution
-from specdec.core.rejection.reference import _step
 from specdec.core.rejection.uniforms import draw_block_uniforms
+from specdec.testing.rejection.block_reference import verify_block_request
+from specdec.testing.rejection.exact_distribution import Problem, exact_distribution
+from specdec.testing.rejection.reference import _step
 
 from .batches import Shape, equal, random_batch
 from .mutation import Mutant, mutated

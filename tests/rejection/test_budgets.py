@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from specdec.core.rejection.cost import Step, minimum_bytes, moved_bytes, num_launches
+from benchmarks.verification_cost import Step, minimum_bytes, moved_bytes, num_launches
 
 AOT = Path(__file__).with_name("aot.py")
 STATS_BUDGET, RESIDUAL_BUDGET = 8, 16  # SASS instructions per element on sm_90

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import NO_PROPOSAL, DraftRows, reference, verify
-from specdec.core.rejection.exact_distribution import Problem, exact_distribution
-from specdec.core.rejection.reference import Params
+from specdec.core.rejection import NO_PROPOSAL, DraftRows, verify
+from specdec.testing.rejection import reference
+from specdec.testing.rejection.exact_distribution import Problem, exact_distribution
+from specdec.testing.rejection.reference import Params
 
 from .problems import DRAFTERS, SAMPLING, problem_of, random_model, with_lengths
 

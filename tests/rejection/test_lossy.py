@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.core.rejection import DistributionKind, DraftRows, reference, triton_backend, verify, verify_block
+from specdec.core.rejection import DistributionKind, DraftRows, triton_backend, verify, verify_block
 from specdec.core.rejection.lossy import verify_synthetic, verify_typical
-from specdec.core.rejection.reference import Params
+from specdec.testing.rejection import reference
+from specdec.testing.rejection.reference import Params
 
 from .batches import Shape, random_batch
 from .interpreted import quiet

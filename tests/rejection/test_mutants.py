@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specdec.core.rejection import IMPOSSIBLE, NO_PROPOSAL, DistributionKind, DraftRows, verify
-from specdec.core.rejection.exact_distribution import Problem, exact_distribution
-from specdec.core.rejection.reference import Params
+from specdec.testing.rejection.exact_distribution import Problem, exact_distribution
+from specdec.testing.rejection.reference import Params
 
 from .catalogue import MUTANTS
 from .mutation import Mutant, mutated

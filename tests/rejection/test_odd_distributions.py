@@ -14,14 +14,14 @@ from specdec.core.rejection import (
     DraftDistributions,
     DraftRows,
     Uniforms,
-    reference,
     triton_backend,
     verify,
     verify_block,
 )
-from specdec.core.rejection.block_reference import verify_block_request
-from specdec.core.rejection.reference import Params, _step
 from specdec.core.rejection.uniforms import draw_block_uniforms
+from specdec.testing.rejection import reference
+from specdec.testing.rejection.block_reference import verify_block_request
+from specdec.testing.rejection.reference import Params, _step
 
 from .batches import Batch, Shape, close, random_batch
 from .interpreted import Verify, quiet, with_tile

@@ -16,11 +16,11 @@ from specdec.core.rejection import (
     DraftRows,
     Uniforms,
     Verdict,
-    reference,
     sample,
     verify,
 )
-from specdec.core.rejection.reference import Params
+from specdec.testing.rejection import reference
+from specdec.testing.rejection.reference import Params
 
 from .problems import sampling_rows
 

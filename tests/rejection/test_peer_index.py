@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specdec.core.rejection import Uniforms, sample, verify
-from specdec.core.rejection.exact_distribution import exact_distribution
-from specdec.core.rejection.reference import Params
+from specdec.testing.rejection.exact_distribution import exact_distribution
+from specdec.testing.rejection.reference import Params
 
 from .problems import DRAFTERS, NO_FILTER, SAMPLING, filtered_table, problem_of, random_model, sampling_rows
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.core.rejection import NO_PROPOSAL, DistributionKind, DraftRows, Uniforms, sample
-from specdec.core.rejection.reference import Params, draft_distribution, target_distribution
 from specdec.core.rejection.uniforms import draw_uniforms
+from specdec.testing.rejection.reference import Params, draft_distribution, target_distribution
 
 from .batches import ALL_KINDS, Batch, Shape, equal, random_batch, select, tensors_of
 

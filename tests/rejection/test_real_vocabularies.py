@@ -15,7 +15,7 @@ from specdec.core.kernels.row_filter import kernel as filter_kernel
 from specdec.core.kernels.row_filter import naive as filter_naive
 from specdec.core.kernels.row_stats import TileStats
 from specdec.core.kernels.row_stats import naive as stats_naive
-from specdec.core.rejection.reference import Params, target_distribution
+from specdec.testing.rejection.reference import Params, target_distribution
 
 from .interpreted import DEVICE, quiet
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.core.kernels.filters import FilterRows
 from specdec.core.kernels.pick import cumulate, empty_tiles, first_argmax, pick
 from specdec.core.kernels.row_distribution import RowDistribution, row_distribution, scale_of
-from specdec.core.rejection.reference import Params, target_distribution
+from specdec.testing.rejection.reference import Params, target_distribution
 
 from .problems import SAMPLING, filtered_distribution
 

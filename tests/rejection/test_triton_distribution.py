@@ -16,8 +16,8 @@ import torch
 
 from specdec.core.rejection import triton_backend, verify
 from specdec.core.rejection.block import verify_block
-from specdec.core.rejection.exact_distribution import ExactDistribution, Problem, exact_distribution
-from specdec.core.rejection.reference import Params
+from specdec.testing.rejection.exact_distribution import ExactDistribution, Problem, exact_distribution
+from specdec.testing.rejection.reference import Params
 
 from .interpreted import Verify, quiet, with_tile
 from .problems import DRAFTERS, SAMPLING, problem_of, random_model, with_lengths

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from specdec.adapters.vllm_v1.distributions import dense_rows
-from specdec.core.rejection.reference import draft_distribution
 from specdec.core.rejection.types import DistributionKind, DraftDistributions
+from specdec.testing.rejection.reference import draft_distribution
 
 V, K = 11, 3
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from specdec.core.rejection import NO_PROPOSAL
+
 from .reference import Step, draw
-from .types import NO_PROPOSAL
 
 
 def survivals(steps: list[Step], drafts: list[int]) -> list[float]:

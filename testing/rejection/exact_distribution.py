@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .types import DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
+from specdec.core.rejection import DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 
 ALMOST_ZERO = 2.0**-53
 ALMOST_ONE = 1.0 - 2.0**-53

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.pick import LARGEST_UNIFORM
-from .types import (
+from specdec.core.kernels.pick import LARGEST_UNIFORM
+from specdec.core.rejection import (
     NO_PROPOSAL,
     PADDING_TOKEN_ID,
     STATUS_BAD_ROW,
@@ -27,7 +27,7 @@ from .types import (
     Uniforms,
     Verdict,
 )
-from .uniforms import draw_uniforms
+from specdec.core.rejection.uniforms import draw_uniforms
 
 
 @dataclass(frozen=True)

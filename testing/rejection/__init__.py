@@ -1,0 +1,1 @@
+"""What the verifier is proved against: the specification in float64, and the exact distribution of its output."""
