@@ -76,7 +76,7 @@ REST = [
     Mutant("accepts_outside_the_distribution", "sparse", VERIFY, "possible = (prob > 0) & (distribution != 0)", "possible = prob > 0"),
     Mutant("accepts_by_p_alone", "probs", VERIFY, "((prob >= distribution) | (u * distribution < prob))", "(u < prob)"),
     Mutant("abs_for_clamp", "probs", RESIDUAL, "return tl.maximum(weights * (1.0 / mass).to(tl.float32) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)", "return tl.abs(weights * (1.0 / mass).to(tl.float32) - q)"),
-    Mutant("distribution_of_the_next_place", "probs", RESIDUAL, "probs_ptr = distributions.probs.table + request * distributions.draft_probs.stride + place * distributions.draft_probs.step", "probs_ptr = distributions.probs.table + request * distributions.draft_probs.stride + ((place + 1) % 2) * distributions.draft_probs.step"),
+    Mutant("distribution_of_the_next_place", "probs", RESIDUAL, "probs_ptr = distributions.probs.table + request * distributions.probs.stride + place * distributions.probs.step", "probs_ptr = distributions.probs.table + request * distributions.probs.stride + ((place + 1) % 2) * distributions.probs.step"),
     Mutant("draft_logits_not_normalised", "logits", RESIDUAL, "top) * LOG2_E).to(tl.float64) / mass", "top) * LOG2_E).to(tl.float64)"),
     Mutant("sparse_distribution_not_subtracted", "sparse", RESIDUAL, "residual - tl.load(distribution.draft_probs + at).to(tl.float32)", "residual"),
     Mutant("sparse_masses_of_p", "sparse", RESIDUAL, "left = masses / mass - tl.sum(tl.where(inside, taken[None, :], 0.0), 1)", "left = masses / mass"),

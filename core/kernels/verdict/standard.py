@@ -21,23 +21,23 @@ LN_2 = tl.constexpr(0.6931471805599453)
 def output_uniform(requests, request, place, VARIANT: tl.constexpr):
     """The uniform that draws the token of a place."""
     if VARIANT.uniforms:
-        uniform = tl.load(requests.output + request * (requests.num_drafts + 1) + place)
+        drawn = tl.load(requests.output + request * (requests.num_drafts + 1) + place)
     else:
         position = tl.load(requests.position + request) + place
-        uniform = uniform(tl.load(requests.seed + request), position, RESAMPLE, 0)
-    return uniform
+        drawn = uniform(tl.load(requests.seed + request), position, RESAMPLE, 0)
+    return drawn
 
 
 @triton.jit
 def accept_uniform(requests, request, place, VARIANT: tl.constexpr):
     """The uniform that verifies the draft of a place against its distribution."""
     if VARIANT.uniforms:
-        uniform = tl.load(requests.accept + request * requests.num_drafts + place)
+        drawn = tl.load(requests.accept + request * requests.num_drafts + place)
     else:
         position = tl.load(requests.position + request) + place
         turn = place + 1 if VARIANT.block else 0
-        uniform = uniform(tl.load(requests.seed + request), position, ACCEPT, turn)
-    return uniform
+        drawn = uniform(tl.load(requests.seed + request), position, ACCEPT, turn)
+    return drawn
 
 
 @triton.jit
