@@ -67,7 +67,7 @@ SLICE = [
 ]  # fmt: skip
 REST = [
     Mutant("u24", "one_hot", TILES, "(first.to(tl.int64) << 20) | (second.to(tl.int64) >> 12)", "(first.to(tl.int64) >> 29) << 49"),
-    Mutant("position_does_not_advance", "one_hot", VERIFY, "position = tl.load(requests.position + request) + place\n        uniform = uniform(tl.load(requests.seed + request), position, RESAMPLE", "position = tl.load(requests.position + request)\n        uniform = uniform(tl.load(requests.seed + request), position, RESAMPLE"),
+    Mutant("position_does_not_advance", "one_hot", VERIFY, "position = tl.load(requests.position + request) + place\n        drawn = uniform(tl.load(requests.seed + request), position, RESAMPLE", "position = tl.load(requests.position + request)\n        drawn = uniform(tl.load(requests.seed + request), position, RESAMPLE"),
     Mutant("seed_of_the_first_request", "one_hot", VERIFY, "uniform(tl.load(requests.seed + request), position, RESAMPLE", "uniform(tl.load(requests.seed), position, RESAMPLE"),
     Mutant("argmax_takes_the_last", "greedy", TILES, "return tl.min(tl.where(values == top, ids, NO_LANE), 0)", "return tl.max(tl.where(values == top, ids, 0), 0)"),
     Mutant("one_tile_too_few", "one_hot", TILES, "live = tiles < num_tiles", "live = tiles < num_tiles - 1"),
