@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,20 +51,21 @@ class Offer:
             yield
 
 
-class _Offers:
+class _Registry:
     """The `registry` that one plugin's `register_*` hook is called with."""
 
-    def __init__(self, plugin: PluginId, hook_name: str) -> None:
+    def __init__(self, plugin: PluginId, hook_name: str, found: list[Offer]) -> None:
         self._plugin = plugin
         self._hook_name = hook_name
-        self.offers: dict[str, Offer] = {}
+        self._found = found  # of all plugins
 
     def add(self, name: str, value: Any) -> None:
         """Offer `value` under `name`. Raises PluginLoadError SD-E118 if this plugin has offered it before."""
-        if name in self.offers:
-            facts = {"hook": self._hook_name, "before": repr(self.offers[name].value), "now": repr(value)}
-            raise PluginLoadError("SD-E118", f'the name "{name}" is offered twice', facts, plugin=self._plugin)
-        self.offers[name] = Offer(self._plugin, name, value)
+        for offer in self._found:
+            if (offer.plugin, offer.name) == (self._plugin, name):
+                facts = {"hook": self._hook_name, "before": repr(offer.value), "now": repr(value)}
+                raise PluginLoadError("SD-E118", f'the name "{name}" is offered twice', facts, plugin=self._plugin)
+        self._found.append(Offer(self._plugin, name, value))
 
 
 class HookPlugins:
@@ -74,9 +75,9 @@ class HookPlugins:
         """Load each usable entry on its own: one that fails becomes a broken row and a warning."""
         self._manager = pluggy.PluginManager(PROJECT_NAME)
         self._manager.add_hookspecs(HookSpecs)
-        self._plugins: dict[str, PluginId] = {}
+        self._failures: Counter[PluginId] = Counter()
         self.entries = tuple(self._loaded(entry) if entry.status == "ok" else entry for entry in entries)
-        self.observers = Observers(self._manager, self._plugins)
+        self.observers = Observers(self._manager)
 
     @property
     def registrations(self) -> Registrations:
@@ -88,10 +89,7 @@ class HookPlugins:
     def offers(self, hook_name: str) -> list[Offer]:
         """Everything that plugins add in one `register_*` hook. Strict: raises PluginLoadError SD-E118."""
         found: list[Offer] = []
-        for impl in _implementations(self._manager, hook_name):
-            registry = _Offers(self._plugins[impl.plugin_name], hook_name)
-            self._call(impl, hook_name, registry=registry)
-            found += registry.offers.values()
+        getattr(self._manager.hook, hook_name)(registry=found)
         return found
 
     def offered(self, hook_name: str, noun: str) -> dict[str, Offer]:
@@ -114,19 +112,13 @@ class HookPlugins:
 
     def resolve_proposer(self, spec: str) -> str | None:
         """The first plugin's "module:Class" for a `method` that nobody registered, or None."""
-        for impl in _implementations(self._manager, "resolve_proposer"):
-            target = self._call(impl, "resolve_proposer", spec=spec)
-            if target is not None:
-                return _checked_target(target, self._plugins[impl.plugin_name])
-        return None
+        target: str | None = self._manager.hook.resolve_proposer(spec=spec)
+        return target
 
     def adapt_proposer(self, candidate: Any) -> Any:
         """The first plugin's proposer around a class for another engine; any other object as it is."""
-        for impl in _implementations(self._manager, "adapt_proposer"):
-            adapted = self._call(impl, "adapt_proposer", candidate=candidate)
-            if adapted is not None:
-                return adapted
-        return candidate
+        adapted = self._manager.hook.adapt_proposer(candidate=candidate)
+        return candidate if adapted is None else adapted
 
     def _loaded(self, entry: PluginEntry) -> PluginEntry:
         try:
@@ -146,15 +138,31 @@ class HookPlugins:
             if self._manager.has_plugin(entry.label):  # older pluggy leaves half a registration behind
                 self._manager.unregister(name=entry.label)
             raise
-        self._plugins[entry.label] = entry.plugin
         problem = _unusable_hook(self._manager, plugin)
         if problem:
             self._manager.unregister(plugin)
             raise PluginLoadError("SD-E117", "a plugin has an unusable hook", {"found": problem}, plugin=entry.plugin)
+        for hook_name, impl in _implementations(self._manager, plugin):
+            guarded = self._contained if hook_name in OBSERVER_NAMES else _attributed
+            # pluggy calls all of a hook's implementations at once: what surrounds one stands in its place
+            impl.function = guarded(impl.function, hook_name, entry.plugin)  # type: ignore[misc]
 
-    def _call(self, impl: pluggy.HookImpl, hook_name: str, **arguments: Any) -> Any:
-        with attributing("SD-E118", f"{hook_name} of the plugin", self._plugins[impl.plugin_name], SpecdecError):
-            return _call(impl, arguments)
+    def _contained(self, function: Callable[..., Any], hook_name: str, plugin: PluginId) -> Callable[..., None]:
+        """An observer that loses the call it raises in, and all its hooks at the third."""
+
+        def notified(*arguments: Any, **more: Any) -> None:
+            try:
+                function(*arguments, **more)
+            except KeyboardInterrupt:  # the user's
+                raise
+            except BaseException as error:
+                logger.debug("%s of the plugin %s raised", hook_name, plugin, exc_info=error)
+                self._failures[plugin] += 1
+                if self._failures[plugin] == FAILURES_ALLOWED:
+                    self._manager.unregister(name=plugin.label)
+                    _warn_unregistered(hook_name, plugin, error, function.__module__)
+
+        return notified
 
 
 def load_hooks(settings: PluginSettings) -> HookPlugins:
@@ -165,94 +173,82 @@ def load_hooks(settings: PluginSettings) -> HookPlugins:
 class Observers:
     """The `on_*` hooks. A listener that raises loses that call; at its third failure it is unregistered."""
 
-    def __init__(self, manager: pluggy.PluginManager, plugins: Mapping[str, PluginId]) -> None:
+    def __init__(self, manager: pluggy.PluginManager) -> None:
         self._manager = manager
-        self._plugins = plugins
-        self._failures: Counter[str] = Counter()
-        self._listeners: dict[str, tuple[pluggy.HookImpl, ...]] = {}
-        self._look_up()
 
     def wants(self, hook_name: str) -> bool:
         """Whether anybody listens: ask before building an argument."""
-        return bool(self._listeners[hook_name])
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook_name)
+        return bool(caller.get_hookimpls())
 
     def on_engine_start(self, engine: Any) -> None:
         """The engine is ready for requests."""
-        self._notify("on_engine_start", engine=engine)
+        self._manager.hook.on_engine_start(engine=engine)
 
     def on_request_start(self, request: RequestView) -> None:
         """A request was scheduled for the first time."""
-        self._notify("on_request_start", request=request)
+        self._manager.hook.on_request_start(request=request)
 
     def on_step(self, stats: StepStats) -> None:
         """A step was committed."""
-        self._notify("on_step", stats=stats)
+        self._manager.hook.on_step(stats=stats)
 
     def on_request_finished(self, request: RequestView, metrics: Mapping[str, Any]) -> None:
         """A request ended."""
-        self._notify("on_request_finished", request=request, metrics=metrics)
+        self._manager.hook.on_request_finished(request=request, metrics=metrics)
 
     def on_proposer_error(self, error: ProposerError) -> None:
         """A proposer failed and the engine goes on."""
-        self._notify("on_proposer_error", error=error)
+        self._manager.hook.on_proposer_error(error=error)
 
     def on_engine_stop(self, summary: Mapping[str, Any]) -> None:
         """The engine is shutting down."""
-        self._notify("on_engine_stop", summary=summary)
-
-    def _notify(self, hook_name: str, **arguments: Any) -> None:
-        for impl in self._listeners[hook_name]:
-            try:
-                _call(impl, arguments)
-            except KeyboardInterrupt:  # the user's
-                raise
-            except BaseException as error:
-                self._failed(impl, hook_name, error)
-
-    def _failed(self, impl: pluggy.HookImpl, hook_name: str, error: BaseException) -> None:
-        name = impl.plugin_name
-        self._failures[name] += 1
-        logger.debug("%s of the plugin %s raised", hook_name, name, exc_info=error)
-        if self._failures[name] == FAILURES_ALLOWED:
-            self._manager.unregister(name=name)
-            self._look_up()
-            facts = {
-                "error": f"{hook_name} raised {describe(error)}",
-                "where": author_frame(error, impl.function.__module__),
-                "effect": "none of its hooks is called any more; the requests and other listeners are not affected",
-            }
-            summary = f"a plugin is unregistered after {FAILURES_ALLOWED} failures"
-            logger.warning("%s", message("SD-W102", summary, facts, self._plugins[name]))
-
-    def _look_up(self) -> None:
-        self._listeners = {name: tuple(_implementations(self._manager, name)) for name in OBSERVER_NAMES}
+        self._manager.hook.on_engine_stop(summary=summary)
 
 
-def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
-    return impl.function(*(arguments[name] for name in impl.argnames))
+def _attributed(function: Callable[..., Any], hook_name: str, plugin: PluginId) -> Callable[..., Any]:
+    """A hook whose answer counts: the plugin is named in what it raises, offers or answers."""
+
+    def called(*arguments: Any, **more: Any) -> Any:
+        with attributing("SD-E118", f"{hook_name} of the plugin", plugin, SpecdecError):
+            if hook_name.startswith("register_"):
+                return function(*(_Registry(plugin, hook_name, found) for found in arguments))
+            answer = function(*arguments, **more)
+            if hook_name == "resolve_proposer" and answer is not None:
+                return _checked_target(answer, plugin)
+            return answer
+
+    return called
 
 
-def _implementations(manager: pluggy.PluginManager, hook_name: str) -> Iterator[pluggy.HookImpl]:
-    """In pluggy's order of calls."""
-    caller: pluggy.HookCaller = getattr(manager.hook, hook_name)
-    return reversed(caller.get_hookimpls())
+def _warn_unregistered(hook_name: str, plugin: PluginId, error: BaseException, module: str) -> None:
+    facts = {
+        "error": f"{hook_name} raised {describe(error)}",
+        "where": author_frame(error, module),
+        "effect": "none of its hooks is called any more; the requests and other listeners are not affected",
+    }
+    summary = f"a plugin is unregistered after {FAILURES_ALLOWED} failures"
+    logger.warning("%s", message("SD-W102", summary, facts, plugin))
+
+
+def _implementations(manager: pluggy.PluginManager, plugin: object) -> list[tuple[str, pluggy.HookImpl]]:
+    """A registered plugin's own, by the hook's name."""
+    callers = manager.get_hookcallers(plugin) or ()
+    return [(caller.name, impl) for caller in callers for impl in caller.get_hookimpls() if impl.plugin is plugin]
 
 
 def _unusable_hook(manager: pluggy.PluginManager, plugin: object) -> str | None:
     """pluggy's `check_pending`, for one plugin and with a suggestion; wrappers, and a plugin without hooks, too."""
-    callers = manager.get_hookcallers(plugin)
-    if not callers:
+    implementations = _implementations(manager, plugin)
+    if not implementations:
         return "it has no hook; put @hookimpl from specdec.sdk above each function that is one"
-    for caller in callers:
-        for impl in caller.get_hookimpls():
-            if impl.plugin is not plugin:
-                continue
-            if not caller.has_spec() and not impl.optionalhook:
-                close = did_you_mean(caller.name, HOOK_NAMES)
-                hint = f"did you mean {close}?" if close else f"hooks are {', '.join(HOOK_NAMES)}"
-                return f"there is no hook {caller.name}; {hint}"
-            if impl.wrapper or impl.hookwrapper:
-                return f"{caller.name} is a wrapper; every hook is called on its own, with nothing to wrap"
+    for name, impl in implementations:
+        if name not in HOOK_NAMES and not impl.optionalhook:
+            close = did_you_mean(name, HOOK_NAMES)
+            hint = f"did you mean {close}?" if close else f"hooks are {', '.join(HOOK_NAMES)}"
+            return f"there is no hook {name}; {hint}"
+        if impl.wrapper or impl.hookwrapper:
+            return f"{name} is a wrapper; every hook is called on its own, with nothing to wrap"
     return None
 
 

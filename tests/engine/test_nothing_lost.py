@@ -59,7 +59,6 @@ def erratic(sequences, faults=(), policy="raise", **llm_settings):
 def listened(llm):
     listener, observers = Listener(), llm.engine.parts.observers
     observers._manager.register(listener)
-    observers._look_up()
     return llm, listener
 
 

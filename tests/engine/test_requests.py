@@ -470,7 +470,7 @@ def test_observers_hear_of_every_started_request_once_and_of_every_token(prompts
     engine, listener, manager = make_llm(max_num_seqs=2).engine, Listener(), pluggy.PluginManager("specdec")
     manager.add_hookspecs(HookSpecs)
     manager.register(listener)
-    engine.parts = replace(engine.parts, observers=Observers(manager, plugins={}))
+    engine.parts = replace(engine.parts, observers=Observers(manager))
     for index in range(3):
         engine.add_request(prompts[index], GREEDY.replace(max_tokens=4), str(index))
     engine.step()

@@ -109,7 +109,7 @@ def test_nobody_listening_is_known_before_arguments_are_built(offer):
     observers = load().observers
     assert observers.wants("on_step")
     assert not observers.wants("on_request_finished")
-    with pytest.raises(KeyError):
+    with pytest.raises(AttributeError):
         observers.wants("on_stepp")
 
 
