@@ -21,7 +21,7 @@ from .mutation import Mutant, mutated
 
 pytestmark = quiet
 TILES, RESIDUAL = "kernels/row_tiles.py", "kernels/verdict/residual.py"
-VERIFY, BLOCK = "kernels/verdict/verify.py", "kernels/verdict/block.py"
+VERIFY, BLOCK = "kernels/verdict/standard.py", "kernels/verdict/block.py"
 KERNEL, STATS, FILTER = "kernels/verdict/kernel.py", "kernels/row_stats/kernel.py", "kernels/row_filter/kernel.py"
 
 
@@ -60,7 +60,7 @@ FIXTURES = {
 SLICE = [
     Mutant("accept_uniforms_are_output_uniforms", "probs", VERIFY, "position, ACCEPT, turn)", "position, RESAMPLE, turn)"),
     Mutant("tail_tile_not_masked", "one_hot", TILES, "mask=ids < vocab_size, other=OTHER", "mask=ids >= 0, other=OTHER"),
-    Mutant("residual_is_p", "probs", RESIDUAL, "q = load_distribution(probs_ptr, distributions.probs.size,", "q = weights * 0.0 * load_distribution(probs_ptr, distributions.probs.size,"),
+    Mutant("residual_is_p", "probs", RESIDUAL, "q = load_distribution(\n                probs_ptr", "q = weights * 0.0 * load_distribution(\n                probs_ptr"),
     Mutant("map_of_the_next_id", "mapped", RESIDUAL, "tl.load(distributions.t2d + token)", "tl.load(distributions.t2d + (token + 1) % 11)"),
     Mutant("counter_not_reset", "probs", TILES, "tl.store(counter_ptr, 0)", "tl.store(counter_ptr, 1)"),
     Mutant("scan_includes_the_boundary_before", "one_hot", TILES, "lower = tl.sum(tl.where(lanes == lane - 1", "lower = tl.sum(tl.where(lanes == lane"),
@@ -78,7 +78,7 @@ REST = [
     Mutant("abs_for_clamp", "probs", RESIDUAL, "return tl.maximum(weights * (1.0 / mass).to(tl.float32) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)", "return tl.abs(weights * (1.0 / mass).to(tl.float32) - q)"),
     Mutant("distribution_of_the_next_place", "probs", RESIDUAL, "probs_ptr = distributions.probs.table + request * distributions.probs.stride + place * distributions.probs.step", "probs_ptr = distributions.probs.table + request * distributions.probs.stride + ((place + 1) % 2) * distributions.probs.step"),
     Mutant("draft_logits_not_normalised", "logits", RESIDUAL, "top) * LOG2_E).to(tl.float64) / mass", "top) * LOG2_E).to(tl.float64)"),
-    Mutant("sparse_distribution_not_subtracted", "sparse", RESIDUAL, "residual - tl.load(distribution.draft_probs + at).to(tl.float32)", "residual"),
+    Mutant("sparse_distribution_not_subtracted", "sparse", RESIDUAL, "residual - tl.load(distribution.probs + at).to(tl.float32)", "residual"),
     Mutant("sparse_masses_of_p", "sparse", RESIDUAL, "left = masses / mass - tl.sum(tl.where(inside, taken[None, :], 0.0), 1)", "left = masses / mass"),
     Mutant("mass_outside_the_map_dropped", "mapped", RESIDUAL, "values = tl.load(row_ptr + drafts, mask=known, other=OTHER)", "values = tl.load(row_ptr + drafts, mask=known, other=1.0)"),
     Mutant("no_proposal_verified", "holes", VERIFY, "going = drafted != NO_PROPOSAL", "going = drafted != -3"),

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..philox import Stream
-from ..row_tiles import draw_token, first_argmax, load_stats
+from ..row_tiles import draw_token, first_argmax, load_stats, uniform
 from .residual import ONE_HOT, distribution_prob
 
 ACCEPT = tl.constexpr(int(Stream.ACCEPT))
