@@ -47,7 +47,7 @@ try:
     from specdec.core.runner.batch import Batch
     from specdec.sdk import Draft, Needs, ProposerConfig, StepView, StrictModel
 except ModuleNotFoundError as error:
-    packages = ["torch", "transformers", "importlib-metadata", "pluggy", "prometheus-client", "pydantic"]
+    packages = ["torch", "transformers", "importlib-metadata", "pluggy", "prometheus-client", "psutil", "pydantic"]
     missing = [package for package in packages if find_spec(package.replace("-", "_")) is None]
     fix = f"python3 -m pip install {' '.join(missing)}" if missing else "a checkout with the links of src/specdec"
     sys.exit(f"benchmarks/gpu.py: {error}; missing here: {', '.join(missing) or error.name}\n  fix: {fix}")
