@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -83,7 +84,7 @@ class Checkpoint:
         """One tensor, for what must be known before weights are loaded. Raises CheckpointError: SD-E146, SD-E172."""
         for file in self.weight_files:
             if name in _shapes(file):
-                return _read(file, name)
+                return read_tensors(file, (name,))[name]
         facts = {"tensor": name, "checkpoint": self.directory, "has": ", ".join(sorted(self.shapes)[:12]) or "none"}
         raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
 
@@ -121,36 +122,41 @@ class Checkpoint:
         return value
 
 
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        if file.suffix == ".safetensors":
-            return _safetensors_shapes(file)
-        import torch
-
-        tensors = torch.load(file, map_location="meta", weights_only=True)
-        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    except Exception as error:  # whatever a damaged file makes the readers raise
-        raise CheckpointError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
-
-
-def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+def read_tensors(file: Path, prefixes: tuple[str, ...], device: str = "cpu") -> dict[str, Tensor]:
+    """The tensors of one weight file whose names start with one of `prefixes`. Raises CheckpointError SD-E146."""
     from safetensors import safe_open
 
-    with safe_open(file, framework="np") as tensors:
-        return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    with _reading(file):
+        if file.suffix != ".safetensors":
+            return {name: tensor for name, tensor in _saved(file, device).items() if name.startswith(prefixes)}
+        with safe_open(file, framework="pt", device=device) as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefixes)}  # noqa: SIM118
 
 
-def _read(file: Path, name: str) -> Tensor:
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    with _reading(file):
+        if file.suffix != ".safetensors":
+            return {name: tuple(tensor.shape) for name, tensor in _saved(file, "meta").items()}
+        with safe_open(file, framework="np") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+
+
+def _saved(file: Path, device: str) -> dict[str, Tensor]:
     import torch
 
-    if file.suffix != ".safetensors":
-        saved: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
-        return saved[name]
-    from safetensors import safe_open
+    saved: dict[str, Tensor] = torch.load(file, map_location=device, weights_only=True)
+    return saved
 
-    with safe_open(file, framework="pt") as opened:
-        tensor: Tensor = opened.get_tensor(name)
-        return tensor
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Whatever a damaged file makes the readers raise becomes CheckpointError SD-E146."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
 
 
 def _from_hub(model: str) -> Path:

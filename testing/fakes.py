@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
+from specdec.sdk.checkpoint import Checkpoint, read_tensors
 from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import DraftKV
 from specdec.sdk.services import AttentionMode, NetworkSettings
@@ -188,11 +188,11 @@ class FakeServices:
         network.to(torch.float32).eval().requires_grad_(False)
 
     def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
-        """The tensors of the safetensors files in a directory."""
+        """The tensors in a checkpoint directory whose names start with one of `prefixes`."""
         tensors: dict[str, Tensor] = {}
-        for file in sorted(Path(checkpoint).glob("*.safetensors")):
-            tensors |= load_file(file)
-        return {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(prefixes))}
+        for file in Checkpoint(Path(checkpoint), {}).weight_files:
+            tensors |= read_tensors(file, tuple(prefixes))
+        return tensors
 
     def draft_kv(self) -> FakeDraftKV:
         """The store, if `draft_kv` was given."""
