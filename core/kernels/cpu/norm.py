@@ -90,16 +90,13 @@ class NativeRMSNorm(nn.Module):
         return output
 
 
-def fuse_rms_norms(model: nn.Module, kernels: NativeKernels | None) -> None:
-    """Replace every module of a model on the CPU that computes an RMS norm, as its outputs show.
-
-    `kernels`: None where there are none.
-    """
+def fuse_rms_norms(model: nn.Module, form_of: Callable[[Spelled], nn.Module]) -> None:
+    """Replace every module of a model on the CPU that computes an RMS norm, as its outputs show, by its form."""
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
-            form = _other_form(module)
-            if form is not None:
-                setattr(parent, name, form if kernels is None else NativeRMSNorm(form, kernels))
+            spelled = _other_form(module)
+            if spelled is not None:
+                setattr(parent, name, form_of(spelled))
 
 
 def _other_form(module: nn.Module) -> Spelled | None:
@@ -109,7 +106,7 @@ def _other_form(module: nn.Module) -> Spelled | None:
     if len(weights) != 1 or not epsilons or next(module.children(), None) or next(module.buffers(), None) is not None:
         return None
     (weight,) = weights
-    if weight.dim() != 1 or weight.dtype not in _FORMS or weight.device.type != "cpu":
+    if weight.dim() != 1 or weight.dtype not in _FORMS:
         return None
     if len(inspect.signature(module.forward).parameters) != 1:
         return None
