@@ -45,9 +45,8 @@ class DeviceProfile:
 
     def dtype(self, asked: str, stored: torch.dtype | None) -> torch.dtype:
         """asked: as in `EngineConfig`. stored: the checkpoint's. None means that it states none."""
-        if asked != "auto":
-            return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[asked]
-        return self.default_dtype or stored or torch.bfloat16
+        named: torch.dtype | None = None if asked == "auto" else getattr(torch, asked)
+        return named or self.default_dtype or stored or torch.bfloat16
 
 
 def profile_of(device: torch.device, cpu_kernels: CpuKernels = "auto") -> DeviceProfile:

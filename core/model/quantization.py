@@ -26,10 +26,9 @@ def check_quantization(name: str | None, where: str) -> None:
     raise ConfigError("SD-E132", f"{where}.quantization names none that is offered", facts)
 
 
-def quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module | None = None) -> None:
+def quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module | None) -> None:
     """Quantise every linear layer in place but `keep`. Raises ConfigError SD-E176 where torchao is missing."""
-    if name in backend.quantizations:
-        backend.narrow(network, keep)
+    if name == "int8_weight_only" and backend.narrow(network, keep):
         return
     try:
         from torchao.quantization import quantize_

@@ -15,7 +15,7 @@ from specdec.sdk import Checkpoint, CheckpointError, ConfigError, NetworkSetting
 
 from ..kernels.cpu.backend import Backend
 from ..model.attention import ATTENTION_NAME
-from ..model.inference_form import prepare_causal_lm, prepare_network
+from ..model.inference_form import prepare
 from ..model.model_support import refuse_unsupported
 from ..model.target import TargetModel, experts_settings, load_config
 
@@ -28,7 +28,7 @@ def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device, b
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model
-    prepare_causal_lm(model, settings.quantization, backend)
+    prepare(model, settings.quantization, backend, keep=model.get_output_embeddings(), drop=True)
     return model.requires_grad_(False)
 
 
@@ -65,7 +65,7 @@ def finish(network: nn.Module, settings: NetworkSettings, device: torch.device, 
     for parameter in network.parameters():  # buffers keep their precision: rotary frequencies are float32 in any model
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(_dtype(settings))
-    prepare_network(network, settings.quantization, backend)
+    prepare(network, settings.quantization, backend)
 
 
 def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:

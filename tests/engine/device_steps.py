@@ -1,6 +1,7 @@
 """Steps as a GPU runs them, on a CPU: what is read back, what is sent, what is recorded.
 
-Block tables, the device form of views and a recorder that stands in for CUDA graphs are put in the CPU's profile. What kernels do without the host, their plain forms do in Python: that is not counted.
+Block tables, the device form of views and a recorder that stands in for CUDA graphs are put in the CPU's profile.
+What kernels do without the host, their plain forms do in Python: that is not counted.
 """
 
 from __future__ import annotations

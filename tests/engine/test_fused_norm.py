@@ -46,7 +46,7 @@ class HiddenEpsilon(Norm):
 
 def fused(module):
     parent = nn.Sequential(module)
-    CpuBackend().lay_out(parent, pack=False, drop=False)
+    CpuBackend().lay_out(parent, room=None, drop=False)
     return parent[0]
 
 

@@ -21,7 +21,6 @@ class Backend:
 
     attend: Callable[..., Tensor] = staticmethod(attend_in_torch)
     is_batch_invariant = False  # whether a row's bits do not depend on the rows beside it
-    quantizations: tuple[str, ...] = ()  # those that `narrow` does
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """Whether attention with heads of such sizes is batch-invariant."""
@@ -30,41 +29,33 @@ class Backend:
     def fuse(self, network: nn.Module) -> None:
         """Join linear layers that read the same input, in place."""
 
-    def narrow(self, network: nn.Module, keep: nn.Module | None) -> None:
-        """Store the weights of every linear layer but `keep` in int8, in place."""
+    def narrow(self, network: nn.Module, keep: nn.Module | None) -> bool:
+        """Store the weights of every linear layer but `keep` in int8, in place; or return False."""
+        return False
 
-    def packable_bytes(self, network: nn.Module) -> int:
-        """Bytes that packing in `lay_out` would add where plain weights are dropped."""
-        return 0
-
-    def lay_out(self, network: nn.Module, *, pack: bool, drop: bool) -> None:
+    def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
         """Replace linear layers and norms in place by forms that are faster for a few rows at a time.
 
-        pack: whether second copies of weights, in another layout, are allowed. drop: whether first copies that
-        nothing needs leave the network.
+        room: the most bytes that second copies of weights may take. None means as many as there are. drop: whether
+        first copies that nothing needs leave the network.
         """
 
 
 class CpuBackend(Backend):
     """PyTorch on a CPU, with fewer and larger operations."""
 
-    quantizations = ("int8_weight_only",)
-
     def fuse(self, network: nn.Module) -> None:
         """See `Backend`."""
         fuse_linears(network)
 
-    def narrow(self, network: nn.Module, keep: nn.Module | None) -> None:
+    def narrow(self, network: nn.Module, keep: nn.Module | None) -> bool:
         """See `Backend`."""
         narrow_linears(network, keep)
+        return True
 
-    def packable_bytes(self, network: nn.Module) -> int:
+    def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
         """See `Backend`."""
-        return packable_bytes(network, self.linear_form)
-
-    def lay_out(self, network: nn.Module, *, pack: bool, drop: bool) -> None:
-        """See `Backend`."""
-        if pack:
+        if room is None or packable_bytes(network, self.linear_form) <= room:
             pack_linears(network, self.linear_form, drop=drop)
         fuse_rms_norms(network, self.norm_form)
 

@@ -14,33 +14,8 @@ from .native.kernels import NativeKernels
 _SCALES = (1e-4, 1e-2, 1.0, 100.0)  # the small ones tell epsilons apart
 
 
-class FusedRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * gain over the last dimension, of fp32: four operations instead of seven."""
-
-    gain: Tensor
-    eps: Tensor
-
-    def __init__(self, weight: nn.Parameter, gain: Tensor, eps: float) -> None:
-        super().__init__()
-        size = gain.numel()
-        self.weight = weight  # where other code may look for it
-        self.register_buffer("gain", gain.detach(), persistent=False)
-        self.register_buffer("eps", torch.tensor(eps), persistent=False)
-        self.register_buffer("scaled_gain", gain.detach() * size**0.5, persistent=False)
-        self.register_buffer("scaled_eps", torch.tensor(eps * size), persistent=False)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
-        inverse = torch.linalg.vecdot(input, input).add_(self.scaled_eps).rsqrt_()
-        output: Tensor = input * inverse.unsqueeze(-1) * self.scaled_gain
-        return output
-
-
-class WideRMSNorm(nn.Module):
-    """A norm of bfloat16 that is computed in fp32, to the last bit what modelling code gives.
-
-    Its epsilon is a tensor: a number is an input to a graph with symbolic values, turned into a tensor in every call.
-    """
+class Spelled(nn.Module):
+    """A norm in PyTorch's operations. Its epsilon is a tensor: a compiler would make one of a number in every call."""
 
     gain: Tensor
     eps: Tensor
@@ -52,15 +27,32 @@ class WideRMSNorm(nn.Module):
         self.register_buffer("gain", gain.detach(), persistent=False)
         self.register_buffer("eps", torch.tensor(eps), persistent=False)
 
+
+class FusedRMSNorm(Spelled):
+    """x / sqrt(mean(x^2) + eps) * gain over the last dimension, of fp32: four operations instead of seven."""
+
+    def __init__(self, weight: nn.Parameter, gain: Tensor, eps: float) -> None:
+        super().__init__(weight, gain, eps)
+        size = gain.numel()
+        self.register_buffer("scaled_gain", gain.detach() * size**0.5, persistent=False)
+        self.register_buffer("scaled_eps", torch.tensor(eps * size), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        inverse = torch.linalg.vecdot(input, input).add_(self.scaled_eps).rsqrt_()
+        output: Tensor = input * inverse.unsqueeze(-1) * self.scaled_gain
+        return output
+
+
+class WideRMSNorm(Spelled):
+    """A norm of bfloat16 that is computed in fp32, to the last bit what modelling code gives."""
+
     def forward(self, input: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
         wide = input.float()
         normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         output: Tensor = (normal.to(self.gain.dtype) * self.gain).to(input.dtype)
         return output
-
-
-Spelled = FusedRMSNorm | WideRMSNorm
 
 
 class NativeRMSNorm(nn.Module):
