@@ -122,8 +122,8 @@ def check_compiler() -> Finding:
 def check_kernels() -> Finding:
     """Whether our kernels for a CPU can be had; they are built here if they were not."""
     try:
-        from specdec.core.kernels.native.build import BuildError
-        from specdec.core.kernels.native.kernels import NativeKernels
+        from specdec.core.kernels.cpu.native.build import BuildError
+        from specdec.core.kernels.cpu.native.kernels import NativeKernels
     except Exception as error:  # torch, of which another check tells
         return Finding("kernels for a CPU", "note", f"not examined: {type(error).__name__}: {error}")
     try:
@@ -138,18 +138,18 @@ def check_text_equality() -> Iterator[Finding]:
     try:
         import torch
 
-        from specdec.core.kernels.native.build import BuildError
-        from specdec.core.kernels.native.kernels import NativeKernels
-        from specdec.core.model.text_equality import TextEquality
+        from specdec.core.kernels.cpu.backend import CpuBackend, NativeBackend
+        from specdec.core.kernels.cpu.native.build import BuildError
+        from specdec.core.model.text_equality import ON_A_GPU, TextEquality
     except Exception:  # torch, of which another check tells
         return
     try:
-        kernels = NativeKernels.load()
+        backend: CpuBackend = NativeBackend.load()
     except BuildError:
-        kernels = None
+        backend = CpuBackend()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        promise = TextEquality.of_machine(device, dtype, kernels)
+        promise = ON_A_GPU if device.type == "cuda" else TextEquality.of_cpu(dtype, backend)
         subject = f"text in {str(dtype).removeprefix('torch.')} on this {device.type}"
         yield Finding(subject, "ok" if promise.level == "bits" else "note", promise.sentence, promise.fix)
 

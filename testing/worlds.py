@@ -43,7 +43,7 @@ class _WatchedServices(EngineServices):
     """The engine's own services, which remember whether the draft KV was asked for."""
 
     def __init__(self, info: TargetInfo, parts: Parts, store: DraftKVStore | None, reads: set[str]) -> None:
-        super().__init__(info, parts.target, parts.tokenizer, store, kernels=parts.kernels)
+        super().__init__(info, parts.target, parts.tokenizer, store, parts.backend)
         self._reads = reads
 
     def draft_kv(self) -> DraftKVStore:
@@ -81,7 +81,7 @@ class RealTarget:
         store = None
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            addressing = HostAddressing(scheduler, parts.kernels)
+            addressing = HostAddressing(scheduler, parts.backend)
             store = BlockDraftKV(spec, scheduler.pool.num_blocks, addressing, dtype, parts.target.device)
         return _WatchedServices(info, parts, store, reads)
 

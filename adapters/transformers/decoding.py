@@ -15,8 +15,8 @@ from specdec.core.cache.block_pool import BlockPool
 from specdec.core.cache.kv_cache import KVCache
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.engine.assembly import ADDRESSING, target_info
-from specdec.core.model.cpu_kernels import kernels_for
+from specdec.core.engine.device import profile_of
+from specdec.core.engine.plan import target_info
 from specdec.core.model.model_support import refuse_unsupported
 from specdec.core.proposing.draft_check import DraftChecker
 from specdec.core.proposing.draft_store import DraftStore
@@ -92,9 +92,9 @@ class SpeculativeDecoding:
         num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
         whole_prompt = info.max_model_len + k
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
-        kernels = kernels_for(model.device)
-        addressing = ADDRESSING[model.device.type](self._scheduler, info, speculation.lookahead, kernels)
-        services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, kernels)
+        profile = profile_of(model.device)
+        addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
+        services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, profile.backend)
         self._host.bind(info, services)
         num_blocks += addressing.num_pad_blocks
         self._runner = Runner(

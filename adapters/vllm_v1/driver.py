@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.core.cache.block_pool import BlockPool
 from specdec.core.cache.host_addressing import HostAddressing
-from specdec.core.model.cpu_kernels import kernels_for
+from specdec.core.engine.device import profile_of
 from specdec.core.proposing.draft_store import DraftStore
 from specdec.core.proposing.services import LayerSource
 from specdec.core.proposing.speculation import Speculation
@@ -47,9 +47,9 @@ class Driver:
         num_blocks = info.max_num_seqs * per_row
         self._rows = RequestRows(info.max_num_seqs, BlockPool(num_blocks, info.block_size, per_row))
         self._drafts = DraftStore(speculation.distribution_buffers(info, target.device))
-        kernels = kernels_for(target.device)
-        addressing = HostAddressing(self._rows, kernels)
-        services = speculation.services(info, target, tokenizer, num_blocks, addressing, kernels)
+        backend = profile_of(target.device).backend
+        addressing = HostAddressing(self._rows, backend)
+        services = speculation.services(info, target, tokenizer, num_blocks, addressing, backend)
         self._host = speculation.host(info, services, self.metrics, observers, target.device)
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:

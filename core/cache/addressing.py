@@ -10,6 +10,7 @@ from torch import Tensor
 from ..kernels.attention_spec import AttentionContext, Mode
 from ..request.request import Request
 from .block_pool import BlockPool
+from .block_table import BlockTable
 from .kv_cache import KVCache
 
 
@@ -38,6 +39,11 @@ class Addressing(Protocol):
 
     @property
     def block_size(self) -> int: ...
+
+    @property
+    def table(self) -> BlockTable | None:
+        """Blocks by row on the device, which recorded work reads. None: the host's lists address."""
+        ...
 
     @property
     def num_pad_blocks(self) -> int:

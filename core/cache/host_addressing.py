@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..kernels.attention import SpanBatch
 from ..kernels.attention_spec import Mode
-from ..kernels.native.kernels import NativeKernels
+from ..kernels.cpu.attention import SpanBatch
+from ..kernels.cpu.backend import Backend
 from ..request.request import Request
 from .addressing import Extent, Rows
 from .kv_cache import CacheView, KVCache
@@ -19,11 +19,11 @@ class HostAddressing:
     """See `Addressing`, of which this is the form without a block table."""
 
     num_pad_blocks = 0
+    table = None
 
-    def __init__(self, scheduler: Rows, kernels: NativeKernels | None) -> None:
-        """`kernels`: None where PyTorch attends."""
+    def __init__(self, scheduler: Rows, backend: Backend) -> None:
         self._scheduler = scheduler
-        self._kernels = kernels
+        self._backend = backend
         self.block_size = scheduler.pool.block_size
 
     def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
@@ -48,7 +48,7 @@ class HostAddressing:
             cache.span(blocks, first_query, num_queries, start + num_queries, mode)
             for _, _, blocks, first_query, start, num_queries in extents
         ]
-        return CacheView(cache, SpanBatch(spans), self._kernels)
+        return CacheView(cache, SpanBatch(spans), self._backend)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""

@@ -11,9 +11,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..kernels.attention import Span, SpanBatch, attend_in_torch
 from ..kernels.attention_spec import AttentionSpec, Mode
-from ..kernels.native.kernels import NativeKernels
+from ..kernels.cpu.attention import Span, SpanBatch
+from ..kernels.cpu.backend import Backend
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class CacheView:
 
     cache: KVCache
     batch: SpanBatch
-    kernels: NativeKernels | None = None  # None: PyTorch attends
+    backend: Backend
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """Store this layer's new keys and values, then attend: [N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
-        attend = attend_in_torch if self.kernels is None else self.kernels.attend
-        return attend(query, keys, values, self.cache.keys[layer], self.cache.values[layer], self.batch, spec)
+        stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
+        return self.backend.attend(query, keys, values, stored_keys, stored_values, self.batch, spec)

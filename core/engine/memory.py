@@ -15,11 +15,17 @@ from ..proposing.admission import Admission
 
 
 def num_kv_blocks(
-    config: EngineConfig, info: TargetInfo, target: TargetModel, admission: Admission | None, lookahead: int = 0
+    config: EngineConfig,
+    info: TargetInfo,
+    target: TargetModel,
+    admission: Admission | None,
+    kv_budget: Callable[[EngineConfig, TargetModel], int],
+    lookahead: int = 0,
 ) -> int:
     """As asked; else what all rows can use, within the memory that is given or left, draft KV included.
 
-    `lookahead`: positions past a request's newest token that its draft pass writes.
+    kv_budget: bytes where the user names none. lookahead: positions past a request's newest token that its draft pass
+    writes.
     """
     usable = config.max_num_seqs * -(-(info.max_model_len + lookahead) // config.block_size)
     per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
@@ -30,7 +36,7 @@ def num_kv_blocks(
     if config.kv_cache_memory_gib is not None:
         budget = int(config.kv_cache_memory_gib * 2**30)
     else:
-        budget = KV_BUDGETS[target.device.type](config, target)
+        budget = kv_budget(config, target)
     affordable = budget // per_block
     if affordable < 1:
         facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
@@ -82,6 +88,3 @@ ROW_RECORDS = 16
 
 ROWS_PER_REQUEST = 8
 """Rows of logits that a step is sized for: more drafts than are common."""
-
-KV_BUDGETS: dict[str, Callable[[EngineConfig, TargetModel], int]] = {"cpu": quarter_of_free, "cuda": left_by_a_step}
-"""Bytes for the KV cache where the user names none, for each type of device."""

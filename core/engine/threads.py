@@ -28,13 +28,13 @@ class Threads:
     replaced: int | None  # PyTorch's number that gives way; None: any
 
     @classmethod
-    def choose(cls, asked: int | None, model: Any, device: torch.device) -> Threads:
-        """What was asked for; else one for a small model on a CPU, unless the user has told PyTorch a number."""
+    def choose(cls, asked: int | None, model: Any) -> Threads:
+        """What was asked for; else, on a CPU, one for a small model, unless the user has told PyTorch a number."""
         if asked is not None:
             return cls(asked, None)
         found = torch.get_num_threads()
         size = sum(each.numel() for each in (*model.parameters(), *model.buffers()))  # packed weights are buffers
-        if device.type != "cpu" or size >= SMALL_MODEL or found == 1 or _is_told(found):
+        if size >= SMALL_MODEL or found == 1 or _is_told(found):
             return cls(None, None)
         otherwise = f"num_threads, {VARIABLES[0]} or torch.set_num_threads choose otherwise"
         logger.info("computing with 1 CPU thread, not PyTorch's %d: the model is small; %s", found, otherwise)

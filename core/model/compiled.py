@@ -27,7 +27,8 @@ from specdec.sdk.errors import message
 
 from ..cache.kv_cache import CacheView, KVCache
 from ..kernels.attention_spec import AttentionContext, AttentionSpec
-from ..kernels.native.kernels import NativeKernels, shape_of_attention
+from ..kernels.cpu.backend import NativeBackend
+from ..kernels.cpu.native.kernels import NativeKernels, shape_of_attention
 from .attention import CONTEXT
 from .target import TargetModel
 
@@ -104,9 +105,9 @@ class _TensorView:
     @classmethod
     def of(cls, context: AttentionContext) -> _TensorView | None:
         """None for any other."""
-        if not isinstance(context, CacheView) or context.kernels is None:
+        if not isinstance(context, CacheView) or not isinstance(context.backend, NativeBackend):
             return None
-        cache, kernels = context.cache, context.kernels
+        cache, kernels = context.cache, context.backend.kernels
         if not all(kernels.serves_heads(cache.dtype, *sizes) for sizes in cache.head_sizes):
             return None
         return cls(context.batch.table, cache.addresses, cache, kernels)

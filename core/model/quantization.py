@@ -1,4 +1,4 @@
-"""Weights of linear layers stored in int8: by torchao, or by kernels of our own where they are faster."""
+"""Weights of linear layers stored in int8: by torchao, or by a backend that has a faster form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import did_you_mean
 
-from ..kernels.int8_linear import narrow_linears
+from ..kernels.cpu.backend import Backend
 
 QUANTIZATIONS = ("int8_weight_only", "int8_dynamic")
 """int8 weights with activations as they are; int8 weights and, row by row, int8 activations."""
@@ -26,10 +26,9 @@ def check_quantization(name: str | None, where: str) -> None:
     raise ConfigError("SD-E132", f"{where}.quantization names none that is offered", facts)
 
 
-def quantize(network: nn.Module, name: str, keep: nn.Module | None = None) -> None:
+def quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module | None) -> None:
     """Quantise every linear layer in place but `keep`. Raises ConfigError SD-E176 where torchao is missing."""
-    if name == "int8_weight_only" and all(each.device.type == "cpu" for each in network.parameters()):
-        narrow_linears(network, keep)
+    if name == "int8_weight_only" and backend.narrow(network, keep):
         return
     try:
         from torchao.quantization import quantize_

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from specdec.sdk.errors import message
 
-from ..kernels.linear import NativeLinear
-from ..kernels.native.kernels import NativeKernels
+from ..kernels.cpu.backend import Backend
+from ..kernels.cpu.linear import NativeLinear
 
 if TYPE_CHECKING:
     from .target import TargetModel
@@ -43,35 +43,31 @@ class TextEquality:
     fix: str | None = None  # what would promise more
 
     @classmethod
-    def of_machine(cls, device: torch.device, dtype: torch.dtype, kernels: NativeKernels | None) -> TextEquality:
-        """Of a model whose every layer the kernels can compute. `kernels`: ours for a CPU; None: there are none."""
-        if device.type != "cpu":
-            return cls("distribution", "on a GPU rounding depends on the batch")
+    def of_cpu(cls, dtype: torch.dtype, backend: Backend) -> TextEquality:
+        """Of a model whose every layer the backend can compute."""
         if dtype == torch.float16:
             return cls("distribution", "PyTorch computes float16, and its rounding depends on the batch", _DTYPES)
-        if kernels is None:
+        if not backend.is_batch_invariant:
             level: Level = "ties" if dtype == torch.float32 else "distribution"
             return cls(level, "PyTorch's kernels compute, and their rounding depends on the batch", _KERNELS)
         if dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16"):
             return cls("distribution", "oneDNN multiplies bfloat16 on this processor", 'dtype="float32"')
         return cls("bits", "our kernels compute a row alike whatever is beside it")
 
-    @classmethod
-    def of(cls, target: TargetModel, kernels: NativeKernels | None) -> TextEquality:
-        """Of a model in the form in which it runs."""
-        machine = cls.of_machine(target.device, target.dtype, kernels)
-        if machine.level == "distribution":
-            return machine
+    def of_target(self, target: TargetModel, backend: Backend) -> TextEquality:
+        """What is left of a machine's promise for a model in the form in which it runs."""
+        if self.level == "distribution":
+            return self
         others = dict(_computed_by_others(target.model))
         wide = target.dtype == torch.float32 and all(dtype == torch.float32 for dtype in others.values())
         level: Level = "ties" if wide else "distribution"
-        if kernels is None:
-            return cls(level, machine.because, machine.fix)
+        if not backend.is_batch_invariant:
+            return replace(self, level=level)
         shapes = {(layer.key_dim, layer.value_dim) for layer in target.layer_shapes}
-        if not all(kernels.serves_heads(target.dtype, *sizes) for sizes in shapes):
+        if not all(backend.serves_heads(target.dtype, *sizes) for sizes in shapes):
             sizes = " and ".join(str(size) for size in sorted({size for shape in shapes for size in shape}))
-            return cls(level, f"PyTorch attends, with heads of size {sizes}")
-        return cls(level, f"PyTorch computes {next(iter(others))}") if others else machine
+            return TextEquality(level, f"PyTorch attends, with heads of size {sizes}")
+        return TextEquality(level, f"PyTorch computes {next(iter(others))}") if others else self
 
     @property
     def sentence(self) -> str:
@@ -88,6 +84,7 @@ class TextEquality:
         logger.warning("%s", message("SD-W305", "text may part from plain decoding's at near ties", facts))
 
 
+ON_A_GPU = TextEquality("distribution", "on a GPU rounding depends on the batch")
 _DTYPES = 'dtype="float32" or "bfloat16"'
 _KERNELS = 'install gcc and leave cpu_kernels at "auto"'
 

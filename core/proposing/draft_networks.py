@@ -13,22 +13,22 @@ from transformers import AutoConfig, AutoModel
 
 from specdec.sdk import Checkpoint, CheckpointError, ConfigError, NetworkSettings, Refusal, UnsupportedModelError
 
-from ..kernels.native.kernels import NativeKernels
+from ..kernels.cpu.backend import Backend
 from ..model.attention import ATTENTION_NAME
-from ..model.inference_form import prepare_causal_lm, prepare_network
+from ..model.inference_form import prepare
 from ..model.model_support import refuse_unsupported
 from ..model.target import TargetModel, experts_settings, load_config
 
 _STUB_VOCABULARY = 1
 
 
-def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device, kernels: NativeKernels | None) -> Any:
+def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device, backend: Backend) -> Any:
     """A transformers causal LM that runs through our attention. Raises ConfigError, UnsupportedModelError."""
     config = load_config(path, trust_remote_code=settings.trust_remote_code)
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model
-    prepare_causal_lm(model, settings.quantization, kernels)
+    prepare(model, settings.quantization, backend, keep=model.get_output_embeddings(), drop=True)
     return model.requires_grad_(False)
 
 
@@ -59,13 +59,13 @@ _NOT_OF_THE_NETWORK = frozenset(
 )
 
 
-def finish(network: nn.Module, settings: NetworkSettings, device: torch.device, kernels: NativeKernels | None) -> None:
+def finish(network: nn.Module, settings: NetworkSettings, device: torch.device, backend: Backend) -> None:
     """Ready for inference: on the device, in its dtype, without gradients, weights packed where that pays."""
     network.to(device=device).eval().requires_grad_(False)
     for parameter in network.parameters():  # buffers keep their precision: rotary frequencies are float32 in any model
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(_dtype(settings))
-    prepare_network(network, settings.quantization, kernels)
+    prepare(network, settings.quantization, backend)
 
 
 def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:

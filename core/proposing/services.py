@@ -15,7 +15,7 @@ from specdec.sdk.checkpoint import logit_scale as stated_logit_scale
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache, LayerShape
-from ..kernels.native.kernels import NativeKernels
+from ..kernels.cpu.backend import Backend
 from ..model.attention import attention_arguments
 from . import draft_networks
 
@@ -74,14 +74,13 @@ class EngineServices:
         target: LayerSource,
         tokenizer: Any,
         draft_kv: DraftKVStore | None,
+        backend: Backend,
         moe_backend: str | None = None,
         capture: Capture | None = None,
         compiling: Compile | None = None,
-        kernels: NativeKernels | None = None,
     ) -> None:
-        """`capture`: makes a replayable form of a function of tensors; None: the device has none.
-
-        `compiling`: makes a compiled form of a function of tensors; None: all runs as it is. `kernels`: those of a CPU.
+        """backend: lays networks out. capture: makes a replayable form of a function of tensors. None means that the
+        device has none. compiling: makes a compiled form of a function of tensors. None means that all runs as it is.
         """
         self.target = info
         self.tokenizer = tokenizer
@@ -93,7 +92,7 @@ class EngineServices:
         self._moe_backend = moe_backend
         self._capture = capture
         self._compiling = compiling
-        self._kernels = kernels
+        self._backend = backend
 
     @property
     def logit_scale(self) -> float:
@@ -110,7 +109,7 @@ class EngineServices:
 
     def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
         """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
-        model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device, self._kernels)
+        model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device, self._backend)
         self._compile_forward(model.get_decoder())
         return model
 
@@ -120,7 +119,7 @@ class EngineServices:
 
     def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
         """Device, dtype, quantization and the layout of weights, in place."""
-        draft_networks.finish(network, self._inherited(settings), self.device, self._kernels)
+        draft_networks.finish(network, self._inherited(settings), self.device, self._backend)
         self._compile_forward(network)
 
     def _compile_forward(self, network: nn.Module) -> None:

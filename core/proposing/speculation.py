@@ -15,7 +15,7 @@ from specdec.sdk.errors import message
 from ..cache.addressing import Addressing
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..device_memory import free_memory
-from ..kernels.native.kernels import NativeKernels
+from ..kernels.cpu.backend import Backend
 from ..model.quantization import check_quantization
 from ..model.target import experts_settings
 from ..registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
@@ -108,22 +108,22 @@ class Speculation:
         tokenizer: Any,
         num_blocks: int,
         addressing: Addressing,
-        kernels: NativeKernels | None,
+        backend: Backend,
         moe_backend: str | None = None,
         capture: Capture | None = None,
         compiling: Compile | None = None,
     ) -> EngineServices:
         """What the proposer is lent, its draft KV included if it declared any.
 
-        `num_blocks`, `addressing`: of the target's cache, or of one that only drafts have. `kernels`: those of a CPU.
-        `compiling`: makes compiled forms of what drafters run; None: nothing is compiled.
+        `num_blocks`, `addressing`: of the target's cache, or of one that only drafts have. `backend`: lays networks
+        out. `compiling`: makes compiled forms of what drafters run; None: nothing is compiled.
         """
         spec = self.loaded.needs.draft_kv
         draft_kv = None
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             draft_kv = BlockDraftKV(spec, num_blocks, addressing, dtype, target.device)
-        return EngineServices(info, target, tokenizer, draft_kv, moe_backend, capture, compiling, kernels)
+        return EngineServices(info, target, tokenizer, draft_kv, backend, moe_backend, capture, compiling)
 
     def host(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.sdk import ConfigError
 
-from ..cache.device_addressing import DeviceAddressing
+from ..cache.block_table import BlockTable
 from ..cache.kv_cache import KVCache
 from ..cache.paged_view import PagedView
 from ..model.forward_input import ForwardInput
@@ -119,11 +119,11 @@ def _put(place: Tensor, values: Tensor, padding: int) -> None:
 class GraphedTarget:
     """A target whose steps of few tokens are replayed. Its outputs are valid until the next step."""
 
-    def __init__(self, target: Target, cache: KVCache, addressing: DeviceAddressing, shapes: Sequence[Bucket]) -> None:
+    def __init__(self, target: Target, cache: KVCache, table: BlockTable, shapes: Sequence[Bucket]) -> None:
         """`shapes`: the largest first."""
         self.model, self.device, self.dtype = target.model, target.device, target.dtype
         self._target = target
-        self._cache, self._table = cache, addressing.table
+        self._cache, self._table = cache, table
         most = max(bucket.num_requests for bucket in shapes)
         self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, target.device)
         self._shapes = shapes
@@ -236,9 +236,9 @@ class Graphs:
     max_num_seqs: int
     required: bool  # whether a target that cannot be recorded is an error
 
-    def target(self, target: Target, cache: KVCache, addressing: DeviceAddressing, num_draft_tokens: int) -> Target:
+    def target(self, target: Target, cache: KVCache, table: BlockTable, num_draft_tokens: int) -> Target:
         """The target with its small steps recorded; itself where that fails. Raises ConfigError if it is required."""
-        graphed = GraphedTarget(target, cache, addressing, buckets(self.max_num_seqs, num_draft_tokens))
+        graphed = GraphedTarget(target, cache, table, buckets(self.max_num_seqs, num_draft_tokens))
         try:
             graphed.record(self.recorder)
         except RuntimeError as error:

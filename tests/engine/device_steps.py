@@ -1,18 +1,20 @@
 """Steps as a GPU runs them, on a CPU: what is read back, what is sent, what is recorded.
 
-Block tables, the device form of views and a recorder that stands in for CUDA graphs are put in the engine's dispatch
-tables. What kernels do without the host, their plain forms do in Python: that is not counted.
+Block tables, the device form of views and a recorder that stands in for CUDA graphs are put in the CPU's profile.
+What kernels do without the host, their plain forms do in Python: that is not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specdec.core.engine.device import PROFILES, by_table
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.eagle.proposer import Eagle3Proposer, EagleProposer
@@ -25,6 +27,17 @@ READS = {
     "__bool__", "__int__", "__float__", "__index__", "__contains__", "__iter__",
 }  # fmt: skip
 INDEXES = {"__getitem__", "__setitem__", "index_put_", "index_put", "index"}
+
+
+def give_cpu(monkeypatch, **ways):
+    """Engines on a CPU do something in another way than a CPU's own: fields of `DeviceProfile`."""
+    make = PROFILES["cpu"]
+    monkeypatch.setitem(PROFILES, "cpu", lambda *args: replace(make(*args), **ways))
+
+
+def address_by_table(monkeypatch):
+    """Engines on a CPU address KV as on a GPU."""
+    give_cpu(monkeypatch, addressing=by_table)
 
 
 class Waits(TorchFunctionMode):

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from specdec import LLM, SamplingParams
 from specdec.core.cache.kv_cache import CacheView, KVCache, LayerShape
-from specdec.core.kernels.attention import Span, SpanBatch
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.linear import NativeLinear
-from specdec.core.kernels.native.kernels import NativeKernels
+from specdec.core.kernels.cpu.attention import Span, SpanBatch
+from specdec.core.kernels.cpu.backend import NativeBackend
+from specdec.core.kernels.cpu.linear import NativeLinear
 from specdec.core.model.attention import CONTEXT
 from specdec.core.model.compiled import MOST_COMPILED, CompiledFunction
 
@@ -272,7 +272,7 @@ def test_a_network_that_does_not_fit_its_cache_stays_as_it_is(dtype):
     """Compiled attention knows where the cache lies, not what it stores."""
     cpu = torch.device("cpu")
     cache = KVCache([LayerShape(1, 64, 64)], 1, 16, torch.float32, cpu)
-    view = CacheView(cache, SpanBatch((Span(0, 2, 2, slice(0, 2), cpu),)), NativeKernels.load())
+    view = CacheView(cache, SpanBatch((Span(0, 2, 2, slice(0, 2), cpu),)), NativeBackend.load())
     network, heads = Attending(), torch.randn(2, 1, 64).to(dtype)
     forward = compile_network(network)
     with torch.inference_mode():

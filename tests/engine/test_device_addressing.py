@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device_steps import address_by_table
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, tokens
 
 from specdec.core.cache.block_table import BlockTable
 from specdec.core.cache.device_addressing import DeviceAddressing
-from specdec.core.engine import assembly
+from specdec.core.engine.device import PROFILES
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.eagle.proposer import Eagle3Proposer
@@ -45,9 +46,12 @@ class DeviceDraftModel(OnDevice, DraftModelProposer):
 DRAFTERS = {"eagle3": DeviceEagle3, "dflash": DeviceDFlash, "draft": DeviceDraftModel}
 
 
+BY_LISTS = PROFILES["cpu"]
+
+
 @pytest.fixture(autouse=True)
 def by_table(monkeypatch):
-    monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
+    address_by_table(monkeypatch)
 
 
 def generate(llm, prompts):
@@ -71,7 +75,7 @@ def test_drafters_with_kv_of_their_own_draft_as_they_do_by_lists(name, prompts, 
     for way in ("cuda", "cpu"):
         with monkeypatch.context() as patched:
             if way == "cpu":
-                patched.setitem(assembly.ADDRESSING, "cpu", assembly._by_lists)
+                patched.setitem(PROFILES, "cpu", BY_LISTS)
             llm = make_llm(method, k=3, speculative={"model": str(target_path.parent / name)}, max_num_seqs=3)
             outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:5]], GREEDY)
             assert tokens(outputs) == truth[:5]

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from device_steps import address_by_table
 from engine_helpers import make_llm, tokens
 from engine_proposers import DenseDistributions, SparseDistributions
 from torch import Tensor
 
 from specdec import SamplingParams
-from specdec.core.engine import assembly
 from specdec.core.proposing.draft_check import DraftChecker
 from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
 from specdec.core.proposing.draft_support import can_draw, target_to_draft
@@ -103,7 +103,7 @@ class DeviceSparse(FaultySparse):
 
 @pytest.fixture
 def by_table(monkeypatch):
-    monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
+    address_by_table(monkeypatch)
 
 
 def engine_with(place, fault, sequences, policy, after=0, rule="standard"):

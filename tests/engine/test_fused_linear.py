@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from specdec import LLM
-from specdec.core.kernels.fused_linear import FusedLinear, fuse_linears
-from specdec.core.kernels.native.kernels import NativeKernels
-from specdec.core.model.inference_form import prepare_network
+from specdec.core.kernels.cpu.backend import NativeBackend
+from specdec.core.kernels.cpu.fused_linear import FusedLinear, fuse_linears
+from specdec.core.model.inference_form import prepare
 
 
 class Attention(nn.Module):
@@ -100,7 +100,7 @@ def test_fused_layers_are_prepared_like_any_others(quantization):
     values = torch.randn(1, 4, 64)
     with torch.inference_mode():
         expected = attention.k_proj(values)
-        prepare_network(attention, quantization, NativeKernels.load())
+        prepare(attention, quantization, NativeBackend.load())
         torch.testing.assert_close(attention.k_proj(values), expected, atol=0.02 if quantization else 1e-5, rtol=0.02)
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from specdec import LLM
-from specdec.core.kernels.norm import FusedRMSNorm, NativeRMSNorm, WideRMSNorm, fuse_rms_norms
+from specdec.core.kernels.cpu.backend import CpuBackend
+from specdec.core.kernels.cpu.norm import FusedRMSNorm, NativeRMSNorm, WideRMSNorm
 
 
 class Norm(nn.Module):
@@ -45,7 +46,7 @@ class HiddenEpsilon(Norm):
 
 def fused(module):
     parent = nn.Sequential(module)
-    fuse_rms_norms(parent, kernels=None)
+    CpuBackend().lay_out(parent, room=None, drop=False)
     return parent[0]
 
 

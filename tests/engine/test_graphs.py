@@ -11,11 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from device_steps import DRAFTERS, Replayer
+from device_steps import DRAFTERS, Replayer, address_by_table, give_cpu
 from engine_helpers import GREEDY, assert_same_tokens, make_llm, tokens
 
 from specdec import SamplingParams
-from specdec.core.engine import assembly
 from specdec.core.kernels.paged_attention import dispatch
 from specdec.core.runner.graphs import MOST_TOKENS, Bucket, GraphedFunction, GraphedTarget, batch_sizes, buckets
 from specdec.sdk import ConfigError
@@ -31,13 +30,13 @@ class Refuser:
 
 @pytest.fixture
 def by_table(monkeypatch):
-    monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
+    address_by_table(monkeypatch)
 
 
 @pytest.fixture
 def recorder(by_table, monkeypatch):
     made = Replayer()
-    monkeypatch.setitem(assembly.RECORDERS, "cpu", lambda device: made)
+    give_cpu(monkeypatch, recorder=lambda device: made)
     return made
 
 
@@ -173,7 +172,7 @@ def test_a_function_is_recorded_once_per_size_and_padded_with_its_first_row():
 
 
 def test_a_target_that_cannot_be_recorded_runs_without_or_is_refused(by_table, monkeypatch, caplog, prompts, truth):
-    monkeypatch.setitem(assembly.RECORDERS, "cpu", Refuser)
+    give_cpu(monkeypatch, recorder=Refuser)
     with caplog.at_level(logging.WARNING, "specdec"):
         llm = make_llm(max_num_seqs=2)
     assert "cannot be recorded" in caplog.text

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow
+from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow, address_by_table, give_cpu
 from engine_helpers import GREEDY, make_llm
 
 from specdec import SamplingParams
 from specdec.core.cache.transfer import aligned
-from specdec.core.engine import assembly
 from specdec.core.kernels.paged_attention import dispatch
 from specdec.core.proposing import step_random
 from specdec.core.rejection import sampler, torch_backend
@@ -33,7 +32,7 @@ def verdict_on_device(*args):
 @pytest.fixture
 def waits(monkeypatch):
     mode = Waits()
-    monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
+    address_by_table(monkeypatch)
     monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", mode.kernel(dispatch.PAGED_ATTENTION["cpu"]))
     monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(verdict_on_device)})
     monkeypatch.setattr(step_random, "uniform", mode.kernel(step_random.uniform))
@@ -94,7 +93,7 @@ def test_a_step_with_drafts_from_a_device_waits_once(
     name, graphs, waits, prompts, target_path, mtp_target, monkeypatch
 ):
     if graphs:
-        monkeypatch.setitem(assembly.RECORDERS, "cpu", Replayer)
+        give_cpu(monkeypatch, recorder=Replayer)
     llm = drafting(name, target_path, mtp_target)
     assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
     assert waits.num_sent == 4 * NUM_STEPS, "the batch, positions, the view, where drafts are kept"

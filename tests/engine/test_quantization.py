@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specdec import LLM
-from specdec.core.kernels.int8_linear import Int8Linear
+from specdec.core.kernels.cpu.int8_linear import Int8Linear
 from specdec.core.model.quantization import QUANTIZATIONS
 from specdec.sdk import ConfigError
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from engine_helpers import make_llm
 
-from specdec.core.kernels.attention import Span, SpanBatch, attend_in_torch
+from specdec.core.engine.device import profile_of
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.model.text_equality import TextEquality
+from specdec.core.kernels.cpu.attention import Span, SpanBatch, attend_in_torch
 
 has_amx = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 BY_SETTINGS = {
@@ -36,7 +36,7 @@ def test_layers_that_are_not_ours_promise_less():
 
 
 def test_nothing_is_promised_token_for_token_on_a_gpu():
-    found = TextEquality.of_machine(torch.device("cuda"), torch.float32, None)
+    found = profile_of(torch.device("cuda")).text_equality(torch.float32)
     assert (found.level, found.fix) == ("distribution", None)
 
 

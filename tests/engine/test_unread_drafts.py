@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from device_steps import address_by_table
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, proposer_of, tokens
 from engine_proposers import DenseDistributions, Scripted, SparseDistributions, ragged_length
 
 from specdec import SamplingParams
-from specdec.core.engine import assembly
 from specdec.core.proposing.unread_drafts import Report, UnreadDrafts, of_one_kind
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerError
 
@@ -75,7 +75,7 @@ class Unusable(OnDevice, Scripted):
 
 @pytest.fixture
 def by_table(monkeypatch):
-    monkeypatch.setitem(assembly.ADDRESSING, "cpu", assembly.ADDRESSING["cuda"])
+    address_by_table(monkeypatch)
 
 
 def run(name, prompts, params, *, options, **settings):

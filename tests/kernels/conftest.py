@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from specdec.core.kernels.native import build
-from specdec.core.kernels.native.kernels import NativeKernels
+from specdec.core.kernels.cpu.native import build
+from specdec.core.kernels.cpu.native.kernels import NativeKernels
 
 LESS = {
     "no bfloat16": ["-march=native", "-mno-avx512bf16"],

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from specdec import LLM
-from specdec.core.kernels import linear
-from specdec.core.kernels.linear import NativeLinear, PackedLinear, pack_linears, packable_bytes
+from specdec.core.kernels.cpu import backend
+from specdec.core.kernels.cpu.backend import CpuBackend, NativeBackend
+from specdec.core.kernels.cpu.linear import NativeLinear, PackedLinear, packable_bytes
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (1, 3), (2, 2), (1, 6), (1, 7), (1, 33), (7,), (0,), (), (1, 2, 1, 2)]
@@ -127,7 +128,7 @@ def model():
 def test_plain_layers_take_the_fastest_form(kernels, processor, has_kernels, expected, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
     laid_out = nn.Sequential(model())
-    pack_linears(laid_out, kernels if has_kernels else None)
+    (NativeBackend(kernels) if has_kernels else CpuBackend()).lay_out(laid_out, room=None, drop=False)
     assert [type(layer) for layer in laid_out[0]] == expected
 
 
@@ -135,7 +136,7 @@ def test_without_onednn_nothing_is_its(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
     laid_out = model()
-    pack_linears(laid_out, None)
+    CpuBackend().lay_out(laid_out, room=None, drop=False)
     assert {type(layer) for layer in laid_out} == {nn.Linear, Special}
 
 
@@ -144,17 +145,18 @@ def test_only_plain_weights_that_are_needed_stay(kernels, dtype):
     tied = nn.ModuleList([nn.Embedding(30, 8), nn.Linear(8, 30, bias=False), nn.Linear(8, 6)]).to(dtype)
     tied[1].weight = tied[0].weight
     expected = tied[2].weight.detach().clone()
-    assert packable_bytes(tied, kernels) == tied[0].weight.nbytes
-    pack_linears(tied, kernels, drop=True)
+    served = NativeBackend(kernels)
+    assert packable_bytes(tied, served.linear_form) == tied[0].weight.nbytes
+    served.lay_out(tied, room=None, drop=True)
     assert tied[1].weight is tied[0].weight
     assert dict(tied[2].named_parameters()).keys() == {"bias"}
     assert torch.equal(tied[2].weight, expected)
-    assert packable_bytes(tied, kernels) == 0
+    assert packable_bytes(tied, served.linear_form) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_target_keeps_its_tied_weights(dtype, monkeypatch):
-    monkeypatch.setattr(linear, "PackedLinear", partial(pytest.fail, "AMX is not looked at here"))
+    monkeypatch.setattr(backend, "PackedLinear", partial(pytest.fail, "AMX is not looked at here"))
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     target = LLM("tiny", max_model_len=64, dtype=dtype).engine.parts.target.model
     assert type(target.get_output_embeddings()) is NativeLinear

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.core.kernels.attention import Span, SpanBatch, attend_in_torch
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.native.kernels import NativeKernels
+from specdec.core.kernels.cpu.attention import Span, SpanBatch, attend_in_torch
+from specdec.core.kernels.cpu.native.kernels import NativeKernels
 
 CPU = torch.device("cpu")
 NUM_SLOTS = 900

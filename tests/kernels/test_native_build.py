@@ -10,9 +10,10 @@ import sys
 import pytest
 import torch
 
-from specdec.core.kernels.native.build import BuildError, load_library
-from specdec.core.kernels.native.kernels import SOURCES, NativeKernels
-from specdec.core.model.cpu_kernels import kernels_for
+from specdec.core.engine.device import profile_of
+from specdec.core.kernels.cpu.backend import Backend
+from specdec.core.kernels.cpu.native.build import BuildError, load_library
+from specdec.core.kernels.cpu.native.kernels import SOURCES, NativeKernels
 from specdec.sdk import ConfigError
 
 
@@ -71,7 +72,7 @@ def test_threads_load_the_same_kernels():
     """In a process of its own: an operator is registered once."""
     program = (
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "from specdec.core.kernels.native.kernels import NativeKernels\n"
+        "from specdec.core.kernels.cpu.native.kernels import NativeKernels\n"
         "with ThreadPoolExecutor(4) as pool:\n"
         "    print(len(set(pool.map(lambda _: NativeKernels.load(), range(4)))))\n"
     )
@@ -80,9 +81,9 @@ def test_threads_load_the_same_kernels():
 
 
 def test_a_gpu_has_no_choice():
-    assert kernels_for(torch.device("cuda")) is None
+    assert type(profile_of(torch.device("cuda")).backend) is Backend
     with pytest.raises(ConfigError, match="SD-E137"):
-        kernels_for(torch.device("cuda"), "native")
+        profile_of(torch.device("cuda"), "native")
 
 
 def test_the_engine_says_what_it_does_without_a_compiler(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.core.kernels.norm import FusedRMSNorm, NativeRMSNorm, WideRMSNorm
+from specdec.core.kernels.cpu.norm import FusedRMSNorm, NativeRMSNorm, WideRMSNorm
 
 KINDS = {
     "fp32": (torch.float32, torch.float32),

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
-from specdec.core.kernels.attention import Span, attend_by_span
 from specdec.core.kernels.attention_spec import AttentionSpec
+from specdec.core.kernels.cpu.attention import Span, attend_by_span
 from specdec.core.kernels.paged_attention import Pages, kernel, naive, varlen
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of 0 / 0 in rows that pad a tile

@@ -2,7 +2,8 @@
 
 What a CPU pays for in decoding is reading weights. One row of a 768 x 3072 layer took 590 us in fp32, 160 us in
 bfloat16 and 75 us so, on one core; eight rows took 900, 260 and 270 us. With hundreds of rows it is as fast as fp32.
-A row's result does not depend on the rows beside it.
+A row's result does not depend on the rows beside it. For one row of such layers torchao's weight-only int8, uncompiled,
+takes four times as long in fp32 and seven times in bfloat16.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -96,18 +95,24 @@ _operators.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")  #
 torch.library.register_fake("specdec::packed_linear", shape_of_linear, lib=_operators)
 
 
-def packable_bytes(model: nn.Module, kernels: NativeKernels | None) -> int:
+LinearForm = Callable[..., nn.Module]
+"""Makes a form of a plain layer; takes `keep` as `LaidOutLinear` does."""
+
+FormOf = Callable[[nn.Linear], LinearForm | None]
+"""Chooses a layer's form. None means that the layer stays."""
+
+
+def packable_bytes(model: nn.Module, form_of: FormOf) -> int:
     """What packing would add where plain weights are dropped."""
-    return sum(found.layer.weight.nbytes for found in _packable(model, kernels) if found.is_shared)
+    return sum(found.layer.weight.nbytes for found in _packable(model, form_of) if found.is_shared)
 
 
-def pack_linears(model: nn.Module, kernels: NativeKernels | None, *, drop: bool = False) -> None:
-    """Replace plain linear layers of a model on the CPU by their fastest form.
+def pack_linears(model: nn.Module, form_of: FormOf, *, drop: bool = False) -> None:
+    """Replace plain linear layers of a model on the CPU by their forms.
 
-    `kernels`: None where there are none. `drop`: whether plain weights that no other module has leave the model's
-    parameters.
+    drop: whether plain weights that no other module has leave the model's parameters.
     """
-    waiting = deque(_packable(model, kernels))
+    waiting = deque(_packable(model, form_of))
     while waiting:  # each layer goes when its packed form has come
         found = waiting.popleft()
         setattr(found.parent, found.name, found.form(found.layer, keep=found.is_shared or not drop))
@@ -117,33 +122,31 @@ class _Packable(NamedTuple):
     parent: nn.Module
     name: str
     layer: nn.Linear
-    form: Callable[..., nn.Module]
+    form: LinearForm
     is_shared: bool  # another module has the weight too
 
 
-def _packable(model: nn.Module, kernels: NativeKernels | None) -> list[_Packable]:
+def _packable(model: nn.Module, form_of: FormOf) -> list[_Packable]:
     uses = Counter(id(each) for module in model.modules() for each in module.parameters(recurse=False))
     found: list[_Packable] = []
     for parent in model.modules():
         for name, layer in parent.named_children():
-            if type(layer) is nn.Linear and is_plain(layer.weight):
-                form = _form(layer, kernels)
-                if form is not None:
-                    found.append(_Packable(parent, name, layer, form, uses[id(layer.weight)] > 1))
+            if type(layer) is not nn.Linear or not is_plain(layer.weight):
+                continue
+            form = form_of(layer)
+            if form is not None:
+                found.append(_Packable(parent, name, layer, form, uses[id(layer.weight)] > 1))
     return found
 
 
-def _form(layer: nn.Linear, kernels: NativeKernels | None) -> Callable[..., nn.Module] | None:
-    """None: as it is."""
-    is_narrow = layer.weight.dtype == torch.bfloat16
-    processor = torch.cpu.get_capabilities() if torch.backends.mkldnn.is_available() else {}  # type: ignore[no-untyped-call]
-    if is_narrow and processor.get("amx_bf16"):
-        return PackedLinear
-    if kernels is not None and kernels.can_pack(layer.weight):
-        return partial(NativeLinear, kernels=kernels)
-    return PackedLinear if is_narrow and processor.get("avx512_bf16") else None
+def onednn_multiplies(weight: Tensor, *features: str) -> bool:
+    """Whether a weight is bfloat16, and the processor has one of these features, by which oneDNN multiplies it."""
+    if weight.dtype != torch.bfloat16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    processor = torch.cpu.get_capabilities()
+    return any(processor.get(feature) for feature in features)
 
 
 def is_plain(weight: Tensor) -> bool:
     """Not, for example, a tensor subclass that keeps quantised values and calls itself fp32."""
-    return type(weight) is nn.Parameter and weight.dtype in DTYPES and weight.device.type == "cpu"
+    return type(weight) is nn.Parameter and weight.dtype in DTYPES

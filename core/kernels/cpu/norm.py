@@ -14,33 +14,8 @@ from .native.kernels import NativeKernels
 _SCALES = (1e-4, 1e-2, 1.0, 100.0)  # the small ones tell epsilons apart
 
 
-class FusedRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * gain over the last dimension, of fp32: four operations instead of seven."""
-
-    gain: Tensor
-    eps: Tensor
-
-    def __init__(self, weight: nn.Parameter, gain: Tensor, eps: float) -> None:
-        super().__init__()
-        size = gain.numel()
-        self.weight = weight  # where other code may look for it
-        self.register_buffer("gain", gain.detach(), persistent=False)
-        self.register_buffer("eps", torch.tensor(eps), persistent=False)
-        self.register_buffer("scaled_gain", gain.detach() * size**0.5, persistent=False)
-        self.register_buffer("scaled_eps", torch.tensor(eps * size), persistent=False)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
-        inverse = torch.linalg.vecdot(input, input).add_(self.scaled_eps).rsqrt_()
-        output: Tensor = input * inverse.unsqueeze(-1) * self.scaled_gain
-        return output
-
-
-class WideRMSNorm(nn.Module):
-    """A norm of bfloat16 that is computed in fp32, to the last bit what modelling code gives.
-
-    Its epsilon is a tensor: a number is an input to a graph with symbolic values, turned into a tensor in every call.
-    """
+class Spelled(nn.Module):
+    """A norm in PyTorch's operations. Its epsilon is a tensor: a compiler would make one of a number in every call."""
 
     gain: Tensor
     eps: Tensor
@@ -52,15 +27,32 @@ class WideRMSNorm(nn.Module):
         self.register_buffer("gain", gain.detach(), persistent=False)
         self.register_buffer("eps", torch.tensor(eps), persistent=False)
 
+
+class FusedRMSNorm(Spelled):
+    """x / sqrt(mean(x^2) + eps) * gain over the last dimension, of fp32: four operations instead of seven."""
+
+    def __init__(self, weight: nn.Parameter, gain: Tensor, eps: float) -> None:
+        super().__init__(weight, gain, eps)
+        size = gain.numel()
+        self.register_buffer("scaled_gain", gain.detach() * size**0.5, persistent=False)
+        self.register_buffer("scaled_eps", torch.tensor(eps * size), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        inverse = torch.linalg.vecdot(input, input).add_(self.scaled_eps).rsqrt_()
+        output: Tensor = input * inverse.unsqueeze(-1) * self.scaled_gain
+        return output
+
+
+class WideRMSNorm(Spelled):
+    """A norm of bfloat16 that is computed in fp32, to the last bit what modelling code gives."""
+
     def forward(self, input: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
         wide = input.float()
         normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         output: Tensor = (normal.to(self.gain.dtype) * self.gain).to(input.dtype)
         return output
-
-
-Spelled = FusedRMSNorm | WideRMSNorm
 
 
 class NativeRMSNorm(nn.Module):
@@ -90,16 +82,13 @@ class NativeRMSNorm(nn.Module):
         return output
 
 
-def fuse_rms_norms(model: nn.Module, kernels: NativeKernels | None) -> None:
-    """Replace every module of a model on the CPU that computes an RMS norm, as its outputs show.
-
-    `kernels`: None where there are none.
-    """
+def fuse_rms_norms(model: nn.Module, form_of: Callable[[Spelled], nn.Module]) -> None:
+    """Replace every module of a model on the CPU that computes an RMS norm, as its outputs show, by its form."""
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
-            form = _other_form(module)
-            if form is not None:
-                setattr(parent, name, form if kernels is None else NativeRMSNorm(form, kernels))
+            spelled = _other_form(module)
+            if spelled is not None:
+                setattr(parent, name, form_of(spelled))
 
 
 def _other_form(module: nn.Module) -> Spelled | None:
@@ -109,7 +98,7 @@ def _other_form(module: nn.Module) -> Spelled | None:
     if len(weights) != 1 or not epsilons or next(module.children(), None) or next(module.buffers(), None) is not None:
         return None
     (weight,) = weights
-    if weight.dim() != 1 or weight.dtype not in _FORMS or weight.device.type != "cpu":
+    if weight.dim() != 1 or weight.dtype not in _FORMS:
         return None
     if len(inspect.signature(module.forward).parameters) != 1:
         return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .attention_spec import AttentionSpec, Mode
+from ..attention_spec import AttentionSpec, Mode
 
 _MODES: tuple[Mode, ...] = ("causal", "causal_block", "full_block")
 

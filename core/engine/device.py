@@ -1,0 +1,120 @@
+"""What differs between devices, chosen once: everything else asks the profile and not the device's type."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from specdec.sdk import ConfigError, TargetInfo
+from specdec.sdk.errors import message
+
+from ..cache.addressing import Addressing, Rows
+from ..cache.device_addressing import DeviceAddressing
+from ..cache.host_addressing import HostAddressing
+from ..config.engine_config import EngineConfig
+from ..kernels.cpu.backend import Backend, CpuBackend, NativeBackend
+from ..kernels.cpu.native.build import BuildError
+from ..model.target import TargetModel
+from ..model.text_equality import ON_A_GPU, TextEquality
+from ..runner.graphs import CudaRecorder, Recorder
+from .memory import left_by_a_step, quarter_of_free
+from .threads import Threads
+
+logger = logging.getLogger("specdec")
+
+CpuKernels = Literal["auto", "native", "torch"]
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """A device, and what an engine does its own way there."""
+
+    device: torch.device
+    backend: Backend  # computes attention over spans, and lays networks out
+    default_dtype: torch.dtype | None  # None: the checkpoint's own
+    addressing: Callable[[Rows, TargetInfo, int], Addressing]  # of rows, a target and the lookahead
+    recorder: Callable[[torch.device], Recorder] | None  # records work for replay; None: nothing does
+    kv_budget: Callable[[EngineConfig, TargetModel], int]  # bytes for the KV cache where the user names none
+    threads: Callable[[int | None, Any], Threads]  # of what was asked for, and a model
+    text_equality: Callable[[torch.dtype], TextEquality]  # of a model whose every layer the backend computes
+
+    def dtype(self, asked: str, stored: torch.dtype | None) -> torch.dtype:
+        """asked: as in `EngineConfig`. stored: the checkpoint's. None means that it states none."""
+        named: torch.dtype | None = None if asked == "auto" else getattr(torch, asked)
+        return named or self.default_dtype or stored or torch.bfloat16
+
+
+def profile_of(device: torch.device, cpu_kernels: CpuKernels = "auto") -> DeviceProfile:
+    """cpu_kernels: as in `EngineConfig`; "auto" warns where a CPU has none.
+
+    Raises ConfigError SD-E137 if there is no choice, or kernels in C were asked for and cannot be had.
+    """
+    return PROFILES.get(device.type, _of_gpu)(device, cpu_kernels)
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name, or the best one for "auto". Raises ConfigError SD-E147."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ConfigError("SD-E147", f"device {name!r} was asked for, and torch finds no CUDA device")
+    return torch.device(name)
+
+
+def by_table(rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
+    """Slots by a block table on the device."""
+    width = -(-(info.max_model_len + lookahead) // info.block_size)
+    return DeviceAddressing(rows, info.max_num_seqs, width, torch.device(info.device))
+
+
+def _of_cpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
+    backend = _cpu_backend(cpu_kernels)
+    return DeviceProfile(
+        device,
+        backend,
+        default_dtype=torch.float32,
+        addressing=lambda rows, info, lookahead: HostAddressing(rows, backend),
+        recorder=None,
+        kv_budget=quarter_of_free,
+        threads=Threads.choose,
+        text_equality=partial(TextEquality.of_cpu, backend=backend),
+    )
+
+
+def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
+    if cpu_kernels != "auto":
+        facts = {"found": cpu_kernels, "device": device, "fix": "leave it out"}
+        raise ConfigError("SD-E137", "cpu_kernels chooses what a CPU computes with", facts)
+    return DeviceProfile(
+        device,
+        Backend(),
+        default_dtype=None,
+        addressing=by_table,
+        recorder=CudaRecorder,
+        kv_budget=left_by_a_step,
+        threads=lambda asked, model: Threads(asked, None),
+        text_equality=lambda dtype: ON_A_GPU,
+    )
+
+
+PROFILES: dict[str, Callable[[torch.device, CpuKernels], DeviceProfile]] = {"cpu": _of_cpu, "cuda": _of_gpu}
+"""What makes a profile, for each type of device."""
+
+
+def _cpu_backend(choice: CpuKernels) -> CpuBackend:
+    if choice == "torch":
+        return CpuBackend()
+    try:
+        return NativeBackend.load()
+    except BuildError as error:
+        facts = {"because": str(error)}
+        if choice == "native":
+            raise ConfigError("SD-E137", "the kernels for a CPU cannot be had", facts) from error
+        facts |= {"so": "PyTorch computes, more slowly", "fix": "install gcc, or set cpu_kernels='torch'"}
+        logger.warning("%s", message("SD-W304", "the kernels for a CPU cannot be had", facts))
+        return CpuBackend()

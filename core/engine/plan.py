@@ -1,0 +1,103 @@
+"""An engine's plan: what its configuration comes to, known before any weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
+
+from ..config.engine_config import EngineConfig
+from ..model.model_support import locate_model, longest_length
+from ..model.quantization import check_quantization
+from ..model.target import experts_settings, load_config
+from ..proposing.speculation import Speculation, SpeculativeSettings
+from ..registry import PluginSettings
+from ..registry.hooks import HookPlugins, load_hooks
+from .device import DeviceProfile, device_of, profile_of
+from .memory import bytes_per_row, require_memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Resolved and admitted."""
+
+    config: EngineConfig
+    profile: DeviceProfile
+    path: str  # of the checkpoint
+    hf_config: Any
+    dtype: torch.dtype
+    info: TargetInfo
+    hooks: HookPlugins
+    speculation: Speculation | None  # None: plain decoding
+
+    @classmethod
+    def make(cls, config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Plan:
+        """Refuse what cannot run, the cheapest to know first. Raises SpecdecError."""
+        experts_settings(config.moe_backend)
+        check_quantization(config.quantization, "EngineConfig")
+        path = locate_model(config.model)
+        profile = profile_of(device_of(config.device), config.cpu_kernels)
+        hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
+        dtype = profile.dtype(config.dtype, hf_config.dtype)
+        info = target_info(config, path, hf_config, dtype, profile.device)
+        hooks = load_hooks(settings)
+        speculation = Speculation.prepare(speculative_config, info, settings, hooks)
+        per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)
+        require_memory("max_num_seqs", config.max_num_seqs, per_row, profile.device)
+        return cls(config, profile, path, hf_config, dtype, info, hooks, speculation)
+
+    @property
+    def lookahead(self) -> int:
+        """Positions past a request's newest token that a draft pass writes KV for."""
+        return self.speculation.lookahead if self.speculation else 0
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """The most drafts of one request in a step."""
+        return self.speculation.loaded.config.num_draft_tokens if self.speculation else 0
+
+    @property
+    def proposer(self) -> str:
+        """The name under which its counters are reported."""
+        return self.speculation.loaded.plugin.label if self.speculation else "none"
+
+
+def target_info(
+    config: EngineConfig, path: str, hf_config: Any, dtype: torch.dtype, device: torch.device
+) -> TargetInfo:
+    """What proposers are told of a target. Raises ConfigError SD-E148 (lengths), UnsupportedModelError SD-E142."""
+    facts: dict[str, Any] = hf_config.to_dict()
+    longest = longest_length(facts, hf_config.attribute_map)
+    max_model_len = config.max_model_len or longest
+    if max_model_len is None:
+        raise ConfigError("SD-E148", "the model states no longest length", {"fix": "pass max_model_len"})
+    if longest is not None and max_model_len > longest:
+        raise ConfigError(
+            "SD-E148",
+            "max_model_len is above what the model serves",
+            {"asked": max_model_len, "longest": longest},
+        )
+    try:
+        num_heads = hf_config.num_attention_heads
+    except AttributeError as error:
+        facts = {"model_type": hf_config.model_type, "reason": "its configuration states no number of attention heads"}
+        raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts) from error
+    return TargetInfo(
+        model=str(config.model),
+        checkpoint_dir=Path(path) if Path(path).is_dir() else None,
+        config=facts,
+        vocab_size=hf_config.vocab_size,
+        hidden_size=hf_config.hidden_size,
+        num_layers=hf_config.num_hidden_layers,
+        num_kv_heads=facts.get("num_key_value_heads") or num_heads,
+        head_dim=facts.get("head_dim") or hf_config.hidden_size // num_heads,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+    )

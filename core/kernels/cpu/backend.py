@@ -1,0 +1,97 @@
+"""What computes attention over spans, and in which form the layers of a network are served: chosen once per device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from .attention import attend_in_torch
+from .fused_linear import fuse_linears
+from .int8_linear import narrow_linears
+from .linear import LinearForm, NativeLinear, PackedLinear, onednn_multiplies, pack_linears, packable_bytes
+from .native.kernels import NativeKernels
+from .norm import NativeRMSNorm, Spelled, fuse_rms_norms
+
+
+class Backend:
+    """PyTorch as it is, on any device: every layer stays in its own form."""
+
+    attend: Callable[..., Tensor] = staticmethod(attend_in_torch)
+    is_batch_invariant = False  # whether a row's bits do not depend on the rows beside it
+
+    def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
+        """Whether attention with heads of such sizes is batch-invariant."""
+        return False
+
+    def fuse(self, network: nn.Module) -> None:
+        """Join linear layers that read the same input, in place."""
+
+    def narrow(self, network: nn.Module, keep: nn.Module | None) -> bool:
+        """Store the weights of every linear layer but `keep` in int8, in place; or return False."""
+        return False
+
+    def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
+        """Replace linear layers and norms in place by forms that are faster for a few rows at a time.
+
+        room: the most bytes that second copies of weights may take. None means as many as there are. drop: whether
+        first copies that nothing needs leave the network.
+        """
+
+
+class CpuBackend(Backend):
+    """PyTorch on a CPU, with fewer and larger operations."""
+
+    def fuse(self, network: nn.Module) -> None:
+        """See `Backend`."""
+        fuse_linears(network)
+
+    def narrow(self, network: nn.Module, keep: nn.Module | None) -> bool:
+        """See `Backend`."""
+        narrow_linears(network, keep)
+        return True
+
+    def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
+        """See `Backend`."""
+        if room is None or packable_bytes(network, self.linear_form) <= room:
+            pack_linears(network, self.linear_form, drop=drop)
+        fuse_rms_norms(network, self.norm_form)
+
+    def linear_form(self, layer: nn.Linear) -> LinearForm | None:
+        """What serves a plain layer faster. None means that it stays."""
+        return PackedLinear if onednn_multiplies(layer.weight, "amx_bf16", "avx512_bf16") else None
+
+    def norm_form(self, spelled: Spelled) -> nn.Module:
+        """What serves a norm."""
+        return spelled
+
+
+class NativeBackend(CpuBackend):
+    """Kernels in C. Where the processor multiplies matrices of bfloat16, oneDNN has these."""
+
+    is_batch_invariant = True
+
+    def __init__(self, kernels: NativeKernels) -> None:
+        self.kernels = kernels
+        self.attend = kernels.attend
+
+    @classmethod
+    def load(cls) -> NativeBackend:
+        """With this machine's kernels. Raises BuildError."""
+        return cls(NativeKernels.load())
+
+    def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
+        """See `Backend`."""
+        return self.kernels.serves_heads(dtype, *sizes)
+
+    def linear_form(self, layer: nn.Linear) -> LinearForm | None:
+        """See `CpuBackend`."""
+        if self.kernels.can_pack(layer.weight) and not onednn_multiplies(layer.weight, "amx_bf16"):
+            return partial(NativeLinear, kernels=self.kernels)
+        return super().linear_form(layer)
+
+    def norm_form(self, spelled: Spelled) -> nn.Module:
+        """See `CpuBackend`."""
+        return NativeRMSNorm(spelled, self.kernels)

@@ -1,0 +1,50 @@
+"""A target's tokenizer, and the tokens that end its texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from specdec.sdk import ConfigError
+
+from .loading import loading
+from .target import TargetModel
+
+
+def load_tokenizer(asked: str | Path | None, path: str, *, trust_remote_code: bool) -> Any:
+    """The tokenizer that is asked for, or else the model's. None means that its directory has none.
+
+    Raises ConfigError SD-E149.
+    """
+    name = str(asked or path)
+    try:
+        with loading("SD-E149", f"cannot load the tokenizer {name!r}"):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except ConfigError as error:
+        if asked or _has_tokenizer(path, isinstance(error.__cause__, ImportError)):
+            raise
+        return None
+    if asked is None and len(tokenizer) <= len(tokenizer.all_special_ids):
+        return None  # what transformers makes up where there are no tokenizer files: special tokens and no others
+    if not tokenizer.is_fast:
+        facts = {"found": type(tokenizer).__name__, "fix": "pass token ids, or a tokenizer.json"}
+        raise ConfigError("SD-E149", "the tokenizer has no tokenizer.json, which streaming needs", facts)
+    return tokenizer
+
+
+def _has_tokenizer(path: str, needs_library: bool) -> bool:
+    """Whether the files of a tokenizer that could be used are there; `needs_library`: if it were installed."""
+    directory = Path(path)
+    names = ("tokenizer.json", "tokenizer_config.json") if needs_library else ("tokenizer.json",)
+    return any((directory / name).is_file() for name in names) or (needs_library and not directory.is_dir())
+
+
+def eos_token_ids(target: TargetModel) -> frozenset[int]:
+    """As the generation settings say, or else the configuration."""
+    eos = target.model.generation_config.eos_token_id
+    eos = target.config.to_dict().get("eos_token_id") if eos is None else eos  # some configurations have none
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
