@@ -9,6 +9,7 @@ import pytest
 import torch
 from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow
 from engine_helpers import GREEDY, make_llm
+from inside import host_of
 
 from specdec import SamplingParams
 from specdec.core.cache.transfer import aligned
@@ -83,7 +84,7 @@ def test_a_plain_step_waits_once_and_sends_its_batch_at_once(params, waits, prom
 
 def test_a_step_with_drafts_from_the_host_waits_once(waits, prompts, sequences):
     llm = make_llm("Scripted", k=K, options={"sequences": sequences, "wrong_every": 3})
-    host = llm.engine.parts.host
+    host = host_of(llm)
     host.draft = waits.kernel(host.draft)  # drafts and views of the host lie on the host
     assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
 

@@ -11,6 +11,7 @@ from engine_helpers import GREEDY, assert_same_tokens, checked_step, counter, ma
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from inside import pool_of
 
 from specdec import SamplingParams
 from specdec.core.cache.block_pool import BlockPool
@@ -269,7 +270,7 @@ def test_a_random_day_gives_everybody_their_tokens(seed, proposer, prompts, trut
     places = [int(name) % len(prompts) for name in names]
     assert_same_tokens(found, [truth[i] for i in places], [prompts[i] for i in places], reference_model)
     assert counter(llm, "num_preemptions") > 0
-    assert llm.engine.parts.scheduler.pool.num_free == 18
+    assert pool_of(llm).num_free == 18
 
 
 def test_requests_are_served_first_come_first_served(prompts):
@@ -303,7 +304,7 @@ def test_served_requests_leave_nothing_behind(proposer, distribution, num_reques
     serve(llm, num_requests)
     grown = [after - earlier for after, earlier in zip(num_objects_and_entries(), before, strict=True)]
     assert max(grown) < 100, grown
-    assert llm.engine.parts.scheduler.pool.num_free == llm.engine.parts.scheduler.pool.num_blocks
+    assert pool_of(llm).num_free == pool_of(llm).num_blocks
     llm.engine.check_integrity()
 
 
