@@ -11,6 +11,7 @@ from scripts.small_models import small_model
 
 from specdec.sdk import ConfigError, UnsupportedModelError
 
+pytestmark = pytest.mark.usefixtures("proven_targets")
 VOCAB_SIZE = 128
 NUM_TOKENS = 24
 WINDOW = 8  # shorter than every text here

@@ -13,6 +13,8 @@ from scripts.small_models import small_config, small_model
 
 from specdec.sdk import ConfigError, UnsupportedModelError
 
+pytestmark = pytest.mark.usefixtures("proven_targets")
+
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):

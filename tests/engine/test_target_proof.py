@@ -16,6 +16,7 @@ from specdec.core.cache.kv_cache import CacheView, KVCache
 from specdec.core.model import target as target_module
 from specdec.sdk import ConfigError, UnsupportedModelError
 
+pytestmark = pytest.mark.usefixtures("proven_targets")
 EQUAL = [name for name, shown in json.loads(RECORD.read_text())["types"].items() if shown["outcome"] == "equal"]
 QUICK = {"llama", "qwen3_moe", "gemma2"}
 
