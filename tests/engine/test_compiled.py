@@ -108,10 +108,10 @@ def test_compiled_logits_do_not_depend_on_what_is_computed_beside_them(model_pat
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=1)
     prompts = [{"prompt_token_ids": prompt} for prompt in own_prompts]
     found = []
-    for llm in (make_llm(max_num_seqs=1, **settings), make_llm(**settings), make_llm("ngram", k=3, **settings)):
+    for llm in (make_llm(max_num_seqs=1, **settings), make_llm("ngram", k=3, **settings)):
         outputs = [each.outputs[0] for each in llm.generate(prompts, params)]
         found.append([(list(output.token_ids), output.logprobs) for output in outputs])
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ import torch
 from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow
 from engine_helpers import GREEDY, make_llm
 from inside import host_of
+from sweeps import covering
 
 from specdec import SamplingParams
 from specdec.core.cache.transfer import aligned
@@ -89,8 +90,7 @@ def test_a_step_with_drafts_from_the_host_waits_once(waits, prompts, sequences):
     assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "graphs"), covering(list(DRAFTERS), [True, False]))
 def test_a_step_with_drafts_from_a_device_waits_once(
     name, graphs, waits, prompts, target_path, mtp_target, monkeypatch
 ):
@@ -102,8 +102,7 @@ def test_a_step_with_drafts_from_a_device_waits_once(
     assert llm.engine.metrics.acceptance.num_draft_tokens >= 3 * K * NUM_STEPS
 
 
-@pytest.mark.parametrize("distribution", ["sparse", "dense"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "distribution"), covering(list(DRAFTERS), ["sparse", "dense"]))
 def test_distributions_of_drafts_from_a_device_stay_there(name, distribution, waits, prompts, target_path, mtp_target):
     llm = drafting(
         name,

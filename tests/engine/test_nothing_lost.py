@@ -11,6 +11,7 @@ from erratic_proposer import ERRORS, METHODS
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from inside import host_of, listen, proposer_of
+from sweeps import covering
 
 from specdec.sdk import ProposerError, RequestError, hookimpl
 
@@ -168,8 +169,7 @@ def test_every_preempted_request_is_told_of_where_one_of_them_fails(prompts, tru
     assert len(told) == counter(llm, "num_preemptions") > 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("fault", ERRORS)
+@pytest.mark.parametrize(("fault", "policy"), covering(list(ERRORS), POLICIES))
 def test_whatever_is_raised_is_a_proposers_error(fault, policy, prompts, truth, sequences):
     llm, listener = erratic(sequences, [("propose", 0, fault), ("observe", 2, fault)], policy)
     errors = []

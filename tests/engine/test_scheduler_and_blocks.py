@@ -294,8 +294,13 @@ def test_an_old_request_finishes_though_new_ones_never_stop_coming(prompts):
 
 @pytest.mark.parametrize(
     ("proposer", "distribution", "num_requests"),
-    [("ngram", "greedy", 1000), ("Forgetful", "probabilistic", 300), (None, None, 300)],
-    ids=["ngram", "distributions", "plain"],
+    [
+        ("ngram", "greedy", 300),
+        pytest.param("ngram", "greedy", 1000, marks=pytest.mark.full),
+        ("Forgetful", "probabilistic", 200),
+        (None, None, 200),
+    ],
+    ids=["ngram", "ngram for long", "distributions", "plain"],
 )
 def test_served_requests_leave_nothing_behind(proposer, distribution, num_requests):
     llm = make_llm(proposer, k=2, speculative={"draft_sample_method": distribution})

@@ -7,6 +7,7 @@ import torch
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, tokens
 from engine_proposers import DenseDistributions, Scripted, SparseDistributions, ragged_length
 from inside import drafts_of, proposer_of
+from sweeps import covering
 
 from specdec import SamplingParams
 from specdec.core.engine import assembly
@@ -104,8 +105,7 @@ def test_short_and_empty_drafts_are_counted_as_what_they_were(
     assert counter(unread[0], "spec_decode_num_accepted_tokens") > 0
 
 
-@pytest.mark.parametrize("rule", ["standard", "block"])
-@pytest.mark.parametrize("kind", ["probs", "logits", "mixed", "sparse"])
+@pytest.mark.parametrize(("kind", "rule"), covering(["probs", "logits", "mixed", "sparse"], ["standard", "block"]))
 def test_distributions_of_short_drafts_give_the_same_tokens(kind, rule, by_table, prompts, sequences):
     """Verification meets NO_PROPOSAL where it would have met the end of the draft, and draws with the same uniforms."""
     name = "RaggedSparse" if kind == "sparse" else "RaggedDense"
