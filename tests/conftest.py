@@ -1,16 +1,38 @@
-"""Every test: no network, one thread for torch, and kernels interpreted where there is no GPU."""
+"""Every test: no network, one thread for torch, kernels interpreted where there is no GPU, targets not proved again."""
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # what tests of several folders share, imported by name
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton, which modelling code does
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _proof():
+    """Without a proof at each start, which is half the time that a tiny engine takes."""
+    from specdec.core.model import target_proof
+
+    for_users = target_proof.MOST_PARAMETERS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target_proof, "MOST_PARAMETERS", 0)
+        yield target_proof, for_users
+
+
+@pytest.fixture
+def proven_targets(_proof, monkeypatch):
+    """Engines prove their targets, as they do for users, on pages, and in processes of their own."""
+    module, for_users = _proof
+    monkeypatch.setattr(module, "MOST_PARAMETERS", for_users)

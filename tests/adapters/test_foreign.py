@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from foreign_classes import Lookup, Misuse, Repeat, Tensor
+from inside import info_of
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 from typer.testing import CliRunner
 
@@ -111,7 +112,7 @@ def test_a_generator_serves_one_request_and_is_told_what_was_right(prompts, trut
     assert [output.outputs[0].token_ids for output in outputs] == truth
     assert len(Repeat.made) == len(prompts)
     for each, prompt, output in zip(Repeat.made, prompts, outputs, strict=True):
-        assert each.vocab_size == llm.engine.parts.info.vocab_size
+        assert each.vocab_size == info_of(llm).vocab_size
         lengths = [length for length, _, _ in each.updates]
         num_right = [num_matches for _, _, num_matches in each.updates]
         assert num_right == [after - before - 1 for before, after in pairwise([prompt.shape[1] + 1, *lengths])]

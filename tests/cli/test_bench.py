@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from inside import host_of, info_of
 from typer.testing import CliRunner
 
 from specdec.cli._app import build_app
@@ -121,8 +122,8 @@ def test_a_drafter_given_as_the_model_is_compared_with_plain_decoding_of_its_tar
     result = CliRunner().invoke(build_app(), ["bench", "tiny/dflash", *named, *map(str, SMALL), "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert [engine.parts.host is None for engine in engines] == [False, True]
-    assert engines[0].parts.info.model == engines[1].parts.info.model == found["configuration"]["model"]
+    assert [host_of(engine) is None for engine in engines] == [False, True]
+    assert info_of(engines[0]).model == info_of(engines[1]).model == found["configuration"]["model"]
     assert found["configuration"]["proposer"].startswith("specdec-sdk:dflash")
     assert found["configuration"]["speculative_config"]["num_speculative_tokens"] == 7
     assert (found["outputs_equal"], found["num_outputs_equal"]) == (True, 3)

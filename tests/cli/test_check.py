@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from specdec.cli._app import build_app
 
-MUTANTS = Path(__file__).parents[1] / "sdk" / "testing" / "mutants"
+MUTANTS = Path(__file__).parents[1] / "testing" / "mutants"
 TEST_FILE = """
 import hostile_proposers
 from specdec.testing import ProposerConformance

@@ -11,9 +11,9 @@ from specdec.testing.checks import ALL_CHECKS
 
 
 @pytest.mark.parametrize("asked", ["SD-E112", "sd-e112", "E112", "e112"])
-def test_a_code_is_explained_however_it_is_written(specdec, asked):
-    finished = specdec("explain", asked)
-    assert finished.returncode == 0, finished.stderr
+def test_a_code_is_explained_however_it_is_written(asked):
+    finished = CliRunner().invoke(build_app(), ["explain", asked])
+    assert finished.exit_code == 0, finished.stderr
     head, *_ = finished.stdout.splitlines()
     assert head.startswith("SD-E112  the name is offered more than once")
     sections = [line for line in finished.stdout.splitlines() if line and not line.startswith(" ")][1:]
@@ -28,9 +28,9 @@ def test_all_codes_are_listed(specdec):
 
 
 @pytest.mark.parametrize(("asked", "meant"), [("W31", "SD-W301"), ("row_orders", "row_order")])
-def test_an_unknown_code_or_check_is_refused_with_a_suggestion(specdec, asked, meant):
-    finished = specdec("explain", asked)
-    assert finished.returncode == 2
+def test_an_unknown_code_or_check_is_refused_with_a_suggestion(asked, meant):
+    finished = CliRunner().invoke(build_app(), ["explain", asked])
+    assert finished.exit_code == 2
     assert f"did you mean  {meant}\n" in finished.stderr
     assert "Traceback" not in finished.stderr
 

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import host_of, info_of, plugin_of
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -253,9 +254,9 @@ def test_a_drafter_given_as_the_model_is_verified_against_plain_decoding_of_its_
     assert result.exit_code == 0, result.output
     assert "Outputs equal to plain decoding: 1/1" in result.stderr
     ((drafting, plain),) = compared
-    assert drafting.parts.host.plugin.name == "dflash"
-    assert plain.parts.host is None
-    assert plain.parts.info.model == drafting.parts.info.model
+    assert plugin_of(drafting).name == "dflash"
+    assert host_of(plain) is None
+    assert info_of(plain).model == info_of(drafting).model
 
 
 def test_verify_equal_fails_where_sampled_drafts_change_the_uniforms(tmp_path, monkeypatch):

@@ -22,10 +22,6 @@ def make_llm(proposer=None, *, k=4, options=None, speculative=None, model="tiny"
     return LLM(model, speculative_config=config, **settings)
 
 
-def proposer_of(llm):
-    return llm.engine.parts.host.proposer
-
-
 def counter(llm, name):
     """The value of one counter, 0 if it was never touched."""
     return next((metric.value for metric in llm.get_metrics() if metric.name == f"specdec:{name}"), 0)

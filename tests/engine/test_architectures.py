@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, proposer_of, run, tokens
+from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, tokens
+from inside import info_of, proposer_of, target_of
 from scripts.small_models import small_model
 
 from specdec.sdk import ConfigError, UnsupportedModelError
 
+pytestmark = pytest.mark.usefixtures("proven_targets")
 VOCAB_SIZE = 128
 NUM_TOKENS = 24
 WINDOW = 8  # shorter than every text here
@@ -156,13 +158,13 @@ def test_hidden_states_are_those_of_transformers(name, save, texts):
 def test_every_experts_backend_gives_the_same_tokens(backend, save, texts):
     folder, model = save(configure("Qwen3Moe", **SERVED["Qwen3Moe"]))
     llm = assert_equals_transformers(folder, model, texts[:2], moe_backend=backend)
-    assert llm.engine.parts.target.config._experts_implementation == backend
+    assert target_of(llm).config._experts_implementation == backend
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3Moe"])
 def test_an_automatic_experts_backend_is_left_to_transformers(name, save):
     folder, model = save(configure(name, **SERVED[name]))
-    loaded = make_llm(model=folder, max_model_len=64, moe_backend="auto").engine.parts.target.config
+    loaded = target_of(make_llm(model=folder, max_model_len=64, moe_backend="auto")).config
     assert loaded._experts_implementation == model.config._experts_implementation
 
 
@@ -201,7 +203,7 @@ def test_rotary_tables_that_depend_on_the_longest_text_end_the_model_length(save
     with pytest.raises(ConfigError, match="max_model_len"):
         make_llm(model=folder, max_model_len=128)
     llm = make_llm(model=folder, max_model_len=None)
-    assert llm.engine.parts.info.max_model_len == 72
+    assert info_of(llm).max_model_len == 72
     outputs = tokens(llm.generate([{"prompt_token_ids": text} for text in texts], GREEDY.replace(max_tokens=24)))
     assert_same_tokens(outputs, reference(model, texts), texts, model)
 
@@ -210,7 +212,7 @@ def test_learned_positions_end_the_model_length(save):
     folder, _ = save(configure("GPT2", **GPT2))
     with pytest.raises(ConfigError, match="256"):
         make_llm(model=folder, max_model_len=257)
-    assert make_llm(model=folder, max_model_len=None).engine.parts.info.max_model_len == 256
+    assert info_of(make_llm(model=folder, max_model_len=None)).max_model_len == 256
 
 
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from device_steps import address_by_table
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, tokens
+from inside import addressing_of
 
 from specdec.core.cache.block_table import BlockTable
 from specdec.core.cache.device_addressing import DeviceAddressing
@@ -55,7 +56,7 @@ def by_table(monkeypatch):
 
 
 def generate(llm, prompts):
-    assert isinstance(llm.engine.parts.runner._addressing, DeviceAddressing)
+    assert isinstance(addressing_of(llm), DeviceAddressing)
     return tokens(llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_helpers import counter, make_llm, proposer_of, run
+from engine_helpers import counter, make_llm, run
+from inside import proposer_of, verify_with
 
 from specdec import SamplingParams
 from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
@@ -242,14 +243,12 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True)
 TIGHT = {"num_kv_blocks": 13, "max_num_batched_tokens": 60}
 
 
-def run_with_spy(
-    monkeypatch, prompts, sequences, *, proposer="DenseDistributions", kind="probs", params=None, **settings
-):
+def run_with_spy(prompts, sequences, *, proposer="DenseDistributions", kind="probs", params=None, **settings):
     spy = Spy()
     method = settings.pop("draft_sample_method", "probabilistic")
     speculative = {"draft_sample_method": method}
     llm = make_llm(proposer, options={"sequences": sequences, "kind": kind}, speculative=speculative, **settings)
-    monkeypatch.setattr(llm.engine.parts.runner, "_verify", spy.verify)
+    verify_with(llm, spy.verify)
     for seed, prompt in enumerate(prompts):
         llm.engine.add_request(prompt, (params or [SAMPLED] * len(prompts))[seed].replace(seed=seed), str(seed))
         llm.engine.step()  # arrivals one by one: batches of every size and order
@@ -259,11 +258,9 @@ def run_with_spy(
 
 @pytest.mark.parametrize("kind", ["probs", "logits", "mixed", "sparse"])
 @pytest.mark.parametrize("settings", [{}, TIGHT], ids=["roomy", "preempting"])
-def test_the_distribution_that_is_verified_is_the_distribution_that_was_reported(
-    kind, settings, monkeypatch, prompts, sequences
-):
+def test_the_distribution_that_is_verified_is_the_distribution_that_was_reported(kind, settings, prompts, sequences):
     proposer = "SparseDistributions" if kind == "sparse" else "DenseDistributions"
-    llm, spy = run_with_spy(monkeypatch, prompts[:4], sequences, proposer=proposer, kind=kind, **settings)
+    llm, spy = run_with_spy(prompts[:4], sequences, proposer=proposer, kind=kind, **settings)
     reported = proposer_of(llm).reported
     assert len(spy.seen) > 20
     assert len({kind_seen for _, kind_seen, _ in spy.seen.values()}) == (3 if kind == "mixed" else 1)
@@ -276,31 +273,31 @@ def test_the_distribution_that_is_verified_is_the_distribution_that_was_reported
     assert (counter(llm, "num_preemptions") > 0) == bool(settings)
 
 
-def test_an_all_greedy_batch_stores_and_gathers_no_distribution(monkeypatch, prompts, sequences):
+def test_an_all_greedy_batch_stores_and_gathers_no_distribution(prompts, sequences):
     greedy = [SAMPLED.replace(temperature=0)] * 3
-    llm, spy = run_with_spy(monkeypatch, prompts[:3], sequences, params=greedy)
+    llm, spy = run_with_spy(prompts[:3], sequences, params=greedy)
     assert spy.seen
     assert spy.num_batches_with_distributions == 0
     assert counter(llm, "one_hot_fallback_rows") == 0
 
 
-def test_greedy_drafting_stores_and_gathers_no_distribution(monkeypatch, prompts, sequences):
-    llm, spy = run_with_spy(monkeypatch, prompts[:3], sequences, draft_sample_method="greedy")
+def test_greedy_drafting_stores_and_gathers_no_distribution(prompts, sequences):
+    llm, spy = run_with_spy(prompts[:3], sequences, draft_sample_method="greedy")
     assert spy.seen
     assert spy.num_batches_with_distributions == 0
     assert counter(llm, "one_hot_fallback_rows") == 0
 
 
-def test_greedy_and_sampled_requests_share_a_batch_with_distributions(monkeypatch, prompts, truth, sequences):
+def test_greedy_and_sampled_requests_share_a_batch_with_distributions(prompts, truth, sequences):
     params = [SAMPLED, SAMPLED.replace(temperature=0)] * 2
-    llm, spy = run_with_spy(monkeypatch, prompts[:4], sequences, params=params)
+    llm, spy = run_with_spy(prompts[:4], sequences, params=params)
     assert spy.num_batches_with_distributions > 0
     reported = proposer_of(llm).reported
     for (seed, position), (token_ids, _, _) in spy.seen.items():
         assert token_ids == reported[str(seed), position][1][: len(token_ids)]
 
 
-def test_only_one_hot_rows_of_a_mixed_proposer_are_counted_as_fallbacks(monkeypatch, prompts, sequences):
-    llm, _ = run_with_spy(monkeypatch, prompts[:3], sequences, kind="mixed")
+def test_only_one_hot_rows_of_a_mixed_proposer_are_counted_as_fallbacks(prompts, sequences):
+    llm, _ = run_with_spy(prompts[:3], sequences, kind="mixed")
     stored = [kind for kind, drafted, _ in proposer_of(llm).reported.values() if drafted]
     assert counter(llm, "one_hot_fallback_rows") == stored.count(DistributionKind.ONE_HOT) > 0

@@ -9,6 +9,8 @@ import torch
 from device_steps import address_by_table
 from engine_helpers import make_llm, tokens
 from engine_proposers import DenseDistributions, SparseDistributions
+from inside import drafts_of
+from sweeps import covering
 from torch import Tensor
 
 from specdec import SamplingParams
@@ -130,12 +132,16 @@ def test_the_host_refuses_it_in_every_step(fault, after, prompts, sequences):
     assert fault != "sparse ids out of range" or f"{FAR}, {FAR}" in str(caught.value)
 
 
-@pytest.mark.parametrize("rule", ["standard", "block"])
-@pytest.mark.parametrize("fault", ["zero probability", "infinite logit", "sparse ids out of range", "other sparse ids"])
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    covering(
+        ["zero probability", "infinite logit", "sparse ids out of range", "other sparse ids"], ["standard", "block"]
+    ),
+)
 def test_on_a_device_it_is_not_accepted_and_the_text_is_the_targets(fault, rule, by_table, prompts, sequences):
     """Such drafts are no drafts: text and random numbers are those of plain decoding."""
     llm = engine_with("Device", fault, sequences, "skip_step", rule=rule)
-    assert llm.engine.parts.drafts.unread is not None
+    assert drafts_of(llm).unread is not None
     assert texts(llm, prompts[:3]) == texts(make_llm(), prompts[:3])
     assert set(llm.engine.metrics.proposer_errors) == {"SD-E206"}
     assert llm.engine.metrics.acceptance.num_accepted_tokens == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from inside import proposer_of, target_of
 from torch import nn
 
 from specdec import LLM
@@ -106,7 +107,7 @@ def test_fused_layers_are_prepared_like_any_others(quantization):
 
 def test_the_target_and_its_drafter_are_fused():
     with LLM("tiny", speculative_config={"model": "tiny/eagle3"}, max_model_len=64) as llm:
-        layer = llm.engine.parts.target.model.model.layers[0]
-        network = llm.engine.parts.host.proposer.network
+        layer = target_of(llm).model.model.layers[0]
+        network = proposer_of(llm).network
         assert {type(each) for each in (layer.self_attn.v_proj, layer.mlp.up_proj)} == {FusedLinear}
         assert any(isinstance(module, FusedLinear) for module in network.modules())

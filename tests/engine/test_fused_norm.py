@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from inside import target_of
 from torch import nn
 
 from specdec import LLM
@@ -113,6 +114,6 @@ def test_a_norm_of_bfloat16_keeps_every_bit(norm, eps):
 
 @pytest.mark.parametrize(("dtype", "form"), [("float32", FusedRMSNorm), ("bfloat16", WideRMSNorm)])
 def test_every_norm_of_the_target_is_replaced(dtype, form):
-    model = LLM("tiny", max_model_len=64, dtype=dtype).engine.parts.target.model
+    model = target_of(LLM("tiny", max_model_len=64, dtype=dtype)).model
     replaced = [module for module in model.modules() if type(module) is NativeRMSNorm]
     assert [type(module.spelled) for module in replaced] == [form] * (8 * 4 + 1)

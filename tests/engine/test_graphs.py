@@ -13,6 +13,7 @@ import pytest
 import torch
 from device_steps import DRAFTERS, Replayer, address_by_table, give_cpu
 from engine_helpers import GREEDY, assert_same_tokens, make_llm, tokens
+from inside import addressing_of, pool_of, served_target_of
 
 from specdec import SamplingParams
 from specdec.core.kernels.paged_attention import dispatch
@@ -68,7 +69,7 @@ def test_replayed_steps_generate_what_transformers_generates(
     count, recorder, prompts, truth, sequences, reference_model
 ):
     llm = make_llm("Scripted", options={"sequences": sequences, "wrong_every": 3, "ragged": True}, max_num_seqs=4)
-    assert isinstance(llm.engine.parts.runner._target, GraphedTarget)
+    assert isinstance(served_target_of(llm), GraphedTarget)
     assert recorder.num_recorded == len(buckets(4, 4))
     assert_same_tokens(generate(llm, prompts[:count]), truth[:count], prompts[:count], reference_model)
     assert recorder.num_replays > 10
@@ -133,7 +134,7 @@ def view_of(*num_queries):
 
 
 def test_the_smallest_recorded_shape_with_room_serves_a_batch(recorder):
-    graphed = make_llm("Noise", k=4, max_num_seqs=8).engine.parts.runner._target
+    graphed = served_target_of(make_llm("Noise", k=4, max_num_seqs=8))
     assert graphed.bucket_of(view_of(1)) == Bucket(1, 1)
     assert graphed.bucket_of(view_of(1, 1, 1)) == Bucket(4, 1)
     assert graphed.bucket_of(view_of(1, 3)) == Bucket(2, 5)
@@ -147,10 +148,10 @@ def test_padding_belongs_to_nobody_whatever_was_there_before(recorder, prompts):
         llm.engine.add_request(prompts[index], GREEDY.replace(max_tokens=3 if index == 3 else 9), str(index))
     for _ in range(5):
         llm.engine.step()
-    inputs, table = llm.engine.parts.runner._target._inputs, llm.engine.parts.runner._addressing.table
+    inputs, table = served_target_of(llm)._inputs, addressing_of(llm).table
     assert inputs.rows.tolist()[3:] == [table.pad_row]
     assert inputs.cu_queries.tolist() == [0, 1, 2, 3, 3]
-    assert table.blocks[table.pad_row].eq(llm.engine.parts.scheduler.pool.num_blocks).all()
+    assert table.blocks[table.pad_row].eq(pool_of(llm).num_blocks).all()
 
 
 def test_a_function_is_recorded_once_per_size_and_padded_with_its_first_row():
@@ -191,4 +192,4 @@ def test_a_function_that_cannot_be_recorded_runs_as_it_is_and_says_so(caplog):
 def test_graphs_on_a_cpu_are_refused_only_where_they_were_asked_for():
     with pytest.raises(ConfigError, match="cuda_graphs"):
         make_llm(cuda_graphs=True)
-    assert not isinstance(make_llm().engine.parts.runner._target, GraphedTarget)
+    assert not isinstance(served_target_of(make_llm()), GraphedTarget)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, tokens
 from engine_proposers import is_wrong, ragged_length
+from inside import verify_with
 
 from specdec.core.rejection import sampler
 
@@ -137,7 +138,7 @@ def test_counts_of_a_lone_request_are_those_of_the_rules(name, prompts, sequence
     assert output.outputs[0].spec_decode_metrics["num_target_steps"] == expected.num_steps
 
 
-def test_logits_are_computed_only_where_a_token_is_sampled_or_a_draft_verified(monkeypatch, prompts, sequences):
+def test_logits_are_computed_only_where_a_token_is_sampled_or_a_draft_verified(prompts, sequences):
     num_rows = []
 
     def spy(logits, cu_rows, drafts, sampling):
@@ -145,7 +146,7 @@ def test_logits_are_computed_only_where_a_token_is_sampled_or_a_draft_verified(m
         return sampler.verify(logits, cu_rows, drafts, sampling)
 
     llm = llm_with("truth", sequences, max_num_batched_tokens=32)
-    monkeypatch.setattr(llm.engine.parts.runner, "_verify", spy)
+    verify_with(llm, spy)
     generate(llm, prompts[:1])
     num_chunks = -(-len(prompts[0]) // 32)
     assert num_rows[:num_chunks] == [(0, 0)] * (num_chunks - 1) + [(1, 0)]

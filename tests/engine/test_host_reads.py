@@ -9,6 +9,8 @@ import pytest
 import torch
 from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow, address_by_table, give_cpu
 from engine_helpers import GREEDY, make_llm
+from inside import host_of
+from sweeps import covering
 
 from specdec import SamplingParams
 from specdec.core.cache.transfer import aligned
@@ -82,13 +84,12 @@ def test_a_plain_step_waits_once_and_sends_its_batch_at_once(params, waits, prom
 
 def test_a_step_with_drafts_from_the_host_waits_once(waits, prompts, sequences):
     llm = make_llm("Scripted", k=K, options={"sequences": sequences, "wrong_every": 3})
-    host = llm.engine.parts.host
+    host = host_of(llm)
     host.draft = waits.kernel(host.draft)  # drafts and views of the host lie on the host
     assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "graphs"), covering(list(DRAFTERS), [True, False]))
 def test_a_step_with_drafts_from_a_device_waits_once(
     name, graphs, waits, prompts, target_path, mtp_target, monkeypatch
 ):
@@ -100,8 +101,7 @@ def test_a_step_with_drafts_from_a_device_waits_once(
     assert llm.engine.metrics.acceptance.num_draft_tokens >= 3 * K * NUM_STEPS
 
 
-@pytest.mark.parametrize("distribution", ["sparse", "dense"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "distribution"), covering(list(DRAFTERS), ["sparse", "dense"]))
 def test_distributions_of_drafts_from_a_device_stay_there(name, distribution, waits, prompts, target_path, mtp_target):
     llm = drafting(
         name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_helpers import make_llm
+from inside import target_of
 
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.memory import left_by_a_step
@@ -29,7 +30,7 @@ class Card:
 
 @pytest.fixture(scope="module")
 def target():
-    return make_llm().engine.parts.target
+    return target_of(make_llm())
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.3])

@@ -6,10 +6,12 @@ import threading
 from collections import Counter
 
 import pytest
-from engine_helpers import GREEDY, counter, make_llm, proposer_of
+from engine_helpers import GREEDY, counter, make_llm
 from erratic_proposer import ERRORS, METHODS
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from inside import host_of, listen, proposer_of
+from sweeps import covering
 
 from specdec.sdk import ProposerError, RequestError, hookimpl
 
@@ -57,8 +59,8 @@ def erratic(sequences, faults=(), policy="raise", **llm_settings):
 
 
 def listened(llm):
-    listener, observers = Listener(), llm.engine.parts.observers
-    observers._manager.register(listener)
+    listener = Listener()
+    listen(llm, listener)
     return llm, listener
 
 
@@ -167,8 +169,7 @@ def test_every_preempted_request_is_told_of_where_one_of_them_fails(prompts, tru
     assert len(told) == counter(llm, "num_preemptions") > 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("fault", ERRORS)
+@pytest.mark.parametrize(("fault", "policy"), covering(list(ERRORS), POLICIES))
 def test_whatever_is_raised_is_a_proposers_error(fault, policy, prompts, truth, sequences):
     llm, listener = erratic(sequences, [("propose", 0, fault), ("observe", 2, fault)], policy)
     errors = []
@@ -188,7 +189,7 @@ def test_whatever_is_raised_is_a_proposers_error(fault, policy, prompts, truth, 
 def test_an_interrupt_is_the_users_and_loses_nothing(prompts, truth, sequences, monkeypatch):
     llm, listener = erratic(sequences)
     monkeypatch.setattr(proposer_of(llm), "trip", lambda method: (_ for _ in ()).throw(KeyboardInterrupt))
-    llm.engine.parts.host._methods.clear()
+    host_of(llm)._methods.clear()
     other = Reader(llm, prompts[3], 6)
     with pytest.raises(KeyboardInterrupt):
         other.read()
@@ -359,7 +360,7 @@ def nothing_is_lost(run, prompts, truth, sequences, tokenizer):
 def pairs_match(llm, listener):
     assert listener.counted("start") == listener.counted("finished")
     assert set(listener.counted("start").values()) <= {1}
-    if llm.engine.parts.host.enabled:
+    if host_of(llm).enabled:
         events = proposer_of(llm).events
         starts, ends = ([name for event, name in events if event == hook] for hook in ("on_start", "on_finish"))
         assert sorted(starts) == sorted(ends) == sorted(set(starts))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine_helpers import GREEDY, make_llm, proposer_of
+from engine_helpers import GREEDY, make_llm
+from inside import proposer_of
 
 from specdec.sdk import HostProposer
 

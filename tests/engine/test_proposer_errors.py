@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, proposer_of, run, tokens
+from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, tokens
 from engine_proposers import WRONG
+from inside import pool_of, proposer_of, scheduler_of
 
 from specdec.sdk import PluginLoadError, ProposerError
 
@@ -94,8 +95,8 @@ def errors_by_code(llm):
 def assert_nothing_left(llm):
     engine = llm.engine
     assert not engine.has_unfinished_requests
-    assert not engine.parts.scheduler.has_requests
-    assert engine.parts.scheduler.pool.num_free == engine.parts.scheduler.pool.num_blocks
+    assert not scheduler_of(engine).has_requests
+    assert pool_of(engine).num_free == pool_of(engine).num_blocks
     engine.check_integrity()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from engine_helpers import GREEDY, make_llm
+from inside import proposer_of
 
 from specdec import LLM
 from specdec.core.config.engine_config import EngineConfig
@@ -63,7 +64,7 @@ def test_a_save_that_fails_keeps_what_was_saved_before(prompts, tmp_path, monkey
         (path / "half").write_text("half")
         raise RuntimeError("the disk is gone")
 
-    monkeypatch.setattr(llm.engine.parts.host.proposer._corpus, "save", half)
+    monkeypatch.setattr(proposer_of(llm)._corpus, "save", half)
     with pytest.raises(ProposerError, match="the disk is gone"):
         llm.save_proposer_state(tmp_path)
     assert files(tmp_path) == before
@@ -74,7 +75,7 @@ def test_a_failing_save_at_close_is_told_and_the_proposer_is_closed(sequences, t
     llm = make_llm("Faulty", options=options, speculative={"state_dir": str(tmp_path)})
     with pytest.raises(ProposerError, match="save fails on purpose"):
         llm.close()
-    assert llm.engine.parts.host.proposer.events[-1] == ("close", "")
+    assert proposer_of(llm).events[-1] == ("close", "")
     assert not files(tmp_path)
 
 

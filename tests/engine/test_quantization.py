@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine_helpers import GREEDY, counter
+from inside import proposer_of, target_of
 from torch import nn
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
@@ -41,8 +42,8 @@ def token_ids(llm, prompts):
 def test_target_and_drafter_are_quantised_each_on_its_own(target, draft, target_path, prompts):
     config = DRAFTER | {"model": str(target_path), "quantization": draft}
     llm = LLM("tiny", quantization=target, speculative_config=config, max_model_len=256)
-    network = llm.engine.parts.host.proposer._model
-    assert is_int8(projection(llm.engine.parts.target.model)) == (target is not None)
+    network = proposer_of(llm)._model
+    assert is_int8(projection(target_of(llm).model)) == (target is not None)
     assert is_int8(projection(network)) == (draft is not None)
     assert not is_int8(network.get_output_embeddings())
     outputs = token_ids(llm, prompts)
@@ -57,7 +58,7 @@ def test_checkpoint_that_is_stored_quantised_is_served_as_it_is(target_path, tmp
     model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32, quantization_config=int8)
     model.save_pretrained(tmp_path)
     stored = LLM(tmp_path, max_model_len=256)
-    assert is_torchao_int8(projection(stored.engine.parts.target.model))
+    assert is_torchao_int8(projection(target_of(stored).model))
     plain = model.generate(torch.tensor([prompts[0][:40]]), do_sample=False, max_new_tokens=GREEDY.max_tokens)
     assert list(token_ids(stored, prompts)[0][:8]) == plain[0, 40:48].tolist()
 

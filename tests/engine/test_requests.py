@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
-import pluggy
 import pytest
 import torch
 from engine_helpers import GREEDY, assert_same_tokens, counter, difference, make_llm, run, tokens
+from inside import listen, pool_of, scheduler_of
 
 from specdec import SamplingParams
-from specdec.core.registry.hooks import Observers
-from specdec.sdk import ConfigError, HookSpecs, Refusal, RequestError, SpecdecError, hookimpl
+from specdec.sdk import ConfigError, Refusal, RequestError, SpecdecError, hookimpl
 
 EOS = 4080
 VOCAB_SIZE = 4096
@@ -155,7 +153,7 @@ def test_one_bad_prompt_of_several_leaves_nothing_queued(llm, prompts):
     with pytest.raises(RequestError, match="max_model_len"):
         llm.generate([ids(prompts[3]), ids([1] * 300)], GREEDY)
     assert not llm.engine.has_unfinished_requests
-    assert not llm.engine.parts.scheduler.has_requests
+    assert not scheduler_of(llm).has_requests
 
 
 def test_a_prompt_that_cannot_be_served_leaves_nothing_queued_of_those_before_it(llm, prompts):
@@ -379,7 +377,7 @@ def test_closing_a_stream_aborts_what_runs(drafting, prompts):
     assert drafting.engine.has_unfinished_requests
     stream.close()
     assert not drafting.engine.has_unfinished_requests
-    assert not drafting.engine.parts.scheduler.has_requests
+    assert not scheduler_of(drafting).has_requests
     drafting.engine.check_integrity()
 
 
@@ -428,11 +426,11 @@ def test_a_preempted_request_can_be_aborted(prompts, truth):
         engine.add_request(prompts[index], GREEDY, str(index))
     while counter(llm, "num_preemptions") == 0 and engine.has_unfinished_requests:
         engine.step()
-    (waiting,) = engine.parts.scheduler.waiting
+    (waiting,) = scheduler_of(engine).waiting
     assert waiting.request_id == "1"
     assert engine.abort("1").output_token_ids == truth[1][: len(waiting.output_token_ids)]
     assert run(engine)["0"].output_token_ids == truth[0]
-    assert engine.parts.scheduler.pool.num_free == 22
+    assert pool_of(engine).num_free == 22
 
 
 def test_a_prompt_aborted_while_it_is_generated_gives_what_there_is(prompts, truth):
@@ -467,10 +465,8 @@ class Listener:
 
 
 def test_observers_hear_of_every_started_request_once_and_of_every_token(prompts):
-    engine, listener, manager = make_llm(max_num_seqs=2).engine, Listener(), pluggy.PluginManager("specdec")
-    manager.add_hookspecs(HookSpecs)
-    manager.register(listener)
-    engine.parts = replace(engine.parts, observers=Observers(manager))
+    engine, listener = make_llm(max_num_seqs=2).engine, Listener()
+    listen(engine, listener)
     for index in range(3):
         engine.add_request(prompts[index], GREEDY.replace(max_tokens=4), str(index))
     engine.step()

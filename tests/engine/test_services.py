@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from inside import kv_capacity_of
 
 from specdec import LLM, SamplingParams
 from specdec.sdk import ConfigError, Draft, DraftKV, Needs, NetworkSettings, ProposerConfig, Refusal
@@ -109,5 +110,5 @@ def test_draft_kv_that_was_not_declared_is_refused_at_bind():
 
 def test_draft_kv_counts_against_the_cache_budget():
     budget = {"kv_cache_memory_gib": 0.01}
-    plain = LLM("tiny", max_model_len=256, **budget).engine.parts.kv_capacity
-    assert speculate(KvKeeper, **budget).engine.parts.kv_capacity < plain
+    plain = kv_capacity_of(LLM("tiny", max_model_len=256, **budget))
+    assert kv_capacity_of(speculate(KvKeeper, **budget)) < plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_helpers import proposer_of
+from inside import proposer_of, target_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -43,7 +43,7 @@ def place(tensor):
 def test_drafting_reads_the_targets_embedding_and_head_and_no_other_table(drafter, quantization):
     config = SHARING[drafter] | {"num_speculative_tokens": 3}
     with LLM("tiny", speculative_config=config, quantization=quantization, max_model_len=64, max_num_seqs=1) as llm:
-        target, network = llm.engine.parts.target, proposer_of(llm).network
+        target, network = target_of(llm), proposer_of(llm).network
         vocab_size, hidden_size = target.config.vocab_size, target.config.hidden_size
         embedding, head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
         with TablesRead(vocab_size, hidden_size) as seen:

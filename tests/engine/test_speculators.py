@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from engine_helpers import GREEDY
+from inside import host_of, plugin_of
 
 from specdec import LLM
 from specdec.core.engine.verifier_checkpoint import with_verifier
@@ -67,7 +68,7 @@ def test_a_hub_id_in_the_cache_brings_its_target_along(hub):
     assert with_verifier(name, None) == ("tiny", {"model": name})
     assert with_verifier(name, {"model": str(snapshot)})[0] == "tiny"
     by_id, by_folder = LLM(name, max_model_len=128), LLM(snapshot, max_model_len=128)
-    assert by_id.engine.parts.host is not None
+    assert host_of(by_id) is not None
     prompt = ["def f(x):"]
     texts = [llm.generate(prompt, GREEDY.replace(max_tokens=8))[0].outputs[0].text for llm in (by_id, by_folder)]
     assert texts[0] == texts[1]
@@ -113,4 +114,4 @@ def test_packaged_drafter_runs_with_its_target(prompts):
     asked = [{"prompt_token_ids": prompt[:40]} for prompt in prompts[:2]]
     found = [llm.generate(asked, GREEDY) for llm in (alone, plain)]
     assert [out.outputs[0].token_ids for out in found[0]] == [out.outputs[0].token_ids for out in found[1]]
-    assert alone.engine.parts.host.plugin.name == "eagle3"
+    assert plugin_of(alone).name == "eagle3"

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engine_helpers import GREEDY, counter, make_llm, proposer_of, run
+from engine_helpers import GREEDY, counter, make_llm, run
+from inside import drafts_of, proposer_of, scheduler_of
 
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
@@ -296,14 +297,14 @@ def test_aborted_requests_are_finished_once_and_unstarted_ones_never(prompts, se
 
 def test_a_preempted_request_has_no_row_and_its_abort_takes_nothing_from_others(prompts, sequences):
     llm = make_llm("Recorder", options={"sequences": sequences}, num_kv_blocks=22)
-    engine, drafts = llm.engine, llm.engine.parts.drafts
+    engine, drafts = llm.engine, drafts_of(llm)
     for index in range(3):
         engine.add_request(prompts[index], GREEDY, f"r{index}")
     preempted = set()
     while not preempted and engine.has_unfinished_requests:
         engine.step()
         preempted = {name for event, name in proposer_of(llm).events if event == "on_preempt"}
-    running = engine.parts.scheduler.running
+    running = scheduler_of(engine).running
     waiting_drafts = {each.request_id: drafts.length(each.row, each.generation) for each in running}
     for name in preempted:
         engine.abort(name)

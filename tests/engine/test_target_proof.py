@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_helpers import make_llm
+from inside import target_of
 from scripts.small_models import WINDOW, small_config, small_model
 from scripts.target_sweep import RECORD
 
@@ -15,6 +16,7 @@ from specdec.core.cache.kv_cache import CacheView, KVCache
 from specdec.core.model import target as target_module
 from specdec.sdk import ConfigError, UnsupportedModelError
 
+pytestmark = pytest.mark.usefixtures("proven_targets")
 EQUAL = [name for name, shown in json.loads(RECORD.read_text())["types"].items() if shown["outcome"] == "equal"]
 QUICK = {"llama", "qwen3_moe", "gemma2"}
 
@@ -103,7 +105,7 @@ def test_a_window_that_is_only_in_the_mask_is_found_without_looking_at_the_confi
 
 def test_windows_are_exceeded_by_the_text(save):
     folder = save("mistral")
-    assert load(folder).engine.parts.target.windows == [WINDOW, WINDOW]
+    assert target_of(load(folder)).windows == [WINDOW, WINDOW]
 
 
 def test_a_large_model_is_proved_where_that_is_asked_for(save, monkeypatch):
@@ -146,4 +148,4 @@ def test_no_type_that_is_served_is_refused_in_half_precision(model_type, dtype, 
         with pytest.raises(UnsupportedModelError, match=r"SD-E141 (.|\n)*computes in torch.float32"):
             load(folder, dtype=dtype)
     else:
-        assert load(folder, dtype=dtype).engine.parts.target.dtype == getattr(torch, dtype)
+        assert target_of(load(folder, dtype=dtype)).dtype == getattr(torch, dtype)

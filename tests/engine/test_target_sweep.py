@@ -8,6 +8,7 @@ import pytest
 from scripts.small_models import model_types
 from scripts.target_sweep import PAGE, RECORD, page, verify
 
+pytestmark = pytest.mark.usefixtures("proven_targets")
 QUICK = {
     "llama": "equal",
     "gemma2": "equal",  # windows and caps

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from engine_helpers import make_llm
+from inside import text_equality_of
 
 from specdec.core.engine.device import profile_of
 from specdec.core.kernels.attention_spec import AttentionSpec
@@ -26,11 +27,11 @@ BY_SETTINGS = {
 @pytest.mark.parametrize(("dtype", "kernels"), BY_SETTINGS)
 def test_the_promise_follows_from_dtype_and_kernels(dtype, kernels):
     llm = make_llm(dtype=dtype, cpu_kernels=kernels)
-    assert llm.engine.parts.text_equality.level == BY_SETTINGS[dtype, kernels]
+    assert text_equality_of(llm).level == BY_SETTINGS[dtype, kernels]
 
 
 def test_layers_that_are_not_ours_promise_less():
-    found = make_llm(quantization="int8_weight_only").engine.parts.text_equality
+    found = text_equality_of(make_llm(quantization="int8_weight_only"))
     assert found.level == "distribution"
     assert "Int8Linear" in found.because
 

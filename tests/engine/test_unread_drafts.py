@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from device_steps import address_by_table
-from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, proposer_of, tokens
+from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, tokens
 from engine_proposers import DenseDistributions, Scripted, SparseDistributions, ragged_length
+from inside import drafts_of, proposer_of
+from sweeps import covering
 
 from specdec import SamplingParams
 from specdec.core.proposing.unread_drafts import Report, UnreadDrafts, of_one_kind
@@ -95,16 +97,15 @@ def test_short_and_empty_drafts_are_counted_as_what_they_were(
     options = {"sequences": sequences, "wrong_every": 3, "ragged": True}
     read = run("Scripted", prompts[:5], GREEDY, options=options, **settings)
     unread = run("DeviceScripted", prompts[:5], GREEDY, options=options, **settings)
-    assert unread[0].engine.parts.drafts.unread is not None
-    assert read[0].engine.parts.drafts.unread is None
+    assert drafts_of(unread[0]).unread is not None
+    assert drafts_of(read[0]).unread is None
     assert_same_tokens(unread[1], truth[:5], prompts[:5], reference_model)
     if not settings:  # where a plan for more tokens than there are cannot change who fits into a step
         assert unread[2] == read[2]
     assert counter(unread[0], "spec_decode_num_accepted_tokens") > 0
 
 
-@pytest.mark.parametrize("rule", ["standard", "block"])
-@pytest.mark.parametrize("kind", ["probs", "logits", "mixed", "sparse"])
+@pytest.mark.parametrize(("kind", "rule"), covering(["probs", "logits", "mixed", "sparse"], ["standard", "block"]))
 def test_distributions_of_short_drafts_give_the_same_tokens(kind, rule, by_table, prompts, sequences):
     """Verification meets NO_PROPOSAL where it would have met the end of the draft, and draws with the same uniforms."""
     name = "RaggedSparse" if kind == "sparse" else "RaggedDense"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "helpers")]
 
 
 def pytest_collection_modifyitems(items):

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from gpu_helpers import DRAFTERS, GREEDY, NGRAM, engine, generate, prompts, speculation
+from inside import pool_of, served_target_of
 
 from specdec import LLM, SamplingParams
 from specdec.core.cache.transfer import upload
@@ -44,7 +45,7 @@ def test_chunks_and_preemption_change_no_greedy_token(settings, plain):
 
 def test_graphs_are_on_and_change_no_greedy_token(plain):
     llm = engine()
-    assert isinstance(llm.engine.parts.runner._target, GraphedTarget)
+    assert isinstance(served_target_of(llm), GraphedTarget)
     assert generate(engine(cuda_graphs=False)) == plain
 
 
@@ -105,5 +106,5 @@ def test_what_is_sent_begins_where_kernels_want_it():
 
 
 def test_the_cache_is_sized_from_what_is_left():
-    small, large = (engine(gpu_memory_utilization=share, max_num_seqs=4096).engine.parts for share in (0.2, 0.6))
-    assert 0 < small.scheduler.pool.num_blocks <= large.scheduler.pool.num_blocks
+    small, large = (pool_of(engine(gpu_memory_utilization=share, max_num_seqs=4096)) for share in (0.2, 0.6))
+    assert 0 < small.num_blocks <= large.num_blocks

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from inside import target_of
 from torch import nn
 
 from specdec import LLM
@@ -158,6 +159,6 @@ def test_only_plain_weights_that_are_needed_stay(kernels, dtype):
 def test_a_target_keeps_its_tied_weights(dtype, monkeypatch):
     monkeypatch.setattr(backend, "PackedLinear", partial(pytest.fail, "AMX is not looked at here"))
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    target = LLM("tiny", max_model_len=64, dtype=dtype).engine.parts.target.model
+    target = target_of(LLM("tiny", max_model_len=64, dtype=dtype)).model
     assert type(target.get_output_embeddings()) is NativeLinear
     assert target.get_output_embeddings().weight is target.get_input_embeddings().weight

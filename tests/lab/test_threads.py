@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from inside import proposer_of, threads_of
 
 from specdec import LLM, SamplingParams
 from specdec.core.engine import threads
@@ -33,7 +34,7 @@ def in_steps(**settings) -> tuple[set[int], int]:
     where = {"model": f"{__name__}:SeesThreads", "num_speculative_tokens": 2}
     with LLM("tiny", speculative_config=where, max_model_len=64, **settings) as llm:
         llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3))
-        return llm.engine.parts.host.proposer.seen, torch.get_num_threads()
+        return proposer_of(llm).seen, torch.get_num_threads()
 
 
 @pytest.fixture
@@ -78,9 +79,9 @@ def test_a_number_told_to_torch_before_wins(default):
 
 def test_a_number_told_to_torch_afterwards_wins(default):
     with LLM("tiny", max_model_len=64) as llm:
-        assert llm.engine.parts.threads.count == 1
+        assert threads_of(llm).count == 1
         torch.set_num_threads(UNLIKELY)
-        assert llm.engine.parts.threads.count == UNLIKELY
+        assert threads_of(llm).count == UNLIKELY
 
 
 @pytest.mark.parametrize("count", [0, 100_000])

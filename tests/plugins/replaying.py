@@ -131,11 +131,6 @@ class Recording:
         return draft
 
 
-def proposer_of(llm: LLM) -> Any:
-    """The proposer that runs in an engine."""
-    return llm.engine.parts.host.proposer
-
-
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
     """The distribution after top-p, over the last dimension."""
     ordered, order = probs.sort(-1, descending=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import proposer_of
 from make_dflash import BLOCK, H, Made, Replay, flattened, speculators, speculators_reduced, trained, z_lab
 from plugin_helpers import GREEDY, TINY, TargetStates, drafted_by_engine
 from transformers import AutoTokenizer
@@ -192,7 +193,7 @@ def test_chunks_of_a_lone_prompt_leave_no_hole_in_the_context(prompts, truth, ta
 def test_a_step_runs_the_network_once(prompts):
     llm = speculate(trained(), 7)
     passes = []
-    llm.engine.parts.host.proposer.network.norm.register_forward_hook(lambda *_: passes.append(1))
+    proposer_of(llm).network.norm.register_forward_hook(lambda *_: passes.append(1))
     generate(llm, prompts[:4])
     assert len(passes) == llm.engine.metrics.counts["proposer_propose_calls"] > 0
 
@@ -219,7 +220,7 @@ def test_one_row_of_context_more_or_less_would_be_noticed(prompts, truth, target
 def test_hidden_states_are_those_of_the_hooked_target(make, truth, prompts, target, tmp_path):
     made = make(tmp_path / "draft").save()
     llm = speculate(made, 4, method="make_dflash:Forced", max_num_batched_tokens=16)
-    proposer = llm.engine.parts.host.proposer
+    proposer = proposer_of(llm)
     proposer.known = (truth[2],)
     generate(llm, prompts[2:3])
     states = target.of(truth[2])
@@ -271,14 +272,14 @@ def test_text_up_to_max_model_len_equals_plain_decoding(prompts):
 @pytest.fixture(scope="module", params=SETTINGS)
 def forced(request, truth) -> LLM:
     llm = speculate(trained(), 7, method="make_dflash:Forced", **SETTINGS[request.param])
-    llm.engine.parts.host.proposer.known = tuple(truth)
+    proposer_of(llm).known = tuple(truth)
     return llm
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, 7), min_size=1, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, prompts, truth, target):
-    proposer = forced.engine.parts.host.proposer
+    proposer = proposer_of(forced)
     proposer.pattern = tuple(pattern)
     proposer.drafts.clear()
     generate(forced, prompts[1:6])
@@ -292,7 +293,7 @@ def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, 
 
 def test_a_fresh_engine_drafts_what_one_with_a_history_does(prompts, truth):
     llm = speculate(trained(), 7, method="make_dflash:Forced")
-    proposer = llm.engine.parts.host.proposer
+    proposer = proposer_of(llm)
     proposer.known, proposer.pattern = tuple(truth), (2, 0, 7, 1)
     generate(llm, prompts[3:5])
     fresh = speculate(trained(), 7)
@@ -306,7 +307,7 @@ def test_device_form_of_a_step_gives_the_same_drafts(prompts, truth):
     found = []
     for method in ("make_dflash:Forced", "make_dflash:ForcedInDeviceForm"):
         llm = speculate(trained(), 7, method=method, max_num_batched_tokens=64)
-        proposer = llm.engine.parts.host.proposer
+        proposer = proposer_of(llm)
         proposer.known, proposer.pattern = tuple(truth), (3, 0, 7, 1)
         lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 32, 20, 32)]
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:4]], lengths)
@@ -320,7 +321,7 @@ def slots_after_a_push(made: Made, prompt: list[int], slot: int) -> tuple[torch.
     outputs = []
     for amount in (0.0, 1.0):
         llm = speculate(made, BLOCK - 1)
-        network = llm.engine.parts.host.proposer.network
+        network = proposer_of(llm).network
         push = torch.zeros(BLOCK, H)
         push[slot] = amount
         network.layers[0].register_forward_pre_hook(lambda _, args, push=push: (args[0] + push, *args[1:]))
@@ -358,7 +359,7 @@ def test_reported_distribution_is_the_distribution_drawn_from(distribution, make
         "proposer_config": {"draft_distribution": distribution, "sparse_top_m": 4096},
     }
     llm = speculate(made, 4, method="make_dflash:Recording", speculative=speculative)
-    proposer = llm.engine.parts.host.proposer
+    proposer = proposer_of(llm)
     params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=24, ignore_eos=True, seed=1)
     replay = Replay(made, target)
     outputs = generate(llm, prompts[4:5], params)
@@ -401,7 +402,7 @@ def test_greedy_rows_report_no_distribution(prompts):
     speculative = {"draft_sample_method": "probabilistic"}
     llm = speculate(trained(), 4, method="make_dflash:Recording", speculative=speculative)
     generate(llm, prompts[:2])
-    steps = llm.engine.parts.host.proposer.steps
+    steps = proposer_of(llm).steps
     assert steps
     assert all(draft.distribution is None for _, draft in steps)
 
@@ -409,7 +410,7 @@ def test_greedy_rows_report_no_distribution(prompts):
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_a_draft_network_in_another_dtype_keeps_its_rotary_frequencies(dtype, prompts, truth):
     llm = speculate(trained(), 7, speculative={"dtype": dtype})
-    network = llm.engine.parts.host.proposer.network
+    network = proposer_of(llm).network
     assert network.fc.weight.dtype == torch.bfloat16
     assert network.rotary.inv_freq.dtype == torch.float32
     assert generate(llm, prompts[:2]) == [

@@ -11,6 +11,7 @@ from typing import Any
 import make_dflash
 import pytest
 import torch
+from inside import proposer_of
 from make_dflash import BLOCK, MASK_ID, H, Made, N, V, flattened, speculators, speculators_reduced, z_lab
 from plugin_helpers import TINY
 
@@ -163,7 +164,7 @@ def test_logits_are_scaled_then_capped(tmp_path):
     made = change(
         z_lab(tmp_path), **{"dflash_config.output_multiplier": 0.5, "dflash_config.final_logit_softcapping": 3.0}
     )
-    network = start(made).engine.parts.host.proposer.network
+    network = proposer_of(start(made)).network
     logits = torch.tensor([1.0, 20.0])
     assert torch.allclose(network._capped(logits), 3 * torch.tanh(logits / 6))
 
@@ -175,7 +176,7 @@ def test_logits_are_multiplied_by_the_checkpoints_own_scale(make, key, tmp_path)
     if "." in key:
         made.config.setdefault("transformer_layer_config", {})
     scaled = change(made, **{key: 0.25})
-    heads = [start(each).engine.parts.host.proposer.network.head for each in (plain, scaled)]
+    heads = [proposer_of(start(each)).network.head for each in (plain, scaled)]
     states = torch.randn(3, H, generator=torch.Generator().manual_seed(0))
     assert torch.equal(heads[1](states), 0.25 * heads[0](states))
 
@@ -189,7 +190,7 @@ def test_a_scale_that_is_no_number_is_an_error(tmp_path):
 def test_every_layout_is_recognised_without_a_method(make, tmp_path):
     config = {"model": str(make(tmp_path / "draft").save().path), "num_speculative_tokens": 4}
     llm = LLM("tiny", speculative_config=config, max_model_len=64)
-    assert type(llm.engine.parts.host.proposer) is DFlashProposer
+    assert type(proposer_of(llm)) is DFlashProposer
 
 
 @pytest.mark.parametrize(
@@ -405,7 +406,7 @@ def test_publishers_other_tensor_names_are_read(tmp_path):
         other.tensors[f"{stem}.qkv_proj.weight"] = torch.cat([other.tensors.pop(name) for name in names])
     other.tensors["encoder.fc.weight"] = other.tensors.pop("fc.weight")
     other.tensors["encoder.output_norm_enc.weight"] = other.tensors.pop("hidden_norm.weight")
-    networks = [start(made).engine.parts.host.proposer.network for made in (plain, other)]
+    networks = [proposer_of(start(made)).network for made in (plain, other)]
     expected, found = (network.state_dict() for network in networks)
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
@@ -420,7 +421,7 @@ def save_mask(made: Made, saved: object) -> Made:
 
 def test_a_bare_mask_embedding_needs_no_token(tmp_path):
     made = save_mask(change(z_lab(tmp_path), **{"dflash_config.mask_token_id": None}), torch.ones(H))
-    assert torch.equal(start(made).engine.parts.host.proposer.network.mask, torch.ones(H))
+    assert torch.equal(proposer_of(start(made)).network.mask, torch.ones(H))
 
 
 @pytest.mark.parametrize(
@@ -443,7 +444,7 @@ def test_a_mask_token_may_be_named(tmp_path):
     name = next(each["content"] for each in vocabulary["added_tokens"] if each["id"] == MASK_ID)
     fields = {"dflash_config.mask_token_id": None, "dflash_config.mask_token": name}
     by_name, by_id = start(change(z_lab(tmp_path / "name"), **fields)), start(z_lab(tmp_path / "id"))
-    rows = [llm.engine.parts.host.proposer.network.mask for llm in (by_name, by_id)]
+    rows = [proposer_of(llm).network.mask for llm in (by_name, by_id)]
     assert torch.equal(*rows)
     with pytest.raises(ConfigError, match="SD-E170"):
         start(change(z_lab(tmp_path / "unknown"), **(fields | {"dflash_config.mask_token": "<nothing>"})))
@@ -462,7 +463,7 @@ def test_a_map_of_every_token_in_order_is_none(tmp_path):
         needs(made, draft_sample_method="probabilistic", options={"draft_distribution": "dense"}).draft_vocabulary
         is None
     )
-    assert start(made).engine.parts.host.proposer.vocabulary is None
+    assert proposer_of(start(made)).vocabulary is None
 
 
 def test_importing_the_plugin_and_its_recogniser_loads_no_torch():

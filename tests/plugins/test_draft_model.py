@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from inside import host_of
 from plugin_helpers import GREEDY, TINY, drafted_by_engine
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -325,7 +326,7 @@ def test_fewer_positions_than_the_target_are_refused(tmp_path):
     with pytest.raises(Refusal, match="serves 128 positions, and max_model_len is 512"):
         llm_with(draft)
     with llm_with(draft, max_model_len=128) as llm:
-        assert llm.engine.parts.host is not None
+        assert host_of(llm) is not None
 
 
 @pytest.mark.parametrize("asked", [{}, {"parallel_drafting": True}], ids=["unasked", "asked"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import plugin_of, proposer_of
 from make_eagle import MAKERS, Made, flat_peagle, modelopt, peagle, safeailab_eagle1, specforge, speculators, trained
 from plugin_helpers import GREEDY, TINY, TargetStates, drafted_by_engine
 from replay_eagle import Replay
@@ -64,7 +65,7 @@ def test_drafts_and_accepted_counts_of_packaged_checkpoints_are_those_of_a_repla
 def test_drafts_of_every_layout_are_those_of_a_replay(make, target, tmp_path):
     made = make(tmp_path / "draft").save()
     llm = engine(made, 5)
-    assert llm.engine.parts.host.plugin.name == made.method
+    assert plugin_of(llm).name == made.method
     assert_replayed_from(llm, Replay(made, target), 4, 5)
 
 
@@ -83,7 +84,7 @@ def test_hidden_states_are_those_of_the_hooked_target(make, target, tmp_path):
     made = make(tmp_path / "draft").save()
     prompt, sequence = tiny_prompts()[2], tiny_truth()[2]
     llm = engine(made, 4, method=FORCED[made.method], max_num_batched_tokens=16)
-    proposer = llm.engine.parts.host.proposer
+    proposer = proposer_of(llm)
     proposer.known = (sequence,)
     continued(llm, [prompt])
     states = target.of(sequence)
@@ -136,7 +137,7 @@ def forced(request, tmp_path_factory) -> tuple[Made, LLM]:
     name, _, room = request.param.partition("-")
     made = checkpoint(name, tmp_path_factory.mktemp("draft"))
     llm = engine(made, 5, method=FORCED[made.method], **ROOMS[room])
-    llm.engine.parts.host.proposer.known = tuple(tiny_truth())
+    proposer_of(llm).known = tuple(tiny_truth())
     return made, llm
 
 
@@ -144,7 +145,7 @@ def forced(request, tmp_path_factory) -> tuple[Made, LLM]:
 @given(pattern=st.lists(st.integers(0, 5), min_size=2, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, target):
     made, llm = forced
-    proposer = llm.engine.parts.host.proposer
+    proposer = proposer_of(llm)
     proposer.pattern = tuple(pattern)
     proposer.drafts.clear()
     continued(llm, tiny_prompts()[1:6])
@@ -163,7 +164,7 @@ def test_device_form_of_a_step_gives_the_same_drafts(name, tmp_path):
     accepted = (3, 0, 5, 1)
     for method in ("replay_eagle:ForcedEagle3", "replay_eagle:ForcedInDeviceForm"):
         llm = engine(checkpoint(name, tmp_path), 5, method=method)
-        proposer = llm.engine.parts.host.proposer
+        proposer = proposer_of(llm)
         proposer.known, proposer.pattern = tuple(tiny_truth()), accepted
         lengths = [SamplingParams(temperature=0, max_tokens=1 + 5 * (a + 1), ignore_eos=True) for a in accepted]
         llm.generate([{"prompt_token_ids": prompt} for prompt in tiny_prompts()[:4]], lengths)
@@ -179,7 +180,7 @@ def test_parallel_drafts_come_from_one_pass_and_a_shorter_one_gives_their_beginn
     for k in (3, 8):
         llm = engine(made, k)
         widths: list[int] = []
-        first = llm.engine.parts.host.proposer.network.layers[0]
+        first = proposer_of(llm).network.layers[0]
         first.register_forward_hook(lambda _, args, out, widths=widths: widths.append(out.shape[1]))
         (seen, *_) = drafted_by_engine(llm, prompt)
         drafts.append(seen.draft)
@@ -192,7 +193,7 @@ def test_the_projection_is_for_the_targets_hidden_states_alone(make, tmp_path):
     """A pass over one drafted token per request skips it and its norms."""
     llm = engine(make(tmp_path / "draft").save(), 4)
     widths: list[int] = []
-    fc = llm.engine.parts.host.proposer.network.fc
+    fc = proposer_of(llm).network.fc
     fc.register_forward_hook(lambda _, args, out: widths.append(len(out)))
     prompt = tiny_prompts()[4]
     seen = drafted_by_engine(llm, prompt, GREEDY)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from inside import proposer_of
 from make_eagle import (
     FFN,
     HEAD_DIM,
@@ -358,7 +359,7 @@ def test_a_map_that_leaves_the_vocabulary_is_an_error(tmp_path):
 
 
 def test_a_narrow_head_beside_the_targets_embedding_has_unequal_halves(tmp_path):
-    network = start(narrow(tmp_path)).engine.parts.host.proposer.network
+    network = proposer_of(start(narrow(tmp_path))).network
     assert network.layers[0].input_layernorm.weight.shape == (H,)
     assert network.layers[0].hidden_norm.weight.shape == (64,)
 
@@ -373,9 +374,9 @@ def test_a_missing_field_is_an_error_that_names_field_and_file(field, tmp_path):
 def test_a_copy_of_the_targets_embedding_is_not_kept(tmp_path):
     copy = speculators(tmp_path / "a")
     copy.tensors["embed_tokens.weight"] = load_file(TINY / "target" / "model.safetensors")["model.embed_tokens.weight"]
-    assert "embedding.weight" not in start(copy).engine.parts.host.proposer.network.state_dict()
+    assert "embedding.weight" not in proposer_of(start(copy)).network.state_dict()
     own = start(speculators(tmp_path / "b"))
-    assert "embedding.weight" in own.engine.parts.host.proposer.network.state_dict()
+    assert "embedding.weight" in proposer_of(own).network.state_dict()
 
 
 def test_dense_distributions_are_over_the_draft_vocabulary(tmp_path):
@@ -415,7 +416,7 @@ def test_experts_of_a_head_run_as_asked_or_as_the_targets(asked, runs, tmp_path)
     speculative |= {} if asked is None else {"moe_backend": asked}
     target = {"model": str(tmp_path / "target"), "moe_backend": "batched_mm", "max_model_len": 64}
     llm = LLM(**target, speculative_config=speculative)
-    module = llm.engine.parts.host.proposer.network.layers[0].mlp.experts
+    module = proposer_of(llm).network.layers[0].mlp.experts
     default = Qwen3MoeForCausalLM(config).config._experts_implementation
     assert module.config._experts_implementation == (runs or default)
     prompt = [{"prompt_token_ids": list(range(5, 28))}]

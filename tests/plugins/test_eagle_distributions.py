@@ -9,6 +9,7 @@ from pathlib import Path
 import make_eagle
 import pytest
 import torch
+from inside import proposer_of
 from make_eagle import Made, narrow, peagle, safeailab_eagle1, speculators, trained
 from plugin_helpers import GREEDY, TINY, TargetStates
 from replay_eagle import Replay
@@ -57,7 +58,7 @@ def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 def assert_distributions_are_those_drawn_from(llm: LLM, made: Made, replay: Replay, logit_scale: float = 1) -> None:
     prompt = tiny_prompts()[4]
     (sequence,) = continued(llm, [prompt], SAMPLED)
-    steps = llm.engine.parts.host.proposer.steps
+    steps = proposer_of(llm).steps
     assert len(steps) > 4
     for length, draft in steps:
         count = int(draft.lengths[0])
@@ -124,7 +125,7 @@ def scaled_target(path: Path, scale: float) -> Path:
 def test_greedy_rows_report_no_distribution(tmp_path):
     llm = engine(trained(), "sparse")
     continued(llm, tiny_prompts()[:2])
-    steps = llm.engine.parts.host.proposer.steps
+    steps = proposer_of(llm).steps
     assert steps
     assert all(draft.distribution is None for _, draft in steps)
 
@@ -134,7 +135,7 @@ def test_a_head_in_another_dtype_keeps_its_rotary_frequencies(make, tmp_path):
     made = trained() if make is None else make(tmp_path / "draft").save()
     config = {"model": str(made.path), "num_speculative_tokens": 5, "dtype": "bfloat16"}
     llm = LLM("tiny", speculative_config=config, max_model_len=256)
-    network = llm.engine.parts.host.proposer.network
+    network = proposer_of(llm).network
     assert network.fc.weight.dtype == torch.bfloat16
     assert network.rotary.inv_freq.dtype == torch.float32
     assert continued(llm, tiny_prompts()[:2], GREEDY) == tiny_truth()[:2]

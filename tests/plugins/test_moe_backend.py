@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inside import proposer_of, target_of
 from medusa_checkpoints import Heads, save_vllm
 from mtp_checkpoints import SMALL_V, moe_config, random_model
 from plugin_helpers import GREEDY
@@ -113,17 +114,17 @@ def run(folder, method, moe_backend):
 def test_experts_of_the_drafter_run_as_it_says_and_those_of_the_target_as_that_says(method, setting, folder, ran):
     asked, expected = SETTINGS[setting]
     llm = run(folder, method, asked)
-    proposer = llm.engine.parts.host.proposer
+    proposer = proposer_of(llm)
     network = proposer._model if method == "draft_model" else proposer.network
     assert ran(network) == {expected}
-    assert ran(llm.engine.parts.target.model) == {TARGETS}
+    assert ran(target_of(llm).model) == {TARGETS}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_drafter_without_experts_leaves_those_of_the_target_alone(setting, folder, ran):
     llm = run(folder, "medusa", SETTINGS[setting][0])
-    assert ran(llm.engine.parts.host.proposer.network) == set()
-    assert ran(llm.engine.parts.target.model) == {TARGETS}
+    assert ran(proposer_of(llm).network) == set()
+    assert ran(target_of(llm).model) == {TARGETS}
 
 
 @pytest.mark.parametrize("where", ["target", "drafter"])

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from inside import proposer_of
 from mtp_checkpoints import ERNIE, MIMO, NEXTN, QWEN, SPECULATORS, tiny_module, tiny_target
 from plugin_helpers import TINY
-from replaying import proposer_of, speculate
+from replaying import speculate
 from safetensors.torch import load_file, save_file
 
 from specdec.plugins.mtp.checkpoint import one_layer

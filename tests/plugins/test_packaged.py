@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from inside import host_of
 from plugin_helpers import TINY
 from transformers import AutoTokenizer
 
@@ -67,7 +68,7 @@ def llm_with(name, k, **settings):
 )
 def test_draft_length_may_be_left_out(config, k):
     llm = LLM("tiny", speculative_config=config, max_model_len=64)
-    assert llm.engine.parts.host.num_draft_tokens == k
+    assert host_of(llm).num_draft_tokens == k
 
 
 def test_draft_length_of_a_draft_model_must_be_given():

@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from inside import plugin_of
 from plugin_helpers import GREEDY, TINY
 
 from specdec import LLM, SamplingParams
@@ -144,4 +145,4 @@ def test_its_probabilities_reach_verification(method, distribution):
 
 
 def test_it_is_named_with_its_distribution(method):
-    assert str(llm_with(method).engine.parts.host.plugin) == "specdec-plugin-stranger:stranger 0.3"
+    assert str(plugin_of(llm_with(method))) == "specdec-plugin-stranger:stranger 0.3"

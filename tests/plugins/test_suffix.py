@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import proposer_of
 from plugin_helpers import GREEDY, TINY
 
 from specdec import LLM, SamplingParams
@@ -361,7 +362,7 @@ def test_automaton_stays_linear_in_the_text():
 def test_vllm_options_are_taken_at_the_top_level():
     config = {"method": "suffix", "num_speculative_tokens": 5, **VLLM_OPTIONS}
     llm = LLM("tiny", speculative_config=config, max_model_len=256)
-    options = llm.engine.parts.host.proposer._options
+    options = proposer_of(llm)._options
     assert {key: getattr(options, key) for key in VLLM_OPTIONS} == VLLM_OPTIONS
 
 
@@ -430,7 +431,7 @@ def test_greedy_text_is_the_plain_one(k, count, passes, engine, prompts, plain):
         counts = llm.engine.metrics.counts
         assert llm.engine.metrics.acceptance.num_accepted_tokens > 0
         assert ("num_kv_blocks" in engine) == (counts["num_preemptions"] > 0)
-        assert not llm.engine.parts.host.proposer._requests
+        assert not proposer_of(llm)._requests
 
 
 def test_aborted_requests_are_forgotten(prompts):
@@ -439,7 +440,7 @@ def test_aborted_requests_are_forgotten(prompts):
         for _ in range(12):
             next(stream)
         stream.close()
-        assert not llm.engine.parts.host.proposer._requests
+        assert not proposer_of(llm)._requests
 
 
 def test_the_first_draft_after_a_prompt_is_accepted_no_less_than_the_n_gram_proposers(prompts):

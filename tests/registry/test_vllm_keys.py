@@ -4,6 +4,7 @@ import json
 
 import importlib_metadata
 import pytest
+from inside import plugin_of
 
 from specdec import LLM
 from specdec.core.config.speculative_config import SpeculativeConfig
@@ -105,6 +106,6 @@ def test_older_rejection_methods_are_refused_with_the_way_here(method):
 def test_parallel_drafting_is_so_already_where_all_tokens_are_drafted_in_one_pass(model):
     text = json.dumps({"model": model, "parallel_drafting": True, "disable_padded_drafter_batch": True})
     with LLM("tiny", speculative_config=text, max_model_len=64) as llm:
-        assert llm.engine.parts.host.plugin.name == model.removeprefix("tiny/")
+        assert plugin_of(llm).name == model.removeprefix("tiny/")
     with pytest.raises(ConfigError, match="SD-E132 proposer_config"):
         LLM("tiny", speculative_config={"model": model, "parallel_drafting": False})

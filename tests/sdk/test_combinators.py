@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inside import drafts_of
 
 import specdec
 from specdec import LLM, SamplingParams
@@ -595,7 +596,7 @@ def test_a_model_with_draft_kv_and_distributions_stands_beside_a_look_up(name, p
     with LLM("tiny", speculative_config=config, max_model_len=256, max_num_batched_tokens=32) as llm:
         outputs = token_ids(llm.generate(PROMPTS, params))
         acceptance = llm.engine.metrics.acceptance
-        assert llm.engine.parts.drafts.num_one_hot_fallbacks > 0, "rows without a distribution beside rows with one"
+        assert drafts_of(llm).num_one_hot_fallbacks > 0, "rows without a distribution beside rows with one"
     assert [outputs[0], outputs[2]] == [plain[0], plain[2]]
     assert acceptance.num_accepted_tokens > 0.5 * acceptance.num_draft_tokens
 

@@ -1,0 +1,23 @@
+"""Sweeps of which a slice runs at every change and all of it in .ci/full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def covering(*values: Sequence[Any]) -> list[Any]:
+    """Every combination; those off the diagonal along the longest axis are `full`, so each value occurs in the rest."""
+    marked = []
+    for places in product(*(range(len(each)) for each in values)):
+        case = [axis[place] for axis, place in zip(values, places, strict=True)]
+        marked.append(pytest.param(*case, marks=() if _is_kept(places, values) else pytest.mark.full))
+    return marked
+
+
+def _is_kept(places: Sequence[int], values: Sequence[Sequence[Any]]) -> bool:
+    longest = max(range(len(values)), key=lambda index: len(values[index]))
+    return all(place == places[longest] % len(axis) for place, axis in zip(places, values, strict=True))
