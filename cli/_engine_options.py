@@ -75,11 +75,15 @@ class Dtype(StrEnum):
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="auto: float32 on a CPU, else the checkpoint's own.")]
 
 
-def is_quiet(ctx: typer.Context, how: Format, quiet: bool) -> bool:
-    """Whether only the result and errors may be printed. --quiet may stand before the verb or after it."""
+def output_form(ctx: typer.Context, how: Format, as_json: bool, quiet: bool) -> tuple[Format, bool]:
+    """The form of the result, and whether only the result and errors may be printed.
+
+    --json is short for --format json. --quiet may stand before the verb or after it.
+    """
+    how = Format.JSON if as_json else how
     if quiet:
         logging.getLogger("specdec").setLevel(logging.ERROR)
-    return quiet or how in (Format.JSON, Format.QUIET) or bool(ctx.find_root().params.get("quiet"))
+    return how, quiet or how in (Format.JSON, Format.QUIET) or bool(ctx.find_root().params.get("quiet"))
 
 
 def silence_libraries() -> None:

@@ -26,8 +26,8 @@ from ._engine_options import (
     QuietOption,
     SpeculativeOption,
     engine_settings,
-    is_quiet,
     only_one,
+    output_form,
     silence_libraries,
 )
 from ._output import Format, JsonOption
@@ -88,8 +88,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     quiet: QuietOption = False,
 ) -> None:
     """Measure a proposer: acceptance, speed-up over plain decoding, and equality of the outputs."""
-    how = Format.JSON if as_json else how
-    quiet = is_quiet(ctx, how, quiet)
+    how, quiet = output_form(ctx, how, as_json, quiet)
     engine = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config)
     engine = {"max_num_seqs": max_concurrency, "enable_profiling": profile} | engine
     settings = {

@@ -14,7 +14,7 @@ import typer
 
 from specdec.sdk import ConfigError
 
-from ._engine_options import QuietOption, is_quiet, only_one, silence_libraries
+from ._engine_options import QuietOption, only_one, output_form, silence_libraries
 from ._output import Format, JsonOption
 from ._session import Session
 
@@ -76,8 +76,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     quiet: QuietOption = False,
 ) -> None:
     """Check a proposer against the contract, on the CPU and offline. Exit code 1 if a check fails."""
-    how = Format.JSON if as_json else how
-    quiet = is_quiet(ctx, how, quiet)
+    how, quiet = output_form(ctx, how, as_json, quiet)
     silence_libraries()
     from specdec.core.config.speculative_config import SpeculativeConfig
     from specdec.testing.run import Run, results

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ._engine_options import ModelArgument, QuietOption, SpeculativeOption, is_quiet, only_one, silence_libraries
+from ._engine_options import ModelArgument, QuietOption, SpeculativeOption, only_one, output_form, silence_libraries
 from ._output import Format, JsonOption
 from ._session import Session
 
@@ -30,7 +30,7 @@ def command(
     quiet: QuietOption = False,
 ) -> None:
     """Print what runs the same target and proposer in another engine. What does not survive is said on stderr."""
-    quiet = is_quiet(ctx, Format.JSON if as_json else Format.AUTO, quiet)
+    _, quiet = output_form(ctx, Format.AUTO, as_json, quiet)
     silence_libraries()
     from specdec.adapters.export import hand_over
 

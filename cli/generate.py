@@ -24,8 +24,8 @@ from ._engine_options import (
     QuietOption,
     SpeculativeOption,
     engine_settings,
-    is_quiet,
     only_one,
+    output_form,
     silence_libraries,
 )
 from ._output import Format, JsonOption
@@ -81,8 +81,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     quiet: QuietOption = False,
 ) -> None:
     """Generate text, as it is produced, and show which tokens the proposer had right."""
-    how = Format.JSON if as_json else how
-    quiet = is_quiet(ctx, how, quiet)
+    how, quiet = output_form(ctx, how, as_json, quiet)
     proposer = only_one("--speculative-config", speculative_config)
     texts = _texts(prompt or [], prompts_file)
     silence_libraries()

@@ -49,3 +49,8 @@ def free_memory(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(psutil.virtual_memory().available)
+
+
+def spare_memory(device: torch.device) -> int:
+    """A quarter of the free memory, in bytes: what may be taken unasked, as other processes use it too."""
+    return free_memory(device) // 4

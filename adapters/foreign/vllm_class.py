@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import torch
@@ -15,8 +15,6 @@ from specdec.sdk.services import Services
 from specdec.sdk.token_ids import token_id
 from specdec.sdk.types import Draft, Phase, StepView, TargetInfo
 
-from .offered import Offered
-
 logger = logging.getLogger("specdec")
 
 LACKS = (
@@ -24,6 +22,19 @@ LACKS = (
     "additional_config of vllm_config, with the few fields that are known here; load_model's target has no attribute; "
     "slot_mappings is empty; a step in which no request wants drafts is not shown; drafts beyond the budget are cut"
 )
+
+
+class Offered:
+    """A stand-in for an object of vLLM: it has these attributes, and refuses any other by name."""
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+        self._offered_as = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        own = ", ".join(key for key in vars(self) if not key.startswith("_")) or "nothing"
+        name = vars(self).get("_offered_as", "this")
+        raise AttributeError(f"{name}.{attribute} does not exist outside vLLM; {name} has: {own}")
 
 
 class VllmClass:

@@ -9,7 +9,7 @@ import torch
 from specdec.sdk import ConfigError, Needs, TargetInfo
 
 from ..config.engine_config import EngineConfig
-from ..device_memory import CudaMemory, DeviceMemory, free_memory
+from ..device_memory import CudaMemory, DeviceMemory, free_memory, spare_memory
 from ..model.target import TargetModel
 from ..proposing.admission import Admission
 
@@ -66,8 +66,8 @@ def bytes_per_row(config: EngineConfig, info: TargetInfo, needs: Needs | None) -
 
 
 def quarter_of_free(config: EngineConfig, target: TargetModel) -> int:
-    """Untouched pages cost a CPU nothing, and others use its memory too."""
-    return free_memory(target.device) // 4
+    """Untouched pages cost a CPU nothing."""
+    return spare_memory(target.device)
 
 
 def left_by_a_step(

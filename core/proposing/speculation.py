@@ -14,7 +14,7 @@ from specdec.sdk.errors import message
 
 from ..cache.addressing import Addressing
 from ..config.speculative_config import WHERE, SpeculativeConfig
-from ..device_memory import free_memory
+from ..device_memory import spare_memory
 from ..kernels.cpu.backend import Backend
 from ..model.quantization import check_quantization
 from ..model.target import experts_settings
@@ -56,7 +56,7 @@ class Speculation:
         check_quantization(config.quantization, WHERE)
         registry = Registry.discover(settings, hooks.registrations)
         loaded = load_proposer(registry.resolve(config), config, info)
-        distribution_budget = free_memory(torch.device(info.device)) // 4
+        distribution_budget = spare_memory(torch.device(info.device))
         config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
         if config.rejection_sample_method in LOSSY:
             facts = {

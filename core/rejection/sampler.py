@@ -36,41 +36,21 @@ def _has_kernels() -> bool:
     return find_spec("triton") is not None
 
 
-def _verify_with_kernels(
-    logits: Tensor,
-    cu_rows: Tensor,
-    drafts: DraftRows,
-    sampling: SamplingRows,
-    uniforms: Uniforms | None,
-    workspace: Workspace | None,
-) -> Verdict:
+@cache
+def _device_rules() -> tuple[VerifyBackend, VerifyBackend]:
+    """`verify` and `verify_block` of a device."""
     if not _has_kernels():
-        return torch_backend.verify(logits, cu_rows, drafts, sampling, uniforms, workspace)
+        return torch_backend.verify, block.verify_block
     from . import triton_backend
 
-    return triton_backend.verify(logits, cu_rows, drafts, sampling, uniforms, workspace)
-
-
-def _verify_block_with_kernels(
-    logits: Tensor,
-    cu_rows: Tensor,
-    drafts: DraftRows,
-    sampling: SamplingRows,
-    uniforms: Uniforms | None,
-    workspace: Workspace | None,
-) -> Verdict:
-    if not _has_kernels():
-        return block.verify_block(logits, cu_rows, drafts, sampling, uniforms, workspace)
-    from . import triton_backend
-
-    return triton_backend.verify_block(logits, cu_rows, drafts, sampling, uniforms, workspace)
+    return triton_backend.verify, triton_backend.verify_block
 
 
 VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
-    {"cpu": torch_backend.verify, "cuda": _verify_with_kernels}
+    {"cpu": torch_backend.verify, "cuda": lambda *call, **named: _device_rules()[0](*call, **named)}
 )
 BLOCK_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
-    {"cpu": block.verify_block, "cuda": _verify_block_with_kernels}
+    {"cpu": block.verify_block, "cuda": lambda *call, **named: _device_rules()[1](*call, **named)}
 )
 
 
