@@ -1,4 +1,4 @@
-"""Made-up steps of every kind that compiled code tells apart: of one request and of more, of one token each and of more."""
+"""Made-up steps of every kind that compiled code tells apart: of one request or more, of one token each or more."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from ..types import KeptRows, Phase, SamplingView, StepView, TargetInfo
 
 MORE, ONE = 2, 1
 """Of requests, and of tokens that each committed. More come first: one of anything is compiled on its own."""
-
-_SAMPLED: dict[str, float] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,11 @@ class WarmUp:
         for budget in range(step.num_draft_tokens, 0, -1):
             yield replace(step, budget=torch.full_like(step.budget, budget))
         if step.sampling is not None:
-            count = partial(torch.full, (len(step),), device=self._device)
-            yield replace(step, sampling=SamplingView(**{name: count(_SAMPLED[name]) for name in self.needs.sampling}))
+            yield replace(step, sampling=self._sampling(len(step), temperature=1.0))
 
     def _step(self, num_requests: int, width: int) -> StepView:
         each = partial(torch.full, (num_requests,), device=self._device)
-        greedy = SamplingView(**{name: each(_SAMPLED[name] * 0) for name in self.needs.sampling}, all_greedy=True)
-        history = torch.zeros(self.target.max_num_seqs, self.target.max_model_len, dtype=torch.int64)
+        memory = self.target.max_num_seqs, self.target.max_model_len
         return StepView(
             request_ids=tuple(f"warm-up {row}" for row in range(num_requests)),
             num_draft_tokens=self.num_draft_tokens,
@@ -62,8 +58,8 @@ class WarmUp:
             budget=each(self.num_draft_tokens),
             kept=self._kept(num_requests, width),
             random=_Halves(num_requests, self._device),
-            sampling=greedy if self.needs.sampling else None,
-            history=history.to(self._device) if self.needs.history else None,
+            sampling=self._sampling(num_requests, temperature=0.0) if self.needs.sampling else None,
+            history=torch.zeros(memory, dtype=torch.int64, device=self._device) if self.needs.history else None,
         )
 
     def _kept(self, num_requests: int, width: int) -> KeptRows:
@@ -80,6 +76,11 @@ class WarmUp:
             next_token_ids=token_ids,
             hidden=hidden,
         )
+
+    def _sampling(self, num_requests: int, *, temperature: float) -> SamplingView:
+        values = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        columns = {name: torch.full((num_requests,), values[name], device=self._device) for name in self.needs.sampling}
+        return SamplingView(**columns, all_greedy=temperature == 0)
 
     @property
     def _device(self) -> torch.device:
