@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .config import StrictModel
+from .config import ProposerConfig, StrictModel
+
+if TYPE_CHECKING:
+    from .types import TargetInfo
 
 Placement = Literal["host", "device"]
 DistributionForm = Literal["one_hot", "dense", "sparse"]
@@ -71,3 +74,10 @@ class Needs(StrictModel):
         if self.max_draft_tokens is not None and self.min_draft_tokens > self.max_draft_tokens:
             raise ValueError("min_draft_tokens is above max_draft_tokens")
         return self
+
+
+def needs_of(proposer: type, config: ProposerConfig, target: TargetInfo) -> Needs:
+    """What a proposer class needs, stated or computed. Raises what its `needs` raises."""
+    stated: Any = getattr(proposer, "needs", Needs())  # optional by contract
+    needs: Needs = stated if isinstance(stated, Needs) else stated(config, target)
+    return needs

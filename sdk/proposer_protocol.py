@@ -54,7 +54,10 @@ class Lifecycle(Protocol):
         ...
 
     def warmup(self) -> None:
-        """After `bind`: compile, capture, allocate. Never called while requests run."""
+        """After `bind`: compile, capture, allocate. Never called while requests run.
+
+        The draft KV serves every row meanwhile: what a pass writes there is nobody's.
+        """
         ...
 
     def on_start(self, request: RequestView) -> None:

@@ -140,5 +140,8 @@ class Services(Protocol):
         Its arguments are tensors, None, numbers, strings, and tuples, lists and mappings of these, what
         `DraftKVStore.attention` gives among them; it returns tensors, or tuples, lists and dictionaries of them. It is
         traced as `finish` says of a network's `forward`, and may call networks that are compiled on their own.
+
+        Each kind of arguments is compiled when it first comes: other numbers beside the tensors, other structures, and
+        sizes of one instead of more. Call it with every kind in `warmup`; `ModelProposer.warmup` does, by made-up steps.
         """
         ...

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +15,14 @@ from ..kernels.cpu.backend import Backend
 from ..request.request import Request
 from .addressing import Extent, Rows
 from .kv_cache import CacheView, KVCache
+
+
+@dataclass(frozen=True)
+class _Vacant:
+    """What stands in a row while no request runs: a proposer may warm up on the whole cache, which is nobody's."""
+
+    blocks: Sequence[int]
+    generation: int = 0
 
 
 class HostAddressing:
@@ -61,5 +71,8 @@ class HostAddressing:
         """See `Addressing`."""
         return cache.span(self._requests()[row].blocks, 0, length, length).slots
 
-    def _requests(self) -> dict[int, Request]:
-        return {request.row: request for request in self._scheduler.running}
+    def _requests(self) -> Mapping[int, Request | _Vacant]:
+        return {request.row: request for request in self._scheduler.running} or defaultdict(self._vacant)
+
+    def _vacant(self) -> _Vacant:
+        return _Vacant(range(self._scheduler.pool.num_blocks))

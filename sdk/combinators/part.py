@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel, Field, create_model
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ..config import ProposerConfig, StrictModel
 from ..errors import ConfigError, Refusal
-from ..needs import Needs
+from ..needs import Needs, needs_of
 from ..proposer_protocol import LIFECYCLE_METHODS, Proposer
 from ..ranges import DraftLength
 from ..types import Draft, SamplingView, StepView, TargetInfo
@@ -87,13 +86,6 @@ class PartPlan:
             reason = f"its part {name} drafts at least {fewest} tokens, and may draft {own_config.num_draft_tokens}"
             raise Refusal(reason, f'"num_speculative_tokens": {fewest}')
         return cls(name, part, own_config, needs)
-
-
-def needs_of(part: type[Proposer], config: ProposerConfig, target: TargetInfo) -> Needs:
-    """What a proposer class needs, stated or computed."""
-    stated: Any = getattr(part, "needs", Needs())  # optional by contract
-    needs: Needs = stated if isinstance(stated, Needs) else stated(config, target)
-    return needs
 
 
 class Part:

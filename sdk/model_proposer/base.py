@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -13,12 +14,15 @@ from torch import Tensor
 from ..checkpoint import Checkpoint
 from ..config import ProposerConfig, StrictModel
 from ..errors import CheckpointError
-from ..needs import DistributionForm
+from ..needs import DistributionForm, needs_of
 from ..services import NetworkSettings, Services
-from ..types import StepView, TargetInfo
+from ..types import Draft, StepView, TargetInfo
 from .sampling import DraftSampler
 from .vocabulary import DraftVocabulary
+from .warm_up import WarmUp
 from .weights import Weights
+
+logger = logging.getLogger("specdec")
 
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 
@@ -106,9 +110,36 @@ class ModelProposer(ABC):
     def build(self) -> None:
         """Make the network from the checkpoint, with `self.services` and `self.settings`."""
 
+    def warmup(self) -> None:
+        """Observe and draft for made-up steps where the engine compiles: nothing is left to compile for requests.
+
+        What a subclass learns at `observe` it would learn from them too: it gives its own then. Where one cannot be
+        done, a log entry says so, and forms are compiled when they first come.
+        """
+        if self.services.compile(self.build) == self.build:  # the function itself: nothing is compiled
+            return
+        try:
+            warm_up = WarmUp(
+                needs_of(type(self), self.config, self.target),
+                self.target,
+                self.config.num_draft_tokens,
+                self.services.dtype,
+            )
+            for step in warm_up.steps():
+                self.observe(step)
+                for asked in warm_up.budgets(step):
+                    self.propose(asked)
+        except Exception as error:  # of the author's code, on steps that no engine ran
+            reason = f"{type(error).__name__}: {error}"
+            logger.info("%s is compiled while requests run, as its warm-up raised %s", type(self).__name__, reason)
+
     @abstractmethod
     def observe(self, step: StepView) -> None:
         """Bring the draft KV up to the step's kept rows."""
+
+    @abstractmethod
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
 
     def embedding(self, weights: Weights, width: int = -1, name: str = "embed_tokens.weight") -> torch.nn.Module:
         """The drafter's input embedding [..., width] of target ids: its own, or the target's. -1: any width.
