@@ -1,4 +1,4 @@
-"""A draft checkpoint as plugins read it before any weight is loaded: its configuration, and its tensors by name."""
+"""A draft checkpoint before any weight is loaded: its configuration, and its tensors by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOGIT_SCALES = "logit_scale", "logits_scaling"
 
 
 def logit_scale(config: Mapping[str, Any]) -> float | None:
-    """The factor on the head's output that a configuration states; None if it states none."""
+    """The factor on the head's output that a configuration states. None means that it states none."""
     factor, divisor = (config.get(key) for key in LOGIT_SCALES)
     if factor:
         return float(factor)
@@ -41,7 +41,9 @@ class Checkpoint:
 
     @classmethod
     def open(cls, model: str | Path) -> Checkpoint:
-        """From a directory, the name of a packaged model ("tiny/NAME"), or a hub id (configuration and weights only).
+        """Open a checkpoint. From the hub it fetches configuration and weights only.
+
+        model: a directory, the name of a packaged model ("tiny/NAME"), or a hub id.
 
         Raises CheckpointError: SD-E105 if there is none, SD-E106 if its config.json is not a JSON object.
         """
@@ -64,9 +66,9 @@ class Checkpoint:
 
     @property
     def logit_scale(self) -> float | None:
-        """The factor on its head's output that the configuration states; None if it states none.
+        """The factor on its head's output that the configuration states. None means that it states none.
 
-        Raises CheckpointError SD-E171 for a value that is no number.
+        Raises CheckpointError SD-E171 for a value that is not a number.
         """
         paths = [(prefix, key) for prefix in ("transformer_layer_config.", "") for key in LOGIT_SCALES]
         stated = {key: found for prefix, key in paths if (found := self.get(prefix + key, (int, float), None))}
@@ -81,7 +83,7 @@ class Checkpoint:
         return shapes
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, for what must be known before weights are loaded. Raises CheckpointError: SD-E146, SD-E172."""
+        """One tensor that is needed before weights are loaded. Raises CheckpointError: SD-E146, SD-E172."""
         for file in self.weight_files:
             if name in _shapes(file):
                 return read_tensors(file, (name,))[name]
@@ -90,7 +92,7 @@ class Checkpoint:
 
     @property
     def weight_files(self) -> list[Path]:
-        """The safetensors files, or else what torch saved. Raises CheckpointError SD-E146 if there is none."""
+        """The safetensors files, or else torch's own files. Raises CheckpointError SD-E146 if there is none."""
         for pattern in _WEIGHTS:
             files = sorted(self.directory.glob(pattern))
             if files:
@@ -98,7 +100,11 @@ class Checkpoint:
         raise CheckpointError("SD-E146", f"no weights in {str(self.directory)!r}", {"looked for": ", ".join(_WEIGHTS)})
 
     def get(self, path: str, kind: type | tuple[type, ...], default: Any = _REQUIRED) -> Any:
-        """The configuration's value at "key" or "key.key"; null counts as absent.
+        """The configuration's value at a path. null counts as absent.
+
+        path: "key" or "key.key".
+        kind: the type of the value, or several.
+        default: the value if it is absent.
 
         Raises CheckpointError: SD-E170 if it is absent and has no default, SD-E171 if it is of another type.
         """

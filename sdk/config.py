@@ -1,4 +1,4 @@
-"""User input: strict models that forbid unknown keys, and what a proposer is constructed with."""
+"""User input: strict models that forbid unknown keys, and the configuration of a proposer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DraftSampleMethod = Literal["greedy", "probabilistic"]
 
 
 class StrictModel(BaseModel):
-    """Base of everything a user or an author writes down: frozen, unknown keys refused with a suggestion.
+    """Base of all user input. It is frozen, and refuses unknown keys with a suggestion.
 
-    Constructing one raises ConfigError: SD-E131 (a key that nobody declares) or SD-E132 (a wrong value), with every
-    offending key in one message.
+    Constructing one raises ConfigError: SD-E131 (a key that nobody declares) or SD-E132 (a wrong value). One message
+    names every wrong key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -34,7 +34,10 @@ class StrictModel(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Construct from a mapping; `where` names it in errors ("speculative_config", a plugin's options, ...)."""
+        """Construct from a mapping.
+
+        where: its name in errors ("speculative_config", a plugin's options, ...).
+        """
         try:
             return cls(**values)
         except ConfigError as error:
@@ -81,13 +84,15 @@ def wrong_values(where: str, error: ValidationError, *, plugin: PluginId | None 
 
 
 class ProposerConfig(StrictModel):
-    """What a proposer is constructed with: the common settings, and its own validated options."""
+    """The settings that a proposer is constructed with: the common ones, and its own validated options."""
 
     num_draft_tokens: DraftLength = Field(description="K: the most drafts per request and step")
-    model: str | None = Field(None, description="the checkpoint (directory or hub id), if one was given")
+    model: str | None = Field(None, description="the checkpoint (directory or hub id). None means that none was given")
     draft_sample_method: DraftSampleMethod = "greedy"
-    moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
-    dtype: str | None = Field(None, description="dtype of the draft network; None inherits the target's")
-    quantization: str | None = Field(None, description="how the draft network's weights are stored; None: as they are")
+    moe_backend: str | None = Field(None, description="experts implementation. None means the target's")
+    dtype: str | None = Field(None, description="dtype of the draft network. None means the target's")
+    quantization: str | None = Field(
+        None, description="how the draft network's weights are stored. None means as in the checkpoint"
+    )
     trust_remote_code: bool = Field(False, description="run modelling code that the draft checkpoint brings along")
-    options: Any = Field(None, description="an instance of the class's Options model, or None if it has none")
+    options: Any = Field(None, description="an instance of the class's Options model. None means that it has none")

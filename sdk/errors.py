@@ -10,7 +10,7 @@
     |- ProposerError        a proposer raised or returned something unusable while running   exit code 1
     `- IntegrityError       the engine found its own state inconsistent: a bug of ours       exit code 1
 
-A message is one sentence behind a stable code, then one line per fact: what was expected, what was found, the fix.
+A message is a stable code and one sentence, then one line per fact: what was expected, what was found, the fix.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class PluginId:
-    """Who a proposer is: the name it was asked for by, and the distribution that it came from."""
+    """Which plugin this is: the name that the user gave, and the installed distribution that it came from."""
 
     name: str
     target: str  # "module:Class"
-    distribution: str | None = None  # None: a class path outside any installed distribution
+    distribution: str | None = None  # None means a class path outside any installed distribution
     version: str | None = None
 
     @property
@@ -78,7 +78,7 @@ class ConfigError(SpecdecError):
 
 
 class CheckpointError(ConfigError):
-    """A draft checkpoint is missing, broken, or of a variant that nobody here implements."""
+    """A draft checkpoint is missing, broken, or of a variant that is not implemented."""
 
 
 class RequestError(SpecdecError, ValueError):
@@ -96,7 +96,10 @@ class PluginLoadError(SpecdecError):
 class Refusal(PluginLoadError):
     """A proposer declines a configuration, or the engine declines a proposer, before any weight is loaded.
 
-    Raised by a proposer's `needs` with the reason and, where there is one, what would work instead.
+    A proposer's `needs` raises it with the reason.
+
+    reason: why it cannot run.
+    what_would_work: what would work instead. None means nothing.
     """
 
     def __init__(self, reason: str, what_would_work: str | None = None, *, plugin: PluginId | None = None) -> None:
@@ -111,13 +114,13 @@ class Refusal(PluginLoadError):
 
 
 class UnsupportedModelError(SpecdecError):
-    """The target model cannot be served; the reason is read from its configuration."""
+    """The target model cannot be served. The configuration gives the reason."""
 
     exit_code = 4
 
 
 class ProposerError(SpecdecError):
-    """A proposer raised, or returned something that is not a draft for this step."""
+    """A proposer raised, or returned an object that is not a draft for this step."""
 
 
 class IntegrityError(SpecdecError):
@@ -125,7 +128,7 @@ class IntegrityError(SpecdecError):
 
 
 class SpecdecWarning(UserWarning):
-    """Something that a plugin author should look at, and that stops nothing."""
+    """A fault that a plugin author should correct. It stops nothing."""
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -1,7 +1,7 @@
-"""pluggy hook specifications: registrations and observers (many listeners, cold path only).
+"""pluggy hook specifications: registrations and observers. They run outside of the hot path, for many listeners.
 
-A package offers an object with hooks under the entry-point group `specdec.plugins`. Proposing is not a hook: it
-has exactly one callee and is a typed method call.
+A package offers an object with hooks under the entry-point group `specdec.plugins`. Proposing is not a hook. It has
+exactly one callee and is a typed method call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepStats:
 
 
 class Registry(Protocol):
-    """Where a `register_*` hook puts what it offers."""
+    """The registry that a `register_*` hook adds to."""
 
     def add(self, name: str, value: Any) -> None:
         """Offer `value` under `name`. Raises PluginLoadError if the name is taken."""
@@ -45,11 +45,11 @@ class Registry(Protocol):
 
 
 class HookSpecs:
-    """Every hook. Arguments may be left out by an implementation; new ones are only ever added."""
+    """Every hook. An implementation may leave out arguments. New versions only add arguments."""
 
     @hookspec
     def register_proposers(self, registry: Registry) -> None:
-        """Offer proposers beyond entry points: name -> "module:Class"."""
+        """Offer proposers that have no entry point: name -> "module:Class"."""
 
     @hookspec
     def register_speculator_config(self, registry: Registry) -> None:
@@ -59,23 +59,23 @@ class HookSpecs:
     def register_datasets(self, registry: Registry) -> None:
         """Offer prompt sets to `specdec bench --dataset-name`: name -> callable(path | None) -> iterable of objects.
 
-        Each object has "prompt" and, if it likes, "prompt_id" and "category"; `path` is `--dataset-path`.
+        Each object has "prompt", and optionally "prompt_id" and "category". `path` is `--dataset-path`.
         """
 
     @hookspec
     def register_metrics_exporters(self, registry: Registry) -> None:
         """Offer exporters to `LLM.export_metrics(name)`: name -> callable(sequence of metrics) -> str.
 
-        A metric has a `name`, `labels`, and a `value` or, one per draft position, `values`.
+        A metric has a `name`, `labels`, and either a `value` or `values` with one per draft position.
         """
 
     @hookspec(firstresult=True)
     def resolve_proposer(self, spec: str) -> str | None:
-        """A proposer's "module:Class" for a `method` that no registration knows, or None."""
+        """A proposer's "module:Class" for a `method` that no registration knows. None means no answer."""
 
     @hookspec(firstresult=True)
     def adapt_proposer(self, candidate: Any) -> type[Proposer] | None:
-        """A proposer class around `candidate`, if that is a class written for another engine; None for any other."""
+        """A proposer class around `candidate`, a class for another engine. None means that it is not such a class."""
 
     @hookspec
     def on_engine_start(self, engine: Any) -> None:
@@ -91,11 +91,11 @@ class HookSpecs:
 
     @hookspec
     def on_request_finished(self, request: RequestView, metrics: Mapping[str, Any]) -> None:
-        """A request ended; `metrics` are its `spec_decode_metrics`."""
+        """A request ended. `metrics` are its `spec_decode_metrics`."""
 
     @hookspec
     def on_proposer_error(self, error: ProposerError) -> None:
-        """A proposer failed and `on_proposer_error` did not stop the engine."""
+        """A proposer failed, and the setting `on_proposer_error` did not stop the engine."""
 
     @hookspec
     def on_engine_stop(self, summary: Mapping[str, Any]) -> None:

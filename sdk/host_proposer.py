@@ -12,10 +12,10 @@ from .types import Draft, RequestView, StepView
 
 
 class HostProposer(ABC):
-    """Implement `draft` and nothing else.
+    """A base class that needs only `draft`.
 
-    The token list of a request is kept here and grows with what was committed, so a step costs no copy of the
-    history. It is a list that the base owns: read it, do not change it.
+    The base keeps the token list of each request and appends committed tokens, so a step costs no copy of the history.
+    The base owns this list: read it, and do not change it.
     """
 
     needs = Needs(history=True, state="per_request")
@@ -29,7 +29,11 @@ class HostProposer(ABC):
 
     @abstractmethod
     def draft(self, tokens: Sequence[int], k: int) -> Sequence[int]:
-        """At most `k` token ids that may follow `tokens` (prompt and output so far); empty for no idea."""
+        """Token ids that may follow. An empty result means no draft.
+
+        tokens: the prompt and the output so far.
+        k: the most token ids to return.
+        """
 
     def propose(self, step: StepView) -> Draft:
         """One call of `draft` per request with a budget."""

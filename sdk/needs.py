@@ -1,4 +1,4 @@
-"""What a proposer asks of the engine, declared once as data, before any weight is loaded."""
+"""What a proposer needs from the engine. It declares this once as data, before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SamplingField = Literal["temperature", "top_k", "top_p", "min_p"]
 class DraftKV(StrictModel):
     """Key-value storage of the proposer's own, on the target's block tables and within its memory budget."""
 
-    num_layers: int = Field(ge=1, description="attention layers that keep any")
+    num_layers: int = Field(ge=1, description="attention layers that keep keys and values")
     num_heads: int = Field(ge=1, description="key-value heads")
-    head_dim: int = Field(ge=1, description="of keys")
-    value_head_dim: int | None = Field(None, ge=1, description="of values, where it differs from head_dim")
-    dtype: str | None = Field(None, description="torch dtype name; None: the target's")
+    head_dim: int = Field(ge=1, description="size of a key")
+    value_head_dim: int | None = Field(None, ge=1, description="size of a value. None means head_dim")
+    dtype: str | None = Field(None, description="torch dtype name. None means the target's")
     rows_per_pass: int = Field(1, ge=1, description="positions past the newest token that one draft pass writes")
     depends_on_next_token: bool = Field(False, description="a row's KV is computed from the token that follows it")
 
@@ -31,31 +31,31 @@ class DraftKV(StrictModel):
 class Needs(StrictModel):
     """Everything that changes what the engine has to allocate, compute or show for a proposer.
 
-    The default is the cheapest proposer there is: token counts only, on the host, one-hot drafts, no state.
+    The default is the cheapest proposer: token counts only, on the host, one-hot drafts, no state.
     """
 
     placement: Placement = Field("host", description="host: compacted kept rows; device: fixed shapes, no sync")
     hidden_states: tuple[Annotated[int, Field(ge=0)] | Literal["final"], ...] = Field(
         (),
-        description="k: the residual stream after k layers, before the final norm; 'final': after the final norm. "
+        description="k means the residual stream after k layers, before the final norm. 'final' means after the norm. "
         "Kept rows carry them concatenated in this order.",
     )
-    draft_kv: DraftKV | None = Field(None, description="key-value storage of its own")
+    draft_kv: DraftKV | None = Field(None, description="key-value storage of its own. None means none")
     distribution: DistributionForm = Field(
-        "one_hot", description="the richest form of draft distribution that a draft may report"
+        "one_hot", description="the richest form of distribution that a draft may report"
     )
     sparse_top_m: int = Field(0, ge=0, description="entries per draft position of a sparse distribution")
     draft_vocabulary: tuple[int, ...] | None = Field(
         None,
-        description="target id of each draft id, if dense distributions are over a smaller vocabulary; None: the same",
+        description="target id of each draft id, for dense distributions over fewer tokens. None means the target's",
     )
     min_draft_tokens: int = Field(0, ge=0, description="the fewest drafts that a useful draft of this proposer has")
-    max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft; None: any K")
-    per_row_length: bool = Field(True, description="False: every row that drafts at all drafts the same number")
+    max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft. None means any K")
+    per_row_length: bool = Field(True, description="False means that all rows with drafts have the same number")
     state: Literal["none", "per_request", "shared"] = Field(
         "none",
-        description="what it keeps between steps; shared: requests may change each other's drafts, and what they share "
-        "is learned in the order of request ids",
+        description="what it keeps between steps. shared means that requests may change each other's drafts. Learn "
+        "shared state in the order of request ids",
     )
     history: bool = Field(False, description="reads the token history of its requests")
     sampling: tuple[SamplingField, ...] = Field((), description="sampling parameters that it reads")

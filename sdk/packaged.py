@@ -1,4 +1,4 @@
-"""The models that are shipped with the package, by their short names."""
+"""The models that ship with the package, by their short names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DEFAULT_MODEL = "target"
 
 
 def packaged(name: str) -> Path | None:
-    """The directory of "tiny" (the target) or "tiny/NAME" (one of its drafters); None for any other name."""
+    """The directory of "tiny" (the target) or "tiny/NAME" (one of its drafters). None means another name."""
     family, _, member = name.partition("/")
     if not family.isidentifier() or "/" in member or member.startswith("."):
         return None

@@ -1,4 +1,4 @@
-"""What the engine lends a model-based proposer, so that it never touches the runner."""
+"""What the engine provides to a model-based proposer, which never touches the runner."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """How a draft network is to run. None inherits the target's."""
+    """How a draft network runs. None means the target's setting."""
 
     dtype: str | None = None  # torch dtype name
-    moe_backend: str | None = None  # experts implementation; "auto": transformers' default
-    quantization: str | None = None
+    moe_backend: str | None = None  # experts implementation; "auto" means transformers' default
+    quantization: str | None = None  # None means that the weights stay as the checkpoint stores them
     trust_remote_code: bool = False
 
 
 AttentionMode = Literal["causal", "causal_block", "full_block"]
 """Which keys a query sees.
 
-causal: its own position and those before; a sliding window counts back from the query.
-causal_block: the same inside the pass; a sliding window counts back from the pass's first position.
-full_block: every query of the request's pass sees all of them; a sliding window counts back from the first position.
+causal: keys up to its own position. A sliding window counts back from the query.
+causal_block: keys up to its own position. A sliding window counts back from the pass's first position.
+full_block: all keys of the request's pass. A sliding window counts back from the pass's first position.
 """
 
 
 class DraftKVStore(Protocol):
-    """Draft KV addressed by (row, position), laid out on the target's blocks; a rejected row is simply overwritten."""
+    """Draft KV addressed by (row, position), on the target's KV blocks. A rejected row is overwritten later."""
 
     def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [N, heads, head_dim] of the tokens at (rows [N], positions [N])."""
@@ -49,39 +49,43 @@ class DraftKVStore(Protocol):
     ) -> Mapping[str, Any]:
         """Keyword arguments for the attention of a network built by these services, for one pass over it.
 
-        The pass has one input per query: request b's lie at `cu_queries[b] : cu_queries[b+1]` [B+1] and at the
-        positions from `starts[b]` [B] on, of row `rows[b]` [B]. Their keys and values are stored, and each attends to
-        what its row holds from position 0 on, as `mode` says. One pass, any number of layers.
+        The pass has one input per query. It stores their keys and values, and each query attends to its row from
+        position 0 on. One call serves any number of layers.
+
+        rows: the row of each request, [B].
+        starts: the position of each request's first query, [B].
+        cu_queries: request b has the queries `cu_queries[b] : cu_queries[b+1]`, [B+1].
+        mode: which keys a query sees.
         """
         ...
 
 
 class Services(Protocol):
-    """Lent at `bind`; valid until `close`."""
+    """What the engine provides from `bind` until `close`."""
 
     @property
     def target(self) -> TargetInfo:
-        """What `bind` is given as well."""
+        """The facts that `bind` gets too."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """The target's."""
+        """The target's device."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The target's."""
+        """The target's dtype."""
         ...
 
     @property
     def tokenizer(self) -> Any:
-        """The target's transformers tokenizer, or None if the engine runs on token ids only."""
+        """The target's transformers tokenizer. None means that the engine runs on token ids only."""
         ...
 
     @property
     def logit_scale(self) -> float:
-        """Factor that the target applies to the output of its lm_head."""
+        """The factor that the target applies to the output of its lm_head."""
         ...
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -93,31 +97,32 @@ class Services(Protocol):
         ...
 
     def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
-        """A transformers causal LM from a checkpoint, ready to run, its attention on the draft KV."""
+        """A transformers causal LM from a checkpoint, ready to run. Its attention uses the draft KV."""
         ...
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
-        """A transformers decoder of a configuration: layers, rotary embedding, final norm; attention on the draft KV.
+        """A transformers decoder of a configuration: layers, rotary embedding, final norm.
 
-        Its weights are random and its embedding is a stub of one row: put the checkpoint's tensors in, then `finish`.
-        Raises Refusal for a configuration that transformers does not know or the engine does not serve.
+        Its attention uses the draft KV. Its weights are random and its embedding is a stub of one row. Fill in the
+        checkpoint's tensors, then call `finish`. Raises Refusal for a configuration that transformers does not know or
+        the engine does not serve.
         """
         ...
 
     def finish(self, network: torch.nn.Module, settings: NetworkSettings) -> None:
-        """Make a network that was put together ready to run, in place: device, dtype, quantization, weight layout.
+        """Make an assembled network ready to run, in place: device, dtype, quantization, weight layout.
 
         With `torch_compile` its `forward` is traced once for each kind of arguments, so it must be a function of its
-        tensors: a branch on a value ends compilation with a warning, `len(x)` in the place of `x.shape[0]` fixes the
-        number of rows, and an attribute that it sets stays as the trace left it.
+        tensors. A branch on a value ends compilation with a warning. `len(x)` in the place of `x.shape[0]` fixes the
+        number of rows. An attribute that it sets stays as the trace left it.
         """
         ...
 
     def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
         """The tensors of a checkpoint directory whose names start with one of `prefixes`, on the engine's device.
 
-        Reads *.safetensors, else pytorch_model.bin and other *.bin, *.pt (weights only). Raises ConfigError SD-E146 if
-        there is no such file or one of them is truncated.
+        Reads *.safetensors, else pytorch_model.bin and other *.bin, *.pt (weights only). Raises ConfigError SD-E146 for
+        a missing or truncated file.
         """
         ...
 
@@ -128,18 +133,18 @@ class Services(Protocol):
     def capture(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The function as a replayable graph where the device has graphs, the function itself elsewhere.
 
-        Every argument is a tensor with one row per request, and so is the result, which is valid until the next call.
-        Each row must be computed from its own inputs and from tensors that keep their places (weights, draft KV), and
-        nothing may be read back to the host. A row may be computed, and what it writes written, more than once.
+        Every argument is a tensor with one row per request. So is the result, which is valid until the next call. Each
+        row must depend only on its own inputs and on tensors that keep their places (weights, draft KV). The function
+        may read nothing back to the host. A row may be computed and written more than once.
         """
         ...
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function compiled where the engine compiles (`torch_compile`), the function itself elsewhere.
 
-        Its arguments are tensors, None, numbers, strings, and tuples, lists and mappings of these, what
-        `DraftKVStore.attention` gives among them; it returns tensors, or tuples, lists and dictionaries of them. It is
-        traced as `finish` says of a network's `forward`, and may call networks that are compiled on their own.
+        Its arguments are tensors, None, numbers, strings, and tuples, lists and mappings of these; the mapping of
+        `DraftKVStore.attention` is one. It returns tensors, or tuples, lists and dictionaries of them. It is traced
+        like a network's `forward` (see `finish`), and may call networks that are compiled on their own.
 
         Each kind of arguments is compiled when it first comes: other numbers beside the tensors, other structures, and
         sizes of one instead of more. Call it with every kind in `warmup`; `ModelProposer.warmup` does, by made-up steps.

@@ -1,7 +1,7 @@
-"""The data that crosses between engine and proposer, one frozen dataclass each.
+"""The data that crosses between engine and proposer. Each type is a frozen dataclass.
 
 Letters: B requests in the step, K most drafts per request, N rows shown, L captured hidden states, H hidden size,
-V target vocabulary, Vd vocabulary of the draft distribution, M entries of a sparse distribution.
+V target vocabulary, Vd draft vocabulary, M entries of a sparse draft distribution.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class DistributionKind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetInfo:
-    """Facts of the target model and the engine's limits; known before any weight is loaded."""
+    """Facts of the target model and the engine's limits. They are known before any weight is loaded."""
 
     model: str
-    checkpoint_dir: Path | None  # None: a model object without a checkpoint
+    checkpoint_dir: Path | None  # None means a model object without a checkpoint
     config: Mapping[str, Any]  # the checkpoint's own configuration, read only
     vocab_size: int
     hidden_size: int
@@ -68,11 +68,11 @@ class RequestView:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRows:
-    """Every position whose KV was computed in this step and survived verification, aligned by one already.
+    """Every position whose KV was computed in this step and survived verification, with the token that follows it.
 
     Row b of the step owns the entries `cu_rows[b] : cu_rows[b] + num_kept[b]`. In the host form these are all
-    entries. In the device form the entries of rejected rows lie between them (shapes do not depend on what was
-    accepted, and nothing waits for the device).
+    entries. In the device form the entries of rejected rows lie between them. So shapes do not depend on acceptance,
+    and nothing waits for the device.
     """
 
     cu_rows: Tensor  # [B+1] int64
@@ -81,12 +81,13 @@ class KeptRows:
     positions: Tensor  # [N] int64
     token_ids: Tensor  # [N] int64
     next_token_ids: Tensor  # [N] int64, the token that follows; undefined in rejected rows
-    hidden: Tensor | None  # [N, L*H] in the target's dtype; None unless asked for
-    most_rows: int | None = None  # no request has more, and a pass may be padded to as many; None: not known, or not so
+    hidden: Tensor | None  # [N, L*H] in the target's dtype; None means that none was declared
+    most_rows: int | None = None
+    """The most rows of a request; a pass may be padded to it. None means unknown, or that no pass may be padded."""
 
     @property
     def next_position(self) -> Tensor:
-        """The first position of each request that the target has not run: [B] int64."""
+        """The first position of each request that the target has not computed: [B] int64."""
         return self.kept_start + self.num_kept
 
     @property
@@ -96,31 +97,31 @@ class KeptRows:
 
 
 class DraftRandom(Protocol):
-    """Uniform numbers of the draft stream, reproducible per request; another stream than the verifier's uniforms."""
+    """Uniform random numbers for drafting, reproducible per request. The verifier uses another stream."""
 
     def uniform(self, draft_index: int) -> Tensor:
-        """One number in (0, 1) per request for the draft token at `draft_index`. Returns [B] float64."""
+        """One uniform in (0, 1) per request for the draft token at `draft_index`. Returns [B] float64."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingView:
-    """The sampling parameters that a proposer declared to read; the others are None."""
+    """The sampling parameters that a proposer declared. None means that a parameter was not declared."""
 
-    temperature: Tensor | None = None  # [B] float32, 0: greedy
-    top_k: Tensor | None = None  # [B] int64, 0: off
-    top_p: Tensor | None = None  # [B] float32, 1: off
-    min_p: Tensor | None = None  # [B] float32, 0: off
-    all_greedy: bool = False  # known on the host: every temperature is 0, and nobody will read a distribution
+    temperature: Tensor | None = None  # [B] float32, 0 means greedy
+    top_k: Tensor | None = None  # [B] int64, 0 means off
+    top_p: Tensor | None = None  # [B] float32, 1 means off
+    min_p: Tensor | None = None  # [B] float32, 0 means off
+    all_greedy: bool = False  # known on the host: every temperature is 0, and no distribution will be read
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepView:
     """What a proposer sees of one step, after its tokens were committed.
 
-    Borrowed: valid during the call, not to be written. Every request that computed anything in the step and goes on is
-    here; drafts are wanted where `budget` is positive. A request is never shown before its `on_start` or after its
-    `on_finish`.
+    The view is borrowed: it is valid during the call, and nothing in it may be written. It shows every request that
+    computed anything in the step and goes on. Drafts are wanted where `budget` is positive. A request is never shown
+    before its `on_start` or after its `on_finish`.
     """
 
     request_ids: tuple[str, ...]  # [B]
@@ -128,19 +129,16 @@ class StepView:
     rows: Tensor  # [B] int64, stable index below max_num_seqs while a request runs
     generation: Tensor  # [B] int64, changes when a row changes hands or is replayed
     phase: Tensor  # [B] int64, Phase
-    committed_length: (
-        Tensor  # [B] int64, prompt (all of it, from the start) and output tokens; the newest has no KV yet
-    )
+    committed_length: Tensor  # [B] int64, tokens of the whole prompt and the output; the newest has no KV yet
     newest_token: Tensor  # [B] int64; in the middle of a prompt, the next prompt token
     num_drafted: Tensor  # [B] int64, drafts verified in this step
     num_accepted: Tensor  # [B] int64, 0 .. num_drafted
-    budget: Tensor  # [B] int64, 0 .. K: the most drafts that are useful for the row
+    budget: Tensor  # [B] int64, 0 .. K: the most drafts that the row can use
     kept: KeptRows
     random: DraftRandom
-    sampling: SamplingView | None = None  # None: none declared
-    history: Tensor | None = (
-        None  # [max_num_seqs, max_model_len] int64 by row, valid to committed_length; None: not declared
-    )
+    sampling: SamplingView | None = None  # None means that none was declared
+    history: Tensor | None = None
+    """[max_num_seqs, max_model_len] int64 by row, valid to committed_length. None means that it was not declared."""
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -148,18 +146,16 @@ class StepView:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftDistribution:
-    """The distributions that drafted tokens were drawn from, tagged per row so that one batch can mix them.
+    """The distributions that drafted tokens were drawn from. `kind` tags each row, so that one batch can mix forms.
 
-    Only the tensors of the kinds that occur are present. A row tagged ONE_HOT ignores them all. Each drafted token has
-    a probability above 0 in its own distribution, or a finite logit; SD-E206 otherwise. A sparse id that occurs twice
-    has the sum of its probabilities.
+    Only the tensors of the kinds that occur are present. A row tagged ONE_HOT ignores them all. Each drafted token must
+    have a probability above 0 or a finite logit, else the engine raises SD-E206. A sparse id that occurs twice has the
+    sum of its probabilities.
     """
 
     kind: Tensor  # [B] uint8, DistributionKind
     draft_probs: Tensor | None = None  # [B, K, Vd]
-    draft_logits: Tensor | None = (
-        None  # [B, K, Vd]; the distribution is softmax(logits), temperature and filters already in them
-    )
+    draft_logits: Tensor | None = None  # [B, K, Vd], after temperature and filters: the distribution is their softmax
     sparse_ids: Tensor | None = None  # [B, K, M] target ids, padded with -1
     sparse_probs: Tensor | None = None  # [B, K, M]
 
@@ -168,22 +164,25 @@ class DraftDistribution:
 class Draft:
     """What a proposer offers for one step.
 
-    With a reported distribution, whether a row drafts and how many tokens may depend on the prefix and on the
-    distribution, never on the token that was drawn: trimming an unlucky token changes the output distribution.
-    One-hot drafts (`distribution` None or the row tagged ONE_HOT) may be trimmed at will. See arXiv 2211.17192 for
-    the rule that verification applies.
+    With a reported distribution, the length of a row may depend on the prefix and on the distribution. It may never
+    depend on the drawn token: trimming an unlikely token changes the output distribution. One-hot drafts
+    (`distribution` is None or the row is tagged ONE_HOT) may be trimmed at will. arXiv 2211.17192 has the rule that
+    verification applies.
     """
 
     token_ids: Tensor  # [B, K] int64 target ids, padded with -1
     lengths: Tensor  # [B] int64, 0 .. K
-    distribution: DraftDistribution | None = None  # None: every row is one-hot
+    distribution: DraftDistribution | None = None  # None means that every row is one-hot
 
     @classmethod
     def from_lists(cls, drafts: Sequence[Sequence[int]], num_draft_tokens: int) -> Draft:
         """A one-hot draft on the CPU, one list of token ids per request.
 
-        Ids are integers of Python or NumPy, or tensors of one integer. Raises ValueError if a list is longer than
-        `num_draft_tokens`, TypeError for a float, a bool or a text among the ids.
+        drafts: integers of Python or NumPy, or tensors of one integer.
+        num_draft_tokens: K of the step, the width of the draft.
+
+        Raises ValueError if a list is longer than `num_draft_tokens`, and TypeError for a float, a bool or a text among
+        the ids.
         """
         import torch
 

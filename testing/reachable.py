@@ -33,7 +33,7 @@ def size(owner: object) -> int:
 
 
 def reachable(owner: object) -> Iterator[object]:
-    """Everything that an object holds through attributes and containers: not code, and not what it was lent."""
+    """Everything that an object holds through attributes and containers: not code, and not what the engine provides."""
     seen: set[int] = set()
     waiting = [owner]
     while waiting:

@@ -1,4 +1,4 @@
-"""What a proposer is lent while it is checked: a real target's embedding, head and KV blocks, or a few tokens only."""
+"""What a proposer gets while it is checked: a real target's embedding, head and KV blocks, or a few tokens only."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Driver:
     def __init__(
         self, info: TargetInfo, speculation: Speculation, observers: Observers, target: LayerSource, tokenizer: Any
     ) -> None:
-        """Make the proposer and lend it the target. Raises what the proposer's constructor and `bind` raise.
+        """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise.
 
         Blocks for draft KV are laid out at full length for every row: untouched pages of a CPU cost nothing.
         """

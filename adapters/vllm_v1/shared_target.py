@@ -1,4 +1,4 @@
-"""What vLLM's target lends a proposer: its embedding and its head, whole on every tensor-parallel rank."""
+"""What vLLM's target provides to a proposer: its embedding and its head, whole on every tensor-parallel rank."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ class Threads:
 
     @classmethod
     def choose(cls, asked: int | None, model: Any) -> Threads:
-        """What was asked for; else, on a CPU, one for a small model, unless the user has told PyTorch a number."""
+        """What was asked for; else, on a CPU, one for a small model, unless the user has set PyTorch's."""
         if asked is not None:
             return cls(asked, None)
         found = torch.get_num_threads()
         size = sum(each.numel() for each in (*model.parameters(), *model.buffers()))  # packed weights are buffers
-        if size >= SMALL_MODEL or found == 1 or _is_told(found):
+        if size >= SMALL_MODEL or found == 1 or _is_the_users(found):
             return cls(None, None)
         otherwise = f"num_threads, {VARIABLES[0]} or torch.set_num_threads choose otherwise"
         logger.info("computing with 1 CPU thread, not PyTorch's %d: the model is small; %s", found, otherwise)
@@ -60,7 +60,7 @@ class Threads:
             torch.set_num_threads(before)
 
 
-def _is_told(found: int) -> bool:
+def _is_the_users(found: int) -> bool:
     """Whether this number of threads is the user's: PyTorch by itself takes every processor, or one thread per core."""
     processors = {os.cpu_count() or 1}
     if sys.platform == "linux":

@@ -98,7 +98,7 @@ class ProposerHost:
             raise held[0]
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Lend it the target's services, let it warm up, load its state. Failing stops the start under any policy."""
+        """Bind it to the services, let it warm up, load its state. A failure stops the start under any policy."""
         self._must("bind", target, services)
         self._must("warmup")
         if self._state_dir is not None and has_state(self._state_dir):

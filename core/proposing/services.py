@@ -1,4 +1,4 @@
-"""What the engine lends a proposer: the target's embedding and head, its blocks, its loader."""
+"""What the engine provides to a proposer: the target's embedding and head, its KV blocks, its loader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import draft_networks
 
 
 class LayerSource(Protocol):
-    """Whoever lends its embedding and head."""
+    """A model that shares its embedding and head."""
 
     @property
     def model(self) -> Any: ...  # get_input_embeddings, get_output_embeddings

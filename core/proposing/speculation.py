@@ -113,7 +113,7 @@ class Speculation:
         capture: Capture | None = None,
         compiling: Compile | None = None,
     ) -> EngineServices:
-        """What the proposer is lent, its draft KV included if it declared any.
+        """What the engine provides to the proposer, its draft KV included if it declared any.
 
         `num_blocks`, `addressing`: of the target's cache, or of one that only drafts have. `backend`: lays networks
         out. `compiling`: makes compiled forms of what drafters run; None: nothing is compiled.

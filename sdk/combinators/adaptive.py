@@ -17,24 +17,26 @@ from .combinator import Combinator
 
 
 class LengthPolicy(StrictModel, ABC):
-    """Says how long the next drafts are, from what became of the earlier ones. Its fields are options of the user."""
+    """Chooses the length of the next drafts from the outcome of earlier ones. Its fields are options of the user."""
 
     memory: float = Field(0.8, ge=0, lt=1, description="the weight of a verification, relative to the one after it")
 
     @abstractmethod
     def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
-        """The lengths [B] int64 of the next drafts, at most `num_draft_tokens`; every row is given at least 1.
+        """The lengths [B] int64 of the next drafts. A length below 1 counts as 1.
 
-        num_accepted [B], num_tested [B] float32: draft tokens of the row that were accepted, and that were accepted
-        or the first to be rejected; each verification counts `memory` times as much as the one after it.
+        num_accepted: the row's accepted draft tokens, [B] float32.
+        num_tested: the row's draft tokens that were accepted or the first to be rejected, [B] float32. Each
+            verification counts `memory` times as much as the one after it.
+        num_draft_tokens: the most drafts of a row.
         """
 
 
 class AcceptanceThreshold(LengthPolicy):
-    """As many tokens as are all accepted with a probability of `threshold`, at the row's acceptance rate per token."""
+    """Drafts the most tokens that are all accepted with a probability of at least `threshold`."""
 
     threshold: float = Field(0.3, gt=0, lt=1, description="the least probability that a draft's last token is accepted")
-    expected_rate: float = Field(0.8, gt=0, lt=1, description="the acceptance rate of a row that nothing is known of")
+    expected_rate: float = Field(0.8, gt=0, lt=1, description="the acceptance rate of a new row")
     expected_weight: float = Field(4.0, gt=0, description="how many tested tokens the expected rate counts for")
 
     def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
@@ -46,13 +48,12 @@ class AcceptanceThreshold(LengthPolicy):
 
 
 class Adaptive(Combinator):
-    """Cuts the budget of its one part, row by row, to what its `Policy` says.
+    """Cuts the budget of its one part, row by row, to the length that its `Policy` chooses.
 
-    A length is decided before anything is drawn, from the outcome of earlier steps: so the rule for reported
-    distributions holds (it depends on the prefix, never on the drawn token), and no time goes into drafts that would
-    be cut off. Every row drafts at least one token, or its acceptance would never be measured again. A request that
-    is preempted or whose row changes hands starts anew. Where all rows must draft the same number, the longest length
-    counts.
+    The outcome of earlier steps decides a length before anything is drawn. So the rule for reported distributions
+    holds: a length depends on the prefix, never on the drawn token. No time goes into drafts that would be cut off.
+    Every row drafts at least one token, or its acceptance would never be measured again. A request that is preempted
+    starts anew. Where all rows must draft the same number, the longest length counts.
     """
 
     Policy: ClassVar[type[LengthPolicy]] = AcceptanceThreshold

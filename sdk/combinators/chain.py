@@ -15,12 +15,11 @@ NOBODY = -1
 
 
 class Chain(Combinator):
-    """Per row the first part that drafts anything drafts it, with its own distribution; those after it are not asked.
+    """Asks its parts in order. The first part with a draft for a row drafts that row, with its own distribution.
 
-    This is lossless with reported distributions as long as the parts are: whether a part drafts a row depends on the
-    prefix and on its distribution, never on a drawn token. All parts observe every step; in `num_drafted` and
-    `num_accepted` each one finds its own drafts only. At `observe` a part sees the budget that it has if no part
-    before it drafts.
+    A chain is lossless with reported distributions if its parts are. The choice of a part depends on the prefix and on
+    its distribution, never on a drawn token. All parts observe every step. `num_drafted` and `num_accepted` show each
+    part its own drafts only. At `observe` a part sees the budget that it has if no earlier part drafts.
     """
 
     def bind(self, target: TargetInfo, services: Services) -> None:

@@ -21,20 +21,20 @@ from .part import Part, PartPlan, part_names, section_of
 
 
 class Combinator(ABC):
-    """Holds its parts and passes on to each what it declared: lifecycle, steps, draft KV, options.
+    """Holds its parts, and passes lifecycle calls, steps, draft KV and options on to each as declared.
 
-    A subclass names its parts, or `of` makes one; its class path is then a `method` like any other:
+    A subclass names its parts, or `of` makes one. Its class path is a `method` like any other:
 
         class Mine(Chain):
             parts = (First, Second)                     # "method": "my_package.module:Mine"
 
-    `proposer_config` has a section for each part, named after its class (`SmallModelProposer` is `small_model`), with
-    the part's own options and whatever it has of its own of `model`, `num_speculative_tokens`, `dtype`, `quantization`,
-    `moe_backend` and `trust_remote_code`; the rest is inherited.
+    `proposer_config` has a section for each part, named after its class (`SmallModelProposer` is `small_model`). A
+    section takes the part's own options. It also takes `model`, `num_speculative_tokens`, `dtype`, `quantization`,
+    `moe_backend` and `trust_remote_code`; without them the part inherits the whole's.
 
-    Of several parts one may keep draft KV. A part on the host can stand beside one on a device, at the price of waiting
-    for the device. What a part raises is not contained here: the engine's `on_proposer_error` applies to the whole. A
-    lifecycle call still reaches every other part before it is raised again.
+    At most one part may keep draft KV. A part on the host can stand beside a part on a device, but the step then waits
+    for the device. An error of a part is not contained here: the engine's `on_proposer_error` applies to the whole. A
+    lifecycle call reaches all other parts before the error is raised again.
     """
 
     parts: ClassVar[tuple[type[Proposer], ...]] = ()
@@ -74,7 +74,7 @@ class Combinator(ABC):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        """What the parts need together. Raises Refusal where two of them exclude each other."""
+        """The needs of all parts together. Raises Refusal where two of them exclude each other."""
         return merged_needs(cls.plans(config, target))
 
     def __init__(self, config: ProposerConfig) -> None:
@@ -82,7 +82,7 @@ class Combinator(ABC):
         self.members: list[Part] = []
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Construct the parts, now that the target is known, and lend each the same services."""
+        """Construct the parts for the known target, and bind each to the same services."""
         plans = self.plans(self.config, target)
         self.merged = merged_needs(plans)
         self.members = [Part(plan, index, self.merged) for index, plan in enumerate(plans)]
@@ -94,34 +94,34 @@ class Combinator(ABC):
 
     @abstractmethod
     def propose(self, step: StepView) -> Draft:
-        """One draft out of the parts'."""
+        """One draft, made of the parts' drafts."""
 
     def warmup(self) -> None:
-        """Each part's."""
+        """Call `warmup` of each part."""
         self._each(lambda part: part.call("warmup"))
 
     def on_start(self, request: RequestView) -> None:
-        """Each part's."""
+        """Call `on_start` of each part."""
         self._each(lambda part: part.call("on_start", request))
 
     def on_preempt(self, request: RequestView) -> None:
-        """Each part's."""
+        """Call `on_preempt` of each part."""
         self._each(lambda part: part.call("on_preempt", request))
 
     def on_finish(self, request: RequestView) -> None:
-        """Each part's."""
+        """Call `on_finish` of each part."""
         self._each(lambda part: part.call("on_finish", request))
 
     def save(self, path: Path) -> None:
-        """Each part's, in a directory of its name."""
+        """Save each part, in a directory of its name."""
         self._each(lambda part: part.call_below("save", path))
 
     def load(self, path: Path) -> None:
-        """Each part's, from the directory of its name."""
+        """Load each part, from the directory of its name."""
         self._each(lambda part: part.call_below("load", path))
 
     def close(self) -> None:
-        """Each part's."""
+        """Call `close` of each part."""
         self._each(lambda part: part.call("close"))
 
     def _each(self, action: Callable[[Part], None]) -> None:

@@ -1,4 +1,4 @@
-"""Making one of several: what parts need of the engine, and what they drafted."""
+"""Merges parts: what they need of the engine, and what they drafted."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class Explanation:
         """For a terminal."""
         prose = {"means": self.means, "why": self.why, "fix": self.fix}
         sections = {label: fill(text, WIDTH) for label, text in prose.items()} | {"bad": self.bad, "good": self.good}
-        told = [f"{label}\n{indent(text, '  ')}" for label, text in sections.items() if text]
-        return "\n\n".join([f"{self.code}  {self.title}   [{self.error}]", *told])
+        texts = [f"{label}\n{indent(text, '  ')}" for label, text in sections.items() if text]
+        return "\n\n".join([f"{self.code}  {self.title}   [{self.error}]", *texts])
 
 
 @cache

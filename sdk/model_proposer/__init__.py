@@ -1,5 +1,4 @@
-"""What model-based proposers share: a checkpoint's weights, draft KV, drafting loops, and the distribution of what
-they draw.
+"""Bases of model-based proposers: a checkpoint's weights, draft KV, drafting loops, and draft distributions.
 
     from specdec.sdk.model_proposer import AutoregressiveProposer
 

@@ -32,27 +32,27 @@ class DraftInputs:
 
     token_ids: Tensor  # [M] int64
     positions: Tensor  # [M] int64, where their KV is stored
-    hidden: Tensor | None  # [M, L*H], the target's hidden states; None for inputs that are tokens only
-    last: Tensor  # [b] int64, the input of each request whose output the next token is read from
-    attention: Mapping[str, Any]  # for the network's attention layers; empty where no draft KV was declared
+    hidden: Tensor | None  # [M, L*H], the target's hidden states. None means that inputs are tokens only
+    last: Tensor  # [b] int64, the input of each request whose output gives the next token
+    attention: Mapping[str, Any]  # arguments of the attention layers; empty without draft KV
 
 
 class AutoregressiveProposer(ModelProposer):
     """One pass over what the step committed, then one pass per further draft token.
 
-    The rows of the draft KV are laid out in one of two ways, told by `ROWS_ARE_SHIFTED`:
+    `ROWS_ARE_SHIFTED` chooses one of two layouts of the draft KV:
 
     * True: row i holds the token after position i, together with the target's hidden states at i. Declare
       `DraftKV(depends_on_next_token=True, rows_per_pass=max(K - 1, 1))`.
     * False: row i holds the token at position i, and nothing of the target. Declare `DraftKV(rows_per_pass=K)`.
 
-    A network without attention keeps no draft KV and declares none. The layouts then say what its inputs are.
+    A network without attention keeps no draft KV and declares none. The layouts then describe its inputs.
 
-    Rows written while drafting are overwritten when the step's outcome is observed, accepted or not: what the draft KV
-    holds is always what a fresh pass over the committed tokens would have written.
+    Observing the step's outcome overwrites the rows that drafting wrote, accepted or not. So the draft KV always holds
+    the rows that a fresh pass over the committed tokens would write.
 
-    `first`, `advance` and `logits` may be recorded and compiled (`Services.capture`, `Services.compile`): they are
-    functions of tensors, and keep nothing.
+    `first`, `advance` and `logits` may be recorded and compiled (`Services.capture`, `Services.compile`). So they must
+    be functions of tensors that keep no state.
     """
 
     ROWS_ARE_SHIFTED: ClassVar[bool]
@@ -83,7 +83,7 @@ class AutoregressiveProposer(ModelProposer):
 
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
-        """Run everything that the step committed; keeps the states that `propose` starts from."""
+        """Run the tokens that the step committed, and keep the states that `propose` starts from."""
         width = width_of(step)
         if width is None:
             self._states = self._compiled_first(*(self._shifted(step) if self.ROWS_ARE_SHIFTED else self._tokens(step)))

@@ -39,17 +39,17 @@ class ModelOptions(StrictModel):
 class ModelProposer(ABC):
     """Loads a draft network at `bind` and draws drafts from its logits.
 
-    A subclass states its needs (start from `shared_needs`), builds its network in `build`, and says how a step is
-    observed and drafted; see AutoregressiveProposer and ParallelProposer for the two usual ways.
+    A subclass states its needs (start from `shared_needs`), builds its network in `build`, and implements `observe` and
+    `propose`. AutoregressiveProposer and ParallelProposer are the two usual ways.
     """
 
     Options: type[ModelOptions] = ModelOptions
 
     default_model: ClassVar[str | None] = None
-    """The checkpoint for configurations that name none, as `model` would: a directory, "tiny/NAME" or a hub id."""
+    """The checkpoint if `model` is not given: a directory, "tiny/NAME" or a hub id. None means that one is required."""
 
     vocabulary: DraftVocabulary | None = None
-    """Set in `build` where the draft vocabulary differs from the target's; None: the same."""
+    """The draft vocabulary, set in `build`. None means the target's."""
 
     def __init__(self, config: ProposerConfig) -> None:
         self.config = config
@@ -60,11 +60,10 @@ class ModelProposer(ABC):
 
     @classmethod
     def shared_needs(cls, config: ProposerConfig, target: TargetInfo) -> dict[str, Any]:
-        """The arguments of `Needs` that follow from the configuration alone: placement, distribution and sampling
-        fields.
+        """The arguments of `Needs` that follow from the configuration: placement, distribution and sampling fields.
 
-        On a CPU the compacted host form is cheapest; elsewhere the device form, whose shapes do not depend on what
-        was accepted.
+        On a CPU the compacted host form is cheapest. Elsewhere the device form is, because its shapes do not depend on
+        acceptance.
         """
         shared: dict[str, Any] = {
             "placement": "host" if target.device == "cpu" else "device",
@@ -80,7 +79,10 @@ class ModelProposer(ABC):
 
     @classmethod
     def open_checkpoint(cls, config: ProposerConfig) -> Checkpoint:
-        """The checkpoint of `model`, or the default. Raises CheckpointError: SD-E133 if there is neither; as `open`."""
+        """The checkpoint of `model`, or the default.
+
+        Raises CheckpointError: SD-E133 if there is neither, and the errors of `Checkpoint.open`.
+        """
         model = config.model or cls.default_model
         if model is None:
             facts = {"fix": 'add "model": a checkpoint directory or hub id'}
@@ -89,7 +91,7 @@ class ModelProposer(ABC):
 
     @classmethod
     def default_draft_tokens(cls, model: str | None) -> int | None:
-        """K that the checkpoint itself proposes, in the `speculators` format; None if it does not.
+        """K that the checkpoint itself proposes, in the `speculators` format. None means that it proposes none.
 
         Raises CheckpointError: SD-E105, SD-E106, SD-E171.
         """
@@ -101,7 +103,7 @@ class ModelProposer(ABC):
         return first.get("speculative_tokens") if isinstance(first, Mapping) else None
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Keep what is lent and build the network."""
+        """Keep the target's facts and the services, and build the network."""
         self.target, self.services = target, services
         with torch.inference_mode(False), torch.no_grad():
             self.build()
@@ -142,10 +144,14 @@ class ModelProposer(ABC):
         """Draft for every request with a budget."""
 
     def embedding(self, weights: Weights, width: int = -1, name: str = "embed_tokens.weight") -> torch.nn.Module:
-        """The drafter's input embedding [..., width] of target ids: its own, or the target's. -1: any width.
+        """The drafter's input embedding [..., width] of target ids: its own, or the target's.
 
-        The checkpoint's table is used unless it is absent or equal to the target's: then nothing is copied. Raises
-        CheckpointError: SD-E172 if there is none and the target's has another width, SD-E175 for another shape.
+        If the checkpoint has no table, or its table equals the target's, the target's is used and nothing is copied.
+
+        width: the width of the table. -1 means any width.
+        name: the tensor's name in the checkpoint.
+
+        Raises CheckpointError: SD-E172 if there is none and the target's has another width, SD-E175 for another shape.
         """
         take = weights.take_if_there if width in (-1, self.target.hidden_size) else weights.take
         table = take(name, self.target.vocab_size, width)
@@ -161,9 +167,13 @@ class ModelProposer(ABC):
     ) -> torch.nn.Module:
         """The drafter's output head [..., D] on states [..., width]: its own, or the target's.
 
-        `logit_scale` is the factor on the logits that the draft checkpoint states (`Checkpoint.logit_scale`). None:
-        the target's for the target's head, 1 for its own. Raises CheckpointError SD-E172 if there is no head of its own
-        and the target's has another vocabulary or width.
+        width: the width of the states.
+        num_ids: D, the size of the draft vocabulary.
+        name: the tensor's name in the checkpoint.
+        logit_scale: the factor that the draft checkpoint states (`Checkpoint.logit_scale`). None means the target's
+            factor for the target's head, and 1 for the drafter's own.
+
+        Raises CheckpointError SD-E172 if there is no head of its own and the target's has another vocabulary or width.
         """
         whole = num_ids == self.target.vocab_size and width == self.target.hidden_size
         matrix = weights.take_if_there(name, num_ids, width) if whole else weights.take(name, num_ids, width)
@@ -173,7 +183,10 @@ class ModelProposer(ABC):
         return own if logit_scale is None or logit_scale == 1 else ScaledHead(own, logit_scale)
 
     def sampler(self, step: StepView, chosen: Tensor | None) -> DraftSampler:
-        """What draws this step's drafts. `chosen` [b]: places in the step that are drafted for; None: all."""
+        """A sampler for this step's drafts.
+
+        chosen: places in the step that want drafts, [b]. None means all.
+        """
         return DraftSampler(
             step,
             chosen,
@@ -183,9 +196,9 @@ class ModelProposer(ABC):
         )
 
     def wanted(self, step: StepView) -> Tensor | None:
-        """The places in the step with a budget, [b]; None if that is all of them, or where asking would wait.
+        """The places in the step with a budget, [b]. None means all.
 
-        On a device the answer would have to be waited for, so every row is drafted and the lengths cut it.
+        On a device the answer would need a wait. So every row is drafted, and the lengths cut it.
         """
         if step.budget.device.type != "cpu":
             return None
@@ -194,7 +207,7 @@ class ModelProposer(ABC):
 
     @staticmethod
     def most_wanted(step: StepView) -> int:
-        """The largest budget of the step, 0 in an empty one; on a device K, so that nothing is waited for."""
+        """The largest budget of the step, 0 in an empty one. On a device it is K, so that nothing waits."""
         if step.budget.device.type != "cpu":
             return step.num_draft_tokens
         return max(step.budget.tolist(), default=0)
@@ -219,7 +232,10 @@ class TargetEmbedding(torch.nn.Module):
 
 
 class TargetHead(torch.nn.Module):
-    """The target's head by reference, with a logit scale; None: with the target's."""
+    """The target's head by reference, with a factor on its logits.
+
+    logit_scale: the factor. None means the target's.
+    """
 
     def __init__(self, services: Services, logit_scale: float | None = None) -> None:
         super().__init__()

@@ -9,7 +9,10 @@ from ..types import StepView
 
 
 def width_of(step: StepView) -> int | None:
-    """1 or K + 1: as many entries per request hold the step's; None if they do not, or a pass may not be padded."""
+    """1 or K + 1: the entries per request that hold the step's kept rows.
+
+    None means that they do not fit, or that a pass may not be padded.
+    """
     most = step.kept.most_rows
     if most is None or most > step.num_draft_tokens + 1:
         return None
@@ -19,7 +22,7 @@ def width_of(step: StepView) -> int | None:
 def per_request(step: StepView, width: int, *columns: Tensor) -> list[Tensor]:
     """Each column [N, ...] of the kept rows as [B, width, ...].
 
-    Behind a request's own entries stand any others: like those of rejected rows they are never to be used.
+    Entries behind a request's own have any content. Do not use them, as in rejected rows.
     """
     kept, count = step.kept, len(step)
     if len(kept.positions) == count * width:

@@ -19,7 +19,13 @@ def draft_kv_of(
 ) -> DraftKV:
     """The draft KV of `num_layers` attention layers of a configuration, multi-head latent attention included.
 
-    `config` uses transformers' common names. Raises Refusal if it states no number of attention heads.
+    config: a configuration with transformers' common names.
+    num_layers: attention layers that keep keys and values.
+    rows_per_pass: positions past the newest token that one draft pass writes.
+    dtype: torch dtype name. None means the target's.
+    depends_on_next_token: whether a row's KV is computed from the token that follows it.
+
+    Raises Refusal if the configuration states no number of attention heads.
     """
     num_heads = config.get("num_attention_heads")
     if num_heads is None:

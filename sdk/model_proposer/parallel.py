@@ -20,23 +20,24 @@ from .sampling import most_likely
 class ParallelOptions(ModelOptions):
     """Options of proposers that draft all tokens in one pass."""
 
-    parallel_drafting: Literal[True] | None = Field(None, description="so already; for configurations written for vLLM")
+    parallel_drafting: Literal[True] | None = Field(None, description="always on; for configurations written for vLLM")
 
 
 class ParallelProposer(ModelProposer):
-    """The network gives the logits of every draft position at once; the tokens are drawn independently."""
+    """The network gives the logits of all draft positions at once. The tokens are drawn independently."""
 
     Options: type[ModelOptions] = ParallelOptions
 
     @abstractmethod
     def block_inputs(self, step: StepView) -> Sequence[Tensor]:
-        """What `block_logits` reads of a step: tensors [B, ...] with one row per request."""
+        """The inputs of `block_logits` for a step: tensors [B, ...] with one row per request."""
 
     @abstractmethod
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
-        """Logits [b, num_tokens, D] of the first draft tokens, row by row from `block_inputs` of some requests.
+        """Logits [b, num_tokens, D] of the first draft tokens. It may be recorded on a device (see `Services.capture`).
 
-        It may be recorded on a device; `Services.capture` says what that asks of it.
+        num_tokens: the number of draft tokens.
+        inputs: the tensors of `block_inputs`, for some of the requests.
         """
 
     def bind(self, target: TargetInfo, services: Services) -> None:

@@ -1,8 +1,7 @@
-"""Drawing draft tokens, and saying from what distribution each was drawn.
+"""Draws draft tokens, and reports the distribution that each was drawn from.
 
-A draft distribution may be any distribution, as long as it is the one that was drawn from (arXiv 2211.17192,
-2302.01318). Drawing inside the support that the request's own temperature, top-k, top-p and min-p leave makes drafts
-that can be accepted.
+Any q is lossless if the drafts are really drawn from it (arXiv 2211.17192, 2302.01318). The samplers draw inside the
+support that the request's own temperature, top-k, top-p and min-p leave, because only these drafts can be accepted.
 """
 
 from __future__ import annotations
@@ -21,9 +20,12 @@ from .vocabulary import DraftVocabulary
 class DraftSampler:
     """Draws the drafts of one step from left to right and makes the `Draft` of them.
 
-    `form` "one_hot" takes the most likely token everywhere and reports no distribution; so does every row at
-    temperature 0 under the other forms. `chosen` [b] are the places in the step that are drafted for; None: all of
-    them.
+    step: the step to draft for.
+    chosen: places in the step that want drafts, [b]. None means all.
+    form: "one_hot" takes the most likely token and reports no distribution. With the other forms, rows at temperature 0
+        do the same.
+    sparse_top_m: M, the entries of a sparse distribution.
+    vocabulary: the draft vocabulary. None means the target's.
     """
 
     def __init__(
@@ -64,13 +66,13 @@ class DraftSampler:
         return ids
 
     def draft(self) -> Draft:
-        """Everything drawn, each row cut to its budget."""
+        """All drawn tokens, each row cut to its budget."""
         if not self._drawn:
             return Draft.from_lists([[]] * len(self._step), self._step.num_draft_tokens)
         return self.draft_of(torch.stack(self._drawn, dim=1))
 
     def draft_of(self, drawn: Tensor) -> Draft:
-        """Target ids [b, n], each row cut to its budget: those drawn here, or the most likely ones of a greedy step."""
+        """A draft of target ids [b, n], each row cut to its budget."""
         step = self._step
         token_ids = self._placed(drawn, PADDING_TOKEN_ID)
         lengths = step.budget.clamp(max=drawn.shape[1])

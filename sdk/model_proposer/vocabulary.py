@@ -12,21 +12,21 @@ from ..errors import CheckpointError
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """Which target token each draft token is. Where both vocabularies are the same there is none of these."""
+    """The target token of each draft token. A proposer with the target's vocabulary has none of these."""
 
     target_ids: Tensor  # [D] int64
 
     @classmethod
     def from_offsets(cls, d2t: Tensor, vocab_size: int) -> DraftVocabulary | None:
-        """From published `d2t` offsets: draft id i is target id i + d2t[i]. None if that is every token in order.
+        """From published `d2t` offsets: draft id i is target id i + d2t[i]. None means every token in order.
 
-        Raises CheckpointError SD-E173 if an id falls outside the target's vocabulary or two are the same.
+        Raises CheckpointError SD-E173 if an id lies outside the target's vocabulary or two are the same.
         """
         return cls.from_ids(torch.arange(len(d2t), device=d2t.device) + d2t.to(torch.int64), vocab_size)
 
     @classmethod
     def from_ids(cls, target_ids: Tensor, vocab_size: int) -> DraftVocabulary | None:
-        """From absolute target ids. None if that is every token in order. Raises CheckpointError SD-E173."""
+        """From absolute target ids. None means every token in order. Raises CheckpointError SD-E173."""
         ids = target_ids.to(torch.int64)
         lowest, highest, num_different = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
         if lowest < 0 or highest >= vocab_size or num_different != len(ids):

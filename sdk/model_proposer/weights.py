@@ -1,4 +1,4 @@
-"""A checkpoint's tensors on their way into a network: each is taken once, and what is missing or left over is said."""
+"""Moves a checkpoint's tensors into a network. Each is taken once, and missing or unused tensors raise errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,12 @@ class Weights:
         self._tensors = renamed
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor that must be there with this shape (-1: any size). Raises CheckpointError: SD-E172, SD-E175."""
+        """A required tensor.
+
+        shape: its shape. -1 means any size.
+
+        Raises CheckpointError: SD-E172 if it is missing, SD-E175 for another shape.
+        """
         if name not in self._tensors:
             facts = {"tensor": f"{name} {list(shape)}", "checkpoint": self._source, "has": _listed(self._tensors)}
             raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
@@ -51,11 +56,11 @@ class Weights:
         return tensor
 
     def take_if_there(self, name: str, *shape: int) -> Tensor | None:
-        """A tensor that may be left out; None then. Raises CheckpointError SD-E175 for another shape."""
+        """An optional tensor. None means that it is absent. Raises CheckpointError SD-E175 for another shape."""
         return self.take(name, *shape) if name in self._tensors else None
 
     def drop(self, *patterns: str) -> None:
-        """Forget tensors that are known and of no use here, by shell-style patterns."""
+        """Drop known tensors that the network does not use, by shell-style patterns."""
         self._tensors = {
             name: tensor
             for name, tensor in self._tensors.items()
@@ -65,9 +70,10 @@ class Weights:
     def fill(self, module: nn.Module, prefix: str = "") -> None:
         """Put the tensors below `prefix` into a module's parameters and buffers of the same names.
 
-        Experts that are stored one by one are joined where the module keeps them so.
-        Raises CheckpointError: SD-E172 if the module wants one that is not there, SD-E175 for another shape. Tensors of
-        the prefix that the module has no place for stay, for `finish` to report.
+        Experts that are stored one by one are joined if the module keeps them joined. Tensors of the prefix without a
+        place in the module stay, and `finish` reports them.
+
+        Raises CheckpointError: SD-E172 if a tensor of the module is missing, SD-E175 for another shape.
         """
         places = dict(module.state_dict(keep_vars=True))
         self._tensors = joined_experts(self._tensors, {prefix + name for name in places})
@@ -87,7 +93,7 @@ class Weights:
                 place.copy_(self._tensors.pop(prefix + name))
 
     def finish(self) -> None:
-        """Raise CheckpointError SD-E174 if a tensor is left that nobody took: a variant that is not implemented."""
+        """Raise CheckpointError SD-E174 if a tensor is left: the checkpoint is a variant that is not implemented."""
         if self._tensors:
             facts = {
                 "tensors": _listed(self._tensors),

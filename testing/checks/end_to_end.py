@@ -54,7 +54,7 @@ def _require_equal(subject: Subject, settings: dict[str, Any]) -> None:
                 expected="the tokens of plain decoding",
                 found=_difference(found, expected),
                 where=f"prompt {number} of {len(outputs)}, LLM({subject.target_model!r}, {settings})",
-                fix="change nothing that belongs to the engine: no lent weight, no global setting of torch",
+                fix="change nothing that belongs to the engine: no weight of the target, no global setting of torch",
             )
 
 

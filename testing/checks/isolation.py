@@ -22,7 +22,7 @@ LEARN_BY_ID = (
 
 @CHECKS.at("standard")
 def inputs_not_written(subject: Subject) -> None:
-    """A step is lent: neither `observe` nor `propose` writes to its tensors."""
+    """A step is borrowed: neither `observe` nor `propose` writes to its tensors."""
     for probabilistic in subject.modes:
         for shown in lockstep(subject.stage(probabilistic=probabilistic)):
             if shown.written:
@@ -36,7 +36,7 @@ def inputs_not_written(subject: Subject) -> None:
 
 @CHECKS.at("standard")
 def shared_weights_not_written(subject: Subject) -> None:
-    """The target's weights are lent as well: every one of them stays as it is."""
+    """The target's weights are borrowed too: every one of them stays unchanged."""
     for _ in lockstep(subject.stage(), num_steps=3):
         pass
     written = subject.target.restore_weights()

@@ -1,4 +1,4 @@
-"""What the engine lends a model-based proposer: embedding, head, checkpoint files, and draft KV without holes."""
+"""What the engine provides to a model-based proposer: embedding, head, checkpoint files, and draft KV without holes."""
 
 from __future__ import annotations
 

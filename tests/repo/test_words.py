@@ -1,0 +1,49 @@
+"""Words of an old dialect that must not come back, because the field has others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins", "docs")
+SUFFIXES = (".py", ".toml", ".c", ".h", ".md")
+HISTORY = ROOT / "docs" / "decisions"
+INSTEAD = {
+    "law": "distribution",
+    "coin": "uniform",
+    "judge": "verification rule",
+    "guest": "proposer",
+    "lent": "what the engine provides",
+    "stretch": "chunk",
+    "told(": "describe(",
+}
+ENDINGS = ("", "s", "es", "d")
+PART = re.compile(r"[A-Z]?[a-z]+\(?|[A-Z]+(?![a-z])")  # of an identifier or of a sentence
+FILES = [ROOT / "README.md", *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*")))]
+TEXTS = [path for path in FILES if path.suffix in SUFFIXES and HISTORY not in path.parents]
+
+
+def old_words(text: str) -> dict[str, str]:
+    """Those that occur, as a word or as a part of an identifier, each with the word of the field."""
+    parts = {part.lower() for part in PART.findall(text)}
+    parts |= {part.removesuffix("(") for part in parts}
+    return {old: new for old, new in INSTEAD.items() if any(old + ending in parts for ending in ENDINGS)}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_uses_the_words_of_the_field(path: Path) -> None:
+    found = old_words(path.read_text(encoding="utf-8"))
+    assert not found, f"old words and what to write instead: {found}"
+
+
+@pytest.mark.parametrize("text", ["DraftLaw", "two coins", "law_of", "judged", "GUEST", "_lent", "x.told()", "law(x)"])
+def test_parts_of_identifiers_are_seen(text: str) -> None:
+    assert old_words(text)
+
+
+@pytest.mark.parametrize("text", ["silent", "flaw", "equivalent", "coincide", "told of it"])
+def test_other_words_are_left_alone(text: str) -> None:
+    assert not old_words(text)
