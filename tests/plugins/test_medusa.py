@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inside import proposer_of
 from medusa_checkpoints import Heads, fitted_heads, save_fasterdecoding, save_vllm, truncated
+from plain_text import PlainText
 from plugin_helpers import TINY, TargetStates
 from replaying import (
     ROOMS,
     assert_replayed,
     continued,
     nucleus,
-    proposer_of,
     reported_distribution,
     speculate,
     tiny_prompts,
@@ -177,31 +179,13 @@ def test_more_drafts_than_stored_heads_are_refused_with_both_numbers(heads, tmp_
         engine(tmp_path, 4)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
-def test_greedy_equals_plain_decoding(batch_size, directory):
-    assert continued(engine(directory, 3), tiny_prompts()[:batch_size]) == tiny_truth()[:batch_size]
+@pytest.fixture(scope="module")
+def start(directory):
+    return partial(engine, directory)
 
 
-@pytest.mark.parametrize("room", ["chunked", "scarce"])
-def test_greedy_equals_plain_decoding_however_the_work_is_cut_up(room, directory):
-    llm = engine(directory, 5, **ROOMS[room])
-    assert continued(llm, tiny_prompts()[:6]) == tiny_truth()[:6]
-    assert (llm.engine.metrics.counts["num_preemptions"] > 0) == (room == "scarce")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("k", [1, 3, 5, 8])
-@pytest.mark.parametrize("room", ROOMS)
-def test_greedy_equals_plain_decoding_for_every_length(room, k, directory):
-    assert continued(engine(directory, k, **ROOMS[room]), tiny_prompts()) == tiny_truth()
-
-
-def test_text_up_to_max_model_len_equals_plain_decoding(directory):
-    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-    limit = {"max_model_len": 72, "block_size": 8}
-    expected = continued(LLM("tiny", **limit), tiny_prompts()[:3], params)
-    assert [len(text) for text in expected] == [72] * 3
-    assert continued(engine(directory, 8, **limit), tiny_prompts()[:3], params) == expected
+class TestText(PlainText):
+    """With drafts it is that of plain decoding."""
 
 
 @pytest.fixture(scope="module", params=ROOMS)

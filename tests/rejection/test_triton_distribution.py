@@ -43,11 +43,12 @@ def distribution_through(backend: Verify, stated: Problem) -> ExactDistribution:
 
 
 SLICE = [
-    ("one_hot", "temperature", 3, 2),
+    ("one_hot", "temperature", 3, 1),
     ("mapped_logits", "unit", 5, 1),
     ("sparse", "temperature", 5, 1),
 ]
-REST = [(d, s, 3, 2) for d in DRAFTERS for s in ("unit", "all")]
+REST = [("one_hot", "temperature", 3, 2)]
+REST += [(d, s, 3, 2) for d in DRAFTERS for s in ("unit", "all")]
 REST += [(d, s, 5, 1) for d in ("one_hot", "dense_probs", "dense_logits") for s in ("top_k", "top_p", "min_p")]
 BLOCK_REST = [("dense_logits", "unit"), ("sparse", "temperature"), ("mapped_logits", "unit"), ("dense_probs", "all")]
 CASES = [*SLICE, *(pytest.param(*case, marks=pytest.mark.full) for case in REST)]
