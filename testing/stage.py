@@ -13,12 +13,11 @@ from torch import Tensor
 
 from specdec.core.cache.block_pool import BlockPool
 from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.proposing.draft_check import DraftChecker
 from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
 from specdec.core.proposing.proposer_host import ProposerHost
 from specdec.core.proposing.view_guard import Snapshot
 from specdec.core.proposing.views import ViewBuilder
-from specdec.core.registry import LoadedProposer, construct
+from specdec.core.registry import LoadedProposer
 from specdec.core.request.committed import Committed
 from specdec.core.request.metrics import EngineMetrics
 from specdec.core.request.request import Request
@@ -64,10 +63,9 @@ class Stage:
         self._generations = [0] * info.max_num_seqs
         self._store = DraftStore(DistributionBuffers.none())
         self._hidden = HiddenStandIns(info, len(self._shown.hidden_states), seed) if self._shown.hidden_states else None
-        self._views = ViewBuilder(self._shown, self._k, info.max_num_seqs, info.max_model_len, CPU)
-        checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, CPU)
+        self._views = ViewBuilder(self._shown, self._k, info, CPU)
         metrics = EngineMetrics(info.model, loaded.plugin.label)
-        self._host = ProposerHost(construct(loaded), loaded, checker, self._views, "raise", metrics, lambda error: None)
+        self._host = ProposerHost(loaded, info, CPU, "raise", metrics, lambda error: None, self._views)
         self._host.bind(info, world.lend(info, loaded.needs.draft_kv, self._scheduler, self.reads))
 
     @property

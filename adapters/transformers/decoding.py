@@ -18,12 +18,10 @@ from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.assembly import ADDRESSING, target_info
 from specdec.core.model.cpu_kernels import kernels_for
 from specdec.core.model.model_support import refuse_unsupported
-from specdec.core.proposing.draft_check import DraftChecker
 from specdec.core.proposing.draft_store import DraftStore
-from specdec.core.proposing.proposer_host import ProposerHost
 from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
 from specdec.core.proposing.views import ViewBuilder
-from specdec.core.registry import PluginSettings, construct
+from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import Observers, load_hooks
 from specdec.core.request.committed import Committed
 from specdec.core.request.metrics import EngineMetrics
@@ -87,15 +85,14 @@ class SpeculativeDecoding:
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._longest, self._num_draft_tokens, self._hidden_states = info.max_model_len, k, needs.hidden_states
         self._target = GenerateTarget(model)
-        self._views = _Views(needs, k, 1, info.max_model_len, model.device)
-        self._host = self._new_host(info, speculation, observers)
+        self._views = _Views(needs, k, info, model.device)
         num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
         whole_prompt = info.max_model_len + k
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
         kernels = kernels_for(model.device)
         addressing = ADDRESSING[model.device.type](self._scheduler, info, speculation.lookahead, kernels)
         services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, kernels)
-        self._host.bind(info, services)
+        self._host = speculation.host(info, services, self.metrics, observers, model.device, self._views)
         num_blocks += addressing.num_pad_blocks
         self._runner = Runner(
             self._target,
@@ -109,12 +106,6 @@ class SpeculativeDecoding:
             rule=speculation.rule,
         )
         self._numbers = count()
-
-    def _new_host(self, info: TargetInfo, speculation: Speculation, observers: Observers) -> ProposerHost:
-        loaded, device = speculation.loaded, self._target.device
-        checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device)
-        policy, on_error = speculation.config.on_proposer_error, observers.on_proposer_error
-        return ProposerHost(construct(loaded), loaded, checker, self._views, policy, self.metrics, on_error)
 
     def __call__(
         self,
