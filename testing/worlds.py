@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from specdec.core.cache.host_addressing import HostAddressing
+from specdec.core.cache.row_table import RowTable
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.assembly import Parts
 from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.llm import LLM
 from specdec.core.proposing.services import BlockDraftKV, EngineServices
-from specdec.core.runner.scheduler import Scheduler
 from specdec.sdk.needs import DraftKV
 from specdec.sdk.services import DraftKVStore, Services
 from specdec.sdk.types import TargetInfo
@@ -34,7 +34,7 @@ class World(Protocol):
     @property
     def info(self) -> TargetInfo: ...
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
+    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """Services for one proposer; "draft_kv" enters `reads` when it takes its store."""
         ...
 
@@ -75,14 +75,14 @@ class RealTarget:
     def info(self) -> TargetInfo:
         return self.llm.engine.parts.info
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
-        """The engine's services, with draft KV on the scheduler's blocks."""
+    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+        """The engine's services, with draft KV on the rows' blocks."""
         parts = self.llm.engine.parts
         store = None
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            addressing = HostAddressing(scheduler, parts.kernels)
-            store = BlockDraftKV(spec, scheduler.pool.num_blocks, addressing, dtype, parts.target.device)
+            addressing = HostAddressing(rows, parts.kernels)
+            store = BlockDraftKV(spec, rows.pool.num_blocks, addressing, dtype, parts.target.device)
         return _WatchedServices(info, parts, store, reads)
 
     def restore_weights(self) -> list[str]:
@@ -125,6 +125,6 @@ class FewTokens:
     def info(self) -> TargetInfo:
         return replace(fake_target_info(), vocab_size=self.vocab_size)
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
+    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """The fakes of this package."""
         return _FakeServices(info, spec, reads)

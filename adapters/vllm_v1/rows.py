@@ -35,7 +35,6 @@ class RequestRows(RowTable):
         """Take a request's row and blocks back, if it has a row."""
         if request.row >= 0:
             super().unseat(request)
-            request.row = -1
 
     def remove(self, request_ids: Iterable[str]) -> list[Request]:
         """Forget requests that ended. Returns those that were known."""

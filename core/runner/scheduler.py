@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..cache.block_pool import BlockPool
 from ..cache.row_table import RowTable
@@ -18,6 +19,18 @@ class Schedule:
 
     shares: list[Scheduled]
     preempted: list[Request]
+
+
+class Scheduling(Protocol):
+    """Who computes what: first come, first served in an engine, or as a script says."""
+
+    def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
+        """Plan a step; `num_drafts` says how many drafts wait for a request."""
+        ...
+
+    def finish(self, request: Request) -> None:
+        """Take back what an ended request holds."""
+        ...
 
 
 class Scheduler:
@@ -46,7 +59,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
-        """Plan a step; `num_drafts` says how many drafts wait for a request."""
+        """See `Scheduling`."""
         shares: list[Scheduled] = []
         preempted: list[Request] = []
         budget = self._max_num_batched_tokens
