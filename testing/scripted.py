@@ -9,11 +9,10 @@ from torch import Tensor
 
 from specdec.core.cache.row_table import RowTable
 from specdec.core.rejection import DraftRows, SamplingRows, Verdict
-from specdec.core.rejection.types import PADDING_TOKEN_ID
-from specdec.core.rejection.workspace import Workspace
 from specdec.core.request.request import Request
 from specdec.core.runner.batch import Scheduled
 from specdec.core.runner.scheduler import Schedule
+from specdec.sdk.types import PADDING_TOKEN_ID
 
 from .moves import Move
 from .text import Script
@@ -43,13 +42,7 @@ class Scripted:
             self.rows.unseat(request)
 
     def verify(
-        self,
-        logits: Tensor,
-        cu_rows: Tensor,
-        drafts: DraftRows,
-        sampling: SamplingRows,
-        *,
-        workspace: Workspace | None = None,
+        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: object = None
     ) -> Verdict:
         """See `VerificationRule`. There are no logits."""
         drafted = [ids[:n] for ids, n in zip(drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=True)]

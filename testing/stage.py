@@ -17,7 +17,6 @@ from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
 from specdec.core.proposing.proposer_host import ProposerHost
 from specdec.core.proposing.views import ViewBuilder
 from specdec.core.registry import LoadedProposer
-from specdec.core.request.committed import Committed
 from specdec.core.request.metrics import EngineMetrics
 from specdec.core.request.request import Request
 from specdec.core.runner.step import Runner
@@ -105,7 +104,7 @@ class Stage:
         self.num_preemptions += 1
         self._scripted.rows.unseat(request)
         request.num_computed_tokens = 0
-        self._call(lambda: self._runner.lifecycle.preempt([request]))
+        self._call(lambda: self._runner.progress.preempt([request]))
 
     def finish(self, name: str) -> None:
         """End the request where it stands: done, or aborted."""
@@ -120,8 +119,7 @@ class Stage:
         self.number += 1
         self._host.begin(self.number, self.seed, width, uniforms)
         self._scripted.moves = moves
-        committed: list[Committed] = []
-        self._call(lambda: self._runner.step(committed), f"step {self.number} of seed {self.seed}")
+        self._call(lambda: self._runner.step([]), f"step {self.number} of seed {self.seed}")
         return self._host.shown
 
     def replay(self, original: Request, name: str) -> Shown:
@@ -129,7 +127,7 @@ class Stage:
         request = self.add(name, original.prompt_token_ids, original.params)
         request.seed, request.token_ids = original.seed, original.token_ids[:-1]
         self._scripted.rows.seat(request)
-        self._call(lambda: self._runner.lifecycle.start([request]))
+        self._call(lambda: self._runner.progress.start([request]))
         self.preempt(name)
         shown = self.step([Move(name, forced=original.token_ids[-1])])
         assert shown is not None, "the original goes on"

@@ -13,7 +13,6 @@ from torch import Tensor
 from specdec.core.cache.host_addressing import HostAddressing
 from specdec.core.cache.row_table import RowTable
 from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.engine.assembly import Parts
 from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.llm import LLM
 from specdec.core.proposing.services import BlockDraftKV, EngineServices
@@ -42,7 +41,8 @@ class World(Protocol):
 class _WatchedServices(EngineServices):
     """The engine's own services, which remember whether the draft KV was asked for."""
 
-    def __init__(self, info: TargetInfo, parts: Parts, store: DraftKVStore | None, reads: set[str]) -> None:
+    def __init__(self, info: TargetInfo, llm: LLM, store: DraftKVStore | None, reads: set[str]) -> None:
+        parts = llm.engine.parts
         super().__init__(info, parts.target, parts.tokenizer, store, kernels=parts.kernels)
         self._reads = reads
 
@@ -83,7 +83,7 @@ class RealTarget:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             addressing = HostAddressing(rows, parts.kernels)
             store = BlockDraftKV(spec, rows.pool.num_blocks, addressing, dtype, parts.target.device)
-        return _WatchedServices(info, parts, store, reads)
+        return _WatchedServices(info, self.llm, store, reads)
 
     def restore_weights(self) -> list[str]:
         """Put every weight back that was written to. Returns their names."""

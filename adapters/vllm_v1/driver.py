@@ -18,7 +18,7 @@ from specdec.core.registry.hooks import Observers
 from specdec.core.request.committed import Committed
 from specdec.core.request.metrics import EngineMetrics
 from specdec.core.runner.batch import Scheduled
-from specdec.core.runner.lifecycle import Lifecycle
+from specdec.core.runner.request_progress import RequestProgress
 from specdec.sdk.types import DistributionKind, TargetInfo
 
 from .distributions import dense_rows
@@ -49,16 +49,16 @@ class Driver:
         addressing = HostAddressing(self._rows, kernels)
         services = speculation.services(info, target, tokenizer, num_blocks, addressing, kernels)
         self._host = speculation.host(info, services, self.metrics, observers, target.device)
-        self._lifecycle = Lifecycle(self._drafts, self._host, self.metrics, self._rows.unseat)
+        self._progress = RequestProgress(self._drafts, self._host, self.metrics, self._rows.unseat)
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
         """What ended or lost its KV since the last step, before anything of the new one is computed."""
-        self._lifecycle.finish(self._rows.remove(finished))
+        self._progress.finish(self._rows.remove(finished))
         requests = [self._rows.get(request_id) for request_id in preempted]
         lost = [request for request in requests if request is not None and request.row >= 0]
         for request in lost:
             self._rows.unseat(request)
-        self._lifecycle.preempt(lost)
+        self._progress.preempt(lost)
 
     def propose(self, step: EngineStep, sampled: Sequence[list[int]]) -> list[list[int]]:
         """Drafts in the order of the step: Python ints, at most K and no more than the request can use.
@@ -67,13 +67,13 @@ class Driver:
         `on_proposer_error` is "raise".
         """
         committed = self._commit(step, sampled)
-        self._lifecycle.finish([each.request for each in committed if each.request.finish_reason is not None])
+        self._progress.finish([each.request for each in committed if each.request.finish_reason is not None])
         going_on = [each for each in committed if each.request.finish_reason is None]
         if self._keeps_kv and self._host.enabled:
             for each in going_on:
                 self._rows.pool.extend(each.request.blocks, each.length + self._speculation.lookahead)
         most = min(self._host.num_draft_tokens, step.num_draft_tokens)
-        drafts = self._lifecycle.propose(going_on, most, step, step.hidden)
+        drafts = self._progress.propose(going_on, most, step, step.hidden)
         by_id = dict(zip([each.request.request_id for each in going_on], drafts, strict=False))
         return [by_id.get(request_id, []) for request_id in step.request_ids]
 
@@ -110,14 +110,14 @@ class Driver:
         shares = [
             self._share(step, *place) for place in zip(step.request_ids, step.starts, map(bool, sampled), strict=True)
         ]
-        self._lifecycle.start([share.request for share in shares])
+        self._progress.start([share.request for share in shares])
         committed: list[Committed] = []
         first_token = 0
         for share, output_ids in zip(shares, sampled, strict=True):
             num_rows = share.num_tokens + share.num_draft_tokens
             if share.request.finish_reason is None:
                 drafts = step.drafts.get(share.request.request_id, [])
-                committed.append(self._lifecycle.commit(share, first_token, num_rows, drafts, output_ids))
+                committed.append(self._progress.commit(share, first_token, num_rows, drafts, output_ids))
             first_token += num_rows
         return committed
 

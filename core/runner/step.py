@@ -25,7 +25,7 @@ from ..request.committed import Committed
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Request
 from .batch import Batch, BatchItem, build_batch
-from .lifecycle import Lifecycle
+from .request_progress import RequestProgress
 from .sampling import SamplingTable, adjust_logits
 from .scheduler import Scheduling
 
@@ -57,7 +57,7 @@ class Runner:
         self._host = host
         self._profile = profile
         self._rule = rule
-        self.lifecycle = Lifecycle(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
+        self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
         self.last_stats: StepStats | None = None  # of the last step that committed anything
@@ -79,8 +79,8 @@ class Runner:
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
             plan = self._scheduler.schedule(self._num_useful_drafts)
-            self.lifecycle.preempt(plan.preempted)
-            self.lifecycle.start([share.request for share in plan.shares])
+            self.progress.preempt(plan.preempted)
+            self.progress.start([share.request for share in plan.shares])
             batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
@@ -93,7 +93,7 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.lifecycle.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden)
+                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden)
             self._check_read(batch, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
@@ -142,16 +142,16 @@ class Runner:
         for item, (accepted, status, *ids) in zip(items, outcome, strict=True):
             share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
-            each = self.lifecycle.commit(share, item.first_token, item.num_rows, item.draft_token_ids, output_ids)
+            each = self.progress.commit(share, item.first_token, item.num_rows, item.draft_token_ids, output_ids)
             if each.token_ids and each.request.request_id in logprobs:
                 _keep_logprobs(each.request, each.token_ids, logprobs[each.request.request_id])
             committed.append(each)
-        self.lifecycle.finish([each.request for each in committed if each.request.finish_reason is not None])
+        self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""
         with self._host.raising_last() if self._host else UNTIMED:
-            self.lifecycle.finish(requests)
+            self.progress.finish(requests)
 
     def _check_read(self, batch: Batch, reports: Sequence[Report]) -> None:
         """Hold drafts to the contract that only now are read; what verification needs was seen to on the device."""

@@ -18,8 +18,8 @@ from ..request.request import Request
 from .batch import Scheduled
 
 
-class Lifecycle:
-    """Keeps requests, their drafts and the proposer in step, for the engine, the kit and the drivers of other engines."""
+class RequestProgress:
+    """Takes requests, their drafts and the proposer on together, for the engine, the kit and other engines' drivers."""
 
     def __init__(
         self,
