@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from specdec.core.host import DraftDistributions
 from torch import Tensor
 
-from specdec.core.rejection import DraftDistributions
 from specdec.core.rejection.reference import draft_distribution
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution

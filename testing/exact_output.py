@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from specdec.core.host import SamplingRows, verify
 from torch import Tensor
 
-from specdec.core.rejection import SamplingRows, verify
 from specdec.core.rejection.exact_distribution import Problem, exact_distribution
 from specdec.core.rejection.reference import Params, target_distribution
 from specdec.sdk.errors import SpecdecError

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sized
 from types import FunctionType, ModuleType
 
 import torch
-
-from specdec.core.proposing.services import EngineServices
+from specdec.core.host import EngineServices
 
 from .fakes import FakeServices
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from specdec.core.host import DraftRows, Request, RowTable, SamplingRows, Schedule, Scheduled, Verdict
 from torch import Tensor
 
-from specdec.core.cache.row_table import RowTable
-from specdec.core.rejection import DraftRows, SamplingRows, Verdict
-from specdec.core.request.request import Request
-from specdec.core.runner.batch import Scheduled
-from specdec.core.runner.scheduler import Schedule
 from specdec.sdk.types import PADDING_TOKEN_ID
 
 from .moves import Move

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from specdec.core.host import DistributionBuffers, DraftRows, DraftStore
 from torch import Tensor
 
-from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
-from specdec.core.rejection import DraftRows
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 

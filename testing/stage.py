@@ -6,20 +6,23 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import torch
+from specdec.core.host import (
+    BlockPool,
+    DistributionBuffers,
+    DraftStore,
+    EngineMetrics,
+    HostAddressing,
+    KVCache,
+    LoadedProposer,
+    ProposerHost,
+    Request,
+    RowTable,
+    Runner,
+    ViewBuilder,
+)
 from torch import Tensor
 
-from specdec.core.cache.block_pool import BlockPool
-from specdec.core.cache.host_addressing import HostAddressing
-from specdec.core.cache.kv_cache import KVCache
-from specdec.core.cache.row_table import RowTable
-from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
-from specdec.core.proposing.proposer_host import ProposerHost
-from specdec.core.proposing.views import ViewBuilder
-from specdec.core.registry import LoadedProposer
-from specdec.core.request.metrics import EngineMetrics
-from specdec.core.request.request import Request
-from specdec.core.runner.step import Runner
+from specdec import SamplingParams
 from specdec.sdk.errors import ProposerError
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo

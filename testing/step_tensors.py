@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 import torch
+from specdec.core.host import ForwardInput, TargetOutput
 from torch import Tensor
 
-from specdec.core.model.forward_input import ForwardInput
-from specdec.core.model.target import TargetOutput
 from specdec.sdk.types import StepView, TargetInfo
 
 NUM_NOISE_ROWS = 997

@@ -8,14 +8,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from specdec.core.host import CheckedDraft, EngineMetrics, LoadedProposer, ProposerHost, Snapshot, ViewBuilder
 from torch import Tensor
 
-from specdec.core.proposing.draft_check import CheckedDraft
-from specdec.core.proposing.proposer_host import ProposerHost
-from specdec.core.proposing.view_guard import Snapshot
-from specdec.core.proposing.views import ViewBuilder
-from specdec.core.registry import LoadedProposer
-from specdec.core.request.metrics import EngineMetrics
 from specdec.sdk import StepStats, StepView, TargetInfo
 
 from .moves import GivenUniforms, Shown

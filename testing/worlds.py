@@ -8,14 +8,10 @@ from functools import cache
 from typing import Protocol
 
 import torch
+from specdec.core.host import BlockDraftKV, EngineServices, HostAddressing, RowTable, with_verifier
 from torch import Tensor
 
-from specdec.core.cache.host_addressing import HostAddressing
-from specdec.core.cache.row_table import RowTable
-from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.engine.verifier_checkpoint import with_verifier
-from specdec.core.llm import LLM
-from specdec.core.proposing.services import BlockDraftKV, EngineServices
+from specdec import LLM, SamplingParams
 from specdec.sdk.needs import DraftKV
 from specdec.sdk.services import DraftKVStore, Services
 from specdec.sdk.types import TargetInfo

@@ -8,26 +8,31 @@ from itertools import count
 from typing import Any
 
 import torch
+from specdec.core.host import (
+    ADDRESSING,
+    BlockPool,
+    Committed,
+    DraftStore,
+    EngineConfig,
+    EngineMetrics,
+    KVCache,
+    Observers,
+    PluginSettings,
+    Request,
+    Runner,
+    Scheduler,
+    Speculation,
+    SpeculativeSettings,
+    ViewBuilder,
+    kernels_for,
+    load_hooks,
+    refuse_unsupported,
+    target_info,
+)
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from specdec.core.cache.block_pool import BlockPool
-from specdec.core.cache.kv_cache import KVCache
-from specdec.core.config.engine_config import EngineConfig
-from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.engine.assembly import ADDRESSING, target_info
-from specdec.core.model.cpu_kernels import kernels_for
-from specdec.core.model.model_support import refuse_unsupported
-from specdec.core.proposing.draft_store import DraftStore
-from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
-from specdec.core.proposing.views import ViewBuilder
-from specdec.core.registry import PluginSettings
-from specdec.core.registry.hooks import Observers, load_hooks
-from specdec.core.request.committed import Committed
-from specdec.core.request.metrics import EngineMetrics
-from specdec.core.request.request import Request
-from specdec.core.runner.scheduler import Scheduler
-from specdec.core.runner.step import Runner
+from specdec import SamplingParams
 from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import SamplingView, TargetInfo
 

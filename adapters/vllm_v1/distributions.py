@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from specdec.core.host import DraftDistributions
 from torch import Tensor
 
-from specdec.core.rejection.types import DraftDistributions
 from specdec.sdk.types import DistributionKind
 
 

@@ -6,11 +6,8 @@ import os
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from specdec.core.host import PluginSettings, Speculation, load_hooks
 from transformers import AutoTokenizer
-
-from specdec.core.proposing.speculation import Speculation
-from specdec.core.registry import PluginSettings
-from specdec.core.registry.hooks import load_hooks
 
 from .compatibility import check_vllm
 from .driver import Driver

@@ -6,31 +6,33 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from specdec.core.host import (
+    BlockPool,
+    Committed,
+    DraftStore,
+    EngineMetrics,
+    HostAddressing,
+    Observers,
+    RequestProgress,
+    Scheduled,
+    Speculation,
+    kernels_for,
+)
 from torch import Tensor
 
-from specdec.core.cache.block_pool import BlockPool
-from specdec.core.cache.host_addressing import HostAddressing
-from specdec.core.model.cpu_kernels import kernels_for
-from specdec.core.proposing.draft_store import DraftStore
-from specdec.core.proposing.services import LayerSource
-from specdec.core.proposing.speculation import Speculation
-from specdec.core.registry.hooks import Observers
-from specdec.core.request.committed import Committed
-from specdec.core.request.metrics import EngineMetrics
-from specdec.core.runner.batch import Scheduled
-from specdec.core.runner.request_progress import RequestProgress
 from specdec.sdk.types import DistributionKind, TargetInfo
 
 from .distributions import dense_rows
 from .engine_step import EngineStep
 from .rows import RequestRows, as_request
+from .shared_target import SharedTarget
 
 
 class Driver:
     """Does for vLLM's steps what the core's runner does for its own: start, commit, propose, finish."""
 
     def __init__(
-        self, info: TargetInfo, speculation: Speculation, observers: Observers, target: LayerSource, tokenizer: Any
+        self, info: TargetInfo, speculation: Speculation, observers: Observers, target: SharedTarget, tokenizer: Any
     ) -> None:
         """Make the proposer and lend it the target. Raises what the proposer's constructor and `bind` raise.
 

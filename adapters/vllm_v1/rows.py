@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-from specdec.core.cache.block_pool import BlockPool
-from specdec.core.cache.row_table import RowTable
-from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.request.request import Request
+from specdec.core.host import BlockPool, Request, RowTable
+
+from specdec import SamplingParams
 
 
 class RequestRows(RowTable):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from specdec.core.host import logit_scale
 from torch import Tensor
 
-from specdec.core.proposing.services import logit_scale
 from specdec.sdk.types import TargetInfo
 
 
