@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import DraftDistributions
+from specdec.core.host import DraftDistributions
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import SamplingRows, verify
+from specdec.core.host import SamplingRows, verify
 from specdec.sdk.errors import SpecdecError
 from specdec.sdk.types import DistributionKind, DraftDistribution
 

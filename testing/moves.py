@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.core.config.sampling_params import SamplingParams
+from specdec import SamplingParams
 from specdec.sdk.types import DraftDistribution, StepView
 
 LONG = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)

@@ -8,7 +8,7 @@ from types import FunctionType, ModuleType
 
 import torch
 
-from specdec.core.proposing.services import EngineServices
+from specdec.core.host import EngineServices
 
 from .fakes import FakeServices
 

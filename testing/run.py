@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from specdec.core.registry import PluginSettings, author_frame
+from specdec.core.host import PluginSettings, author_frame
 from specdec.sdk.errors import ConfigError, ProposerError, SpecdecError, did_you_mean
 
 from .checks import ALL_CHECKS, Check, checks_of

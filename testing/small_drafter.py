@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
-from specdec.core.rejection import DraftRows
+from specdec.core.host import DistributionBuffers, DraftRows, DraftStore
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 

@@ -10,11 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.llm import LLM
-from specdec.core.proposing.admission import admit
-from specdec.core.registry import LoadedProposer, PluginSettings, Registry, ResolvedProposer, load_proposer
-from specdec.core.registry.hooks import load_hooks
+from specdec import LLM
+from specdec.core.host import (
+    LoadedProposer,
+    PluginSettings,
+    Registry,
+    ResolvedProposer,
+    SpeculativeConfig,
+    admit,
+    load_hooks,
+    load_proposer,
+)
 from specdec.sdk.errors import PluginId, Refusal, SpecdecError
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from specdec.core.registry import PluginSettings
+from specdec.core.host import PluginSettings
 
 from .checks import Check
 from .report import Level

@@ -1,13 +1,74 @@
-"""Seeing which fields of a step a proposer reads."""
+"""Seeing what a proposer is shown, which fields of it are read, and what it answers."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from specdec.sdk.types import StepView
+import torch
+from torch import Tensor
+
+from specdec.core.host import CheckedDraft, EngineMetrics, LoadedProposer, ProposerHost, Snapshot, ViewBuilder
+from specdec.sdk import StepStats, StepView, TargetInfo
+
+from .moves import GivenUniforms, Shown
+from .step_tensors import spoil_history
 
 Record = TypeVar("Record")
+
+
+class WatchedHost(ProposerHost):
+    """The engine's own host of a proposer, which keeps what it showed last. It holds every error against it."""
+
+    def __init__(
+        self,
+        loaded: LoadedProposer,
+        info: TargetInfo,
+        device: torch.device,
+        views: ViewBuilder,
+        metrics: EngineMetrics,
+        reads: set[str],
+    ) -> None:
+        """`reads`: takes the names of the fields that are read."""
+        super().__init__(loaded, info, device, "raise", metrics, lambda error: None, views)
+        self._reads = reads
+        self._vocab_size = info.vocab_size
+
+    def begin(self, number: int, seed: int, width: int | None, uniforms: Tensor | None) -> None:
+        """A step begins. `width`: its K, if not the usual. `uniforms` [B, K]: its random numbers, if chosen."""
+        self.shown: Shown | None = None  # None as well where no request goes on
+        self.num_draft_tokens = self.views.num_draft_tokens if width is None else width
+        self._number, self._seed, self._uniforms = number, seed, uniforms
+
+    def draft(self, step: StepView, budgets: Sequence[int], *, read: bool = True) -> CheckedDraft | None:
+        """See `ProposerHost`."""
+        step = replace(step, num_draft_tokens=self.num_draft_tokens)
+        if self._uniforms is not None:
+            step = replace(step, random=GivenUniforms(self._uniforms))
+        if step.history is not None:
+            spoil_history(step.history, step, random.Random(self._number), self._vocab_size)
+        before = Snapshot(step)
+        checked = super().draft(watched(step, self._reads), budgets, read=read)
+        self.shown = Shown(
+            f"step {self._number} of seed {self._seed}, requests {_some(step.request_ids)}",
+            step,
+            list(budgets),
+            checked.token_ids if checked else [[] for _ in budgets],
+            checked.distribution if checked else None,
+            [str(change) for change in before.changes()],
+        )
+        return checked
+
+    def keep_pace(self, stats: StepStats, seconds: float) -> None:
+        """Nothing: no target runs that drafts could save time of."""
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of them."""
+    few = 6
+    return ", ".join(names[:few]) + (f" and {len(names) - few} more" if len(names) > few else "")
 
 
 def watched(step: StepView, reads: set[str]) -> StepView:

@@ -10,13 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.core.cache.host_addressing import HostAddressing
-from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.engine.assembly import Parts
-from specdec.core.engine.verifier_checkpoint import with_verifier
-from specdec.core.llm import LLM
-from specdec.core.proposing.services import BlockDraftKV, EngineServices
-from specdec.core.runner.scheduler import Scheduler
+from specdec import LLM, SamplingParams
+from specdec.core.host import BlockDraftKV, EngineServices, HostAddressing, RowTable, with_verifier
 from specdec.sdk.needs import DraftKV
 from specdec.sdk.services import DraftKVStore, Services
 from specdec.sdk.types import TargetInfo
@@ -34,7 +29,7 @@ class World(Protocol):
     @property
     def info(self) -> TargetInfo: ...
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
+    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """Services for one proposer; "draft_kv" enters `reads` when it takes its store."""
         ...
 
@@ -42,7 +37,8 @@ class World(Protocol):
 class _WatchedServices(EngineServices):
     """The engine's own services, which remember whether the draft KV was asked for."""
 
-    def __init__(self, info: TargetInfo, parts: Parts, store: DraftKVStore | None, reads: set[str]) -> None:
+    def __init__(self, info: TargetInfo, llm: LLM, store: DraftKVStore | None, reads: set[str]) -> None:
+        parts = llm.engine.parts
         super().__init__(info, parts.target, parts.tokenizer, store, parts.backend)
         self._reads = reads
 
@@ -75,15 +71,15 @@ class RealTarget:
     def info(self) -> TargetInfo:
         return self.llm.engine.parts.info
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
-        """The engine's services, with draft KV on the scheduler's blocks."""
+    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+        """The engine's services, with draft KV on the rows' blocks."""
         parts = self.llm.engine.parts
         store = None
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            addressing = HostAddressing(scheduler, parts.backend)
-            store = BlockDraftKV(spec, scheduler.pool.num_blocks, addressing, dtype, parts.target.device)
-        return _WatchedServices(info, parts, store, reads)
+            addressing = HostAddressing(rows, parts.backend)
+            store = BlockDraftKV(spec, rows.pool.num_blocks, addressing, dtype, parts.target.device)
+        return _WatchedServices(info, self.llm, store, reads)
 
     def restore_weights(self) -> list[str]:
         """Put every weight back that was written to. Returns their names."""
@@ -125,6 +121,6 @@ class FewTokens:
     def info(self) -> TargetInfo:
         return replace(fake_target_info(), vocab_size=self.vocab_size)
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, scheduler: Scheduler, reads: set[str]) -> Services:
+    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """The fakes of this package."""
         return _FakeServices(info, spec, reads)

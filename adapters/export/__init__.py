@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from specdec.core.proposing.speculation import SpeculativeSettings
-from specdec.core.registry import PluginSettings
+from specdec.core.host import PluginSettings, SpeculativeSettings
 from specdec.sdk.errors import ConfigError
 
 from . import in_transformers, in_vllm

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.engine.verifier_checkpoint import with_verifier
-from specdec.core.proposing.speculation import SpeculativeSettings
-from specdec.core.registry import PluginSettings, Registry, ResolvedProposer
-from specdec.core.registry.check import check_class
-from specdec.core.registry.hooks import load_hooks
+from specdec.core.host import (
+    PluginSettings,
+    Registry,
+    ResolvedProposer,
+    SpeculativeConfig,
+    SpeculativeSettings,
+    check_class,
+    load_hooks,
+    with_verifier,
+)
 from specdec.sdk.errors import ConfigError, PluginId
 from specdec.sdk.packaged import packaged
 

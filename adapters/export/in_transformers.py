@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pprint import pformat
 
-from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.host import SpeculativeConfig
 
 from .answer import HandOver
 from .asked import Asked

@@ -6,8 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from specdec.core.registry.catalog import CLASS_PATH_METHOD
-from specdec.core.registry.discovery import SDK_DISTRIBUTION
+from specdec.core.host import CLASS_PATH_METHOD, SDK_DISTRIBUTION
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import ConfigError
 

@@ -11,25 +11,27 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from specdec.core.cache.block_pool import BlockPool
-from specdec.core.cache.kv_cache import KVCache
-from specdec.core.config.engine_config import EngineConfig
-from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.engine.device import profile_of
-from specdec.core.engine.plan import target_info
-from specdec.core.model.model_support import refuse_unsupported
-from specdec.core.proposing.draft_check import DraftChecker
-from specdec.core.proposing.draft_store import DraftStore
-from specdec.core.proposing.proposer_host import ProposerHost
-from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
-from specdec.core.proposing.views import ViewBuilder
-from specdec.core.registry import PluginSettings, construct
-from specdec.core.registry.hooks import Observers, load_hooks
-from specdec.core.request.committed import Committed
-from specdec.core.request.metrics import EngineMetrics
-from specdec.core.request.request import Request
-from specdec.core.runner.scheduler import Scheduler
-from specdec.core.runner.step import Runner
+from specdec import SamplingParams
+from specdec.core.host import (
+    BlockPool,
+    Committed,
+    DraftStore,
+    EngineConfig,
+    EngineMetrics,
+    KVCache,
+    Observers,
+    PluginSettings,
+    Request,
+    Runner,
+    Scheduler,
+    Speculation,
+    SpeculativeSettings,
+    ViewBuilder,
+    load_hooks,
+    profile_of,
+    refuse_unsupported,
+    target_info,
+)
 from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import SamplingView, TargetInfo
 
@@ -87,15 +89,14 @@ class SpeculativeDecoding:
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._longest, self._num_draft_tokens, self._hidden_states = info.max_model_len, k, needs.hidden_states
         self._target = GenerateTarget(model)
-        self._views = _Views(needs, k, 1, info.max_model_len, model.device)
-        self._host = self._new_host(info, speculation, observers)
+        self._views = _Views(needs, k, info, model.device)
         num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
         whole_prompt = info.max_model_len + k
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
         profile = profile_of(model.device)
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
         services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, profile.backend)
-        self._host.bind(info, services)
+        self._host = speculation.host(info, services, self.metrics, observers, model.device, self._views)
         num_blocks += addressing.num_pad_blocks
         self._runner = Runner(
             self._target,
@@ -109,12 +110,6 @@ class SpeculativeDecoding:
             rule=speculation.rule,
         )
         self._numbers = count()
-
-    def _new_host(self, info: TargetInfo, speculation: Speculation, observers: Observers) -> ProposerHost:
-        loaded, device = speculation.loaded, self._target.device
-        checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device)
-        policy, on_error = speculation.config.on_proposer_error, observers.on_proposer_error
-        return ProposerHost(construct(loaded), loaded, checker, self._views, policy, self.metrics, on_error)
 
     def __call__(
         self,

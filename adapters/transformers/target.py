@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from specdec.core.model.forward_input import ForwardInput
-from specdec.core.model.hidden_states import HiddenState, HiddenStates
-from specdec.core.model.target import TargetOutput
+from specdec.core.host import ForwardInput, HiddenStates, TargetOutput
 
 from .call import Call
 
@@ -31,7 +29,7 @@ class GenerateTarget:
         self.last_scores: Tensor  # [R, V] float32, after them
 
     @contextmanager
-    def serving(self, call: Call, hidden_states: tuple[HiddenState, ...]) -> Iterator[None]:
+    def serving(self, call: Call, hidden_states: tuple[int | Literal["final"], ...]) -> Iterator[None]:
         """Run passes over this call's text and cache, and keep these hidden states meanwhile."""
         self._call = call
         self._states = HiddenStates(self.model, hidden_states, self.model.config.num_hidden_layers)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.core.rejection.types import DraftDistributions
+from specdec.core.host import DraftDistributions
 from specdec.sdk.types import DistributionKind
 
 

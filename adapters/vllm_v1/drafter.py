@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 
 from transformers import AutoTokenizer
 
-from specdec.core.proposing.speculation import Speculation
-from specdec.core.registry import PluginSettings
-from specdec.core.registry.hooks import load_hooks
+from specdec.core.host import PluginSettings, Speculation, load_hooks
 
 from .compatibility import check_vllm
 from .driver import Driver

@@ -8,29 +8,31 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.core.cache.block_pool import BlockPool
-from specdec.core.cache.host_addressing import HostAddressing
-from specdec.core.engine.device import profile_of
-from specdec.core.proposing.draft_store import DraftStore
-from specdec.core.proposing.services import LayerSource
-from specdec.core.proposing.speculation import Speculation
-from specdec.core.registry.hooks import Observers
-from specdec.core.request.committed import Committed
-from specdec.core.request.metrics import EngineMetrics
-from specdec.core.request.request import Request
-from specdec.core.runner.step import draft_budgets
+from specdec.core.host import (
+    BlockPool,
+    Committed,
+    DraftStore,
+    EngineMetrics,
+    HostAddressing,
+    Observers,
+    RequestProgress,
+    Scheduled,
+    Speculation,
+    profile_of,
+)
 from specdec.sdk.types import DistributionKind, TargetInfo
 
 from .distributions import dense_rows
 from .engine_step import EngineStep
 from .rows import RequestRows, as_request
+from .shared_target import SharedTarget
 
 
 class Driver:
     """Does for vLLM's steps what the core's runner does for its own: start, commit, propose, finish."""
 
     def __init__(
-        self, info: TargetInfo, speculation: Speculation, observers: Observers, target: LayerSource, tokenizer: Any
+        self, info: TargetInfo, speculation: Speculation, observers: Observers, target: SharedTarget, tokenizer: Any
     ) -> None:
         """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise.
 
@@ -40,9 +42,7 @@ class Driver:
         self._info = info
         self._speculation = speculation
         self._keeps_kv = speculation.loaded.needs.draft_kv is not None
-        self._keeps_distribution = (
-            speculation.admission.keeps_distribution
-        )  # without one, vLLM's own list of the drafts is all it takes
+        self._keeps_distribution = speculation.admission.keeps_distribution
         per_row = -(-(info.max_model_len + speculation.lookahead) // info.block_size) if self._keeps_kv else 0
         num_blocks = info.max_num_seqs * per_row
         self._rows = RequestRows(info.max_num_seqs, BlockPool(num_blocks, info.block_size, per_row))
@@ -51,17 +51,16 @@ class Driver:
         addressing = HostAddressing(self._rows, backend)
         services = speculation.services(info, target, tokenizer, num_blocks, addressing, backend)
         self._host = speculation.host(info, services, self.metrics, observers, target.device)
+        self._progress = RequestProgress(self._drafts, self._host, self.metrics, self._rows.unseat)
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
         """What ended or lost its KV since the last step, before anything of the new one is computed."""
-        for request in self._rows.remove(sorted(finished)):  # a set, of which each worker has its own order
-            self._end(request)
-        for request_id in preempted:
-            lost = self._rows.get(request_id)
-            if lost is not None and lost.row >= 0:
-                self._drafts.drop(lost.row)
-                self._host.preempt(lost.view)
-                self._rows.unseat(lost)
+        self._progress.finish(self._rows.remove(finished))
+        requests = [self._rows.get(request_id) for request_id in preempted]
+        lost = [request for request in requests if request is not None and request.row >= 0]
+        for request in lost:
+            self._rows.unseat(request)
+        self._progress.preempt(lost)
 
     def propose(self, step: EngineStep, sampled: Sequence[list[int]]) -> list[list[int]]:
         """Drafts in the order of the step: Python ints, at most K and no more than the request can use.
@@ -70,12 +69,15 @@ class Driver:
         `on_proposer_error` is "raise".
         """
         committed = self._commit(step, sampled)
-        for each in committed:
-            if each.request.finish_reason is not None:
-                self._end(each.request)
+        self._progress.finish([each.request for each in committed if each.request.finish_reason is not None])
         going_on = [each for each in committed if each.request.finish_reason is None]
-        drafts = self._draft(step, going_on) if going_on and self._host.enabled else {}
-        return [drafts.get(request_id, []) for request_id in step.request_ids]
+        if self._keeps_kv and self._host.enabled:
+            for each in going_on:
+                self._rows.pool.extend(each.request.blocks, each.length + self._speculation.lookahead)
+        most = min(self._host.num_draft_tokens, step.num_draft_tokens)
+        drafts = self._progress.propose(going_on, most, step, step.hidden)
+        by_id = dict(zip([each.request.request_id for each in going_on], drafts, strict=False))
+        return [by_id.get(request_id, []) for request_id in step.request_ids]
 
     def distributions_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:
         """q of the drafts that are verified now: [sum of lengths, V] float32; None if all of them are one-hot."""
@@ -105,62 +107,28 @@ class Driver:
             **self.metrics.acceptance.as_dict(),
         }
 
-    def _end(self, request: Request) -> None:
-        if request.row >= 0:
-            self._drafts.drop(request.row)
-        self._host.finish(request.view)
-        self._rows.unseat(request)
-
     def _commit(self, step: EngineStep, sampled: Sequence[list[int]]) -> list[Committed]:
         """What the step did to each request that has not ended, those that end with it included."""
+        shares = [
+            self._share(step, *place) for place in zip(step.request_ids, step.starts, map(bool, sampled), strict=True)
+        ]
+        self._progress.start([share.request for share in shares])
         committed: list[Committed] = []
         first_token = 0
-        for request_id, start, output_ids in zip(step.request_ids, step.starts, sampled, strict=True):
-            request = self._rows.get(request_id)
-            if request is None or request.row < 0:
-                request = self._placed(request, request_id, step)
-            if request.finish_reason is None:
-                committed.append(self._commit_one(request, step, start, first_token, output_ids))
-            first_token += step.num_tokens[request_id]
+        for share, output_ids in zip(shares, sampled, strict=True):
+            num_rows = share.num_tokens + share.num_draft_tokens
+            if share.request.finish_reason is None:
+                drafts = step.drafts.get(share.request.request_id, [])
+                committed.append(self._progress.commit(share, first_token, num_rows, drafts, output_ids))
+            first_token += num_rows
         return committed
 
-    def _placed(self, request: Request | None, request_id: str, step: EngineStep) -> Request:
-        """The request, in a row and started. One that ended here gets no row again, should vLLM run it on."""
+    def _share(self, step: EngineStep, request_id: str, start: int, samples: bool) -> Scheduled:
+        """What vLLM computed of a request, in a row. One that ended here gets none again, should vLLM run it on."""
+        request = self._rows.get(request_id)
         if request is None:
             request = self._rows.add(as_request(request_id, step.states[request_id], self._info.max_model_len))
-        if request.finish_reason is None:
+        if request.row < 0 and request.finish_reason is None:
             self._rows.seat(request)
-        if not request.started:
-            request.started = True
-            self._host.start(request.view)
-        return request
-
-    def _commit_one(
-        self, request: Request, step: EngineStep, start: int, first_token: int, output_ids: list[int]
-    ) -> Committed:
-        num_rows, drafts = step.num_tokens[request.request_id], step.drafts.get(request.request_id, [])
-        if not output_ids:
-            request.num_computed_tokens = start + num_rows - len(drafts)
-            return Committed.now(request, first_token, num_rows, start, drafts, 0, [])
-        num_accepted = len(output_ids) - 1
-        count = request.commit(output_ids)
-        request.num_computed_tokens = len(request.token_ids) - 1
-        self.metrics.acceptance.record(len(drafts), num_accepted, count)
-        return Committed.now(request, first_token, num_rows, start, drafts, num_accepted, output_ids[:count])
-
-    def _draft(self, step: EngineStep, going_on: list[Committed]) -> dict[str, list[int]]:
-        """Checked drafts by request id; their distributions are kept until they are verified."""
-        if self._keeps_kv:
-            for each in going_on:
-                self._rows.pool.extend(each.request.blocks, each.length + self._speculation.lookahead)
-        budgets = draft_budgets(going_on, self._host, min(self._host.num_draft_tokens, step.num_draft_tokens))
-        checked = self._host.draft(self._host.views.build(going_on, budgets, step, step.hidden), budgets)
-        if checked is None:
-            return {}
-        if self._keeps_distribution:
-            all_greedy = all(
-                each.request.params.greedy for each in going_on
-            )  # their verification reads no distribution
-            rows, generations = [each.row for each in going_on], [each.generation for each in going_on]
-            self._drafts.put(rows, generations, checked.token_ids, None if all_greedy else checked.distribution)
-        return {each.request.request_id: ids for each, ids in zip(going_on, checked.token_ids, strict=True)}
+        num_drafts = len(step.drafts.get(request_id, []))
+        return Scheduled(request, start, step.num_tokens[request_id] - num_drafts, num_drafts, samples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specdec.core.model.model_support import locate_model
+from specdec.core.host import locate_model
 from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo

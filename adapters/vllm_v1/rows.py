@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Iterable
 from typing import Any
 
-from specdec.core.cache.block_pool import BlockPool
-from specdec.core.config.sampling_params import SamplingParams
-from specdec.core.request.request import Request
+from specdec import SamplingParams
+from specdec.core.host import BlockPool, Request, RowTable
 
 
-class RequestRows:
-    """Rows below `max_num_seqs`, given to a request while it runs and taken back when it ends or is preempted.
+class RequestRows(RowTable):
+    """The requests that vLLM has not finished. One has a row while it runs, until it ends or is preempted.
 
-    vLLM moves requests about in its batch and names none by a lasting index. At most `max_num_seqs` of them run.
+    vLLM moves requests about in its batch and names none by a lasting index. At most as many run as there are rows.
     """
 
-    def __init__(self, max_num_seqs: int, pool: BlockPool) -> None:
-        self.pool = pool
-        self._requests: dict[str, Request] = {}  # those that vLLM has not finished
-        self._free = list(range(max_num_seqs))
-        self._generations = [0] * max_num_seqs
-
-    @property
-    def running(self) -> list[Request]:
-        """Requests with a row."""
-        return [request for request in self._requests.values() if request.row >= 0]
+    def __init__(self, num_rows: int, pool: BlockPool) -> None:
+        super().__init__(num_rows, pool)
+        self._requests: dict[str, Request] = {}
 
     def get(self, request_id: str) -> Request | None:
         """A request that was added and not removed."""
@@ -38,18 +29,10 @@ class RequestRows:
         self._requests[request.request_id] = request
         return request
 
-    def seat(self, request: Request) -> None:
-        """Give a request a row, under a new generation."""
-        request.row = heapq.heappop(self._free)
-        self._generations[request.row] += 1
-        request.generation = self._generations[request.row]
-
     def unseat(self, request: Request) -> None:
-        """Take a request's row and blocks back."""
+        """Take a request's row and blocks back, if it has a row."""
         if request.row >= 0:
-            self.pool.release(request.blocks)
-            heapq.heappush(self._free, request.row)
-            request.row = -1
+            super().unseat(request)
 
     def remove(self, request_ids: Iterable[str]) -> list[Request]:
         """Forget requests that ended. Returns those that were known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.host import SpeculativeConfig
 from specdec.sdk.errors import ConfigError
 
 KEY = "specdec"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.core.proposing.services import logit_scale
+from specdec.core.host import logit_scale
 from specdec.sdk.types import TargetInfo
 
 

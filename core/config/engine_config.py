@@ -53,8 +53,8 @@ class EngineConfig(StrictModel):
     torch_compile: bool = Field(
         False,
         strict=True,
-        description="compile the target's decoder and draft networks at the start, so that no request waits for it; that "
-        "takes a minute or two once, later starts read torch's cache",
+        description="compile the target's decoder and draft networks at the start, so that no request waits. That "
+        "takes a minute or two once; later starts read torch's cache",
     )
     prove_target: bool | None = Field(
         None,

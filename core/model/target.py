@@ -37,10 +37,6 @@ class TargetOutput:
 class Target(Protocol):
     """Whatever computes logits: the engine's own form of a model, or an adapter's."""
 
-    model: Any  # a transformers causal LM
-    device: torch.device
-    dtype: torch.dtype
-
     def forward(self, inputs: ForwardInput) -> TargetOutput: ...
 
 

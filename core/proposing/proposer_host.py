@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from specdec.sdk import (
-    Proposer,
     ProposerError,
     RequestView,
     Services,
@@ -21,7 +22,7 @@ from specdec.sdk import (
     TargetInfo,
 )
 
-from ..registry import LoadedProposer, author_frame, describe, is_complete
+from ..registry import LoadedProposer, author_frame, construct, describe, is_complete
 from ..registry.attribution import FIELDS, undeclared
 from ..registry.proposer_state import find_state, has_state, require_state, save_state
 from ..request.metrics import EngineMetrics
@@ -52,23 +53,27 @@ class ProposerHost:
 
     def __init__(
         self,
-        proposer: Proposer,
         loaded: LoadedProposer,
-        checker: DraftChecker,
-        views: ViewBuilder,
+        info: TargetInfo,
+        device: torch.device,
         policy: OnProposerError,
         metrics: EngineMetrics,
         on_error: Callable[[ProposerError], None],
+        views: ViewBuilder | None = None,
     ) -> None:
-        self.proposer = proposer
+        """Construct the proposer.
+
+        `device`: the target's. `views`: what shows it a step. None means the fields that it declared.
+        """
+        self.proposer = proposer = construct(loaded)
         self.plugin = loaded.plugin
         self.needs = loaded.needs
         self.num_draft_tokens = loaded.config.num_draft_tokens
-        self.views = views
+        self.views = views or ViewBuilder(loaded.needs, self.num_draft_tokens, info, device)
         self.enabled = True
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
         self._state_dir = loaded.state_dir
-        self._checker = checker
+        self._checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device)
         self._policy = policy
         self._metrics = metrics
         self._on_error = on_error

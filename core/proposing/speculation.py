@@ -18,12 +18,11 @@ from ..device_memory import spare_memory
 from ..kernels.cpu.backend import Backend
 from ..model.quantization import check_quantization
 from ..model.target import experts_settings
-from ..registry import LoadedProposer, PluginSettings, Registry, construct, load_proposer
+from ..registry import LoadedProposer, PluginSettings, Registry, load_proposer
 from ..registry.hooks import HookPlugins, Observers
 from ..rejection.rules import LOSSY, VerificationRule, rule_of
 from ..request.metrics import EngineMetrics
 from .admission import Admission, admit
-from .draft_check import DraftChecker
 from .draft_store import DistributionBuffers
 from .draft_support import target_to_draft
 from .proposer_host import ProposerHost
@@ -132,18 +131,10 @@ class Speculation:
         metrics: EngineMetrics,
         observers: Observers,
         device: torch.device,
+        views: ViewBuilder | None = None,
     ) -> ProposerHost:
-        """The proposer, constructed and bound."""
-        loaded = self.loaded
-        k = loaded.config.num_draft_tokens
-        host = ProposerHost(
-            construct(loaded),
-            loaded,
-            DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device),
-            ViewBuilder(loaded.needs, k, info.max_num_seqs, info.max_model_len, device),
-            self.config.on_proposer_error,
-            metrics,
-            observers.on_proposer_error,
-        )
+        """The proposer, constructed and bound. `views`: see `ProposerHost`."""
+        policy, on_error = self.config.on_proposer_error, observers.on_proposer_error
+        host = ProposerHost(self.loaded, info, device, policy, metrics, on_error, views)
         host.bind(info, services)
         return host

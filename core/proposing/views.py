@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.sdk import KeptRows, Needs, SamplingView, StepView
+from specdec.sdk import KeptRows, Needs, SamplingView, StepView, TargetInfo
 
 from ..cache.transfer import upload
 from ..request.committed import COLUMNS, Committed
@@ -35,18 +35,11 @@ class ViewBuilder:
     Host form: kept rows only. Device form: every computed row of the requests that go on.
     """
 
-    def __init__(
-        self,
-        needs: Needs,
-        num_draft_tokens: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, needs: Needs, num_draft_tokens: int, info: TargetInfo, device: torch.device) -> None:
         self.needs = needs
         self.num_draft_tokens = num_draft_tokens
         self.device = device if needs.placement == "device" else HOST
-        self._history = TokenHistory(max_num_seqs, max_model_len, self.device) if needs.history else None
+        self._history = TokenHistory(info.max_num_seqs, info.max_model_len, self.device) if needs.history else None
 
     def build(
         self,

@@ -121,11 +121,10 @@ class GraphedTarget:
 
     def __init__(self, target: Target, cache: KVCache, table: BlockTable, shapes: Sequence[Bucket]) -> None:
         """`shapes`: the largest first."""
-        self.model, self.device, self.dtype = target.model, target.device, target.dtype
         self._target = target
         self._cache, self._table = cache, table
         most = max(bucket.num_requests for bucket in shapes)
-        self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, target.device)
+        self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, cache.device)
         self._shapes = shapes
         self._replays: dict[Bucket, Work] = {}
         self._logits: Tensor | None = None  # [most tokens, V]

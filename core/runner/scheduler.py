@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ..cache.block_pool import BlockPool
+from ..cache.row_table import RowTable
 from ..request.request import Request, Status
 from .batch import Scheduled
 
@@ -18,6 +19,18 @@ class Schedule:
 
     shares: list[Scheduled]
     preempted: list[Request]
+
+
+class Scheduling(Protocol):
+    """Who computes what: first come, first served in an engine, or as a script says."""
+
+    def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
+        """Plan a step; `num_drafts` says how many drafts wait for a request."""
+        ...
+
+    def finish(self, request: Request) -> None:
+        """Take back what an ended request holds."""
+        ...
 
 
 class Scheduler:
@@ -32,11 +45,10 @@ class Scheduler:
     ) -> None:
         self.pool = pool
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self._rows = RowTable(max_num_seqs, pool)
+        self.running = self._rows.running
         self._max_num_batched_tokens = max_num_batched_tokens
         self._draft_lookahead = draft_lookahead
-        self._free_rows = list(range(max_num_seqs))
-        self._generations = [0] * max_num_seqs
 
     @property
     def has_requests(self) -> bool:
@@ -47,7 +59,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
-        """Plan a step; `num_drafts` says how many drafts wait for a request."""
+        """See `Scheduling`."""
         shares: list[Scheduled] = []
         preempted: list[Request] = []
         budget = self._max_num_batched_tokens
@@ -87,22 +99,18 @@ class Scheduler:
         return share.num_tokens + share.num_draft_tokens
 
     def _admit(self, shares: list[Scheduled], budget: int) -> None:
-        while self.waiting and self._free_rows and budget > 0:
+        while self.waiting and self._rows.num_free and budget > 0:
             request = self.waiting[0]
             if not self.pool.can_extend(request.blocks, len(request.token_ids) + self._draft_lookahead):
                 return  # the whole prompt has room or it waits: half a prompt in the cache helps nobody
-            self.waiting.popleft()
-            request.row = heapq.heappop(self._free_rows)
-            self._generations[request.row] += 1
-            request.generation = self._generations[request.row]
+            self._rows.seat(self.waiting.popleft())
             request.status = Status.RUNNING
-            self.running.append(request)
             share = self._share(request, budget, 0)
             budget -= self._reserve(share)
             shares.append(share)
 
     def _preempt(self, request: Request) -> Request:
-        self._leave(request)
+        self._rows.unseat(request)
         request.num_computed_tokens = 0
         request.status = Status.WAITING
         self.waiting.appendleft(request)
@@ -113,19 +121,12 @@ class Scheduler:
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         elif request.status is Status.RUNNING:
-            self._leave(request)
+            self._rows.unseat(request)
         request.status = Status.FINISHED
-
-    def _leave(self, request: Request) -> None:
-        self.running.remove(request)
-        self.pool.release(request.blocks)
-        heapq.heappush(self._free_rows, request.row)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless blocks and rows are each owned once and the step's invariant holds."""
-        self.pool.check_integrity(request.blocks for request in self.running)
-        rows = [request.row for request in self.running] + self._free_rows
-        assert sorted(rows) == list(range(len(self._generations))), f"rows are owned twice or lost: {sorted(rows)}"
+        self._rows.check_integrity()
         for request in self.running:
             has_kv, committed = request.num_computed_tokens, len(request.token_ids)
             assert has_kv < committed, f"{request.request_id}: {has_kv} tokens with KV of {committed}"

@@ -23,10 +23,11 @@ from ..rejection.sampler import verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.committed import Committed
 from ..request.metrics import EngineMetrics, StageClock
-from ..request.request import Request, Status
+from ..request.request import Request
 from .batch import Batch, BatchItem, build_batch
+from .request_progress import RequestProgress
 from .sampling import SamplingTable, adjust_logits
-from .scheduler import Scheduler
+from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
 
@@ -38,7 +39,7 @@ class Runner:
         self,
         target: Target,
         cache: KVCache,
-        scheduler: Scheduler,
+        scheduler: Scheduling,
         drafts: DraftStore,
         metrics: EngineMetrics,
         host: ProposerHost | None,
@@ -56,6 +57,7 @@ class Runner:
         self._host = host
         self._profile = profile
         self._rule = rule
+        self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
         self.last_stats: StepStats | None = None  # of the last step that committed anything
@@ -77,7 +79,8 @@ class Runner:
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
             plan = self._scheduler.schedule(self._num_useful_drafts)
-            self._announce(plan.preempted, [share.request for share in plan.shares])
+            self.progress.preempt(plan.preempted)
+            self.progress.start([share.request for share in plan.shares])
             batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
@@ -88,27 +91,14 @@ class Runner:
             items = batch.read(self._drafts.unread, reports) if self._drafts.unread and reports else batch.items
             self._commit(items, outcome, logprobs, committed)
         with self._timed("propose"):
-            self._propose(committed, batch, output.hidden)
+            if self._host:
+                going_on = [each for each in committed if each.request.finish_reason is None]
+                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden)
             self._check_read(batch, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
         return min(self._drafts.length(request.row, request.generation), room)
-
-    def _announce(self, preempted: Sequence[Request], scheduled: Sequence[Request]) -> None:
-        self._metrics.counts["num_preemptions"] += len(preempted)
-        lost = [request.view for request in preempted]
-        for request in preempted:
-            self._drafts.drop(request.row)
-            request.row = -1  # its old row may be somebody else's before it is scheduled again
-        if self._host:
-            for view in lost:
-                self._host.preempt(view)
-        for request in scheduled:
-            if not request.started:
-                request.started = True
-                if self._host:
-                    self._host.start(request.view)
 
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [item.scheduled.request for item in batch.items]
@@ -150,42 +140,18 @@ class Runner:
         committed: list[Committed],
     ) -> None:
         for item, (accepted, status, *ids) in zip(items, outcome, strict=True):
+            share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
-            committed.append(self._commit_one(item, ids[: accepted + 1], accepted, logprobs))
-        self._finish([each.request for each in committed if each.request.finish_reason is not None])
-
-    def _commit_one(
-        self, item: BatchItem, output_ids: list[int], num_accepted: int, logprobs: dict[str, Tensor]
-    ) -> Committed:
-        """Append the tokens and move the cache length back over rejected rows."""
-        share, request, drafts = item.scheduled, item.scheduled.request, item.draft_token_ids
-        if not share.samples:
-            request.num_computed_tokens = share.start + share.num_tokens
-            return Committed.now(request, item.first_token, item.num_rows, share.start, [], 0, [])
-        count = request.commit(output_ids)
-        request.num_computed_tokens = len(request.token_ids) - 1
-        request.metrics.record(len(drafts), num_accepted, count)
-        self._metrics.acceptance.record(len(drafts), num_accepted, count)
-        if request.request_id in logprobs:
-            _keep_logprobs(request, output_ids[:count], logprobs[request.request_id])
-        token_ids = output_ids[:count]
-        return Committed.now(request, item.first_token, item.num_rows, share.start, drafts, num_accepted, token_ids)
+            each = self.progress.commit(share, item.first_token, item.num_rows, item.draft_token_ids, output_ids)
+            if each.token_ids and each.request.request_id in logprobs:
+                _keep_logprobs(each.request, each.token_ids, logprobs[each.request.request_id])
+            committed.append(each)
+        self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""
         with self._host.raising_last() if self._host else UNTIMED:
-            self._finish(requests)
-
-    def _finish(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            if request.status is Status.RUNNING:
-                self._drafts.drop(request.row)
-            self._scheduler.finish(request)
-        if self._host:
-            # After everything else, so that a proposer that fails here finds every request in order. By id, not by row:
-            # what is learned of requests that end together has one order.
-            for request in sorted(requests, key=lambda request: request.request_id):
-                self._host.finish(request.view)
+            self.progress.finish(requests)
 
     def _check_read(self, batch: Batch, reports: Sequence[Report]) -> None:
         """Hold drafts to the contract that only now are read; what verification needs was seen to on the device."""
@@ -195,29 +161,6 @@ class Runner:
             self._drafts.count_fallback(item.draft, report)
         if self._host and read:
             self._host.check_read([item.scheduled.request.request_id for item, _ in read], [each for _, each in read])
-
-    def _propose(self, committed: Sequence[Committed], batch: Batch, hidden: Tensor | None) -> None:
-        host = self._host
-        if host is None or not host.enabled:
-            return
-        going_on = [each for each in committed if each.request.finish_reason is None]
-        if not going_on:
-            return
-        budgets = draft_budgets(going_on, host, host.num_draft_tokens)
-        with torch.inference_mode():
-            may_pad = self._addressing.num_pad_blocks > 0
-            view = host.views.build(going_on, budgets, batch.inputs, hidden, may_pad=may_pad)
-            draft = host.draft(view, budgets, read=self._drafts.unread is None)
-        if draft is not None:
-            requests = [each.request for each in going_on]
-            all_greedy = all(request.params.greedy for request in requests)  # their verification reads no distribution
-            self._drafts.put(
-                [request.row for request in requests],
-                [request.generation for request in requests],
-                draft.token_ids,
-                None if all_greedy else draft.distribution,
-                draft.unread,
-            )
 
     def _count(self, committed: Sequence[Committed], start: float) -> None:
         """Keep the books of a step that began at `start`."""
@@ -238,18 +181,6 @@ class Runner:
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
-
-
-def draft_budgets(committed: Sequence[Committed], host: ProposerHost, most: int) -> list[int]:
-    """The most drafts, `most` at the utmost, that can be of use to each request in its next step."""
-    fewest = max(host.needs.min_draft_tokens, 1)
-    budgets = []
-    for each in committed:
-        request = each.request
-        budget = min(most, request.most_drafts, request.max_total_tokens - each.length - 1)
-        wanted = each.token_ids and budget >= fewest and host.wants_drafts_for(request.request_id)
-        budgets.append(budget if wanted else 0)
-    return budgets
 
 
 def _keep_logprobs(request: Request, token_ids: Sequence[int], logprobs: Tensor) -> None:

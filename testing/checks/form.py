@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec.core.config.sampling_params import SamplingParams
+from specdec import SamplingParams
 
 from ..moves import Move
 from ..report import Violation

@@ -1,0 +1,94 @@
+"""The host API: what `specdec.adapters` and `specdec.testing` may use of the core, and nothing else of it.
+
+It is not for users, whose names are in `specdec`, nor for plugins, which know `specdec.sdk` only.
+"""
+
+from __future__ import annotations
+
+from .cache.block_pool import BlockPool
+from .cache.host_addressing import HostAddressing
+from .cache.kv_cache import KVCache
+from .cache.row_table import RowTable
+from .config.engine_config import EngineConfig
+from .config.speculative_config import SpeculativeConfig
+from .engine.device import profile_of
+from .engine.plan import target_info
+from .engine.verifier_checkpoint import with_verifier
+from .model.forward_input import ForwardInput
+from .model.hidden_states import HiddenStates
+from .model.model_support import locate_model, refuse_unsupported
+from .model.target import TargetOutput
+from .proposing.admission import admit
+from .proposing.draft_check import CheckedDraft
+from .proposing.draft_store import DistributionBuffers, DraftStore
+from .proposing.proposer_host import ProposerHost
+from .proposing.services import BlockDraftKV, EngineServices, logit_scale
+from .proposing.speculation import Speculation, SpeculativeSettings
+from .proposing.view_guard import Snapshot
+from .proposing.views import ViewBuilder
+from .registry import LoadedProposer, PluginSettings, Registry, ResolvedProposer, author_frame, load_proposer
+from .registry.catalog import CLASS_PATH_METHOD
+from .registry.check import check_class
+from .registry.discovery import SDK_DISTRIBUTION
+from .registry.hooks import Observers, load_hooks
+from .rejection import DraftDistributions, DraftRows, SamplingRows, Verdict, verify
+from .request.committed import Committed
+from .request.metrics import EngineMetrics
+from .request.request import Request
+from .runner.batch import Scheduled
+from .runner.request_progress import RequestProgress
+from .runner.scheduler import Schedule, Scheduler
+from .runner.step import Runner
+
+__all__ = [
+    "CLASS_PATH_METHOD",
+    "SDK_DISTRIBUTION",
+    "BlockDraftKV",
+    "BlockPool",
+    "CheckedDraft",
+    "Committed",
+    "DistributionBuffers",
+    "DraftDistributions",
+    "DraftRows",
+    "DraftStore",
+    "EngineConfig",
+    "EngineMetrics",
+    "EngineServices",
+    "ForwardInput",
+    "HiddenStates",
+    "HostAddressing",
+    "KVCache",
+    "LoadedProposer",
+    "Observers",
+    "PluginSettings",
+    "ProposerHost",
+    "Registry",
+    "Request",
+    "RequestProgress",
+    "ResolvedProposer",
+    "RowTable",
+    "Runner",
+    "SamplingRows",
+    "Schedule",
+    "Scheduled",
+    "Scheduler",
+    "Snapshot",
+    "Speculation",
+    "SpeculativeConfig",
+    "SpeculativeSettings",
+    "TargetOutput",
+    "Verdict",
+    "ViewBuilder",
+    "admit",
+    "author_frame",
+    "check_class",
+    "load_hooks",
+    "load_proposer",
+    "locate_model",
+    "logit_scale",
+    "profile_of",
+    "refuse_unsupported",
+    "target_info",
+    "verify",
+    "with_verifier",
+]

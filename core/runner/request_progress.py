@@ -1,0 +1,131 @@
+"""What a step does to its requests, whoever planned and verified it: start, preempt, commit, finish, propose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import RequestView
+
+from ..proposing.draft_store import DraftStore
+from ..proposing.proposer_host import ProposerHost
+from ..proposing.views import Computed
+from ..request.committed import Committed
+from ..request.metrics import EngineMetrics
+from ..request.request import Request
+from .batch import Scheduled
+
+
+class RequestProgress:
+    """Takes requests, their drafts and the proposer on together, for the engine, the kit and other engines' drivers."""
+
+    def __init__(
+        self,
+        drafts: DraftStore,
+        host: ProposerHost | None,
+        metrics: EngineMetrics,
+        release: Callable[[Request], None],
+        *,
+        may_pad: bool = False,
+    ) -> None:
+        """`release`: takes back what an ended request holds. `may_pad`: see `ViewBuilder.build`."""
+        self._drafts = drafts
+        self._host = host
+        self._metrics = metrics
+        self._release = release
+        self._may_pad = may_pad
+
+    def start(self, requests: Sequence[Request]) -> None:
+        """Tell the proposer of requests that have their first row."""
+        for request in requests:
+            if not request.started:
+                request.started = True
+                if self._host:
+                    self._host.start(request.view)
+
+    def preempt(self, requests: Sequence[Request]) -> None:
+        """Forget the drafts of requests whose rows were taken back, then tell the proposer."""
+        self._metrics.counts["num_preemptions"] += len(requests)
+        lost = [self._without_row(request) for request in requests]
+        if self._host:
+            for view in lost:
+                self._host.preempt(view)
+
+    def commit(
+        self, share: Scheduled, first_token: int, num_rows: int, drafts: list[int], output_ids: list[int]
+    ) -> Committed:
+        """Append the tokens and move the cache length back over rejected rows.
+
+        first_token: where the request's tokens begin in the batch. num_rows: tokens computed. drafts: those verified.
+        output_ids: accepted drafts and one token more; none in the middle of a prompt.
+        """
+        request, num_accepted = share.request, max(len(output_ids) - 1, 0)
+        if output_ids:
+            count = request.commit(output_ids)
+            request.num_computed_tokens = len(request.token_ids) - 1
+            request.metrics.record(len(drafts), num_accepted, count)
+            self._metrics.acceptance.record(len(drafts), num_accepted, count)
+            output_ids = output_ids[:count]
+        else:
+            request.num_computed_tokens = share.start + share.num_tokens
+        return Committed.now(request, first_token, num_rows, share.start, drafts, num_accepted, output_ids)
+
+    def finish(self, requests: Sequence[Request]) -> None:
+        """Release everything that ended requests hold, here and in the proposer."""
+        ended = []
+        for request in sorted(requests, key=lambda request: request.request_id):
+            self._release(request)
+            ended.append(self._without_row(request))
+        if self._host:
+            # After everything else, so that a proposer that fails here finds every request in order. By id, not by row:
+            # what is learned of requests that end together has one order.
+            for view in ended:
+                self._host.finish(view)
+
+    def _without_row(self, request: Request) -> RequestView:
+        """Forget a request's draft and row. Returns it as it was: its old row may be somebody else's before long."""
+        view = request.view
+        if request.row >= 0:
+            self._drafts.drop(request.row)
+            request.row = -1
+        return view
+
+    def propose(
+        self, going_on: Sequence[Committed], most: int, computed: Computed, hidden: Tensor | None
+    ) -> list[list[int]]:
+        """Store a draft for each request that goes on; see `draft_budgets` for `most`.
+
+        computed: the step's tokens. hidden: [N, L*H], their hidden states. Returns the drafts' tokens; [] means none.
+        """
+        host = self._host
+        if host is None or not host.enabled or not going_on:
+            return []
+        budgets = draft_budgets(going_on, host, most)
+        with torch.inference_mode():
+            view = host.views.build(going_on, budgets, computed, hidden, may_pad=self._may_pad)
+            draft = host.draft(view, budgets, read=self._drafts.unread is None)
+        if draft is None:
+            return []
+        all_greedy = all(each.request.params.greedy for each in going_on)  # their verification reads no distribution
+        self._drafts.put(
+            [each.row for each in going_on],
+            [each.generation for each in going_on],
+            draft.token_ids,
+            None if all_greedy else draft.distribution,
+            draft.unread,
+        )
+        return draft.token_ids
+
+
+def draft_budgets(committed: Sequence[Committed], host: ProposerHost, most: int) -> list[int]:
+    """The most drafts, `most` at the utmost, that can be of use to each request in its next step."""
+    fewest = max(host.needs.min_draft_tokens, 1)
+    budgets = []
+    for each in committed:
+        request = each.request
+        budget = min(most, request.most_drafts, request.max_total_tokens - each.length - 1)
+        wanted = each.token_ids and budget >= fewest and host.wants_drafts_for(request.request_id)
+        budgets.append(budget if wanted else 0)
+    return budgets

@@ -1,0 +1,77 @@
+"""Who is scheduled and what is sampled on a stage: as the moves say, and where they are silent the script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.core.host import DraftRows, Request, RowTable, SamplingRows, Schedule, Scheduled, Verdict
+from specdec.sdk.types import PADDING_TOKEN_ID
+
+from .moves import Move
+from .text import Script
+
+
+class Scripted:
+    """A stage's scheduler and its verification rule, of which the second knows what the first has planned."""
+
+    def __init__(self, script: Script, rows: RowTable, lookahead: int) -> None:
+        """`lookahead`: positions past the newest token that draft KV is written for."""
+        self.requests: dict[str, Request] = {}
+        self.moves: Sequence[Move] = ()  # of the next step
+        self.rows = rows
+        self._script = script
+        self._lookahead = lookahead
+        self._shares: list[Scheduled] = []
+
+    def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
+        """See `Scheduling`."""
+        self._shares = [self._share(move, num_drafts) for move in self.moves]
+        return Schedule(self._shares, [])
+
+    def finish(self, request: Request) -> None:
+        """See `Scheduling`."""
+        self.requests.pop(request.request_id, None)
+        if request.row >= 0:
+            self.rows.unseat(request)
+
+    def verify(
+        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: object = None
+    ) -> Verdict:
+        """See `VerificationRule`. There are no logits."""
+        drafted = [ids[:n] for ids, n in zip(drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=True)]
+        outputs = list(map(self._output, self.moves, self._shares, drafted))
+        width = drafts.token_ids.shape[1] + 1
+        num_accepted = torch.tensor([max(len(ids) - 1, 0) for ids in outputs])
+        return Verdict(
+            output_ids=torch.tensor([ids + [PADDING_TOKEN_ID] * (width - len(ids)) for ids in outputs]),
+            num_accepted=num_accepted,
+            status=torch.zeros_like(num_accepted),
+            stop_reason=(num_accepted < drafts.lengths).to(torch.uint8),
+        )
+
+    def _share(self, move: Move, num_drafts: Callable[[Request], int]) -> Scheduled:
+        request = self.requests[move.name]
+        if request.row < 0:
+            self.rows.seat(request)
+        start, missing = request.num_computed_tokens, request.num_uncomputed_tokens
+        num_tokens = missing if move.num_tokens is None else min(move.num_tokens, missing)
+        drafts = num_drafts(request) if num_tokens == missing else 0
+        self.rows.pool.extend(request.blocks, start + num_tokens + drafts + self._lookahead)
+        return Scheduled(request, start, num_tokens, drafts, num_tokens == missing)
+
+    def _output(self, move: Move, share: Scheduled, drafts: list[int]) -> list[int]:
+        """Accepted drafts and one token more; none in the middle of a prompt."""
+        if not share.samples:
+            return []
+        name, token_ids = move.name, share.request.token_ids
+        accepted = self._script.num_accepted(name, len(token_ids), len(drafts))
+        if move.num_accepted is not None:
+            accepted = min(move.num_accepted, len(drafts))
+        rejected = drafts[accepted] if accepted < len(drafts) else None
+        following = move.forced
+        if following is None:
+            following = self._script.token(name, [*token_ids, *drafts[:accepted]], rejected)
+        return [*drafts[:accepted], following]
