@@ -58,3 +58,9 @@ def test_public_names_are_exactly_what_the_sdk_exports() -> None:
 @pytest.mark.parametrize("path", sources(*ROOMS), ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_stay_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_tests_and_pages_look_into_an_engine_in_one_place() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    files = [path for path in (*(ROOT / "tests").rglob("*.py"), *pages) if path.name != "inside.py"]
+    assert [path.name for path in files if re.search(r"\bengine\.(?=parts\b)", path.read_text())] == []
