@@ -86,7 +86,7 @@ def case_of(shape: Shape, device: torch.device) -> Case:
         best = draft_logits.float().topk(TOP_M)
         distributions = {"sparse_ids": best.indices, "sparse_probs": best.values.softmax(-1)}
     else:
-        distributions = {"probs": draft_logits.float().softmax(-1)}
+        distributions = {"draft_probs": draft_logits.float().softmax(-1)}
     kind = {"dense": DistributionKind.DENSE_PROBS, "sparse": DistributionKind.SPARSE}.get(shape.form)
     right = torch.rand(batch, places, generator=generator, device=device) < ACCEPTANCE
     token_ids = torch.where(right, likely[:, :-1, 0], torch.randint_like(likely[:, :-1, 0], vocab))

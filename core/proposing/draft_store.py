@@ -61,7 +61,7 @@ class StoredDraft:
 
 
 class DraftStore:
-    """Drafts by row. `num_one_hot_fallbacks` counts rows without a distribution in batches where others reported one."""
+    """Drafts by row. `num_one_hot_fallbacks` counts rows without a distribution where others reported one."""
 
     NO_DISTRIBUTION = DistributionKind.ONE_HOT  # what a row without a draft counts as
 

@@ -154,7 +154,7 @@ def _requests(drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms | No
 
 
 def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
-    """The distributions that are given; a missing one is stood for by a tensor that the kernel's variant never reads."""
+    """The given distributions. In place of a missing one stands a tensor that the kernel's variant never reads."""
     distributions, any_tensor = drafts.distributions, workspace.counter
     nothing = DenseDistribution(any_tensor, 0, 0, 0, workspace.draft_maxima, workspace.draft_sums, 0, 0)
     no_ids = SparseDistribution(any_tensor, any_tensor, 0, 0)

@@ -199,7 +199,7 @@ class _DenseDistribution(_Distribution):
         return order.gather(1, choice[:, None])[:, 0]
 
     def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
-        return {"logits": torch.stack(self._logits, dim=1)}
+        return {"draft_logits": torch.stack(self._logits, dim=1)}
 
 
 def most_likely(logits: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:

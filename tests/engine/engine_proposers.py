@@ -416,7 +416,7 @@ def _uniform_distribution(draft: Draft) -> Tensor:
 
 
 def _with_probs(draft: Draft, change: Callable[[Tensor], Tensor]) -> Draft:
-    return _with_distribution(draft, DistributionKind.DENSE_PROBS, probs=change(_uniform_distribution(draft)))
+    return _with_distribution(draft, DistributionKind.DENSE_PROBS, draft_probs=change(_uniform_distribution(draft)))
 
 
 def signs(probs: Tensor) -> Tensor:

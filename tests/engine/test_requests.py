@@ -580,7 +580,7 @@ def test_chat_goes_through_the_template(llm, tokenizer):
 
 
 def test_a_proposer_that_does_not_fit_is_refused():
-    with pytest.raises(Refusal, match="no draft distribution"):
+    with pytest.raises(Refusal, match="no distribution of its drafts"):
         make_llm("ngram", speculative={"draft_sample_method": "probabilistic"})
 
 

@@ -216,7 +216,7 @@ def with_distribution(step, **distribution):
 def half_the_mass(step):
     probs = torch.full((len(step), step.num_draft_tokens, 4096), 1 / 4096)
     probs[1, 1] /= 2
-    return with_distribution(step, probs=probs)
+    return with_distribution(step, draft_probs=probs)
 
 
 def writing(step):
@@ -236,7 +236,7 @@ ANSWERS = {
 }
 DISTRIBUTIONS = {
     "E201-another-vocabulary": lambda step: with_distribution(
-        step, probs=torch.ones(len(step), step.num_draft_tokens, 100)
+        step, draft_probs=torch.ones(len(step), step.num_draft_tokens, 100)
     ),
     "E204-undeclared-form": lambda step: a_draft(
         step, DraftDistribution(kind=torch.full((len(step),), DistributionKind.SPARSE, dtype=torch.uint8))

@@ -132,7 +132,7 @@ def select(batch: Batch, requests: Tensor) -> Batch:
     cu_rows = torch.tensor([0, *(len(r) for r in rows)]).cumsum(0)
     drafts, distributions = batch.drafts, batch.drafts.distributions
     if distributions is not None:
-        tensors = ("kind", "probs", "logits", "sparse_ids", "sparse_probs")
+        tensors = ("kind", "draft_probs", "draft_logits", "sparse_ids", "sparse_probs")
         distributions = replace(distributions, **{name: getattr(distributions, name)[requests] for name in tensors})
     sampling = batch.sampling
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "position")

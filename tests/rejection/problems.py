@@ -90,7 +90,7 @@ class Model:
 
 
 def random_model(seed: int, vocab_size: int = 4, num_drafts: int = 2, structure: str = "dense") -> Model:
-    """A model whose distributions have the given structure: dense, zeros_p, zeros_q, equal, disjoint, single or ties."""
+    """A model of the given structure: dense, zeros_p, zeros_q, equal, disjoint, single or ties."""
     generator = torch.Generator().manual_seed(seed)
 
     def tables(count: int) -> list[Tensor]:
@@ -150,7 +150,9 @@ def one_hot_probs(model: Model, dtype: torch.dtype) -> Drafter:
     vocab = model.vocab_size
     return replace(
         one_hot(model, dtype),
-        report=lambda x: tagged(x, DistributionKind.DENSE_PROBS, probs=torch.nn.functional.one_hot(x, vocab).to(dtype)),
+        report=lambda x: tagged(
+            x, DistributionKind.DENSE_PROBS, draft_probs=torch.nn.functional.one_hot(x, vocab).to(dtype)
+        ),
         coupled=False,
     )
 
@@ -158,14 +160,15 @@ def one_hot_probs(model: Model, dtype: torch.dtype) -> Drafter:
 def dense_probs(model: Model, dtype: torch.dtype) -> Drafter:
     distributions = [table.softmax(-1) for table in model.draft]
     return Drafter(
-        distributions, lambda x: tagged(x, DistributionKind.DENSE_PROBS, probs=at_prefix(distributions, x).to(dtype))
+        distributions,
+        lambda x: tagged(x, DistributionKind.DENSE_PROBS, draft_probs=at_prefix(distributions, x).to(dtype)),
     )
 
 
 def dense_logits(model: Model, dtype: torch.dtype) -> Drafter:
     logits = [table.to(dtype) for table in model.draft]
     distributions = [table.double().softmax(-1) for table in logits]
-    return Drafter(distributions, lambda x: tagged(x, DistributionKind.DENSE_LOGITS, logits=at_prefix(logits, x)))
+    return Drafter(distributions, lambda x: tagged(x, DistributionKind.DENSE_LOGITS, draft_logits=at_prefix(logits, x)))
 
 
 def sparse(model: Model, dtype: torch.dtype, top_m: int = 2) -> Drafter:
@@ -191,7 +194,8 @@ def mapped_probs(model: Model, dtype: torch.dtype) -> Drafter:
     small = [table[..., d2t].softmax(-1) for table in model.draft]
     distributions = [torch.zeros_like(t).index_copy(-1, d2t, s) for t, s in zip(model.draft, small, strict=True)]
     return Drafter(
-        distributions, lambda x: tagged(x, DistributionKind.DENSE_PROBS, probs=at_prefix(small, x).to(dtype), t2d=t2d)
+        distributions,
+        lambda x: tagged(x, DistributionKind.DENSE_PROBS, draft_probs=at_prefix(small, x).to(dtype), t2d=t2d),
     )
 
 
@@ -203,7 +207,7 @@ def mapped_logits(model: Model, dtype: torch.dtype) -> Drafter:
         torch.zeros_like(t).index_copy(-1, d2t, s.double().softmax(-1)) for t, s in zip(model.draft, small, strict=True)
     ]
     return Drafter(
-        distributions, lambda x: tagged(x, DistributionKind.DENSE_LOGITS, logits=at_prefix(small, x), t2d=t2d)
+        distributions, lambda x: tagged(x, DistributionKind.DENSE_LOGITS, draft_logits=at_prefix(small, x), t2d=t2d)
     )
 
 

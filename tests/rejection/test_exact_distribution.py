@@ -1,4 +1,4 @@
-"""Losslessness as a number: the exact output distribution of each verifier, found by bisection, against the target's."""
+"""Losslessness as a number: each verifier's exact output distribution, found by bisection, against the target's."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def drawn_hotter_than_reported(model: Model) -> Drafter:
 def reported_in_bfloat16_drawn_before_rounding(model: Model) -> Drafter:
     raw = dense_probs(model, DOUBLE)
     rounded = [distribution.bfloat16().double() for distribution in raw.distributions]
-    return replace(raw, report=lambda x: tagged(x, DistributionKind.DENSE_PROBS, probs=at_prefix(rounded, x)))
+    return replace(raw, report=lambda x: tagged(x, DistributionKind.DENSE_PROBS, draft_probs=at_prefix(rounded, x)))
 
 
 def trimmed_by_confidence_in_the_drawn_token(model: Model) -> Drafter:

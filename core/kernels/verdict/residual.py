@@ -1,4 +1,4 @@
-"""Device functions for drafts that come with their distribution q: q of one id, and draws from the residual (p - q)+."""
+"""Device functions for drafts with a reported distribution q: q of one id, and draws from the residual (p - q)+."""
 
 # ruff: noqa: ANN001, ANN201, RUF059, SIM102
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
