@@ -147,7 +147,6 @@ class Services(Protocol):
         like a network's `forward` (see `finish`), and may call networks that are compiled on their own.
 
         Each kind of arguments is compiled when it first comes: other numbers beside the tensors, other structures, and
-        sizes of one instead of more. Call it with every kind in `warmup`. `ModelProposer.warmup`
-        does, by made-up steps.
+        sizes of one instead of more. Call it with every kind in `warmup`; `ModelProposer.warmup` does so.
         """
         ...
