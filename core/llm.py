@@ -77,7 +77,7 @@ class LLM:
         when all is shown.
 
         Updates of prompt i carry request id of the i-th prompt in `prompts`; with n > 1, `index` tells outputs apart.
-        Requests of other callers advance with these; what they commit waits for whoever asked for it.
+        Requests of other callers advance with these, and their tokens wait for these callers.
         """
         submitted = self._submit(prompts, sampling_params)
         updates: deque[StreamUpdate] = deque()
@@ -123,7 +123,7 @@ class LLM:
         return self.generate([{"prompt_token_ids": ids} for ids in prompts], sampling_params)
 
     def abort(self, request_id: str) -> None:
-        """End a running request; its output so far is kept by whoever streams it. Any thread or hook may call this."""
+        """End a running request. A stream keeps its output so far. Any thread or hook may call this."""
         self.engine.abort(request_id)
 
     def get_tokenizer(self) -> Any:

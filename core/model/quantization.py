@@ -23,7 +23,7 @@ def check_quantization(name: str | None, where: str) -> None:
     facts = {"found": repr(name), "expected": ", ".join(QUANTIZATIONS)}
     facts |= {"did you mean": suggestion} if suggestion else {}
     facts["or"] = "a checkpoint that is stored quantised: it is loaded as it is"
-    raise ConfigError("SD-E132", f"{where}.quantization names none that is offered", facts)
+    raise ConfigError("SD-E132", f"{where}.quantization has a value that is not offered", facts)
 
 
 def quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module | None) -> None:

@@ -116,7 +116,7 @@ class _Distribution(ABC):
     kind: DistributionKind
 
     def __init__(self, sampling: SamplingView) -> None:
-        assert sampling.temperature is not None, "declared by whoever reports a distribution"
+        assert sampling.temperature is not None, "a proposer that reports a distribution declares it"
         self.sampled = sampling.temperature > 0  # [b] bool; the others are greedy
         self.temperature = sampling.temperature.masked_fill(~self.sampled, 1.0)[:, None]
         self.top_k, self.top_p, self.min_p = sampling.top_k, sampling.top_p, sampling.min_p

@@ -20,7 +20,7 @@ def sources(*folders: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("path", sources("core", "sdk"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_host_names_no_host_and_no_model_class(path: Path) -> None:
+def test_core_and_sdk_name_no_plugin_and_no_model_class(path: Path) -> None:
     text = path.read_text(encoding="utf-8").replace("AutoModelForCausalLM", "")
     assert not PLUGIN_NAMES.findall(text), f"a plugin's name in {path}"
     assert not MODEL_CLASSES.findall(text), f"a model class's name in {path}"

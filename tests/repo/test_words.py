@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins", "docs")
-SUFFIXES = (".py", ".toml", ".c", ".h", ".md")
+ROOMS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins", "docs", "assets/scaffold")
+SUFFIXES = (".py", ".toml", ".c", ".h", ".md", ".in")
 HISTORY = ROOT / "docs" / "decisions"
 INSTEAD = {
     "law": "distribution",
