@@ -77,14 +77,12 @@ def kv_capacity_of(llm: Any) -> int:
 
 def verify_with(llm: Any, rule: Any) -> None:
     """Have steps verify their drafts with another rule."""
-    _parts(llm).runner._verify = rule
+    _parts(llm).runner._rule = rule
 
 
 def listen(llm: Any, listener: Any) -> None:
     """Tell a hook plugin what observers are told from now on."""
-    observers = _parts(llm).observers
-    observers._manager.register(listener)
-    observers._look_up()
+    _parts(llm).observers._manager.register(listener)
 
 
 def _parts(llm: Any) -> Parts:
