@@ -22,7 +22,7 @@ from specdec.core.registry import LoadedProposer, construct
 from specdec.core.request.committed import Committed
 from specdec.core.request.metrics import EngineMetrics
 from specdec.core.request.request import Request
-from specdec.core.runner.batch import BatchItem, Scheduled
+from specdec.core.runner.batch import BatchItem, Scheduled, take_drafts
 from specdec.core.runner.scheduler import Scheduler
 from specdec.sdk.errors import ProposerError
 from specdec.sdk.needs import Needs
@@ -121,9 +121,9 @@ class Stage:
         caller wants to choose them.
         """
         self.number += 1
-        items = self._items([self._share(move) for move in moves])
-        tokens = tokens_of(items)
-        committed = [self._commit(item, move) for item, move in zip(items, moves, strict=True)]
+        items, drafted = self._items([self._share(move) for move in moves])
+        tokens = tokens_of(items, drafted)
+        committed = [self._commit(*each) for each in zip(items, drafted, moves, strict=True)]
         for name in sorted(each.request.request_id for each in committed if each.request.finish_reason is not None):
             self.finish(name)
         going_on = [each for each in committed if each.request.finish_reason is None]
@@ -175,17 +175,17 @@ class Stage:
         self._pool.release(request.blocks)
         self._free_rows.append(request.row)
 
-    def _items(self, shares: Sequence[Scheduled]) -> list[BatchItem]:
+    def _items(self, shares: Sequence[Scheduled]) -> tuple[list[BatchItem], list[list[int]]]:
+        drafted = take_drafts(shares, self._store).token_ids
         items: list[BatchItem] = []
         first = 0
-        for share in shares:
-            draft = self._store.take(share.request.row, share.request.generation, share.num_draft_tokens)
-            items.append(BatchItem(share, draft, first))
+        for share, drafts in zip(shares, drafted, strict=True):
+            items.append(BatchItem(share, first, len(drafts)))
             first += items[-1].num_rows
-        return items
+        return items, drafted
 
-    def _commit(self, item: BatchItem, move: Move) -> Committed:
-        share, request, drafts = item.scheduled, item.scheduled.request, item.draft_token_ids
+    def _commit(self, item: BatchItem, drafts: list[int], move: Move) -> Committed:
+        share, request = item.scheduled, item.scheduled.request
         place = (request, item.first_token, item.num_rows, share.start)
         if not share.samples:
             request.num_computed_tokens += share.num_tokens
@@ -217,8 +217,8 @@ class Stage:
         with torch.inference_mode():
             checked = self._call(lambda: self._host.draft(watched(view, self.reads), budgets), where)
         drafts = checked.token_ids if checked else [[] for _ in budgets]
-        generations = view.generation.tolist()
-        self._store.put(view.rows.tolist(), generations, drafts, None)
+        if checked:
+            self._store.put(view.rows.tolist(), view.generation.tolist(), checked)
         return Shown(
             where,
             view,

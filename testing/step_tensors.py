@@ -37,13 +37,13 @@ class HiddenStandIns:
         return torch.cat([self._noise[(numbers + 31 * layer) % NUM_NOISE_ROWS] for layer in self._layers], dim=1)
 
 
-def tokens_of(items: Sequence[BatchItem]) -> StepTokens:
+def tokens_of(items: Sequence[BatchItem], drafted: Sequence[list[int]]) -> StepTokens:
     """What views are built from: the tokens of the step and their positions. No target runs."""
     token_ids: list[int] = []
     positions: list[int] = []
-    for item in items:
+    for item, drafts in zip(items, drafted, strict=True):
         share = item.scheduled
-        token_ids += share.request.token_ids[share.start : share.start + share.num_tokens] + item.draft_token_ids
+        token_ids += share.request.token_ids[share.start : share.start + share.num_tokens] + drafts
         positions += range(share.start, share.start + item.num_rows)
     return StepTokens(torch.tensor(token_ids), torch.tensor(positions))
 

@@ -19,7 +19,7 @@ from specdec.core.request.committed import Committed
 from specdec.core.request.metrics import EngineMetrics
 from specdec.core.request.request import Request
 from specdec.core.runner.step import draft_budgets
-from specdec.sdk.types import DistributionKind, TargetInfo
+from specdec.sdk.types import TargetInfo
 
 from .distributions import dense_rows
 from .engine_step import EngineStep
@@ -82,13 +82,9 @@ class Driver:
         if not self._keeps_distribution:
             return None
         requests = [self._rows.get(request_id) for request_id in request_ids]
-        taken = [
-            self._drafts.take(request.row, request.generation, len(ids)) if request and ids else None
-            for request, ids in zip(requests, token_ids, strict=True)
-        ]
-        kinds = [each.kind if each else DistributionKind.ONE_HOT for each in taken]
-        rows = [request.row if request else 0 for request in requests]
-        distributions = self._drafts.distributions(rows, kinds, max(map(len, token_ids), default=0))
+        rows = [request.row if request and ids else -1 for request, ids in zip(requests, token_ids, strict=True)]
+        generations = [request.generation if request else -1 for request in requests]
+        distributions = self._drafts.take(rows, generations, list(map(len, token_ids))).distributions()
         return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
 
     def close(self) -> None:
@@ -162,5 +158,5 @@ class Driver:
                 each.request.params.greedy for each in going_on
             )  # their verification reads no distribution
             rows, generations = [each.row for each in going_on], [each.generation for each in going_on]
-            self._drafts.put(rows, generations, checked.token_ids, None if all_greedy else checked.distribution)
+            self._drafts.put(rows, generations, checked, all_greedy=all_greedy)
         return {each.request.request_id: ids for each, ids in zip(going_on, checked.token_ids, strict=True)}

@@ -102,7 +102,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     metrics = EngineMetrics(str(config.model), speculation.loaded.plugin.label if speculation else "none")
     distributions = speculation.distribution_buffers(info, device) if speculation else DistributionBuffers.none()
     has_table = isinstance(addressing, DeviceAddressing)
-    drafts = DraftStore(distributions, speculation.unread_drafts(info, device) if speculation and has_table else None)
+    drafts = DraftStore(distributions, speculation.draft_table(info, device) if speculation and has_table else None)
     host, graphs = None, _graphs(config, info, device)
     if speculation:
         capture = graphs.function if graphs else None
@@ -111,7 +111,8 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
             info, target, tokenizer, num_blocks, addressing, kernels, config.moe_backend, capture, compiling
         )
         with threads.used():
-            host = speculation.host(info, services, metrics, hooks.observers, device)
+            read_late = drafts.table is not None
+            host = speculation.host(info, services, metrics, hooks.observers, device, read_late=read_late)
         target.capture(host.needs.hidden_states)
     if config.torch_compile:
         with threads.used():  # the compiler builds their number in

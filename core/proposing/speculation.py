@@ -26,9 +26,9 @@ from .admission import Admission, admit
 from .draft_check import DraftChecker
 from .draft_store import DistributionBuffers
 from .draft_support import target_to_draft
+from .draft_table import DraftTable
 from .proposer_host import ProposerHost
 from .services import BlockDraftKV, Capture, Compile, EngineServices, LayerSource
-from .unread_drafts import UnreadDrafts
 from .views import ViewBuilder
 
 logger = logging.getLogger("specdec")
@@ -95,11 +95,11 @@ class Speculation:
             t2d = target_to_draft(needs.draft_vocabulary, info.vocab_size, device)
         return DistributionBuffers.allocate(needs.distribution, (info.max_num_seqs, k, width), t2d, device)
 
-    def unread_drafts(self, info: TargetInfo, device: torch.device) -> UnreadDrafts | None:
+    def draft_table(self, info: TargetInfo, device: torch.device) -> DraftTable | None:
         """Where drafts stay on the device until they are verified; None for a proposer on the host."""
         if self.loaded.needs.placement == "host":
             return None
-        return UnreadDrafts(info.max_num_seqs, self.loaded.config.num_draft_tokens, info.vocab_size, device)
+        return DraftTable(info.max_num_seqs, self.loaded.config.num_draft_tokens, device)
 
     def services(
         self,
@@ -132,14 +132,16 @@ class Speculation:
         metrics: EngineMetrics,
         observers: Observers,
         device: torch.device,
+        *,
+        read_late: bool = False,
     ) -> ProposerHost:
-        """The proposer, constructed and bound."""
+        """The proposer, constructed and bound. read_late: whether its drafts lie in a table until they are verified."""
         loaded = self.loaded
         k = loaded.config.num_draft_tokens
         host = ProposerHost(
             construct(loaded),
             loaded,
-            DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device),
+            DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device, read_late=read_late),
             ViewBuilder(loaded.needs, k, info.max_num_seqs, info.max_model_len, device),
             self.config.on_proposer_error,
             metrics,
