@@ -77,7 +77,7 @@ def kv_capacity_of(llm: Any) -> int:
 
 def verify_with(llm: Any, rule: Any) -> None:
     """Have steps verify their drafts with another rule."""
-    _parts(llm).runner._verify = rule
+    _parts(llm).runner._rule = rule
 
 
 def listen(llm: Any, listener: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from inside import proposer_of
 from plugin_helpers import TINY
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -157,14 +158,14 @@ def compiles_at_start_only(model, speculative, programs, caplog):
 def test_forms_are_made_at_the_start_only(max_num_seqs, small_path, compiled):
     llm = engine(small_path, own_draft(small_path, "Watched"), torch_compile=True, max_num_seqs=max_num_seqs)
     at_start = len(compiled)
-    assert llm.engine.parts.metrics.counts == engine(small_path, None).engine.parts.metrics.counts, "no requests"
+    assert llm.engine.metrics.counts == engine(small_path, None).engine.metrics.counts, "no requests"
     assert texts_of(llm) == texts_of(engine(small_path, None))
     assert len(compiled) == at_start == {1: 8, ROWS: 12}[max_num_seqs]
 
 
 def test_without_compilation_nothing_is_warmed_up(small_path):
     llm = engine(small_path, own_draft(small_path, "Watched"))
-    assert llm.engine.parts.host.proposer.num_observed == 0
+    assert proposer_of(llm).num_observed == 0
 
 
 def test_a_drafter_that_refuses_made_up_steps_is_compiled_later(small_path, compiled, caplog):
