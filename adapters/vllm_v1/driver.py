@@ -20,7 +20,7 @@ from specdec.core.host import (
     Speculation,
     profile_of,
 )
-from specdec.sdk.types import DistributionKind, TargetInfo
+from specdec.sdk.types import TargetInfo
 
 from .distributions import dense_rows
 from .engine_step import EngineStep
@@ -75,7 +75,8 @@ class Driver:
             for each in going_on:
                 self._rows.pool.extend(each.request.blocks, each.length + self._speculation.lookahead)
         most = min(self._host.num_draft_tokens, step.num_draft_tokens)
-        drafts = self._progress.propose(going_on, most, step, step.hidden)
+        checked = self._progress.propose(going_on, most, step, step.hidden)
+        drafts = checked.token_ids if checked else []
         by_id = dict(zip([each.request.request_id for each in going_on], drafts, strict=False))
         return [by_id.get(request_id, []) for request_id in step.request_ids]
 
@@ -84,13 +85,9 @@ class Driver:
         if not self._keeps_distribution:
             return None
         requests = [self._rows.get(request_id) for request_id in request_ids]
-        taken = [
-            self._drafts.take(request.row, request.generation, len(ids)) if request and ids else None
-            for request, ids in zip(requests, token_ids, strict=True)
-        ]
-        kinds = [each.kind if each else DistributionKind.ONE_HOT for each in taken]
-        rows = [request.row if request else 0 for request in requests]
-        distributions = self._drafts.distributions(rows, kinds, max(map(len, token_ids), default=0))
+        rows = [request.row if request and ids else -1 for request, ids in zip(requests, token_ids, strict=True)]
+        generations = [request.generation if request else -1 for request in requests]
+        distributions = self._drafts.take(rows, generations, list(map(len, token_ids))).distributions()
         return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
 
     def close(self) -> None:

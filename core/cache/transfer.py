@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -26,12 +25,6 @@ def upload(lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.
     padded, sizes = aligned(lists, ALIGNMENT // dtype.itemsize)
     flat = torch.tensor(padded, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
     return list(torch.split(flat, sizes))[::2]
-
-
-def on_host(values: Iterable[int]) -> Tensor:
-    """One list on the CPU: [N] int64. Python's own array takes little code, and the model's pass empties the caches."""
-    packed = array("q", values)
-    return torch.frombuffer(packed, dtype=torch.int64) if packed else torch.empty(0, dtype=torch.int64)
 
 
 def aligned(lists: Sequence[Sequence[float]], multiple: int) -> tuple[list[float], list[int]]:

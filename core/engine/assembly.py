@@ -65,7 +65,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     metrics = EngineMetrics(str(config.model), plan.proposer)
     drafts, rule = _verification(plan, cache)
     graphs = _graphs(plan)
-    host = build_host(plan, model, cache, metrics, graphs)
+    host = build_host(plan, model, cache, metrics, graphs, read_late=drafts.table is not None)
     served = _served(plan, model, cache, graphs)
     runner = Runner(
         served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule
@@ -90,9 +90,18 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
 
 
 def build_host(
-    plan: Plan, model: LoadedModel, cache: PagedCache, metrics: EngineMetrics, graphs: Graphs | None
+    plan: Plan,
+    model: LoadedModel,
+    cache: PagedCache,
+    metrics: EngineMetrics,
+    graphs: Graphs | None,
+    *,
+    read_late: bool,
 ) -> ProposerHost | None:
-    """The proposer, bound; the target keeps the hidden states that it needs. None means plain decoding."""
+    """The proposer, bound; the target keeps the hidden states that it needs. None means plain decoding.
+
+    read_late: see `DraftChecker`.
+    """
     speculation, config = plan.speculation, plan.config
     if speculation is None:
         return None
@@ -108,7 +117,8 @@ def build_host(
         CompiledFunction if config.torch_compile else None,
     )
     with model.threads.used():
-        host = speculation.host(plan.info, services, metrics, plan.hooks.observers, plan.profile.device)
+        observers, device = plan.hooks.observers, plan.profile.device
+        host = speculation.host(plan.info, services, metrics, observers, device, read_late=read_late)
     model.target.capture(host.needs.hidden_states)
     return host
 
@@ -116,15 +126,15 @@ def build_host(
 def _verification(plan: Plan, cache: PagedCache) -> tuple[DraftStore, VerificationRule]:
     """Where drafts wait, and how they are verified."""
     info, device, speculation = plan.info, plan.profile.device, plan.speculation
-    buffers, unread = DistributionBuffers.none(), None
+    buffers, table = DistributionBuffers.none(), None
     rule: VerificationRule = verify
     if speculation is not None:
         buffers, rule = speculation.distribution_buffers(info, device), speculation.rule
         if cache.addressing.table is not None:
-            unread = speculation.unread_drafts(info, device)
+            table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
-    return DraftStore(buffers, unread), partial(rule, workspace=workspace)
+    return DraftStore(buffers, table), partial(rule, workspace=workspace)
 
 
 def _graphs(plan: Plan) -> Graphs | None:

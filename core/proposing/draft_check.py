@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -21,8 +21,8 @@ from specdec.sdk import (
     StepView,
 )
 
-from .draft_support import can_draw, target_to_draft
-from .unread_drafts import Report
+from .draft_support import target_to_draft
+from .draft_table import CheckedDraft, DraftReport, measure
 from .view_guard import is_due
 
 _KINDS: dict[DistributionForm, frozenset[DistributionKind]] = {
@@ -35,22 +35,17 @@ _Held = TypeVar("_Held", Draft, DraftDistribution)
 _SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
-@dataclass(frozen=True)
-class CheckedDraft:
-    """A draft that can be stored: ids on the host, one list per request of the step."""
-
-    token_ids: list[list[int]]  # of an unread draft zeros, as many as were asked for
-    distribution: DraftDistribution | None
-    unread: Draft | None = None  # None: it was read
-
-
 class DraftChecker:
     """Checks the drafts of one proposer. Raises ProposerError SD-E200 .. SD-E206, naming it."""
 
-    def __init__(self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device, *, read_late: bool = False
+    ) -> None:
+        """read_late: whether lengths and ids are read with the outcome of verification, for `check_reports`."""
         self._plugin = plugin
         self._needs = needs
         self._vocab_size = vocab_size
+        self._read_late = read_late
         self._device = device if needs.placement == "device" else torch.device("cpu")
         self._on_host = self._device.type == "cpu"
         self._num_checked_distributions = 0
@@ -58,35 +53,40 @@ class DraftChecker:
         self._t2d = None if vocabulary is None else target_to_draft(vocabulary, vocab_size, self._device)
 
     def check(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
-        """The draft as lists of ids within the vocabulary, and its distribution if it reports one.
+        """The draft, checked as far as it can be read now.
 
         `budgets` are the step's, one per request, from the engine rather than from a view that may have been changed.
         """
         draft = self._checked_form(draft, step)
-        lengths, rows = self._read(draft)
-        self._check_lengths(lengths, step.request_ids, budgets)
-        token_ids = [row[:length] for row, length in zip(rows, lengths, strict=True)]
-        self._check_ids(token_ids, step.request_ids)
-        if draft.distribution is not None:
-            self._check_distribution(draft.distribution, draft, step, read=True)
-        return CheckedDraft(token_ids, draft.distribution)
+        self._num_checked_distributions += draft.distribution is not None
+        due = draft.distribution is not None and is_due(self._num_checked_distributions)
+        kinds = self._checked_kinds(draft.distribution, step, due=due)
+        if self._read_late:
+            numbers = measure(draft, kinds, self._t2d, self._vocab_size)
+            checked = CheckedDraft(budgets, [None] * len(budgets), numbers, draft.distribution, kinds)
+        else:
+            reports = self._read(draft, kinds)
+            self.check_reports(step.request_ids, budgets, reports, draft)
+            checked = CheckedDraft.read(reports, draft.distribution)
+        if due:
+            self._check_sums(draft, step.request_ids)
+        return checked
 
-    def check_unread(self, draft: object, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
-        """What can be known of a draft without waiting for it; the values of its distribution are read when that is
-        due.
-        """
-        draft = self._checked_form(draft, step)
-        if draft.distribution is not None:
-            self._check_distribution(draft.distribution, draft, step, read=False)
-        return CheckedDraft([[0] * budget for budget in budgets], draft.distribution, draft)
-
-    def check_read(self, request_ids: Sequence[str], reports: Sequence[Report]) -> None:
-        """Lengths and ids of drafts that were returned unread, and whether their distributions can have drawn them."""
-        self._check_lengths([each.length for each in reports], request_ids, [each.budget for each in reports])
+    def check_reports(
+        self,
+        request_ids: Sequence[str],
+        budgets: Sequence[int],
+        reports: Sequence[DraftReport],
+        draft: Draft | None = None,
+    ) -> None:
+        """Lengths and ids, and whether the distributions can have drawn them. draft: None where it is gone by now."""
+        self._check_lengths([each.length for each in reports], request_ids, budgets)
         self._check_ids([each.token_ids[: each.length] for each in reports], request_ids)
         for b, each in enumerate(reports):
             if each.num_usable < each.length:
-                raise self._impossible(request_ids[b], b, each.num_usable, each.token_ids[each.num_usable])
+                if draft is not None:
+                    self._check_sums(draft, request_ids)  # what is no distribution at all is told as that
+                raise self._impossible(request_ids[b], b, each, None if draft is None else draft.distribution)
 
     def _checked_form(self, draft: object, step: StepView) -> Draft:
         if not isinstance(draft, Draft):
@@ -158,60 +158,46 @@ class DraftChecker:
                     },
                 )
 
-    def _check_distribution(self, distribution: DraftDistribution, draft: Draft, step: StepView, *, read: bool) -> None:
+    def _checked_kinds(self, distribution: DraftDistribution | None, step: StepView, *, due: bool) -> frozenset[int]:
+        """The kinds that its rows may have, besides one-hot; their tensors have the right form."""
+        if distribution is None:
+            return frozenset()
         if not isinstance(distribution, DraftDistribution):
             facts = {"expected": "specdec.sdk.DraftDistribution, or None", "found": type(distribution).__name__}
             raise self._error("SD-E204", "Draft.distribution is no DraftDistribution", facts)
         shape = (len(step), step.num_draft_tokens)
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
-        self._num_checked_distributions += 1
-        due = is_due(self._num_checked_distributions)
-        kinds = self._kinds_of(distribution) if read or due else self._possible_kinds(distribution)
+        kinds = self._kinds_of(distribution) if due or not self._read_late else frozenset()
+        if self._read_late:
+            kinds |= self._possible_kinds(distribution)
         vocabulary = self._needs.draft_vocabulary
         dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
         sparse = (*shape, self._needs.sparse_top_m)
         floats = set(_SUM_TOLERANCE)
         wanted = {
-            DistributionKind.DENSE_PROBS: [("draft_probs", distribution.draft_probs, dense, floats)],
-            DistributionKind.DENSE_LOGITS: [("draft_logits", distribution.draft_logits, dense, floats)],
+            DistributionKind.DENSE_PROBS: [("probs", distribution.draft_probs, dense, floats)],
+            DistributionKind.DENSE_LOGITS: [("logits", distribution.draft_logits, dense, floats)],
             DistributionKind.SPARSE: [
                 ("sparse_ids", distribution.sparse_ids, sparse, {torch.int64}),
                 ("sparse_probs", distribution.sparse_probs, sparse, floats),
             ],
         }
-        for kind in kinds - {DistributionKind.ONE_HOT}:
+        for kind in kinds:
             for name, tensor, form, dtypes in wanted[DistributionKind(kind)]:
                 self._check_form(f"distribution.{name}", tensor, form, dtypes)
-        if due:
-            self._check_sums(distribution, draft, step)
-        if read:
-            self._check_support(kinds, distribution, draft, step)
-
-    def _check_support(self, kinds: Set[int], distribution: DraftDistribution, draft: Draft, step: StepView) -> None:
-        drafted = torch.arange(step.num_draft_tokens, device=distribution.kind.device) < draft.lengths[:, None]
-        for kind in map(DistributionKind, kinds - {DistributionKind.ONE_HOT}):
-            possible = can_draw(kind, distribution, draft.token_ids, self._t2d, self._vocab_size)
-            impossible = drafted & (distribution.kind == kind)[:, None] & ~possible
-            if bool(impossible.any()):
-                self._check_sums(distribution, draft, step)  # what is no distribution at all is told as that
-                b, position = impossible.nonzero()[0].tolist()
-                token_id = int(draft.token_ids[b, position])
-                ids = (
-                    distribution.sparse_ids[b, position].tolist()
-                    if kind == DistributionKind.SPARSE and distribution.sparse_ids is not None
-                    else ()
-                )
-                raise self._impossible(step.request_ids[b], b, position, token_id, ids)
+        return kinds
 
     def _impossible(
-        self, request_id: str, b: int, position: int, token_id: int, ids: Sequence[int] = ()
+        self, request_id: str, b: int, report: DraftReport, distribution: DraftDistribution | None
     ) -> ProposerError:
-        """The error for a token that the distribution reported for it cannot have drawn; `ids` of a sparse one."""
+        """The error for a token that the distribution reported for it cannot have drawn."""
+        position = report.num_usable
         facts: dict[str, object] = {
             "request": f"{request_id!r}, row {b} of the step, draft position {position}",
-            "drafted": token_id,
+            "drafted": report.token_ids[position],
         }
-        if ids:
+        if report.kind == DistributionKind.SPARSE and distribution and distribution.sparse_ids is not None:
+            ids = distribution.sparse_ids[b, position].tolist()
             facts["sparse ids"] = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if ids[8:] else "")
         facts |= {
             "expected": f"for it a probability above 0, or a finite logit; sparse ids in -1 .. {self._vocab_size - 1}",
@@ -221,17 +207,19 @@ class DraftChecker:
         }
         return self._error("SD-E206", "a drafted token cannot come from its reported distribution", facts)
 
-    def _check_sums(self, distribution: DraftDistribution, draft: Draft, step: StepView) -> None:
+    def _check_sums(self, draft: Draft, request_ids: Sequence[str]) -> None:
+        distribution = draft.distribution
+        assert distribution is not None, "there is one to check"
         for kind, probs in (
             (DistributionKind.DENSE_PROBS, distribution.draft_probs),
             (DistributionKind.SPARSE, distribution.sparse_probs),
         ):
             if probs is not None:
-                self._check_probabilities(probs, distribution.kind == kind, draft, step)
+                self._check_probabilities(probs, distribution.kind == kind, draft, request_ids)
 
-    def _kinds_of(self, distribution: DraftDistribution) -> set[int]:
+    def _kinds_of(self, distribution: DraftDistribution) -> frozenset[int]:
         """The tags of its rows; waits for them."""
-        kinds: set[int] = set(distribution.kind.tolist())
+        kinds: frozenset[int] = frozenset(distribution.kind.tolist())
         undeclared = kinds - _KINDS[self._needs.distribution]
         if undeclared:
             names = {int(kind): kind.name for kind in DistributionKind}
@@ -245,18 +233,19 @@ class DraftChecker:
                     "fix": "declare the form in Needs(distribution=...), or tag the row DistributionKind.ONE_HOT",
                 },
             )
-        return kinds
+        return kinds - {DistributionKind.ONE_HOT}
 
-    def _possible_kinds(self, distribution: DraftDistribution) -> set[int]:
+    def _possible_kinds(self, distribution: DraftDistribution) -> frozenset[int]:
         """The declared tags that the distribution brings tensors for; rows with any other count as one-hot."""
         brought = {
             DistributionKind.DENSE_PROBS: distribution.draft_probs,
             DistributionKind.DENSE_LOGITS: distribution.draft_logits,
             DistributionKind.SPARSE: distribution.sparse_ids,
         }
-        return {int(kind) for kind, tensor in brought.items() if tensor is not None} & _KINDS[self._needs.distribution]
+        declared = _KINDS[self._needs.distribution]
+        return frozenset(kind for kind, tensor in brought.items() if tensor is not None and kind in declared)
 
-    def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, step: StepView) -> None:
+    def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, request_ids: Sequence[str]) -> None:
         drafted = (torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]) & rows[:, None]
         used = probs[drafted].double()
         if not len(used):
@@ -274,7 +263,7 @@ class DraftChecker:
             "SD-E205",
             "a reported draft distribution is not a probability distribution",
             {
-                "worst": f"request {step.request_ids[b]!r}, draft position {position}: sum {float(sums[worst]):.4f}, "
+                "worst": f"request {request_ids[b]!r}, draft position {position}: sum {float(sums[worst]):.4f}, "
                 f"least entry {float(least[worst]):.4g}, {num_bad} not finite",
                 "expected": f"sum 1 (tolerance {tolerance:g} for {probs.dtype}), no entry below 0",
                 "likely": "a filter was applied without renormalising, or these are logits",
@@ -282,12 +271,12 @@ class DraftChecker:
             },
         )
 
-    def _read(self, draft: Draft) -> tuple[list[int], list[list[int]]]:
-        """Lengths and padded ids; a device is waited for once."""
-        if self._needs.placement == "host":
-            return draft.lengths.tolist(), draft.token_ids.tolist()
-        rows: list[list[int]] = torch.cat([draft.lengths[:, None], draft.token_ids], dim=1).tolist()
-        return [row[0] for row in rows], [row[1:] for row in rows]
+    def _read(self, draft: Draft, kinds: frozenset[int]) -> list[DraftReport]:
+        """One report per request; a device is waited for once."""
+        if kinds or not self._on_host:
+            return list(map(DraftReport.parse, measure(draft, kinds, self._t2d, self._vocab_size).tolist()))
+        pairs = zip(draft.lengths.tolist(), draft.token_ids.tolist(), strict=True)  # a tenth of the time
+        return [DraftReport(length, length, DistributionKind.ONE_HOT, ids) for length, ids in pairs]
 
     def _error(self, code: str, summary: str, facts: Mapping[str, object]) -> ProposerError:
         return ProposerError(code, summary, facts, plugin=self._plugin)

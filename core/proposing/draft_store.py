@@ -7,17 +7,19 @@ changed hands within a step never meets its predecessor's draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.sdk import DistributionForm, DistributionKind, Draft, DraftDistribution
+from specdec.sdk import DistributionForm, DistributionKind, DraftDistribution
 
 from ..cache.transfer import upload
-from ..rejection.types import DraftDistributions
-from .unread_drafts import Report, UnreadDrafts, of_one_kind
+from ..rejection.types import PADDING_TOKEN_ID, DraftDistributions, DraftRows
+from .draft_table import CheckedDraft, DraftReport, DraftTable
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,10 @@ class DistributionBuffers:
     t2d: Tensor | None  # [V] int64
 
     @property
-    def keep_distributions(self) -> bool:
-        """Whether any distribution can be stored."""
-        return self.dense is not None or self.sparse_ids is not None
+    def device(self) -> torch.device | None:
+        """Where they lie. None: no distribution can be stored."""
+        held = self.sparse_ids if self.dense is None else self.dense
+        return None if held is None else held.device
 
     @classmethod
     def none(cls) -> DistributionBuffers:
@@ -50,24 +53,125 @@ class DistributionBuffers:
         probs = torch.empty(shape, device=device) if sparse else None
         return cls(dense, ids, probs, t2d)
 
+    def put(self, rows: Tensor, distribution: DraftDistribution, kinds: Set[int]) -> None:
+        """Keep distributions in the order of rows [B]. kinds: those that occur; other tensors are not looked at."""
+        probs = distribution.draft_probs if DistributionKind.DENSE_PROBS in kinds else None
+        logits = distribution.draft_logits if DistributionKind.DENSE_LOGITS in kinds else None
+        dense = logits if probs is None else probs
+        if probs is not None and logits is not None:
+            is_probs = distribution.kind == DistributionKind.DENSE_PROBS
+            dense = torch.where(is_probs[:, None, None], probs.float(), logits.float())
+        sparse = DistributionKind.SPARSE in kinds
+        for buffer, source in (
+            (self.dense, dense),
+            (self.sparse_ids, distribution.sparse_ids if sparse else None),
+            (self.sparse_probs, distribution.sparse_probs if sparse else None),
+        ):
+            if buffer is not None and source is not None:
+                buffer[rows, : source.shape[1]] = source.to(buffer.device, buffer.dtype)
 
-@dataclass(frozen=True)
-class StoredDraft:
-    """One row's draft on the host; its distribution, if any, is in the buffers."""
+    def gather(self, rows: Tensor, kind: Tensor, kinds: Set[int], width: int) -> DraftDistributions:
+        """Those of rows [B], each of its kind [B]: tensors [B, width, ...] of the kinds that may occur."""
+
+        def taken(buffer: Tensor | None, *wanted: DistributionKind) -> Tensor | None:
+            return None if buffer is None or kinds.isdisjoint(wanted) else buffer[rows, :width]
+
+        dense = taken(self.dense, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS)
+        return DraftDistributions(
+            kind=kind.to(torch.uint8),
+            draft_probs=dense if DistributionKind.DENSE_PROBS in kinds else None,
+            draft_logits=dense if DistributionKind.DENSE_LOGITS in kinds else None,
+            sparse_ids=taken(self.sparse_ids, DistributionKind.SPARSE),
+            sparse_probs=taken(self.sparse_probs, DistributionKind.SPARSE),
+            t2d=self.t2d,
+        )
+
+
+class StoredDraft(NamedTuple):
+    """What the host keeps of one row's draft; its distribution, if any, lies in the buffers."""
 
     generation: int
-    token_ids: list[int]  # zeros, as many as were asked for, while the draft is unread
-    kind: DistributionKind
+    length: int  # tokens to plan for: all there are, or as many as were asked for where the outcome tells
+    kinds: frozenset[int]  # those that its distribution may have; none: it is one-hot
+    report: DraftReport | None  # None: it comes with the outcome
+
+
+_NOTHING = StoredDraft(-1, 0, frozenset(), DraftReport(0, 0, DistributionKind.ONE_HOT, []))
+
+
+@dataclass(frozen=True)
+class TakenDrafts:
+    """The drafts of one batch, in its order."""
+
+    rows: Sequence[int]
+    stored: Sequence[StoredDraft]
+    lengths: Sequence[int]  # tokens of each that the batch has room for
+    table: DraftTable | None
+    buffers: DistributionBuffers
+
+    @cached_property
+    def width(self) -> int:
+        """Most tokens of a request."""
+        return max(self.lengths, default=0)
+
+    @cached_property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens that the host knows, and padding for those that `put_in` fills in."""
+        pairs = zip(self.stored, self.lengths, strict=True)
+        return [each.report.token_ids[:n] if each.report else [PADDING_TOKEN_ID] * n for each, n in pairs]
+
+    def columns(self, first_places: Sequence[int]) -> list[list[int]]:
+        """What has to be sent with the batch. first_places: where in the batch each draft begins."""
+        width = self.width
+        if self.table is None:
+            padded = [ids + [PADDING_TOKEN_ID] * (width - len(ids)) for ids in self.token_ids]
+            return [[*self.lengths], [token_id for ids in padded for token_id in ids]]
+        places: list[int] = []
+        sources: list[int] = []  # among [B, width]
+        for index, (first, length) in enumerate(zip(first_places, self.lengths, strict=True)):
+            places += range(first, first + length)
+            sources += range(index * width, index * width + length)
+        return [[*self.lengths], [*self.rows], places, sources]
+
+    def put_in(self, tokens: Tensor, sent: Sequence[Tensor]) -> tuple[DraftRows, Tensor]:
+        """The drafts as verification reads them, and numbers that the host has to read: [B, 0], or [B, 3 + K].
+
+        tokens [N]: the batch's, which drafts of a device are put into. sent: what `columns` gave.
+        """
+        lengths, width = sent[0], self.width
+        if self.table is None or not width:
+            token_ids = sent[1][: len(lengths) * width].view(len(lengths), width)
+            return DraftRows(token_ids, lengths, self.distributions()), token_ids[:, :0]
+        rows, places, sources = sent[1:]
+        numbers, token_ids = self.table.gather(rows, lengths, width)
+        tokens.index_copy_(0, places, token_ids.view(-1)[sources].clamp_(min=0))
+        return DraftRows(token_ids, lengths, self.distributions(self.table.kinds(numbers))), numbers
+
+    def distributions(self, kind: Tensor | None = None) -> DraftDistributions | None:
+        """Those of the drafts, [B, width, ...]. None: every one is one-hot. kind [B]: as the table has it."""
+        device, kinds = self.buffers.device, frozenset[int]().union(*(each.kinds for each in self.stored))
+        if device is None or not kinds:
+            return None
+        known = [each.report.kind if each.report and each.kinds else 0 for each in self.stored]
+        rows, sent = upload([self.rows, known], device)
+        return self.buffers.gather(rows, sent if kind is None else kind, kinds, self.width)
+
+    def reports(self, numbers: Sequence[Sequence[int]], first: int = 0) -> list[DraftReport]:
+        """One per request. numbers: by request what was read of those that `put_in` gave, from `first` on."""
+        pairs = zip(self.stored, numbers, strict=True)
+        return [each.report or DraftReport.parse(found[first:]) for each, found in pairs]
+
+    def verified(self, reports: Sequence[DraftReport]) -> list[list[int]]:
+        """The tokens of each request that verification met."""
+        return [each.token_ids[: min(each.num_usable, n)] for each, n in zip(reports, self.lengths, strict=True)]
 
 
 class DraftStore:
     """Drafts by row. `num_one_hot_fallbacks` counts rows without a distribution where others reported one."""
 
-    NO_DISTRIBUTION = DistributionKind.ONE_HOT  # what a row without a draft counts as
-
-    def __init__(self, buffers: DistributionBuffers, unread: UnreadDrafts | None = None) -> None:
-        """`unread`: where drafts lie whose tokens stay on the device until they are verified; None: they do not."""
-        self.unread = unread
+    def __init__(self, buffers: DistributionBuffers, table: DraftTable | None = None) -> None:
+        """table: where drafts lie that are read with the outcome. None means that the host reads them at once."""
+        self.table = table
         self._buffers = buffers
         self._drafts: dict[int, StoredDraft] = {}
         self.num_one_hot_fallbacks = 0
@@ -75,142 +179,57 @@ class DraftStore:
     def length(self, row: int, generation: int) -> int:
         """How many tokens are waiting for this row; 0 if the row changed hands."""
         stored = self._drafts.get(row)
-        return len(stored.token_ids) if stored and stored.generation == generation else 0
+        return stored.length if stored and stored.generation == generation else 0
 
     def put(
-        self,
-        rows: Sequence[int],
-        generations: Sequence[int],
-        token_ids: Sequence[list[int]],
-        distribution: DraftDistribution | None,
-        unread: Draft | None = None,
+        self, rows: Sequence[int], generations: Sequence[int], draft: CheckedDraft, *, all_greedy: bool = False
     ) -> None:
-        """Store one draft per row, replacing what was there. `distribution` is in the order of `rows`; kept if there
-        is room.
+        """Store one draft per row, replacing what was there. Its distribution is kept if there is room.
 
-        `unread`: the draft whose tokens `token_ids` stands for with zeros.
+        all_greedy: the verification of these rows reads no distribution.
         """
-        distribution = distribution if self._buffers.keep_distributions else None
-        if unread is not None:
-            self._put_unread(rows, generations, token_ids, distribution, unread)
-            return
-        kinds = (
-            [DistributionKind.ONE_HOT] * len(rows)
-            if distribution is None
-            else [DistributionKind(k) for k in distribution.kind.tolist()]
-        )
-        self._put_tokens(rows, generations, token_ids, kinds)
-        if distribution is not None:
-            without_distribution = [
-                ids for ids, kind in zip(token_ids, kinds, strict=True) if kind is DistributionKind.ONE_HOT and ids
-            ]
-            self.num_one_hot_fallbacks += len(without_distribution)
-            self._put_distribution(rows, distribution, kinds)
-
-    def _put_unread(
-        self,
-        rows: Sequence[int],
-        generations: Sequence[int],
-        token_ids: Sequence[list[int]],
-        distribution: DraftDistribution | None,
-        draft: Draft,
-    ) -> None:
-        assert self.unread is not None, "asked for by whoever gave the place"
-        tagged = (
-            None
-            if distribution is None
-            else of_one_kind(distribution, "dense" if self._buffers.dense is not None else "sparse")
-        )
-        kinds = [tagged.kind if tagged else DistributionKind.ONE_HOT] * len(rows)
-        self.unread.put(rows, list(map(len, token_ids)), draft, tagged, self._buffers.t2d)
-        self._put_tokens(rows, generations, token_ids, kinds)
-        if tagged:
-            self._put_distribution(rows, tagged.distribution, kinds)
-
-    def _put_tokens(
-        self,
-        rows: Sequence[int],
-        generations: Sequence[int],
-        token_ids: Sequence[list[int]],
-        kinds: Sequence[DistributionKind],
-    ) -> None:
-        for row, generation, ids, kind in zip(rows, generations, token_ids, kinds, strict=True):
-            if ids:
-                self._drafts[row] = StoredDraft(generation, ids, kind)
+        keep = draft.distribution is not None and self._buffers.device is not None and not all_greedy
+        self._put_tensors(rows, draft, keep=keep)
+        for row, generation, length, report in zip(rows, generations, draft.lengths, draft.reports, strict=True):
+            kinds = draft.kinds if keep else _NOTHING.kinds
+            if keep and report:
+                kinds &= {report.kind}
+                self._count(report)
+            if length:
+                self._drafts[row] = StoredDraft(generation, length, kinds, report)
             else:
                 self._drafts.pop(row, None)
 
-    def _put_distribution(
-        self, rows: Sequence[int], distribution: DraftDistribution, kinds: Sequence[DistributionKind]
-    ) -> None:
-        buffers = self._buffers
-        device = distribution.kind.device
+    def _put_tensors(self, rows: Sequence[int], draft: CheckedDraft, *, keep: bool) -> None:
+        device = self._buffers.device if self.table is None else self.table.device
+        if device is None or (self.table is None and not keep):
+            return
+        (into,) = upload([rows], device)
+        if self.table is not None and draft.numbers is not None:
+            self.table.put(into, draft.numbers)
+            if draft.kinds and not keep:
+                self.table.forget_kinds(into)
+        if keep and draft.distribution is not None:
+            self._buffers.put(into, draft.distribution, draft.kinds)
 
-        def chosen(wanted: DistributionKind) -> tuple[Tensor | slice, Tensor]:
-            """Places in the distribution and rows of this kind, listed here: a device would have to be asked how
-            many.
-            """
-            places = [place for place, kind in enumerate(kinds) if kind is wanted]
-            if len(places) == len(rows):
-                return slice(None), upload([rows], device)[0]
-            at, into = upload([places, [rows[place] for place in places]], device)
-            return at, into
+    def take(self, rows: Sequence[int], generations: Sequence[int], limits: Sequence[int]) -> TakenDrafts:
+        """Remove the drafts of a batch, each cut to a limit: nothing of a row without one of this generation."""
+        stored = [self._take(*each) for each in zip(rows, generations, limits, strict=True)]
+        lengths = [min(each.length, limit) for each, limit in zip(stored, limits, strict=True)]
+        return TakenDrafts(rows, stored, lengths, self.table, self._buffers)
 
-        for source, kind in (
-            (distribution.draft_probs, DistributionKind.DENSE_PROBS),
-            (distribution.draft_logits, DistributionKind.DENSE_LOGITS),
-        ):
-            if kind in kinds and source is not None and buffers.dense is not None:
-                at, into = chosen(kind)
-                buffers.dense[into, : source.shape[1]] = source[at].float()
-        if DistributionKind.SPARSE in kinds and buffers.sparse_ids is not None and buffers.sparse_probs is not None:
-            assert distribution.sparse_ids is not None, "checked when it was reported"
-            assert distribution.sparse_probs is not None, "checked when it was reported"
-            (at, into), width = chosen(DistributionKind.SPARSE), distribution.sparse_ids.shape[1]
-            buffers.sparse_ids[into, :width] = distribution.sparse_ids[at]
-            buffers.sparse_probs[into, :width] = distribution.sparse_probs[at].float()
+    def _take(self, row: int, generation: int, limit: int) -> StoredDraft:
+        stored = self._drafts.pop(row, _NOTHING)
+        return stored if stored.generation == generation and limit else _NOTHING
 
-    def take(self, row: int, generation: int, limit: int) -> StoredDraft | None:
-        """Remove and return a row's draft, cut to `limit` tokens; None if it has none of this generation."""
-        stored = self._drafts.pop(row, None)
-        if stored is None or stored.generation != generation or limit == 0:
-            return None
-        return StoredDraft(generation, stored.token_ids[:limit], stored.kind)
+    def count_late(self, taken: TakenDrafts, reports: Sequence[DraftReport]) -> None:
+        """Count what `put` could not, because it was read with the outcome only."""
+        for stored, report in zip(taken.stored, reports, strict=True):
+            if stored.report is None and stored.kinds:
+                self._count(report)
 
-    def count_fallback(self, draft: StoredDraft, report: Report) -> None:
-        """Count an unread draft that turned out to be without a distribution where others had one."""
-        self.num_one_hot_fallbacks += (
-            draft.kind is not DistributionKind.ONE_HOT and not report.has_distribution and report.length > 0
-        )
-
-    def distributions(
-        self, rows: Sequence[int], kinds: Sequence[DistributionKind], width: int, has_distribution: Tensor | None = None
-    ) -> DraftDistributions | None:
-        """The distributions of taken drafts in the order of `rows`, [B, width, ...]; None if every one is one-hot.
-
-        `has_distribution` [B]: rows of unread drafts that are not one-hot after all; None: as `kinds` says.
-        """
-        if all(kind is DistributionKind.ONE_HOT for kind in kinds):
-            return None
-        present, buffers = set(kinds), self._buffers
-        device = next(t.device for t in (buffers.dense, buffers.sparse_ids) if t is not None)
-        at, kind = upload([rows, kinds], device)
-
-        def gather(source: Tensor | None, *wanted: DistributionKind) -> Tensor | None:
-            return None if source is None or present.isdisjoint(wanted) else source[at, :width]
-
-        dense_probs = gather(buffers.dense, DistributionKind.DENSE_PROBS)
-        dense_logits = gather(buffers.dense, DistributionKind.DENSE_LOGITS)
-        sparse_ids = gather(buffers.sparse_ids, DistributionKind.SPARSE)
-        sparse_probs = gather(buffers.sparse_probs, DistributionKind.SPARSE)
-        return DraftDistributions(
-            kind=(kind if has_distribution is None else kind * has_distribution).to(torch.uint8),
-            draft_probs=dense_probs,
-            draft_logits=dense_logits,
-            sparse_ids=sparse_ids,
-            sparse_probs=sparse_probs,
-            t2d=buffers.t2d,
-        )
+    def _count(self, report: DraftReport) -> None:
+        self.num_one_hot_fallbacks += report.kind == DistributionKind.ONE_HOT and report.length > 0
 
     def drop(self, row: int) -> None:
         """Forget a row's draft: its request finished or was preempted."""

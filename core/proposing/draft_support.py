@@ -18,7 +18,7 @@ def target_to_draft(vocabulary: Sequence[int], vocab_size: int, device: torch.de
 
 
 def can_draw(
-    kind: DistributionKind, distribution: DraftDistribution, token_ids: Tensor, t2d: Tensor | None, vocab_size: int
+    kind: int, distribution: DraftDistribution, token_ids: Tensor, t2d: Tensor | None, vocab_size: int
 ) -> Tensor:
     """Whether each token can come from its distribution, read as this kind in every row: [B, K] bool.
 

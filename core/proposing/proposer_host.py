@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -26,14 +26,15 @@ from ..registry import LoadedProposer, author_frame, construct, describe, is_com
 from ..registry.attribution import FIELDS, undeclared
 from ..registry.proposer_state import find_state, has_state, require_state, save_state
 from ..request.metrics import EngineMetrics
-from .draft_check import CheckedDraft, DraftChecker
+from .draft_check import DraftChecker
+from .draft_table import CheckedDraft, DraftReport
 from .pace import Pace
-from .unread_drafts import Report
 from .view_guard import Snapshot, is_due
 from .views import ViewBuilder
 
 logger = logging.getLogger("specdec")
 
+Answer = TypeVar("Answer")
 OnProposerError = Literal["raise", "skip_step", "disable"]
 MAX_ERRORS = 3
 EFFECTS: dict[OnProposerError, str] = {
@@ -60,10 +61,13 @@ class ProposerHost:
         metrics: EngineMetrics,
         on_error: Callable[[ProposerError], None],
         views: ViewBuilder | None = None,
+        *,
+        read_late: bool = False,
     ) -> None:
         """Construct the proposer.
 
         `device`: the target's. `views`: what shows it a step. None means the fields that it declared.
+        `read_late`: see `DraftChecker`.
         """
         self.proposer = proposer = construct(loaded)
         self.plugin = loaded.plugin
@@ -73,7 +77,7 @@ class ProposerHost:
         self.enabled = True
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
         self._state_dir = loaded.state_dir
-        self._checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device)
+        self._checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device, read_late=read_late)
         self._policy = policy
         self._metrics = metrics
         self._on_error = on_error
@@ -128,22 +132,22 @@ class ProposerHost:
             self._started.remove(request.request_id)
             self._notify("on_finish", request, request_ids=(request.request_id,))
 
-    def draft(self, step: StepView, budgets: Sequence[int], *, read: bool = True) -> CheckedDraft | None:
+    def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         """Show it the step, then ask for drafts if any are wanted. None: no drafts from this step.
 
-        `budgets` are those that the view shows: the view itself may have been written to. Without `read` the draft's
-        tokens stay on the device, and are for `check_read` later.
+        `budgets` are those that the view shows: the view itself may have been written to.
         """
         if not self.enabled:
             return None
         self._num_steps += 1
         shared = Snapshot(step) if is_due(self._num_steps) else None
         start = time.perf_counter()
-        checked = self._asked(step, budgets, read=read)
+        checked = self._asked(step, budgets)
         self._draft_seconds = time.perf_counter() - start
-        if shared is None or self._contained("propose", partial(self._require_unchanged, shared), step.request_ids):
-            return checked
-        return None
+        if shared is not None:
+            unchanged = partial(self._require_unchanged, shared, checked)
+            return self._contained("propose", unchanged, step.request_ids, failed=None)
+        return checked
 
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
         """Count what a step took as a whole: a proposer that costs more than it saves is told of once."""
@@ -151,23 +155,22 @@ class ProposerHost:
             self._pace.record(stats, seconds, self._draft_seconds)
         self._draft_seconds = 0.0
 
-    def check_read(self, request_ids: Sequence[str], reports: Sequence[Report]) -> None:
-        """Check drafts of an earlier step, one for each request, that were not read when they were made."""
+    def check_late(self, request_ids: Sequence[str], budgets: Sequence[int], reports: Sequence[DraftReport]) -> None:
+        """Check drafts of an earlier step, one for each request, that were read with the outcome."""
         if self.enabled:
-            self._contained("propose", partial(self._checker.check_read, request_ids, reports), request_ids)
+            check = partial(self._checker.check_reports, request_ids, budgets, reports)
+            self._contained("propose", check, request_ids, failed=None)
 
-    def _asked(self, step: StepView, budgets: Sequence[int], *, read: bool) -> CheckedDraft | None:
+    def _asked(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         if not self._observes(step) or not any(budgets):
             return None
         self._metrics.counts["proposer_propose_calls"] += 1
-        check = self._checker.check if read else self._checker.check_unread
-        checked: list[CheckedDraft] = []
-        self._contained(
-            "propose", lambda: checked.append(check(self.proposer.propose(step), step, budgets)), step.request_ids
-        )
-        return checked[0] if checked else None
+        return self._contained("propose", partial(self._proposed, step, budgets), step.request_ids, failed=None)
 
-    def _require_unchanged(self, shared: Snapshot) -> None:
+    def _proposed(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
+        return self._checker.check(self.proposer.propose(step), step, budgets)
+
+    def _require_unchanged(self, shared: Snapshot, checked: CheckedDraft | None) -> CheckedDraft | None:
         changes = shared.changes()
         if changes:
             facts = {
@@ -177,6 +180,7 @@ class ProposerHost:
             }
             summary = "the proposer wrote to the step, which it only borrows"
             raise ProposerError("SD-E220", summary, facts, plugin=self.plugin)
+        return checked
 
     def _observes(self, step: StepView) -> bool:
         """Show it the step; where that fails the step's requests are stale, also if the failure stops the engine."""
@@ -195,7 +199,7 @@ class ProposerHost:
                 self.save(self._state_dir)
         finally:
             if "close" in self._methods:
-                self._contained("close", self._methods["close"])
+                self._contained("close", self._methods["close"], failed=None)
 
     def save(self, path: Path) -> None:
         """Have it write its shared state. Raises ConfigError SD-E179, SD-E181; ProposerError whatever the policy."""
@@ -210,32 +214,39 @@ class ProposerHost:
     def _must(self, method: str, *args: object) -> None:
         """Call an optional method if it is there, and fail if it fails."""
         if method in self._methods:
-            error = self._attempt(method, partial(self._methods[method], *args))
-            if error is not None:
-                raise error
+            self._attempt(method, partial(self._methods[method], *args))
 
     def _notify(self, method: str, *args: object, request_ids: Sequence[str]) -> bool:
         """Call an optional method if it is there. Returns whether the proposer is still in step."""
         if not self.enabled or method not in self._methods:
             return True
-        return self._contained(method, lambda: self._methods[method](*args), request_ids)
+        return self._contained(method, partial(self._notified, method, *args), request_ids, failed=False)
 
-    def _contained(self, method: str, call: Callable[[], object], request_ids: Sequence[str] = ()) -> bool:
-        error = self._attempt(method, call)
-        if error is None:
-            return True
-        self._handle(error if isinstance(error, ProposerError) else self._attributed(method, error), request_ids)
-        return False
+    def _notified(self, method: str, *args: object) -> bool:
+        self._methods[method](*args)
+        return True
 
-    def _attempt(self, method: str, call: Callable[[], object]) -> SpecdecError | None:
-        """The error that a call ends in, None without one. A proposer may not end the process, whatever it raises."""
+    def _contained(
+        self, method: str, call: Callable[[], Answer], request_ids: Sequence[str] = (), *, failed: Answer
+    ) -> Answer:
+        """What the call returns; `failed` where it raises and the policy goes on."""
         try:
-            call()
+            return self._attempt(method, call)
+        except SpecdecError as raised:
+            error = raised
+        self._handle(error if isinstance(error, ProposerError) else self._attributed(method, error), request_ids)
+        return failed
+
+    def _attempt(self, method: str, call: Callable[[], Answer]) -> Answer:
+        """What the call returns. Raises SpecdecError alone: a proposer may not end the process, whatever it raises."""
+        try:
+            return call()
         except KeyboardInterrupt:  # the user's
             raise
         except BaseException as error:
-            return error if isinstance(error, SpecdecError) and is_complete(error) else self._attributed(method, error)
-        return None
+            if isinstance(error, SpecdecError) and is_complete(error):
+                raise
+            raise self._attributed(method, error) from error
 
     def _attributed(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}

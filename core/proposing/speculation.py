@@ -25,9 +25,9 @@ from ..request.metrics import EngineMetrics
 from .admission import Admission, admit
 from .draft_store import DistributionBuffers
 from .draft_support import target_to_draft
+from .draft_table import DraftTable
 from .proposer_host import ProposerHost
 from .services import BlockDraftKV, Capture, Compile, EngineServices, LayerSource
-from .unread_drafts import UnreadDrafts
 from .views import ViewBuilder
 
 logger = logging.getLogger("specdec")
@@ -94,11 +94,11 @@ class Speculation:
             t2d = target_to_draft(needs.draft_vocabulary, info.vocab_size, device)
         return DistributionBuffers.allocate(needs.distribution, (info.max_num_seqs, k, width), t2d, device)
 
-    def unread_drafts(self, info: TargetInfo, device: torch.device) -> UnreadDrafts | None:
+    def draft_table(self, info: TargetInfo, device: torch.device) -> DraftTable | None:
         """Where drafts stay on the device until they are verified; None for a proposer on the host."""
         if self.loaded.needs.placement == "host":
             return None
-        return UnreadDrafts(info.max_num_seqs, self.loaded.config.num_draft_tokens, info.vocab_size, device)
+        return DraftTable(info.max_num_seqs, self.loaded.config.num_draft_tokens, device)
 
     def services(
         self,
@@ -132,9 +132,11 @@ class Speculation:
         observers: Observers,
         device: torch.device,
         views: ViewBuilder | None = None,
+        *,
+        read_late: bool = False,
     ) -> ProposerHost:
-        """The proposer, constructed and bound. `views`: see `ProposerHost`."""
+        """The proposer, constructed and bound. `views`, `read_late`: see `ProposerHost`."""
         policy, on_error = self.config.on_proposer_error, observers.on_proposer_error
-        host = ProposerHost(self.loaded, info, device, policy, metrics, on_error, views)
+        host = ProposerHost(self.loaded, info, device, policy, metrics, on_error, views, read_late=read_late)
         host.bind(info, services)
         return host

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -38,18 +37,12 @@ class Snapshot:
 
 
 def _tensors(step: StepView) -> Iterator[tuple[str, Tensor]]:
-    records = {"": step, "kept.": _value(step, "kept"), "sampling.": _value(step, "sampling")}
+    held = vars(step)  # past whoever watches what is read
+    records = {"": held, "kept.": vars(held["kept"]), "sampling.": vars(held["sampling"]) if held["sampling"] else {}}
     for prefix, record in records.items():
-        for field in fields(record) if record is not None else ():
-            value = _value(record, field.name)
+        for name, value in record.items():
             if isinstance(value, Tensor):
-                yield f"step.{prefix}{field.name}", value
-
-
-def _value(record: Any, name: str) -> Any:
-    """Past whoever watches what is read, if it is there; a view on the host makes its fields when they are read."""
-    held = vars(record)
-    return held[name] if name in held else getattr(record, name)
+                yield f"step.{prefix}{name}", value
 
 
 def _copy(tensor: Tensor) -> Tensor | int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -13,7 +13,6 @@ from specdec.sdk import KeptRows, Needs, SamplingView, StepView, TargetInfo
 
 from ..cache.transfer import upload
 from ..request.committed import COLUMNS, Committed
-from .host_view import HostView
 from .step_random import StepRandom
 from .token_history import TokenHistory
 
@@ -66,13 +65,32 @@ class ViewBuilder:
         if hidden is not None:
             rows = _places([(each.first_token, each.num_kept) for each in committed], batch)
             hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
-        return HostView.of(
-            committed,
-            budgets,
-            self.num_draft_tokens,
-            hidden,
-            self._sampling(committed),
-            self._history.tokens if self._history else None,
+        kept = _kept_columns(committed)
+        columns, keys, tensors = self._sent(committed, budgets, kept)
+        shown = KeptRows(**dict(zip(kept, tensors, strict=True)), hidden=hidden, most_rows=None)
+        return self._view(committed, columns, keys, shown)
+
+    def _sent(
+        self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
+    ) -> tuple[dict[str, Tensor], Tensor, list[Tensor]]:
+        """In one transfer: the columns of a view by name, the requests' draft keys, and more lists."""
+        columns = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
+        keys = [each.request.draft_key for each in committed]
+        sent = upload([*columns.values(), budgets, keys, *more.values()], self.device)
+        count = len(columns)
+        return dict(zip([*columns, "budget"], sent, strict=False)), sent[count + 1], sent[count + 2 :]
+
+    def _view(
+        self, committed: Sequence[Committed], columns: Mapping[str, Tensor], keys: Tensor, kept: KeptRows
+    ) -> StepView:
+        return StepView(
+            request_ids=tuple([each.request.request_id for each in committed]),
+            num_draft_tokens=self.num_draft_tokens,
+            **columns,
+            kept=kept,
+            random=StepRandom(keys, columns["committed_length"]),
+            sampling=self._sampling(committed),
+            history=self._history.tokens if self._history else None,
         )
 
     def _device_view(
@@ -83,9 +101,7 @@ class ViewBuilder:
         hidden: Tensor | None,
         may_pad: bool,
     ) -> StepView:
-        news = ([], []) if self._history is None else self._history.news(committed)
-        columns = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
-        keys = [each.request.draft_key for each in committed]
+        new_places, new_tokens = ([], []) if self._history is None else self._history.news(committed)
         places = _places([(each.first_token, each.num_rows) for each in committed], batch)
         kept = {
             "cu_rows": list(accumulate((each.num_rows for each in committed), initial=0)),
@@ -93,31 +109,23 @@ class ViewBuilder:
             "kept_start": [each.first_position for each in committed],
             "next_token_ids": _next_tokens(committed),
         }
-        sent = upload([*news, places, keys, budgets, *columns.values(), *kept.values()], self.device)
-        new_places, new_tokens, rows, draft_keys, budget = sent[:5]
+        more = {"new_places": new_places, "new_tokens": new_tokens, "rows": places}
+        columns, keys, tensors = self._sent(committed, budgets, kept | more)
+        sent = dict(zip([*kept, *more], tensors, strict=True))
         if self._history is not None:
-            self._history.put(new_places, new_tokens)
-        shown = dict(zip(columns, sent[5:], strict=False))
+            self._history.put(sent["new_places"], sent["new_tokens"])
         token_ids, positions = batch.token_ids, batch.positions
         if places:
-            token_ids, positions = token_ids[rows], positions[rows]
-            hidden = None if hidden is None else hidden[rows]
-        return StepView(
-            request_ids=tuple([each.request.request_id for each in committed]),
-            num_draft_tokens=self.num_draft_tokens,
-            **shown,
-            budget=budget,
-            kept=KeptRows(
-                **dict(zip(kept, sent[-len(kept) :], strict=True)),
-                positions=positions,
-                token_ids=token_ids,
-                hidden=None if hidden is None else hidden.to(self.device),
-                most_rows=max(each.num_rows for each in committed) if may_pad else None,
-            ),
-            random=StepRandom(draft_keys, shown["committed_length"]),
-            sampling=self._sampling(committed),
-            history=self._history.tokens if self._history else None,
+            token_ids, positions = token_ids[sent["rows"]], positions[sent["rows"]]
+            hidden = None if hidden is None else hidden[sent["rows"]]
+        shown = KeptRows(
+            **{name: sent[name] for name in kept},
+            positions=positions,
+            token_ids=token_ids,
+            hidden=None if hidden is None else hidden.to(self.device),
+            most_rows=max(each.num_rows for each in committed) if may_pad else None,
         )
+        return self._view(committed, columns, keys, shown)
 
     def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
         if not self.needs.sampling:
@@ -138,6 +146,27 @@ def _places(spans: Sequence[tuple[int, int]], batch: Computed) -> list[int]:
     """The places in the batch that are shown, from (first, number) of each request; none if all of them are."""
     places = [place for first, count in spans for place in range(first, first + count)]
     return [] if places == list(range(len(batch.positions))) else places
+
+
+def _kept_columns(committed: Sequence[Committed]) -> dict[str, list[int]]:
+    """Of every request only the rows that survived, whose tokens the host knows."""
+    counts = [each.num_kept for each in committed]
+    positions: list[int] = []
+    token_ids: list[int] = []
+    next_token_ids: list[int] = []
+    for each, count in zip(committed, counts, strict=True):
+        first, stop, text = each.first_position, each.first_position + count, each.request.token_ids
+        positions += range(first, stop)
+        token_ids += text[first:stop]
+        next_token_ids += text[first + 1 : stop + 1]
+    return {
+        "cu_rows": list(accumulate(counts, initial=0)),
+        "num_kept": counts,
+        "kept_start": [each.first_position for each in committed],
+        "positions": positions,
+        "token_ids": token_ids,
+        "next_token_ids": next_token_ids,
+    }
 
 
 def _next_tokens(committed: Sequence[Committed]) -> list[int]:

@@ -17,7 +17,10 @@ STATUS_EMPTY_RESIDUAL = 4
 
 
 class DistributionKind(IntEnum):
-    """How a request row's drafts were drawn; the tag of `DraftDistributions.kind`."""
+    """How a request row's drafts were drawn; the tag of `DraftDistributions.kind`.
+
+    The contract defines the same values again: verification knows torch only, and the contract knows nothing of it.
+    """
 
     ONE_HOT = 0
     DENSE_PROBS = 1

@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.sdk import RequestView
 
 from ..proposing.draft_store import DraftStore
+from ..proposing.draft_table import CheckedDraft
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.views import Computed
 from ..request.committed import Committed
@@ -94,29 +95,23 @@ class RequestProgress:
 
     def propose(
         self, going_on: Sequence[Committed], most: int, computed: Computed, hidden: Tensor | None
-    ) -> list[list[int]]:
+    ) -> CheckedDraft | None:
         """Store a draft for each request that goes on; see `draft_budgets` for `most`.
 
-        computed: the step's tokens. hidden: [N, L*H], their hidden states. Returns the drafts' tokens; [] means none.
+        computed: the step's tokens. hidden: [N, L*H], their hidden states. Returns the drafts; None means none.
         """
         host = self._host
         if host is None or not host.enabled or not going_on:
-            return []
+            return None
         budgets = draft_budgets(going_on, host, most)
         with torch.inference_mode():
             view = host.views.build(going_on, budgets, computed, hidden, may_pad=self._may_pad)
-            draft = host.draft(view, budgets, read=self._drafts.unread is None)
-        if draft is None:
-            return []
-        all_greedy = all(each.request.params.greedy for each in going_on)  # their verification reads no distribution
-        self._drafts.put(
-            [each.row for each in going_on],
-            [each.generation for each in going_on],
-            draft.token_ids,
-            None if all_greedy else draft.distribution,
-            draft.unread,
-        )
-        return draft.token_ids
+            draft = host.draft(view, budgets)
+        if draft is not None:
+            rows, generations = [each.row for each in going_on], [each.generation for each in going_on]
+            all_greedy = all(each.request.params.greedy for each in going_on)
+            self._drafts.put(rows, generations, draft, all_greedy=all_greedy)
+        return draft
 
 
 def draft_budgets(committed: Sequence[Committed], host: ProposerHost, most: int) -> list[int]:

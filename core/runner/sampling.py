@@ -12,7 +12,7 @@ from torch import Tensor
 from ..cache.transfer import upload
 from ..rejection.types import SamplingRows
 from ..request.request import Request
-from .batch import BatchItem
+from .batch import Scheduled
 
 _NEVER = float("-inf")
 
@@ -61,17 +61,18 @@ class SamplingTable:
         return replace(self._rows, position=position)
 
 
-def adjust_logits(logits: Tensor, items: Sequence[BatchItem], first_rows: Sequence[int]) -> None:
+def adjust_logits(
+    logits: Tensor, shares: Sequence[Scheduled], drafted: Sequence[Sequence[int]], first_rows: Sequence[int]
+) -> None:
     """Apply bias, min_tokens and penalties in place to the requests that ask for any.
 
-    logits [R, V]; `first_rows[b]` is request b's first row. Row i of a request follows its committed tokens and its
-    first i drafts, and is adjusted as plain decoding would adjust it there.
+    logits [R, V]; `drafted[b]` are request b's drafts, `first_rows[b]` is its first row. Row i of a request follows its
+    committed tokens and its first i drafts, and is adjusted as plain decoding would adjust it there.
     """
-    for item, first_row in zip(items, first_rows, strict=True):
-        request = item.scheduled.request
-        if not item.scheduled.samples or not request.adjusts_logits:
+    for share, drafts, first_row in zip(shares, drafted, first_rows, strict=True):
+        request = share.request
+        if not share.samples or not request.adjusts_logits:
             continue
-        drafts = item.draft_token_ids
         for i in range(len(drafts) + 1):
             _adjust_row(logits[first_row + i], request, drafts[:i])
 

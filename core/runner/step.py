@@ -16,15 +16,15 @@ from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
+from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
-from ..proposing.unread_drafts import Report
 from ..rejection.rules import VerificationRule
 from ..rejection.sampler import verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.committed import Committed
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Request
-from .batch import Batch, BatchItem, build_batch
+from .batch import Batch, build_batch
 from .request_progress import RequestProgress
 from .sampling import SamplingTable, adjust_logits
 from .scheduler import Scheduling
@@ -88,13 +88,12 @@ class Runner:
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
-            items = batch.read(self._drafts.unread, reports) if self._drafts.unread and reports else batch.items
-            self._commit(items, outcome, logprobs, committed)
+            self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed)
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
                 self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden)
-            self._check_read(batch, reports)
+            self._check_late(batch, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
@@ -109,40 +108,39 @@ class Runner:
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             if any(request.adjusts_logits for request in requests):
-                adjust_logits(output.logits, self._early(batch), bounds[:-1])
+                shares = [item.scheduled for item in batch.items]
+                adjust_logits(output.logits, shares, self._drafted(batch), bounds[:-1])
         sampling = self._sampling.rows(requests)
         return self._rule(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
 
-    def _early(self, batch: Batch) -> Sequence[BatchItem]:
-        """The batch's items with all drafts, which penalties read: the host waits for those that it has not."""
-        unread = self._drafts.unread
-        if unread is None or batch.reports is None:
-            return batch.items
-        return batch.read(unread, [Report.parse(row) for row in batch.reports.tolist()])
+    @staticmethod
+    def _drafted(batch: Batch) -> list[list[int]]:
+        """All drafts, which penalties read: the host waits for those that it has not read."""
+        numbers = batch.numbers.tolist() if batch.numbers.shape[1] else [[]] * len(batch.items)
+        return batch.taken.verified(batch.taken.reports(numbers))
 
     @staticmethod
-    def _read(batch: Batch, verdict: Verdict) -> tuple[Sequence[list[int]], list[Report]]:
-        """What became of each request, and its unread draft, if the batch has such: here the host waits."""
-        if batch.reports is None and verdict.on_host is not None:
-            return verdict.on_host, []
-        columns = [verdict.num_accepted[:, None], verdict.status[:, None], verdict.output_ids]
-        if batch.reports is None:
-            return torch.cat(columns, dim=1).tolist(), []
-        rows: list[list[int]] = torch.cat([*columns, batch.reports], dim=1).tolist()
+    def _read(batch: Batch, verdict: Verdict) -> tuple[Sequence[list[int]], list[DraftReport]]:
+        """What became of each request, and its draft as it was: here the host waits."""
         width = 2 + verdict.output_ids.shape[1]
-        return rows, [Report.parse(row[width:]) for row in rows]
+        if verdict.on_host is not None and not batch.numbers.shape[1]:
+            return verdict.on_host, batch.taken.reports(verdict.on_host, width)
+        columns = [verdict.num_accepted[:, None], verdict.status[:, None], verdict.output_ids, batch.numbers]
+        outcome: list[list[int]] = torch.cat(columns, dim=1).tolist()
+        return outcome, batch.taken.reports(outcome, width)
 
     def _commit(
         self,
-        items: Sequence[BatchItem],
+        batch: Batch,
+        drafted: Sequence[list[int]],
         outcome: Sequence[list[int]],
         logprobs: dict[str, Tensor],
         committed: list[Committed],
     ) -> None:
-        for item, (accepted, status, *ids) in zip(items, outcome, strict=True):
+        for item, drafts, (accepted, status, *ids) in zip(batch.items, drafted, outcome, strict=True):
             share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
-            each = self.progress.commit(share, item.first_token, item.num_rows, item.draft_token_ids, output_ids)
+            each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids)
             if each.token_ids and each.request.request_id in logprobs:
                 _keep_logprobs(each.request, each.token_ids, logprobs[each.request.request_id])
             committed.append(each)
@@ -153,14 +151,14 @@ class Runner:
         with self._host.raising_last() if self._host else UNTIMED:
             self.progress.finish(requests)
 
-    def _check_read(self, batch: Batch, reports: Sequence[Report]) -> None:
-        """Hold drafts to the contract that only now are read; what verification needs was seen to on the device."""
-        read = [(item, report) for item, report in zip(batch.items, reports, strict=False) if item.draft]
-        for item, report in read:
-            assert item.draft is not None, "chosen"
-            self._drafts.count_fallback(item.draft, report)
-        if self._host and read:
-            self._host.check_read([item.scheduled.request.request_id for item, _ in read], [each for _, each in read])
+    def _check_late(self, batch: Batch, reports: Sequence[DraftReport]) -> None:
+        """Hold drafts to the contract that came with the outcome; what verification needs was seen to on the device."""
+        self._drafts.count_late(batch.taken, reports)
+        stored = zip(batch.items, batch.taken.stored, reports, strict=True)
+        late = [(item, each.length, report) for item, each, report in stored if each.report is None]
+        if self._host and late:
+            items, budgets, found = zip(*late, strict=True)
+            self._host.check_late([item.scheduled.request.request_id for item in items], budgets, found)
 
     def _count(self, committed: Sequence[Committed], start: float) -> None:
         """Keep the books of a step that began at `start`."""

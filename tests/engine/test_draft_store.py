@@ -9,7 +9,8 @@ from inside import proposer_of, verify_with
 
 from specdec import SamplingParams
 from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
-from specdec.core.rejection import sampler
+from specdec.core.proposing.draft_table import CheckedDraft, DraftReport
+from specdec.core.rejection import sampler, types
 from specdec.sdk import DistributionKind, DraftDistribution
 
 ROWS, K, V, M = 4, 3, 5, 2
@@ -30,6 +31,17 @@ def dense_distribution(kinds, seed=0):
     return DraftDistribution(kind=kind, draft_probs=probs, draft_logits=logits)
 
 
+def put(drafts, rows, generations, token_ids, distribution):
+    """Store drafts that the host has read."""
+    kinds = [DistributionKind.ONE_HOT] * len(rows) if distribution is None else distribution.kind.tolist()
+    reports = [DraftReport(len(ids), len(ids), kind, ids) for ids, kind in zip(token_ids, kinds, strict=True)]
+    drafts.put(rows, generations, CheckedDraft.read(reports, distribution))
+
+
+def take(drafts, rows, limit=K, generation=1):
+    return drafts.take(rows, [generation] * len(rows), [limit] * len(rows))
+
+
 def lengths(drafts, rows, generation=1):
     return [drafts.length(row, generation) for row in rows]
 
@@ -37,39 +49,40 @@ def lengths(drafts, rows, generation=1):
 def test_lengths_two_none_one_come_back_in_any_order():
     drafts = store()
     distribution = dense_distribution([DistributionKind.DENSE_PROBS] * 3)
-    drafts.put([A, B, C], [1, 1, 1], [[7, 8], [], [9]], distribution)
+    put(drafts, [A, B, C], [1, 1, 1], [[7, 8], [], [9]], distribution)
     assert lengths(drafts, [A, B, C]) == [2, 0, 1]
-    taken = {row: drafts.take(row, 1, K) for row in (C, A, B)}
-    assert taken[B] is None
-    assert (taken[A].token_ids, taken[C].token_ids) == ([7, 8], [9])
-    distributions = drafts.distributions([C, A], [taken[C].kind, taken[A].kind], 2)
-    assert distributions.draft_probs.shape == (2, 2, V)
+    taken = take(drafts, [C, A, B])
+    assert taken.token_ids == [[9], [7, 8], []]
+    assert taken.lengths == [1, 2, 0]
+    distributions = taken.distributions()
+    assert distributions.draft_probs.shape == (3, 2, V)
+    assert distributions.kind[2] == DistributionKind.ONE_HOT
     assert torch.equal(distributions.draft_probs[0, :1], distribution.draft_probs[2, :1])
     assert torch.equal(distributions.draft_probs[1, :2], distribution.draft_probs[0, :2])
 
 
 def test_a_draft_is_consumed_exactly_once():
     drafts = store()
-    drafts.put([A], [1], [[7, 8]], None)
-    assert drafts.take(A, 1, K).token_ids == [7, 8]
-    assert drafts.take(A, 1, K) is None
+    put(drafts, [A], [1], [[7, 8]], None)
+    assert take(drafts, [A]).token_ids == [[7, 8]]
+    assert take(drafts, [A]).token_ids == [[]]
     assert drafts.length(A, 1) == 0
 
 
 def test_a_draft_cut_to_nothing_is_consumed_too():
     drafts = store()
-    drafts.put([A], [1], [[7, 8]], None)
-    assert drafts.take(A, 1, 0) is None
-    assert drafts.take(A, 1, K) is None
+    put(drafts, [A], [1], [[7, 8]], None)
+    assert take(drafts, [A], limit=0).token_ids == [[]]
+    assert take(drafts, [A]).token_ids == [[]]
 
 
 def test_a_draft_cut_short_keeps_its_beginning_and_its_distribution():
     drafts = store()
     distribution = dense_distribution([DistributionKind.DENSE_PROBS])
-    drafts.put([A], [1], [[7, 8, 9]], distribution)
-    taken = drafts.take(A, 1, 2)
-    assert taken.token_ids == [7, 8]
-    assert torch.equal(drafts.distributions([A], [taken.kind], 2).probs[0], distribution.draft_probs[0, :2])
+    put(drafts, [A], [1], [[7, 8, 9]], distribution)
+    taken = take(drafts, [A], limit=2)
+    assert taken.token_ids == [[7, 8]]
+    assert torch.equal(taken.distributions().draft_probs[0], distribution.draft_probs[0, :2])
 
 
 def test_a_request_that_skips_a_step_keeps_draft_and_distribution():
@@ -78,28 +91,27 @@ def test_a_request_that_skips_a_step_keeps_draft_and_distribution():
         dense_distribution([DistributionKind.DENSE_PROBS] * 2, seed=1),
         dense_distribution([DistributionKind.DENSE_LOGITS], seed=2),
     )
-    drafts.put([A, B], [1, 1], [[1, 2, 3], [4]], first)
-    assert drafts.take(A, 1, K).token_ids == [1, 2, 3]  # B is not scheduled
-    drafts.put([A], [1], [[5, 6]], second)
-    kept, fresh = drafts.take(B, 1, K), drafts.take(A, 1, K)
-    distributions = drafts.distributions([B, A], [kept.kind, fresh.kind], 2)
+    put(drafts, [A, B], [1, 1], [[1, 2, 3], [4]], first)
+    assert take(drafts, [A]).token_ids == [[1, 2, 3]]  # B is not scheduled
+    put(drafts, [A], [1], [[5, 6]], second)
+    distributions = take(drafts, [B, A]).distributions()
     assert distributions.kind.tolist() == [DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS]
-    assert torch.equal(distributions.draft_probs[0, :1], first.probs[1, :1])
-    assert torch.equal(distributions.draft_logits[1, :2], second.logits[0, :2])
+    assert torch.equal(distributions.draft_probs[0, :1], first.draft_probs[1, :1])
+    assert torch.equal(distributions.draft_logits[1, :2], second.draft_logits[0, :2])
 
 
 def test_a_row_that_changed_hands_never_meets_the_old_draft():
     drafts = store()
-    drafts.put([A], [1], [[7, 8]], None)
+    put(drafts, [A], [1], [[7, 8]], None)
     assert drafts.length(A, 2) == 0
-    assert drafts.take(A, 2, K) is None
-    drafts.put([A], [2], [[9]], None)
-    assert drafts.take(A, 2, K).token_ids == [9]
+    assert take(drafts, [A], generation=2).token_ids == [[]]
+    put(drafts, [A], [2], [[9]], None)
+    assert take(drafts, [A], generation=2).token_ids == [[9]]
 
 
 def test_dropped_drafts_are_gone():
     drafts = store()
-    drafts.put([A, B], [1, 1], [[7], [8]], None)
+    put(drafts, [A, B], [1, 1], [[7], [8]], None)
     drafts.drop(A)
     drafts.drop(C)
     assert lengths(drafts, [A, B]) == [0, 1]
@@ -107,19 +119,17 @@ def test_dropped_drafts_are_gone():
 
 def test_an_empty_draft_replaces_what_was_there():
     drafts = store()
-    drafts.put([A], [1], [[7]], None)
-    drafts.put([A], [1], [[]], None)
-    assert drafts.take(A, 1, K) is None
+    put(drafts, [A], [1], [[7]], None)
+    put(drafts, [A], [1], [[]], None)
+    assert take(drafts, [A]).token_ids == [[]]
 
 
 def test_every_kind_of_dense_distribution_mixes_in_one_batch():
     drafts = store()
     kinds = [DistributionKind.DENSE_LOGITS, DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS]
     distribution = dense_distribution(kinds)
-    drafts.put([A, B, C], [1, 1, 1], [[1, 2, 3], [4], [5, 6]], distribution)
-    order = [B, C, A]
-    taken = [drafts.take(row, 1, K) for row in order]
-    distributions = drafts.distributions(order, [each.kind for each in taken], K)
+    put(drafts, [A, B, C], [1, 1, 1], [[1, 2, 3], [4], [5, 6]], distribution)
+    distributions = take(drafts, [B, C, A]).distributions()
     assert distributions.kind.tolist() == [
         DistributionKind.ONE_HOT,
         DistributionKind.DENSE_PROBS,
@@ -136,9 +146,8 @@ def test_sparse_distributions_are_stored_by_row():
     distribution = DraftDistribution(
         kind=torch.full((2,), DistributionKind.SPARSE, dtype=torch.uint8), sparse_ids=ids, sparse_probs=probs
     )
-    drafts.put([C, A], [1, 1], [[1, 2, 3], [4]], distribution)
-    taken = [drafts.take(row, 1, K) for row in (A, C)]
-    distributions = drafts.distributions([A, C], [each.kind for each in taken], K)
+    put(drafts, [C, A], [1, 1], [[1, 2, 3], [4]], distribution)
+    distributions = take(drafts, [A, C]).distributions()
     assert torch.equal(distributions.sparse_ids[1], ids[0])
     assert torch.equal(distributions.sparse_probs[0, :1], probs[1, :1])
     assert distributions.draft_probs is None
@@ -152,28 +161,29 @@ def test_distributions_are_kept_as_float32(dtype):
         kind=torch.tensor([DistributionKind.DENSE_PROBS], dtype=torch.uint8),
         draft_probs=torch.full((1, K, V), 0.25, dtype=dtype),
     )
-    drafts.put([A], [1], [[1]], distribution)
-    assert drafts.distributions([A], [drafts.take(A, 1, K).kind], 1).probs.dtype == torch.float32
+    put(drafts, [A], [1], [[1]], distribution)
+    assert take(drafts, [A]).distributions().draft_probs.dtype == torch.float32
 
 
 def test_drafts_without_distribution_give_no_distributions():
     drafts = store()
-    drafts.put([A, B], [1, 1], [[1], [2]], None)
-    kinds = [drafts.take(row, 1, K).kind for row in (A, B)]
-    assert drafts.distributions([A, B], kinds, 1) is None
+    put(drafts, [A, B], [1, 1], [[1], [2]], None)
+    assert take(drafts, [A, B]).distributions() is None
 
 
 def test_a_row_without_a_distribution_is_counted_and_changes_no_other():
     drafts = store()
-    drafts.put([A, B], [1, 1], [[1], [2]], dense_distribution([DistributionKind.DENSE_PROBS, DistributionKind.ONE_HOT]))
-    kinds = [drafts.take(row, 1, K).kind for row in (A, B)]
+    put(
+        drafts, [A, B], [1, 1], [[1], [2]], dense_distribution([DistributionKind.DENSE_PROBS, DistributionKind.ONE_HOT])
+    )
+    kinds = take(drafts, [A, B]).distributions().kind.tolist()
     assert kinds == [DistributionKind.DENSE_PROBS, DistributionKind.ONE_HOT]
     assert drafts.num_one_hot_fallbacks == 1
 
 
 def test_a_row_without_a_draft_is_no_fallback():
     drafts = store()
-    drafts.put([A, B], [1, 1], [[1], []], dense_distribution([DistributionKind.DENSE_PROBS, DistributionKind.ONE_HOT]))
+    put(drafts, [A, B], [1, 1], [[1], []], dense_distribution([DistributionKind.DENSE_PROBS, DistributionKind.ONE_HOT]))
     assert drafts.num_one_hot_fallbacks == 0
 
 
@@ -184,10 +194,8 @@ def test_tensors_of_a_kind_that_no_row_has_are_not_looked_at():
         draft_probs=torch.full((1, K, V), 0.2),
         draft_logits=torch.zeros(1, K, V + 7),
     )
-    drafts.put([A], [1], [[1]], distribution)
-    assert torch.equal(
-        drafts.distributions([A], [drafts.take(A, 1, K).kind], 1).probs[0, 0], distribution.draft_probs[0, 0]
-    )
+    put(drafts, [A], [1], [[1]], distribution)
+    assert torch.equal(take(drafts, [A]).distributions().draft_probs[0, 0], distribution.draft_probs[0, 0])
 
 
 def test_one_hot_storage_takes_no_memory():
@@ -195,6 +203,10 @@ def test_one_hot_storage_takes_no_memory():
     assert buffers.dense is None
     assert buffers.sparse_ids is None
     assert buffers.sparse_probs is None
+
+
+def test_kinds_have_the_same_values_for_the_contract_and_for_verification():
+    assert dict(types.DistributionKind.__members__) == dict(DistributionKind.__members__)
 
 
 class Spy:

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from specdec import SamplingParams
 from specdec.core.proposing.draft_check import DraftChecker
-from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
 from specdec.core.proposing.draft_support import can_draw, target_to_draft
-from specdec.core.proposing.unread_drafts import Report, UnreadDrafts
+from specdec.core.proposing.draft_table import DraftReport, DraftTable, measure
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, PluginId, ProposerError, StrictModel
 from specdec.testing import step_view
 
@@ -141,7 +140,7 @@ def test_the_host_refuses_it_in_every_step(fault, after, prompts, sequences):
 def test_on_a_device_it_is_not_accepted_and_the_text_is_the_targets(fault, rule, by_table, prompts, sequences):
     """Such drafts are no drafts: text and random numbers are those of plain decoding."""
     llm = engine_with("Device", fault, sequences, "skip_step", rule=rule)
-    assert drafts_of(llm).unread is not None
+    assert drafts_of(llm).table is not None
     assert texts(llm, prompts[:3]) == texts(make_llm(), prompts[:3])
     assert set(llm.engine.metrics.proposer_errors) == {"SD-E206"}
     assert llm.engine.metrics.acceptance.num_accepted_tokens == 0
@@ -173,17 +172,15 @@ def test_a_token_outside_the_draft_vocabulary_has_no_probability():
 def test_on_a_device_the_draft_vocabulary_is_mapped_before_a_token_is_looked_up():
     """Target ids 7 and 3 are draft ids 0 and 1; without the map both would be looked up beyond the table's end."""
     t2d = target_to_draft([7, 3], 10, torch.device("cpu"))
-    store = DraftStore(
-        DistributionBuffers.allocate("dense", (2, 2, 2), t2d, torch.device("cpu")),
-        UnreadDrafts(2, 2, 10, torch.device("cpu")),
-    )
     kinds = torch.tensor([DistributionKind.DENSE_PROBS] * 2, dtype=torch.uint8)
     distribution = DraftDistribution(kind=kinds, draft_probs=torch.tensor([[[0.0, 1.0], [1.0, 0.0]]] * 2))
     draft = Draft(torch.tensor([[3, 7], [3, 3]]), torch.tensor([2, 2]), distribution)
-    store.put([0, 1], [1, 1], [[0, 0]] * 2, distribution, draft)
-    reports, token_ids = store.unread.gather(torch.tensor([0, 1]), torch.tensor([2, 2]), 2)
+    numbers = measure(draft, {DistributionKind.DENSE_PROBS}, t2d, 10)
+    rows, table = torch.tensor([0, 1]), DraftTable(2, 2, torch.device("cpu"))
+    table.put(rows, numbers)
+    _, token_ids = table.gather(rows, torch.tensor([2, 2]), 2)
     assert token_ids.tolist() == [[3, 7], [3, -1]]
-    assert [Report.parse(row).num_usable for row in reports.tolist()] == [2, 1]
+    assert [DraftReport.parse(row).num_usable for row in numbers.tolist()] == [2, 1]
 
 
 def check(draft, placement="host", distribution="one_hot", **needs):

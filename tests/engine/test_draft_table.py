@@ -11,7 +11,8 @@ from inside import drafts_of, proposer_of
 from sweeps import covering
 
 from specdec import SamplingParams
-from specdec.core.proposing.unread_drafts import Report, UnreadDrafts, of_one_kind
+from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
+from specdec.core.proposing.draft_table import CheckedDraft, DraftReport, DraftTable, measure
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerError
 
 K, V = 4, 4096
@@ -97,8 +98,8 @@ def test_short_and_empty_drafts_are_counted_as_what_they_were(
     options = {"sequences": sequences, "wrong_every": 3, "ragged": True}
     read = run("Scripted", prompts[:5], GREEDY, options=options, **settings)
     unread = run("DeviceScripted", prompts[:5], GREEDY, options=options, **settings)
-    assert drafts_of(unread[0]).unread is not None
-    assert drafts_of(read[0]).unread is None
+    assert drafts_of(unread[0]).table is not None
+    assert drafts_of(read[0]).table is None
     assert_same_tokens(unread[1], truth[:5], prompts[:5], reference_model)
     if not settings:  # where a plan for more tokens than there are cannot change who fits into a step
         assert unread[2] == read[2]
@@ -155,10 +156,27 @@ def test_penalties_see_unread_drafts(by_table, prompts, sequences):
     assert found == tokens(expected)
 
 
-def unread(lengths, token_ids, budgets=(3, 3), vocab_size=10):
-    kept = UnreadDrafts(4, 3, vocab_size, torch.device("cpu"))
-    kept.put([2, 0], budgets, Draft(torch.tensor(token_ids), torch.tensor(lengths)), None)
-    return kept
+ROWS, BUDGETS = [2, 0], [3, 3]
+
+
+def stored(draft, kinds=frozenset(), buffers=None, vocab_size=10):
+    """A store in whose rows a draft lies that the host has not read."""
+    store = DraftStore(buffers or DistributionBuffers.none(), DraftTable(4, 3, torch.device("cpu")))
+    numbers = measure(draft, kinds, None, vocab_size)
+    store.put(ROWS, [1, 1], CheckedDraft(BUDGETS, [None, None], numbers, draft.distribution, kinds))
+    return store
+
+
+def verified(taken):
+    """What verification meets, and what the host reads with its outcome."""
+    width = taken.width
+    sent = [torch.tensor(column, dtype=torch.int64) for column in taken.columns([0, 10])]
+    tokens = torch.full((20,), 77)
+    drafts, numbers = taken.put_in(tokens, sent)
+    assert tokens[: taken.lengths[0]].tolist() == drafts.token_ids[0, : taken.lengths[0]].clamp(min=0).tolist()
+    assert tokens[10 : 10 + taken.lengths[1]].tolist() == drafts.token_ids[1, : taken.lengths[1]].clamp(min=0).tolist()
+    assert drafts.token_ids.shape == (2, width)
+    return drafts, taken.reports(numbers.tolist())
 
 
 @pytest.mark.parametrize(
@@ -168,39 +186,67 @@ def unread(lengths, token_ids, budgets=(3, 3), vocab_size=10):
         ([3, 3], [[1, 2, 3], [4, 5, 6]], [2, 0], [[1, 2], []]),
         ([0, 3], [[1, 2, 3], [4, 10, 6]], [3, 3], [[], [4]]),
         ([9, -1], [[1, -2, 3], [4, 5, 6]], [3, 3], [[1], []]),
+        ([3, 3], [[1, 2, 3], [4, 5, 6]], [0, 0], [[], []]),
     ],
 )
 def test_the_host_counts_those_tokens_that_verification_meets(lengths, token_ids, limits, expected):
-    kept = unread(lengths, token_ids)
-    reports, drafts = kept.gather(torch.tensor([2, 0]), torch.tensor(limits), 3)
-    for report, row, limit, tokens_there in zip(reports.tolist(), drafts.tolist(), limits, expected, strict=True):
-        read = kept.tokens(Report.parse(report), limit)
-        assert read == tokens_there
-        assert row[: len(read)] == read
-        assert [*row, NOTHING][len(read)] == NOTHING
-        assert min(row) >= NOTHING
+    store = stored(Draft(torch.tensor(token_ids), torch.tensor(lengths)))
+    assert [store.length(row, 1) for row in ROWS] == BUDGETS
+    taken = store.take(ROWS, [1, 1], limits)
+    drafts, reports = verified(taken)
+    assert taken.verified(reports) == expected
+    for row, tokens_there in zip(drafts.token_ids.tolist(), expected, strict=True):
+        assert row[: len(tokens_there)] == tokens_there
+        assert [*row, NOTHING][len(tokens_there)] == NOTHING
+        assert min(row, default=0) >= NOTHING
 
 
-def test_distributions_of_two_kinds_become_one():
-    probs = torch.rand(3, 2, 5).softmax(-1)
-    logits = torch.randn(3, 2, 5)
-    kinds = [DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS, DistributionKind.ONE_HOT]
-    tagged = of_one_kind(
-        DraftDistribution(kind=torch.tensor(kinds, dtype=torch.uint8), draft_probs=probs, draft_logits=logits), "dense"
-    )
-    assert tagged.kind is DistributionKind.DENSE_LOGITS
-    assert tagged.has_distribution.tolist() == [True, True, False]
-    torch.testing.assert_close(tagged.distribution.draft_logits[0].softmax(-1), probs[0])
-    assert torch.equal(tagged.distribution.draft_logits[1], logits[1])
+def test_what_the_host_reads_is_what_was_put():
+    draft = Draft(torch.tensor([[1, 2, 3], [4, 12, 6]], dtype=torch.int32), torch.tensor([2, 3], dtype=torch.int32))
+    _, reports = verified(stored(draft).take(ROWS, [1, 1], BUDGETS))
+    one_hot = DistributionKind.ONE_HOT
+    assert reports == [DraftReport(2, 2, one_hot, [1, 2, 3]), DraftReport(3, 1, one_hot, [4, 12, 6])]
 
 
-def test_a_distribution_without_a_tensor_of_the_declared_form_is_none():
-    distribution = DraftDistribution(kind=torch.tensor([1], dtype=torch.uint8), draft_probs=torch.ones(1, 1, 1))
-    assert of_one_kind(distribution, "sparse") is None
-    assert of_one_kind(DraftDistribution(kind=distribution.kind), "dense") is None
-    assert not of_one_kind(
-        DraftDistribution(kind=distribution.kind + 1, draft_probs=distribution.draft_probs), "dense"
-    ).has_distribution.any()
+DENSE = DistributionBuffers.allocate("dense", (4, 3, 5), None, torch.device("cpu"))
+BOTH = frozenset({DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS})
+
+
+def dense(*kinds):
+    probs, logits = torch.rand(2, 3, 5).softmax(-1), torch.randn(2, 3, 5)
+    return DraftDistribution(kind=torch.tensor(kinds, dtype=torch.uint8), draft_probs=probs, draft_logits=logits)
+
+
+def test_distributions_of_two_kinds_lie_beside_each_other():
+    distribution = dense(DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS)
+    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution)
+    drafts, _ = verified(stored(draft, BOTH, DENSE).take(ROWS, [1, 1], BUDGETS))
+    assert drafts.distributions.kind.tolist() == [DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS]
+    assert torch.equal(drafts.distributions.draft_probs[0], distribution.draft_probs[0])
+    assert torch.equal(drafts.distributions.draft_logits[1], distribution.draft_logits[1])
+
+
+def test_a_row_tagged_with_what_was_not_brought_is_one_hot_and_counted():
+    distribution = dense(DistributionKind.DENSE_PROBS, DistributionKind.SPARSE)
+    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution)
+    store = stored(draft, BOTH, DENSE)
+    taken = store.take(ROWS, [1, 1], BUDGETS)
+    drafts, reports = verified(taken)
+    assert drafts.distributions.kind.tolist() == [DistributionKind.DENSE_PROBS, DistributionKind.ONE_HOT]
+    assert store.num_one_hot_fallbacks == 0
+    store.count_late(taken, reports)
+    assert store.num_one_hot_fallbacks == 1
+
+
+def test_rows_whose_distributions_are_not_kept_are_one_hot_beside_others():
+    """Those of a greedy step: what lies in their buffers is of an earlier draft."""
+    distribution = dense(DistributionKind.DENSE_PROBS, DistributionKind.DENSE_PROBS)
+    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution)
+    store = stored(draft, BOTH, DENSE)
+    again = CheckedDraft(BUDGETS[:1], [None], measure(draft, BOTH, None, 10)[:1], distribution, BOTH)
+    store.put(ROWS[:1], [1], again, all_greedy=True)
+    drafts, _ = verified(store.take(ROWS, [1, 1], BUDGETS))
+    assert drafts.distributions.kind.tolist() == [DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS]
 
 
 def test_the_proposer_of_a_device_is_told_what_was_accepted(by_table, prompts, sequences):
