@@ -175,8 +175,8 @@ class DraftChecker:
         sparse = (*shape, self._needs.sparse_top_m)
         floats = set(_SUM_TOLERANCE)
         wanted = {
-            DistributionKind.DENSE_PROBS: [("probs", distribution.draft_probs, dense, floats)],
-            DistributionKind.DENSE_LOGITS: [("logits", distribution.draft_logits, dense, floats)],
+            DistributionKind.DENSE_PROBS: [("draft_probs", distribution.draft_probs, dense, floats)],
+            DistributionKind.DENSE_LOGITS: [("draft_logits", distribution.draft_logits, dense, floats)],
             DistributionKind.SPARSE: [
                 ("sparse_ids", distribution.sparse_ids, sparse, {torch.int64}),
                 ("sparse_probs", distribution.sparse_probs, sparse, floats),
