@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..cache.block_pool import BlockPool
-from ..device_memory import free_memory
+from ..device_memory import spare_memory
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
 from ..model.target import TargetModel
@@ -55,7 +55,7 @@ def _prepare(target: TargetModel, plan: Plan) -> None:
     proofs = partial(TargetProof, target, longest, quantised=quantization is not None)
     wanted = is_wanted(target, plan.config.prove_target)
     proof = proofs() if wanted and quantization is None else None
-    room, head = free_memory(target.device) // 4, target.model.get_output_embeddings()
+    room, head = spare_memory(target.device), target.model.get_output_embeddings()
     prepare(target.model, quantization, plan.profile.backend, keep=head, room=room, drop=True)
     if wanted:
         _prove(proof or proofs(), target, plan)
