@@ -10,7 +10,8 @@ import torch
 
 from specdec.sdk import ConfigError, TargetInfo
 
-from ..cache.kv_cache import CacheView, KVCache
+from ..cache.host_addressing import CacheView
+from ..cache.kv_cache import KVCache
 from ..config.engine_config import EngineConfig
 from ..kernels.cpu.attention import Span, SpanBatch
 from ..kernels.cpu.backend import Backend

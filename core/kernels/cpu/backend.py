@@ -9,9 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from .attention import attend_in_torch
-from .fused_linear import fuse_linears
 from .int8_linear import narrow_linears
-from .linear import LinearForm, NativeLinear, PackedLinear, onednn_multiplies, pack_linears, packable_bytes
+from .linear import (
+    LinearForm,
+    NativeLinear,
+    PackedLinear,
+    fuse_linears,
+    onednn_multiplies,
+    pack_linears,
+    packable_bytes,
+)
 from .native.kernels import NativeKernels
 from .norm import NativeRMSNorm, Spelled, fuse_rms_norms
 
