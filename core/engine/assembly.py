@@ -23,10 +23,10 @@ from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
-from ..registry.hooks import HookPlugins, Observers
+from ..registry.hooks import HookPlugins
 from ..rejection import plan as plan_workspace
 from ..rejection import verify
-from ..rejection.rules import VerificationRule
+from ..rejection.sampler import VerificationRule
 from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler
@@ -50,7 +50,6 @@ class Parts:
     runner: Runner
     metrics: EngineMetrics
     hooks: HookPlugins
-    observers: Observers  # those of `hooks`
     host: ProposerHost | None
     backend: Backend
     threads: Threads
@@ -81,7 +80,6 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         runner=runner,
         metrics=metrics,
         hooks=plan.hooks,
-        observers=plan.hooks.observers,
         host=host,
         backend=plan.profile.backend,
         threads=model.threads,

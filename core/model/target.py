@@ -165,7 +165,7 @@ class TargetModel:
     def forward(self, inputs: ForwardInput) -> TargetOutput:
         """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
         logits = self._forward(inputs.token_ids[None], inputs.positions[None], inputs.cache, inputs.logits_rows)
-        return TargetOutput(logits, self._hidden.take())
+        return TargetOutput(logits, self._hidden.take() if self._hidden.wanted else None)
 
     @property
     def kept_hidden_states(self) -> MutableMapping[HiddenState, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.sdk import KeptRows, Needs, SamplingView, StepView, TargetInfo
 
 from ..cache.transfer import upload
-from ..request.committed import COLUMNS, Committed
+from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
 from .token_history import TokenHistory
 

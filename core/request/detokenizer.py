@@ -29,7 +29,7 @@ class Detokenizer:
             return None
         searched_from = max(len(self._decoded) - self._holdback, 0)
         self._decoded += piece
-        if not may_stop:
+        if not may_stop or not self._stop:
             return None
         found = [(at, text) for text in self._stop if (at := self._decoded.find(text, searched_from)) >= 0]
         if not found:

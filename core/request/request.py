@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens, where it stands, and why it ended."""
+"""One request on its way through the engine: its tokens, where it stands, what a step did to it, and why it ended."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 
-from specdec.sdk import RequestView
+from specdec.sdk import Phase, RequestView
 
 from ..config.sampling_params import SamplingParams
 from ..kernels.philox import draft_key
@@ -140,10 +142,11 @@ class Request:
         return len(token_ids)
 
     def _ends_with(self, token_id: int) -> bool:
-        ended_by_token = token_id in self.end_token_ids and self.num_output_tokens > self.params.min_tokens
+        may_stop = len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens
+        ended_by_token = may_stop and token_id in self.end_token_ids
         stop_text = None
         if self.detokenizer is not None and not ended_by_token:
-            stop_text = self.detokenizer.append(token_id, self.num_output_tokens > self.params.min_tokens)
+            stop_text = self.detokenizer.append(token_id, may_stop)
         if ended_by_token or stop_text is not None:
             asked_for = token_id in self.params.stop_token_ids
             self._finish(FinishReason.STOP, token_id if ended_by_token and asked_for else stop_text)
@@ -157,3 +160,79 @@ class Request:
     def abort(self) -> None:
         """End the request where it stands."""
         self._finish(FinishReason.ABORT, None)
+
+
+class Committed(NamedTuple):
+    """What a step did to one request, as of the moment after commit: what the request does later does not change it."""
+
+    request: Request
+    row: int
+    generation: int
+    first_token: int  # where its tokens begin in the batch
+    num_rows: int  # tokens computed, drafts included
+    first_position: int  # of the first of them
+    num_kept: int  # rows whose KV survived: everything computed up to, not including, the newest token
+    draft_token_ids: list[int]  # verified
+    num_accepted: int
+    token_ids: list[int]  # committed; empty in the middle of a prompt
+    length: int  # of prompt and output, the newest token included
+
+    @classmethod
+    def now(
+        cls,
+        request: Request,
+        first_token: int,
+        num_rows: int,
+        first_position: int,
+        draft_token_ids: list[int],
+        num_accepted: int,
+        token_ids: list[int],
+    ) -> Committed:
+        """Of a request that has its tokens and stands where its KV ends."""
+        return cls(
+            request,
+            request.row,
+            request.generation,
+            first_token,
+            num_rows,
+            first_position,
+            request.num_computed_tokens - first_position,
+            draft_token_ids,
+            num_accepted,
+            token_ids,
+            len(request.token_ids),
+        )
+
+    @classmethod
+    def nothing(cls, request: Request) -> Committed:
+        """Of a request that ended between steps."""
+        return cls.now(request, 0, 0, request.num_computed_tokens, [], 0, [])
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.draft_token_ids)
+
+    @property
+    def newest_token(self) -> int:
+        """In the middle of a prompt, the next prompt token."""
+        place = self.length - 1 if self.token_ids else self.first_position + self.num_kept
+        return self.request.token_ids[place]
+
+    @property
+    def phase(self) -> Phase:
+        if not self.token_ids:
+            return Phase.PREFILL
+        first = self.length - self.request.num_prompt_tokens == len(self.token_ids)
+        return Phase.PREFILL_DONE if first else Phase.DECODE
+
+
+COLUMNS = {
+    "rows": attrgetter("row"),
+    "generation": attrgetter("generation"),
+    "phase": attrgetter("phase"),
+    "committed_length": attrgetter("length"),
+    "newest_token": attrgetter("newest_token"),
+    "num_drafted": attrgetter("num_drafted"),
+    "num_accepted": attrgetter("num_accepted"),
+}
+"""What a view holds one number of per request, by the view's names."""
