@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specdec.sdk import ConfigError, ProposerError
+from specdec.sdk.errors import ConfigError, ProposerError
 
 from .config.engine_config import EngineConfig
 from .config.sampling_params import SamplingParams

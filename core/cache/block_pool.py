@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specdec.sdk import IntegrityError
+from specdec.sdk.errors import IntegrityError
 
 _FREE, _USED = b"\x01", b"\x00"
 

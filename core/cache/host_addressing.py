@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention_spec import AttentionSpec, Mode
+from ..kernels.backend import Backend
 from ..kernels.cpu.attention import Span, SpanBatch
-from ..kernels.cpu.backend import Backend
 from ..request.request import Request
 from .addressing import Extent, Rows
 from .kv_cache import KVCache

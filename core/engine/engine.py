@@ -6,11 +6,11 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import count
 from pathlib import Path
 
-from specdec.sdk import ConfigError, RequestError
+from specdec.sdk.errors import ConfigError, RequestError
 
 from ..config.engine_config import EngineConfig
 from ..config.sampling_params import SamplingParams
@@ -18,10 +18,9 @@ from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.proposer_state import as_path
-from ..request.detokenizer import Detokenizer
 from ..request.metrics import Metric
 from ..request.prompts import Prompt, read_prompt, require_messages, require_unicode
-from ..request.request import Committed, FinishReason, Request
+from ..request.request import Committed, Detokenizer, FinishReason, Request
 from .assembly import Parts, assemble
 from .exporters import PROMETHEUS, export
 from .turn import Turn
@@ -146,7 +145,7 @@ class Engine:
                 starting = [request for request in self._requests.values() if not request.started]
             committed: list[Committed] = []
             try:
-                with self.parts.threads.used():
+                with self.parts.threads.used() if self.parts.threads.chosen else nullcontext():
                     self.parts.runner.step(committed)
             except BaseException:
                 self._settle_interrupted(committed)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from specdec.sdk import Refusal, UnsupportedModelError
+from specdec.sdk.errors import Refusal, UnsupportedModelError
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext, AttentionSpec

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specdec.sdk import ConfigError, Refusal, UnsupportedModelError
-from specdec.sdk.errors import did_you_mean
+from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError, did_you_mean
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext

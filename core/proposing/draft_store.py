@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.sdk import DistributionForm, DistributionKind, DraftDistribution
+from specdec.sdk.needs import DistributionForm
+from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from ..cache.transfer import upload
 from ..rejection.types import PADDING_TOKEN_ID, DraftDistributions, DraftRows

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from specdec.sdk import ProposerError, Services, TargetInfo
-from specdec.sdk.errors import message
+from specdec.sdk.errors import ProposerError, message
+from specdec.sdk.services import Services
+from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..device_memory import spare_memory
-from ..kernels.cpu.backend import Backend
-from ..model.quantization import check_quantization
+from ..kernels.backend import Backend
+from ..model.inference_form import check_quantization
 from ..model.target import experts_settings
 from ..registry import LoadedProposer, PluginSettings, Registry, load_proposer
 from ..registry.hooks import HookPlugins, Observers

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.sdk import KeptRows, Needs, SamplingView, StepView, TargetInfo
+from specdec.sdk.needs import Needs
+from specdec.sdk.types import KeptRows, SamplingView, StepView, TargetInfo
 
 from ..cache.transfer import upload
 from ..request.request import COLUMNS, Committed

@@ -11,9 +11,8 @@ from typing import Any
 
 import pluggy
 
-from specdec.sdk import HookSpecs, PluginId, PluginLoadError, SpecdecError
-from specdec.sdk.errors import did_you_mean, message
-from specdec.sdk.hooks import PROJECT_NAME
+from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, did_you_mean, message
+from specdec.sdk.hooks import PROJECT_NAME, HookSpecs
 
 from .attribution import attributing, author_frame, describe
 from .catalog import Registrations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.sdk import RequestView
+from specdec.sdk.types import RequestView
 
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import CheckedDraft

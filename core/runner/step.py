@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec.sdk import StepStats
+from specdec.sdk.hooks import StepStats
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
