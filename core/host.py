@@ -11,6 +11,7 @@ from .cache.kv_cache import KVCache
 from .cache.row_table import RowTable
 from .config.engine_config import EngineConfig
 from .config.speculative_config import SpeculativeConfig
+from .engine.assembly import parts_of
 from .engine.device import profile_of
 from .engine.plan import target_info
 from .engine.verifier_checkpoint import with_verifier
@@ -19,6 +20,7 @@ from .model.hidden_states import HiddenStates
 from .model.model_support import locate_model, refuse_unsupported
 from .model.target import TargetOutput
 from .proposing.admission import admit
+from .proposing.draft_check import SUM_TOLERANCE
 from .proposing.draft_store import DistributionBuffers, DraftStore
 from .proposing.draft_table import CheckedDraft, DraftReport
 from .proposing.proposer_host import ProposerHost
@@ -42,6 +44,7 @@ from .runner.step import Runner
 __all__ = [
     "CLASS_PATH_METHOD",
     "SDK_DISTRIBUTION",
+    "SUM_TOLERANCE",
     "BlockDraftKV",
     "BlockPool",
     "CheckedDraft",
@@ -86,6 +89,7 @@ __all__ = [
     "load_proposer",
     "locate_model",
     "logit_scale",
+    "parts_of",
     "profile_of",
     "refuse_unsupported",
     "target_info",

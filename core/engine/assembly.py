@@ -73,6 +73,12 @@ class Parts:
     kv_capacity: int  # tokens of one request that the cache can hold
 
 
+def parts_of(llm: Any) -> Parts:
+    """What an `LLM` is made of. For adapters, the conformance kit and benchmarks: users are promised none of it."""
+    parts: Parts = llm.engine.parts
+    return parts
+
+
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     plan = Plan.make(config, speculative_config, settings)
