@@ -5,6 +5,7 @@ It is not for users, whose names are in `specdec`, nor for plugins, which know `
 
 from __future__ import annotations
 
+from . import registry, rejection
 from .cache.block_pool import BlockPool
 from .cache.host_addressing import HostAddressing
 from .cache.kv_cache import KVCache
@@ -28,12 +29,6 @@ from .proposing.services import BlockDraftKV, EngineServices, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
 from .proposing.view_guard import Snapshot
 from .proposing.views import ViewBuilder
-from .registry import LoadedProposer, PluginSettings, Registry, ResolvedProposer, author_frame, load_proposer
-from .registry.catalog import CLASS_PATH_METHOD
-from .registry.check import check_class
-from .registry.discovery import SDK_DISTRIBUTION
-from .registry.hooks import Observers, load_hooks
-from .rejection import DraftDistributions, DraftRows, SamplingRows, Verdict, verify
 from .request.metrics import EngineMetrics
 from .request.request import Committed, Request
 from .runner.batch import Scheduled
@@ -42,17 +37,13 @@ from .runner.scheduler import Schedule, Scheduler
 from .runner.step import Runner
 
 __all__ = [
-    "CLASS_PATH_METHOD",
-    "SDK_DISTRIBUTION",
     "SUM_TOLERANCE",
     "BlockDraftKV",
     "BlockPool",
     "CheckedDraft",
     "Committed",
     "DistributionBuffers",
-    "DraftDistributions",
     "DraftReport",
-    "DraftRows",
     "DraftStore",
     "EngineConfig",
     "EngineMetrics",
@@ -61,17 +52,11 @@ __all__ = [
     "HiddenStates",
     "HostAddressing",
     "KVCache",
-    "LoadedProposer",
-    "Observers",
-    "PluginSettings",
     "ProposerHost",
-    "Registry",
     "Request",
     "RequestProgress",
-    "ResolvedProposer",
     "RowTable",
     "Runner",
-    "SamplingRows",
     "Schedule",
     "Scheduled",
     "Scheduler",
@@ -80,19 +65,15 @@ __all__ = [
     "SpeculativeConfig",
     "SpeculativeSettings",
     "TargetOutput",
-    "Verdict",
     "ViewBuilder",
     "admit",
-    "author_frame",
-    "check_class",
-    "load_hooks",
-    "load_proposer",
     "locate_model",
     "logit_scale",
     "parts_of",
     "profile_of",
     "refuse_unsupported",
+    "registry",
+    "rejection",
     "target_info",
-    "verify",
     "with_verifier",
 ]

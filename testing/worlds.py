@@ -29,7 +29,7 @@ class World(Protocol):
     @property
     def info(self) -> TargetInfo: ...
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """Services for one proposer; "draft_kv" enters `reads` when it takes its store."""
         ...
 
@@ -71,7 +71,7 @@ class RealTarget:
     def info(self) -> TargetInfo:
         return parts_of(self.llm).info
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """The engine's services, with draft KV on the rows' blocks."""
         parts = parts_of(self.llm)
         store = None
@@ -121,6 +121,6 @@ class FewTokens:
     def info(self) -> TargetInfo:
         return replace(fake_target_info(), vocab_size=self.vocab_size)
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """The fakes of this package."""
         return _FakeServices(info, spec, reads)

@@ -232,6 +232,6 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
 
 
 def _vacant_view(cache: KVCache, backend: Backend, num_tokens: int) -> CacheView:
-    """What serves a pass of so many tokens while the cache is nobody's: all in its first slot."""
+    """Serves a pass of so many tokens while no request owns the cache: all of them use its first slot."""
     slots = torch.zeros(num_tokens, dtype=torch.int64, device=cache.device)
     return CacheView(cache, SpanBatch((Span(0, num_tokens, num_tokens, slots, cache.device),)), backend)

@@ -78,7 +78,7 @@ class DraftChecker:
         for b, each in enumerate(reports):
             if each.num_usable < each.length:
                 if draft is not None:
-                    self._check_sums(draft, request_ids)  # what is no distribution at all is told as that
+                    self._check_sums(draft, request_ids)  # a tensor that is no distribution at all gets that error
                 raise self._impossible(request_ids[b], b, each, None if draft is None else draft.distribution)
 
     def _checked_form(self, draft: object, step: StepView) -> Draft:
