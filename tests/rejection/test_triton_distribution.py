@@ -52,12 +52,6 @@ REST += [(d, s, 3, 2) for d in DRAFTERS for s in ("unit", "all")]
 REST += [(d, s, 5, 1) for d in ("one_hot", "dense_probs", "dense_logits") for s in ("top_k", "top_p", "min_p")]
 BLOCK_REST = [("dense_probs", "unit"), ("dense_logits", "unit"), ("sparse", "temperature")]
 BLOCK_REST += [("mapped_logits", "unit"), ("dense_probs", "all")]
-    ("dense_probs", "unit"),
-    ("dense_logits", "unit"),
-    ("sparse", "temperature"),
-    ("mapped_logits", "unit"),
-    ("dense_probs", "all"),
-]
 CASES = [*SLICE, *(pytest.param(*case, marks=pytest.mark.full) for case in REST)]
 
 
