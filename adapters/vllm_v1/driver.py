@@ -86,9 +86,11 @@ class Driver:
         if not self._keeps_distribution:
             return None
         requests = [self._rows.get(request_id) for request_id in request_ids]
-        rows = [request.row if request and ids else -1 for request, ids in zip(requests, token_ids, strict=True)]
-        generations = [request.generation if request else -1 for request in requests]
-        distributions = self._drafts.take(rows, generations, list(map(len, token_ids))).distributions()
+        wanted = [
+            (request.row, request.generation, len(ids)) if request and ids else (-1, -1, 0)
+            for request, ids in zip(requests, token_ids, strict=True)
+        ]
+        distributions = self._drafts.take(wanted).distributions()
         return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from specdec.sdk import StrictModel
+from specdec.sdk.config import StrictModel
 from specdec.sdk.ranges import (
     Bias,
     Factor,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import importlib_metadata
 
-from specdec.sdk import ConfigError, PluginId
+from specdec.sdk.errors import ConfigError, PluginId
 
 DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 WITH_COLON = re.compile(rf"{DOTTED}:{DOTTED}")

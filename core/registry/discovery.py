@@ -14,7 +14,7 @@ import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from specdec.sdk import ConfigError, PluginId
+from specdec.sdk.errors import ConfigError, PluginId
 
 from .class_path import DOTTED
 

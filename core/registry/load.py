@@ -12,20 +12,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from specdec.sdk import (
-    API_VERSION,
-    CheckpointError,
-    ConfigError,
-    Needs,
-    PluginId,
-    PluginLoadError,
-    Proposer,
-    ProposerConfig,
-    Refusal,
-    StrictModel,
-    TargetInfo,
-)
-from specdec.sdk.config import unknown_keys, wrong_values
+from specdec.sdk.config import ProposerConfig, StrictModel, unknown_keys, wrong_values
+from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
+from specdec.sdk.needs import Needs
+from specdec.sdk.proposer_protocol import API_VERSION, Proposer
+from specdec.sdk.types import TargetInfo
 
 from ..config.speculative_config import SpeculativeConfig
 from ..config.vllm_keys import asked, vllm_keys

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from specdec.sdk import ConfigError, PluginId, PluginLoadError, RequestError, StrictModel
+from specdec.sdk.config import StrictModel
+from specdec.sdk.errors import ConfigError, PluginId, PluginLoadError, RequestError
 
 
 def request_options_model(cls: type, plugin: PluginId) -> type[StrictModel] | None:
