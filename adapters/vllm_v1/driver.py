@@ -14,6 +14,7 @@ from specdec.core.host import (
     DraftStore,
     EngineMetrics,
     HostAddressing,
+    Request,
     RequestProgress,
     Scheduled,
     Speculation,
@@ -127,11 +128,14 @@ class Driver:
             first_token += num_rows
         return committed
 
+    def _as_request(self, request_id: str, step: EngineStep) -> Request:
+        return as_request(request_id, step.states[request_id], self._info.max_model_len, self._speculation.loaded)
+
     def _share(self, step: EngineStep, request_id: str, start: int, samples: bool) -> Scheduled:
         """What vLLM computed of a request, in a row. One that ended here gets none again, should vLLM run it on."""
         request = self._rows.get(request_id)
         if request is None:
-            request = self._rows.add(as_request(request_id, step.states[request_id], self._info.max_model_len))
+            request = self._rows.add(self._as_request(request_id, step))
         if request.row < 0 and request.finish_reason is None:
             self._rows.seat(request)
         num_drafts = len(step.drafts.get(request_id, []))

@@ -82,6 +82,8 @@ class Engine:
     def _new_request(self, prompt: Prompt, params: SamplingParams, request_id: str) -> Request:
         text, token_ids = read_prompt(prompt, request_id, self.encode)
         self._check_request(token_ids, params, request_id)
+        host = self.parts.host
+        options = host.loaded.read_request(params.extra_args, request_id) if host else None
         seed = params.seed
         if seed is None:
             seed = random.Random(f"{self.config.seed}:{self._num_added}").getrandbits(63)
@@ -96,6 +98,7 @@ class Engine:
             end_token_ids=stop_ids if params.ignore_eos else stop_ids | self.parts.eos_token_ids,
             detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens) if needs_text else None,
             prompt=text,
+            options=options,
         )
 
     def encode(self, text: str) -> list[int]:

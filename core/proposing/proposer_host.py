@@ -65,6 +65,7 @@ class ProposerHost:
         `read_late`: see `DraftChecker`.
         """
         self.proposer = proposer = construct(loaded)
+        self.loaded = loaded
         self.plugin = loaded.plugin
         self.needs = loaded.needs
         self.num_draft_tokens = loaded.config.num_draft_tokens

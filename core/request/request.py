@@ -84,6 +84,7 @@ class Request:
     end_token_ids: frozenset[int]  # tokens that end it (end of sequence unless ignored, stop tokens)
     detokenizer: Detokenizer | None
     prompt: str | None = None
+    options: Any = None  # what the proposer's RequestOptions made of params.extra_args
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -161,6 +162,9 @@ class Request:
             row=self.row,
             generation=self.generation,
             prompt_token_ids=self.prompt_token_ids,
+            extra_args=self.params.extra_args or {},
+            options=self.options,
+            namespace=self.params.namespace,
         )
 
     def commit(self, token_ids: Sequence[int]) -> int:
