@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from specdec.core.request.metrics import RequestMetrics
 
+from ._session import Session
+
 if TYPE_CHECKING:
     from specdec.core.request.request import Request
 
@@ -94,6 +96,11 @@ class LineProgress(NoProgress):
     def _tell(self, line: str) -> None:
         self._seen = time.monotonic()
         print(line, file=sys.stderr, flush=True)
+
+
+def progress_on_stderr(session: Session, *, quiet: bool) -> NoProgress:
+    """The kind that fits standard error."""
+    return progress_for(Console(stderr=True, no_color=True if not session.colour else None), quiet=quiet)
 
 
 def progress_for(console: Console, *, quiet: bool) -> NoProgress:

@@ -14,20 +14,14 @@ import typer
 
 from ._engine_options import (
     ChatOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    EngineOption,
-    MaxModelLenOption,
     ModelArgument,
-    NumThreadsOption,
     QuietOption,
     SpeculativeOption,
-    engine_settings,
     only_one,
     output_form,
     silence_libraries,
 )
+from ._option_blocks import EngineOptions, with_blocks
 from ._output import Format, JsonOption
 from ._session import Session
 from ._text_view import Show, TextView
@@ -45,6 +39,7 @@ EQUAL_IN_DISTRIBUTION = (
 )
 
 
+@with_blocks
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     model: ModelArgument,
@@ -69,11 +64,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     verify_equal: Annotated[
         bool, typer.Option("--verify-equal", help="Also decode plainly; exit code 1 if the tokens differ.")
     ] = False,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.AUTO,
-    max_model_len: MaxModelLenOption = None,
-    engine_config: EngineOption = None,
-    num_threads: NumThreadsOption = None,
+    *,
+    engine: EngineOptions,
     how: Annotated[
         Format, typer.Option("--format", help="json: one object per prompt and line; quiet: the text only.")
     ] = Format.AUTO,
@@ -93,9 +85,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
     )
     session: Session = ctx.obj
-    settings = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config) | {
-        "plugin_settings": session.settings
-    }
+    settings = engine.settings(model) | {"plugin_settings": session.settings}
     settings["model"], asked = with_verifier(settings["model"], proposer)
     with LLM(speculative_config=asked, **settings) as llm:
         job = _Job(llm, texts, params, chat=chat)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import exp, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Two-sided 95 % quantiles of Student's t for 1 .. 10 degrees of freedom."""
 
+FEWEST_UNITS = 3
 Z95 = NormalDist().inv_cdf(0.975)
 Interval = tuple[float, float]
 
@@ -54,13 +55,20 @@ class Ratio:
 
     @property
     def interval(self) -> Interval | None:
-        """95 % confidence interval of the value over other units of the same kind. None means fewer than two units."""
-        return _interval(self.value, self._residuals)
+        """95 % confidence interval of the value over other units of the same kind, on a logarithmic scale.
+
+        None means that the value is 0, or that there are fewer than three units: two say nothing of their spread.
+        """
+        half = _half_width(self._residuals)
+        if half is None or self.value <= 0:
+            return None
+        return self.value * exp(-half / self.value), self.value * exp(half / self.value)
 
     def difference(self, other: Ratio) -> tuple[float, Interval | None]:
         """This value less that of `other` on the same units, with its interval: what the units share drops out."""
         difference = self.value - other.value
-        return difference, _interval(difference, self._residuals - other._residuals)
+        half = _half_width(self._residuals - other._residuals)
+        return difference, None if half is None else (difference - half, difference + half)
 
     @property
     def _residuals(self) -> np.ndarray:
@@ -70,8 +78,7 @@ class Ratio:
         return (np.asarray(self.parts) - self.value * wholes) / mean if mean else np.zeros_like(wholes)
 
 
-def _interval(value: float, residuals: np.ndarray) -> Interval | None:
-    if len(residuals) < 2:
+def _half_width(residuals: np.ndarray) -> float | None:
+    if len(residuals) < FEWEST_UNITS:
         return None
-    half = t95(len(residuals) - 1) * float(residuals.std(ddof=1)) / sqrt(len(residuals))
-    return value - half, value + half
+    return t95(len(residuals) - 1) * float(residuals.std(ddof=1)) / sqrt(len(residuals))
