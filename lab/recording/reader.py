@@ -43,7 +43,10 @@ class Recording:
         return [request.request_id for request in self._requests]
 
     def hidden_states(self, request_id: str) -> Tensor:
-        """[P+T-1, L*H] by position, layers as in the manifest. Raises ConfigError SD-E249 if there are none."""
+        """[S, L*H] by position, layers as in the manifest: those that a proposer was shown.
+
+        The last step shows none. Raises ConfigError SD-E249 if there are none.
+        """
         return self._tensor(HIDDEN, request_id, "its hidden states", "--hidden-states")
 
     def logits(self, request_id: str) -> Tensor:

@@ -32,8 +32,3 @@ class RecordedRequest:
     token_logprobs: Tensor  # [T] float32, of the committed tokens
     tail_mass: Tensor  # [T] float32, the probability of every token that is not in top_ids
     entropy: Tensor  # [T] float32, in nats
-
-    @property
-    def num_states(self) -> int:
-        """Rows of hidden states: the newest token has none."""
-        return len(self.prompt_token_ids) + len(self.token_ids) - 1

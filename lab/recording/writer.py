@@ -47,7 +47,7 @@ class RecordingWriter:
         self._held, self._since = 0, time.monotonic()
 
     def add(self, request: RecordedRequest, hidden: Tensor | None = None, logits: Tensor | None = None) -> None:
-        """Take a request. hidden: [P+T-1, L*H] by position. logits: [T, V]. Raises ConfigError SD-E248."""
+        """Take a request. hidden: [S, L*H] by position. logits: [T, V]. Raises ConfigError SD-E248."""
         self._requests.append(request)
         for kind, tensor in ((HIDDEN, hidden), (LOGITS, logits)):
             if tensor is not None:
@@ -94,7 +94,7 @@ class RecordingWriter:
             raise self._other(f"it was recorded with another {', '.join(differing)}")
         for path in there.torn():
             path.unlink()
-            logger.warning("SD-W303 %s was torn when recording stopped; it is dropped and its requests run again", path)
+            logger.warning("SD-W243 %s was torn when recording stopped; it is dropped and its requests run again", path)
         self.manifest = self.manifest.replace(cost=there.manifest.cost, complete=there.manifest.complete)
         self.done = frozenset(there.request_ids)
         self._next, self.num_bytes = there.next_shard, there.num_bytes
