@@ -25,7 +25,13 @@ class PromptRow:
 
     prompt_id: str
     category: str
-    prompt: str
+    prompt: str  # of the first turn
+    later_turns: tuple[str, ...] = ()
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """Everything that the user says, in its order."""
+        return self.prompt, *self.later_turns
 
 
 def decode_utf8(data: bytes, where: str) -> str:

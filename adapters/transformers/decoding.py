@@ -109,6 +109,7 @@ class SpeculativeDecoding:
             addressing=addressing,
             rule=speculation.rule,
         )
+        self._runner.observers = observers
         self._numbers = count()
 
     def __call__(

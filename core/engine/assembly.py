@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,6 @@ from ..kernels.cpu.backend import Backend
 from ..model.compiled import CompiledFunction, compile_target
 from ..model.target import Target, TargetModel
 from ..model.text_equality import TextEquality
-from ..model.tokenizer import eos_token_ids
 from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
@@ -28,12 +28,15 @@ from ..rejection import verify
 from ..rejection.rules import VerificationRule
 from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
-from ..runner.scheduler import Scheduler
+from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
 from .loaded_model import LoadedModel, load_model
 from .paged_cache import PagedCache, build_cache
 from .plan import Plan
 from .threads import Threads
+
+StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
+"""What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +63,28 @@ class Parts:
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     plan = Plan.make(config, speculative_config, settings)
-    model = load_model(plan)
+    return put_together(plan, load_model(plan))
+
+
+def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None) -> Parts:
+    """The parts of a plan around a model. stand_in: takes the model's place in a step. None means the model itself."""
+    config = plan.config
     cache = build_cache(plan, model.target)
     metrics = EngineMetrics(str(config.model), plan.proposer)
     drafts, rule = _verification(plan, cache)
     graphs = _graphs(plan)
     host = build_host(plan, model, cache, metrics, graphs, read_late=drafts.table is not None)
     served = _served(plan, model, cache, graphs)
-    runner = Runner(
-        served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule
-    )
+    scheduler: Scheduling = cache.scheduler
+    if stand_in is not None:
+        served, scheduler, rule = stand_in(cache.scheduler)
+    runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
+    runner.observers = plan.hooks.observers
     return Parts(
         info=plan.info,
         target=model.target,
         tokenizer=model.tokenizer,
-        eos_token_ids=eos_token_ids(model.target),
+        eos_token_ids=model.eos_token_ids,
         scheduler=cache.scheduler,
         drafts=drafts,
         runner=runner,

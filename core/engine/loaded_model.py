@@ -13,7 +13,7 @@ from ..model.model_support import longest_length
 from ..model.target import TargetModel
 from ..model.target_proof import TargetProof, is_wanted
 from ..model.text_equality import TextEquality
-from ..model.tokenizer import load_tokenizer
+from ..model.tokenizer import eos_token_ids, load_tokenizer
 from .paged_cache import PagedCache
 from .plan import Plan
 from .threads import Threads
@@ -25,6 +25,7 @@ class LoadedModel:
 
     target: TargetModel
     tokenizer: Any
+    eos_token_ids: frozenset[int]
     threads: Threads
     text_equality: TextEquality
 
@@ -42,7 +43,7 @@ def load_model(plan: Plan) -> LoadedModel:
     text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)
     if plan.speculation and plan.speculation.is_lossless:
         text_equality.tell()
-    return LoadedModel(target, tokenizer, threads, text_equality)
+    return LoadedModel(target, tokenizer, eos_token_ids(target), threads, text_equality)
 
 
 def _prepare(target: TargetModel, plan: Plan) -> None:

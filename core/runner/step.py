@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec.sdk import StepStats
+from specdec.sdk import StepStats, VerifiedRequest, VerifiedStep
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
@@ -18,6 +18,7 @@ from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
+from ..registry.hooks import Observers
 from ..rejection.rules import VerificationRule
 from ..rejection.sampler import verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
@@ -60,6 +61,7 @@ class Runner:
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
+        self.observers: Observers | None = None  # told of what was verified; None: nobody
         self.last_stats: StepStats | None = None  # of the last step that committed anything
 
     def step(self, committed: list[Committed]) -> None:
@@ -89,6 +91,8 @@ class Runner:
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
             self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed)
+        if self.observers is not None and self.observers.wants("on_verified"):
+            self.observers.on_verified(_verified(batch, output.logits, committed))
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
@@ -179,6 +183,24 @@ class Runner:
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
+
+
+def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> VerifiedStep:
+    """What listeners are shown of a step: its requests that sampled."""
+    first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+    shown = [
+        VerifiedRequest(
+            request_id=each.request.request_id,
+            first_row=first_row,
+            position=each.length - len(each.token_ids),
+            draft_token_ids=each.draft_token_ids,
+            num_accepted=each.num_accepted,
+            token_ids=each.token_ids,
+        )
+        for each, first_row in zip(committed, first_rows, strict=False)
+        if each.token_ids
+    ]
+    return VerifiedStep(requests=tuple(shown), logits=logits)
 
 
 def _keep_logprobs(request: Request, token_ids: Sequence[int], logprobs: Tensor) -> None:
