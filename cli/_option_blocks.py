@@ -93,6 +93,11 @@ class SaveOptions:
     ] = None
 
 
+def is_recording(model: str) -> bool:
+    """Whether a model that is named is a folder of `specdec record`."""
+    return (Path(model) / "manifest.json").is_file()
+
+
 Command = Callable[..., None]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
@@ -11,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ._engine_options import QuietOption, SpeculativeOption, output_form, silence_libraries
-from ._option_blocks import EngineOptions, MeasureOptions, PromptOptions, SaveOptions, with_blocks
+from ._option_blocks import (
+    EngineOptions,
+    MeasureOptions,
+    PromptOptions,
+    SaveOptions,
+    is_recording,
+    with_blocks,
+)
 from ._output import Format, JsonOption
 from ._saving import refuse_unwritable, save, show
 from ._session import Session
@@ -38,7 +44,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     model: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Targets: directories, hub ids, or tiny; each is measured by itself."),
+        typer.Argument(metavar="MODEL...", help="Targets, or recordings, on which nothing is timed; each by itself."),
     ],
     speculative_config: SpeculativeOption = None,
     *,
@@ -72,17 +78,14 @@ def command(  # noqa: PLR0913 - one parameter per flag
 
     chosen = variants(speculative_config or [], [Sweep.parse(text) for text in sweep or []])
     refuse_unwritable(saving)
-    settings = [
-        {
-            "engine": {"max_num_seqs": prompts.max_concurrency, "enable_profiling": measuring.profile}
-            | engine.settings(each),
-            **prompts.settings,
-            **measuring.settings,
-            **named,
-        }
-        for each, named in product(model, _datasets(dataset))
+    silence_libraries()
+    cells = [
+        _recorded(ctx.obj, Path(each), chosen, sort, engine.device, quiet=quiet) for each in model if is_recording(each)
     ]
-    cells = list(_measured(ctx.obj, settings, chosen, sort, quiet=quiet))
+    for each, named in product([each for each in model if not is_recording(each)], _datasets(dataset)):
+        flags = {"max_num_seqs": prompts.max_concurrency, "enable_profiling": measuring.profile}
+        settings = prompts.settings | measuring.settings | named | {"engine": flags | engine.settings(each)}
+        cells.append(_measured(ctx.obj, settings, chosen, sort, quiet=quiet))
     result = {"schema_version": cells[0]["schema_version"], "kind": "compare", "cells": cells}
     not_saved = save(result, saving)
     from ._compare_view import one_line, show_comparison
@@ -105,18 +108,31 @@ def _datasets(given: list[str] | None) -> list[dict[str, Any]]:
 
 
 def _measured(
-    session: Session, settings: list[dict[str, Any]], variants: list[Variant], sort: Sort, *, quiet: bool
-) -> Iterator[dict[str, Any]]:
-    """The comparison of each target on each dataset."""
-    silence_libraries()
+    session: Session, settings: dict[str, Any], variants: list[Variant], sort: Sort, *, quiet: bool
+) -> dict[str, Any]:
+    """The comparison on one target and one dataset."""
     from specdec.core.config.engine_config import EngineConfig
     from specdec.lab.comparison import run_compare
     from specdec.lab.run import RunSettings
 
     from ._bench_progress import progress_on_stderr
 
+    chosen = RunSettings(**settings | {"engine": EngineConfig(**settings["engine"])})
     by = "speedup" if sort is Sort.AUTO else sort.value
-    chosen = [RunSettings(**each | {"engine": EngineConfig(**each["engine"])}) for each in settings]
-    for each in chosen:
-        with progress_on_stderr(session, quiet=quiet) as progress:
-            yield run_compare(each, variants, session.settings, progress, by)
+    with progress_on_stderr(session, quiet=quiet) as progress:
+        return run_compare(chosen, variants, session.settings, progress, by)
+
+
+def _recorded(
+    session: Session, folder: Path, variants: list[Variant], sort: Sort, device: str, *, quiet: bool
+) -> dict[str, Any]:
+    """The comparison on a recording."""
+    from specdec.lab.comparison import run_compare_recorded
+
+    from ._bench_progress import progress_on_stderr
+
+    by = None if sort is Sort.AUTO else sort.value
+    with progress_on_stderr(session, quiet=quiet) as progress:
+        return run_compare_recorded(
+            folder, variants, session.settings, progress, by, device="cpu" if device == "auto" else device
+        )

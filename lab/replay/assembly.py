@@ -75,7 +75,7 @@ class ReplayEngine(Engine):
         plan = Plan(config, profile, str(directory or manifest.model), None, dtype, info, hooks, speculation)
         target: Any = RecordedTarget(manifest, directory, dtype, profile.device)
         threads = Threads(config.num_threads, None)
-        tokenizer = _tokenizer(self.recording)
+        tokenizer = tokenizer_of(self.recording)
         model = LoadedModel(target, tokenizer, frozenset(manifest.eos_token_ids), threads, EQUALITY)
         wanted = speculation.loaded.needs.hidden_states if speculation else ()
         self._playback = Playback(self.recording, wanted, profile.device)
@@ -118,7 +118,8 @@ def _directory(recording: Recording, model: str | Path | None) -> Path | None:
     return found if found.is_dir() else None
 
 
-def _tokenizer(recording: Recording) -> Any:
+def tokenizer_of(recording: Recording) -> Any:
+    """The tokenizer that lies in the recording, or None."""
     folder = recording.folder / TOKENIZER
     return AutoTokenizer.from_pretrained(folder) if folder.is_dir() else None
 

@@ -25,6 +25,7 @@ from ..recording import RecordedRequest, Recording
 from .expected import ExpectedAcceptance
 
 HiddenLayers = Sequence[HiddenState]
+Listener = Callable[[DraftRows, Sequence[tuple[RecordedRequest, int]], Sequence[int]], None]
 
 
 class Playback:
@@ -39,6 +40,7 @@ class Playback:
         self._scheduler: Scheduler | None = None
         self._shares: list[Scheduled] = []
         self.expected = ExpectedAcceptance(recording.manifest.top_m)
+        self.listeners: list[Listener] = [self.expected.record]  # told of the distributions of sampled steps
 
     def on(self, scheduler: Scheduler) -> tuple[Playback, Playback, Callable[..., Verdict]]:
         """In the place of a target, a scheduler and a rule: see `StandIn`."""
@@ -104,7 +106,8 @@ class Playback:
 
     def _expect(self, drafts: DraftRows, reached: Sequence[int]) -> None:
         rows = [(self._requests[share.request.request_id], share.request.num_output_tokens) for share in self._shares]
-        self.expected.record(drafts, rows, reached)
+        for listener in self.listeners:
+            listener(drafts, rows, reached)
 
 
 def _accepted(drafts: Sequence[int], said: Sequence[int]) -> list[int]:

@@ -18,6 +18,7 @@ from specdec.core.request.metrics import RequestMetrics
 from ..recording import RecordedRequest, Recording
 from .assembly import ReplayEngine
 from .expected import ExpectedAcceptance
+from .playback import Listener
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,27 @@ def replay(
     *,
     model: str | Path | None = None,
     device: str = "cpu",
+    listener: Listener | None = None,
+    temperature: float | None = None,
 ) -> Replayed:
-    """Run a proposer along a recording. Arguments and errors as of `ReplayEngine`."""
+    """Run a proposer along a recording. Other arguments and errors as of `ReplayEngine`.
+
+    listener: told of reported distributions. temperature: what the proposer is shown, without filters, in place of the
+    recorded sampling parameters.
+    """
     with closing(ReplayEngine(recording, speculative_config, plugins, model=model, device=device)) as engine:
+        if listener is not None:
+            engine.playback.listeners.append(listener)
         steps: list[ReplayedStep] = []
         outputs: dict[str, tuple[int, ...]] = {}
         rows: list[int] = []
         start = time.perf_counter()
         for _, turn in groupby(recording, key=lambda request: request.turn):
             for request in turn:
-                engine.add_request(list(request.prompt_token_ids), params_of(recording, request), request.request_id)
+                params = params_of(recording, request)
+                if temperature is not None:
+                    params = params.replace(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
+                engine.add_request(list(request.prompt_token_ids), params, request.request_id)
             rows += _until_done(engine, steps, outputs)
         seconds = time.perf_counter() - start
         host, expected = engine.parts.host, engine.playback.expected
