@@ -15,6 +15,8 @@ import typer
 from specdec.sdk import ConfigError
 
 from ._engine_options import (
+    DATASET_HELP,
+    DATASETS,
     ChatOption,
     DeviceOption,
     Dtype,
@@ -55,12 +57,11 @@ def command(  # noqa: PLR0913 - one parameter per flag
     dataset_name: Annotated[
         str,
         typer.Option(
-            metavar="packaged|spec_bench|custom|NAME",
-            help="spec_bench: its question.jsonl, of which the first turn is used; "
-            'custom: JSONL with "prompt" and, if you like, "category"; NAME: one that a plugin registers.',
+            metavar=DATASETS,
+            help=DATASET_HELP,
         ),
     ] = "packaged",
-    dataset_path: Annotated[Path | None, typer.Option(help="The file of spec_bench, custom or the plugin.")] = None,
+    dataset_path: Annotated[Path | None, typer.Option(help="The file of the dataset, or of the plugin.")] = None,
     category: Annotated[str | None, typer.Option(help="Only prompts of this category.")] = None,
     chat: ChatOption = False,
     repeat: Annotated[int, typer.Option(min=1, help="Times each prompt is measured, beside its baseline.")] = 3,

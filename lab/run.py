@@ -36,7 +36,7 @@ class BenchSettings(StrictModel):
 
     engine: EngineConfig
     speculative_config: SpeculativeSettings = Field(None, description="None: plain")
-    dataset_name: str = Field("packaged", description="or spec_bench, custom, or one that a plugin registers")
+    dataset_name: str = Field("packaged", description="or another of `dataset_files`, or one that a plugin registers")
     dataset_path: Path | None = None
     category: str | None = Field(None, description="None: all")
     num_prompts: LimitOrZero = Field(6, description="taken in turn from each category; 0: all that fit")
