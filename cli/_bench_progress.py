@@ -28,6 +28,9 @@ class NoProgress:
     def finished(self, request: Request) -> None:
         """Ignored."""
 
+    def written(self, num_bytes: int) -> None:
+        """Ignored."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -63,6 +66,11 @@ class BarProgress(NoProgress):
         if self._bar:
             self._bar.update(self._bar.task_ids[0], advance=1, note=_note(self._acceptance))
 
+    def written(self, num_bytes: int) -> None:
+        """Show it behind the bar."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], note=_size(num_bytes))
+
     def __exit__(self, *error: object) -> None:
         self._end()
 
@@ -93,6 +101,11 @@ class LineProgress(NoProgress):
         if time.monotonic() - self._seen >= LINE_EVERY_S:
             self._tell(f"{self._name}: {self._done}/{self._total}  {_note(self._acceptance)}".rstrip())
 
+    def written(self, num_bytes: int) -> None:
+        """Say it where the stage's last line is due."""
+        if time.monotonic() - self._seen >= LINE_EVERY_S or self._done == self._total:
+            self._tell(f"{self._name}: {self._done}/{self._total}  {_size(num_bytes)}")
+
     def _tell(self, line: str) -> None:
         self._seen = time.monotonic()
         print(line, file=sys.stderr, flush=True)
@@ -108,6 +121,10 @@ def progress_for(console: Console, *, quiet: bool) -> NoProgress:
     if quiet:
         return NoProgress()
     return BarProgress(console) if console.is_terminal else LineProgress()
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB on the disk"
 
 
 def _note(acceptance: RequestMetrics) -> str:

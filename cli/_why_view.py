@@ -60,8 +60,8 @@ def _trees(row: Result) -> str:
     if not trees["known_for_width_2"]:
         return f"What a tree would have caught is unknown: distributions are {row['proposer_distributions']}"
     return (
-        f"A tree of width 2 would have caught {trees['caught_by_width_2']} of {trees['known_for_width_2']} misses whose "
-        f"second choice is known, of width 3 {trees['caught_by_width_3']} of {trees['known_for_width_3']} "
+        f"A tree of width 2 would have caught {trees['caught_by_width_2']} of {trees['known_for_width_2']} misses "
+        f"whose second choice is known, of width 3 {trees['caught_by_width_3']} of {trees['known_for_width_3']} "
         f"(distributions: {row['proposer_distributions']})"
     )
 

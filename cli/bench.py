@@ -11,7 +11,15 @@ import typer
 
 from specdec.sdk import ConfigError
 
-from ._engine_options import ModelArgument, QuietOption, SpeculativeOption, output_form, silence_libraries
+from ._engine_options import (
+    DATASET_HELP,
+    DATASETS,
+    ModelArgument,
+    QuietOption,
+    SpeculativeOption,
+    output_form,
+    silence_libraries,
+)
 from ._option_blocks import EngineOptions, MeasureOptions, PromptOptions, SaveOptions, with_blocks
 from ._output import Format, JsonOption
 from ._saving import refuse_unwritable, save, show
@@ -30,12 +38,11 @@ def command(  # noqa: PLR0913 - one parameter per flag
     dataset_name: Annotated[
         str,
         typer.Option(
-            metavar="packaged|spec_bench|custom|NAME",
-            help="spec_bench: its question.jsonl, of which the first turn is used; "
-            'custom: JSONL with "prompt" and, if you like, "category"; NAME: one that a plugin registers.',
+            metavar=DATASETS,
+            help=DATASET_HELP,
         ),
     ] = "packaged",
-    dataset_path: Annotated[Path | None, typer.Option(help="The file of spec_bench, custom or the plugin.")] = None,
+    dataset_path: Annotated[Path | None, typer.Option(help="The file of the dataset, or of the plugin.")] = None,
     measuring: MeasureOptions,
     baseline: Annotated[
         str,

@@ -110,7 +110,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
 
 def _texts(prompts: Sequence[str], prompts_file: Path | None) -> list[str]:
     """All prompts: those of --prompt, standard input in the place of a dash, then those of the file."""
-    from specdec.lab.datasets import decode_utf8, read_prompts
+    from specdec.lab.dataset_files import decode_utf8
+    from specdec.lab.datasets import read_prompts
 
     texts = [
         decode_utf8(sys.stdin.buffer.read(), "standard input") if text == STANDARD_INPUT else text for text in prompts
@@ -157,7 +158,7 @@ class _Job:
     """Prompts through an engine made for them, whose request ids are therefore the prompts' numbers."""
 
     def __init__(self, llm: LLM, texts: Sequence[str], params: SamplingParams, *, chat: bool) -> None:
-        from specdec.lab.prompts import encode
+        from specdec.lab.conversation import encode
 
         self._llm = llm
         self._texts = texts

@@ -36,7 +36,7 @@ class RunSettings(StrictModel):
     """On what to measure, and how often. Names as in `vllm bench` where it has them."""
 
     engine: EngineConfig
-    dataset_name: str = Field("packaged", description="or spec_bench, custom, or one that a plugin registers")
+    dataset_name: str = Field("packaged", description="or another of `dataset_files`, or one that a plugin registers")
     dataset_path: Path | None = None
     category: str | None = Field(None, description="None: all")
     num_prompts: LimitOrZero = Field(6, description="taken in turn from each category; 0: all that fit")

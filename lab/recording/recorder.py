@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,7 +20,8 @@ from specdec.core.request.request import Request
 from specdec.sdk import StrictModel
 from specdec.sdk.ranges import Limit, LimitOrZero, PositiveShare, Share, Temperature
 
-from ..datasets import PromptRow, load_dataset, of_category, spread
+from ..dataset_files import PromptRow
+from ..datasets import load_dataset, of_category, spread
 from ..environment import environment
 from . import fingerprint
 from .cost import measure_cost
@@ -83,8 +84,17 @@ class RecordProgress(Protocol):
         ...
 
 
-def record(settings: RecordSettings, plugins: PluginSettings, folder: Path, progress: RecordProgress) -> Manifest:
-    """Record into a folder, or go on with what it holds of the same recording. Returns the manifest.
+@dataclass(frozen=True)
+class Recorded:
+    """What a recording has become."""
+
+    manifest: Manifest
+    num_requests: int
+    num_bytes: int
+
+
+def record(settings: RecordSettings, plugins: PluginSettings, folder: Path, progress: RecordProgress) -> Recorded:
+    """Record into a folder, or go on with what it holds of the same recording.
 
     Raises SpecdecError: SD-E243, SD-E247 and SD-E248 of the folder, and what an engine or a dataset raises.
     """
@@ -107,7 +117,7 @@ def _recorded(
     rows: Sequence[PromptRow],
     writer: RecordingWriter,
     progress: RecordProgress,
-) -> Manifest:
+) -> Recorded:
     listener = ProbabilityTap(settings.top_m, settings.full_logits)
     engine.parts.hooks.add(listener, "record")
     host = engine.parts.host
@@ -131,7 +141,7 @@ def _recorded(
     machine = environment(engine.parts.target.device) | {"threads": engine.parts.threads.count}
     manifest = writer.finish(cost=Cost(**dict(cost)), environment=machine)
     progress.written(writer.num_bytes)
-    return manifest
+    return Recorded(manifest, len(writer.done), writer.num_bytes)
 
 
 def _manifest(settings: RecordSettings, engine: Engine, rows: Sequence[PromptRow]) -> Manifest:

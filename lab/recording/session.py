@@ -10,7 +10,7 @@ from specdec.core.request.request import FinishReason, Request
 from specdec.sdk import ConfigError
 
 from ..conversation import Exchange, turn_id, turn_prompt
-from ..datasets import PromptRow
+from ..dataset_files import PromptRow
 from .reader import Recording
 from .request import RecordedRequest
 from .tap import MOST_DRAFTS, ProbabilityTap, RecordingTap

@@ -88,11 +88,12 @@ class ReplayEngine(Engine):
 def _config(recording: Recording, device: str) -> EngineConfig:
     """The recorded engine's settings, where they say anything about a replay."""
     kept = {"max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "max_model_len", "seed"}
-    values: dict[str, Any] = {name: value for name, value in recording.manifest.engine.items() if name in kept}
-    values = {"max_num_seqs": 1, "device": device, "cuda_graphs": False, "enable_profiling": True} | values
+    recorded = {name: value for name, value in recording.manifest.engine.items() if name in kept}
+    values: dict[str, Any] = {"max_num_seqs": 1, "block_size": 16} | recorded
     if values.get("num_kv_blocks") is None:
         longest = max((len(each.prompt_token_ids) + len(each.token_ids) for each in recording), default=1)
-        values["num_kv_blocks"] = values["max_num_seqs"] * (longest // values.get("block_size", 16) + 8)
+        values["num_kv_blocks"] = values["max_num_seqs"] * (longest // values["block_size"] + 8)
+    values |= {"device": device, "cuda_graphs": False, "enable_profiling": True}
     return EngineConfig(model=recording.manifest.model, **values)
 
 

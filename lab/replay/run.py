@@ -37,6 +37,7 @@ class Replayed:
     """What came of one proposer on a recording."""
 
     proposer: str | None  # None: plain decoding
+    target: str | None  # its "module:Class"
     num_draft_tokens: int
     steps: tuple[ReplayedStep, ...]  # those that sampled
     acceptance: RequestMetrics
@@ -84,6 +85,7 @@ def replay(
         host, expected = engine.parts.host, engine.playback.expected
         return Replayed(
             proposer=str(host.plugin) if host else None,
+            target=host.plugin.target if host else None,
             num_draft_tokens=host.num_draft_tokens if host else 0,
             steps=tuple(steps),
             acceptance=engine.metrics.acceptance,

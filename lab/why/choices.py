@@ -33,9 +33,7 @@ class ChoicesListener:
         self._exact = temperature in (None, 1.0)
         self.found: dict[tuple[str, int, int], Choices] = {}  # by request, output length at the step, draft position
 
-    def __call__(
-        self, drafts: DraftRows, rows: Sequence[tuple[RecordedRequest, int]], reached: Sequence[int]
-    ) -> None:
+    def __call__(self, drafts: DraftRows, rows: Sequence[tuple[RecordedRequest, int]], reached: Sequence[int]) -> None:
         """Keep what one step reports. rows: each request, and its number of output tokens."""
         if drafts.distributions is None:
             return
