@@ -25,6 +25,7 @@ from ._option_blocks import EngineOptions, with_blocks
 from ._output import Format, JsonOption
 from ._session import Session
 from ._text_view import Show, TextView
+from ._why_live import print_misses
 
 if TYPE_CHECKING:
     from specdec.core.config.sampling_params import SamplingParams
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 STANDARD_INPUT = "-"
+NUM_LOGPROBS = 20  # the most that a request may ask for
 EQUAL_IN_DISTRIBUTION = (
     'With "draft_sample_method": "probabilistic", sampled outputs are equal in distribution, not token by token.'
 )
@@ -59,7 +61,11 @@ def command(  # noqa: PLR0913 - one parameter per flag
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends the output; may be repeated.")] = None,
     chat: ChatOption = False,
     show: Annotated[
-        Show, typer.Option(help="tokens: what was accepted, rejected and sampled; steps: one line per target step.")
+        Show,
+        typer.Option(
+            help="tokens: what was accepted, rejected and sampled; steps: one line per target step; why: tokens, "
+            "and for each rejected one what the target thought of it."
+        ),
     ] = Show.PLAIN,
     verify_equal: Annotated[
         bool, typer.Option("--verify-equal", help="Also decode plainly; exit code 1 if the tokens differ.")
@@ -82,7 +88,14 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from specdec.core.llm import LLM
 
     params = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+        logprobs=NUM_LOGPROBS if show is Show.WHY else None,
     )
     session: Session = ctx.obj
     settings = engine.settings(model) | {"plugin_settings": session.settings}
@@ -94,6 +107,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
         if verify_equal:
             with LLM(**settings) as plain:
                 job.compare_with(plain)
+        if show is Show.WHY and view:
+            print_misses(job.misses(), llm.get_tokenizer(), session.console())
         if how is Format.JSON:
             job.print_json(with_steps=show is not Show.PLAIN)
         elif not quiet:
@@ -141,7 +156,8 @@ class _Output:
         metrics = RequestMetrics()
         for update in self.updates:
             metrics.record(len(update.draft_token_ids), update.num_accepted, len(update.token_ids))
-        keys = ("draft_token_ids", "num_accepted", "token_ids", "text")
+        keys = ["draft_token_ids", "num_accepted", "token_ids", "text"]
+        keys += ["logprobs"] if self.updates[0].logprobs is not None else []
         steps = [{key: getattr(update, key) for key in keys} for update in self.updates]
         return {
             "text": "".join(update.text for update in self.updates),
@@ -211,6 +227,13 @@ class _Job:
             return line
         num_equal = len(self._outputs) - len(self.differences)
         return f"{line}\nOutputs equal to plain decoding: {num_equal}/{len(self._outputs)}"
+
+    def misses(self) -> list[list[dict[str, Any]]]:
+        """What the target thought of each rejected token, by prompt."""
+        from ._why_live import live_misses
+
+        rows = zip(self._prompts, self._outputs, strict=True)
+        return [live_misses(prompt, output.updates) for prompt, output in rows]
 
     def print_json(self, *, with_steps: bool) -> None:
         """One object per prompt and line."""

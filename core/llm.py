@@ -254,6 +254,7 @@ class _Reader:
             draft_token_ids=tuple(each.draft_token_ids),
             num_accepted=each.num_accepted,
             finish_reason=finish_reason_of(each.request),
+            logprobs=tuple(each.request.logprobs[-len(each.token_ids) :]) or None if each.token_ids else None,
         )
         self.num_shown = len(text)
         self.updates.append(update)

@@ -41,3 +41,4 @@ class StreamUpdate:
     draft_token_ids: tuple[int, ...]  # what was offered
     num_accepted: int
     finish_reason: str | None
+    logprobs: tuple[dict[int, float], ...] | None = None  # of `token_ids`, where they were asked for

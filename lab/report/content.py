@@ -64,7 +64,7 @@ def content_of(result: Facts) -> Content:
         configuration=settings,
         environment=cells[0]["environment"],
         token_texts=texts,
-        sections=[section for cell in cells for section in cell.get("sections") or ()],
+        sections=[section for cell in cells for row in cell.get("rows") or () for section in why_sections(row)],
     )
 
 
@@ -78,6 +78,30 @@ def _runs(cell: Facts, *, several: bool) -> Iterator[Run]:
         return
     for row in cell["rows"]:
         yield Run(row["label"] + where, row)
+
+
+SUMMARY_TITLES = {
+    "position": "draft position",
+    "entropy": "entropy of the target, nats",
+    "context_length": "tokens before it",
+    "category": "category",
+    "token_class": "the target's token",
+}
+
+
+def why_sections(row: Facts) -> Iterator[Facts]:
+    """The tables of a row of `why`; none for other rows."""
+    for name, kinds in (row.get("summary") or {}).items():
+        columns = [SUMMARY_TITLES[name], *next(iter(kinds.values()), {})]
+        rows = [[kind, *tally.values()] for kind, tally in kinds.items()]
+        yield {"title": f"{row['label']}: by {SUMMARY_TITLES[name]}", "columns": columns, "rows": rows}
+    if row.get("trees"):
+        facts = {**row["losses"], **row["trees"], "distributions": row["proposer_distributions"]}
+        yield {"title": f"{row['label']}: losses and trees", "columns": list(facts), "rows": [list(facts.values())]}
+    contexts = row.get("costliest_contexts")
+    if contexts:
+        rows = [list(each.values()) for each in contexts]
+        yield {"title": f"{row['label']}: costliest contexts", "columns": list(contexts[0]), "rows": rows}
 
 
 def _place(cell: Facts) -> str:
