@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,15 +25,18 @@ from ._engine_options import (
 )
 from ._session import Session
 
+if TYPE_CHECKING:
+    from specdec.core.model.hidden_states import HiddenState
+
 GIB = 2**30
 
 
-def _layers(text: str) -> tuple[int | str, ...]:
+def _layers(text: str) -> tuple[HiddenState, ...]:
     """From "2,4,final". Raises BadParameter."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if any(word != "final" and not word.isdigit() for word in words):
         raise typer.BadParameter(f"layers are numbers and 'final', such as 2,4,final; found {text!r}")
-    return tuple(word if word == "final" else int(word) for word in words)
+    return tuple("final" if word == "final" else int(word) for word in words)
 
 
 def command(  # noqa: PLR0913 - one parameter per flag
@@ -61,6 +64,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
     full_logits: Annotated[bool, typer.Option("--full-logits", help="Keep every logit of every place.")] = False,
     max_disk: Annotated[float | None, typer.Option(min=0, metavar="GIB", help="Most GiB of the folder.")] = None,
     cost: Annotated[bool, typer.Option(help="Measure what a step costs, from which speed-ups are predicted.")] = True,
+    data: Annotated[
+        Path | None,
+        typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
+    ] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.AUTO,
     max_model_len: MaxModelLenOption = None,
@@ -74,8 +81,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from rich.console import Console
 
     from specdec.core.config.engine_config import EngineConfig
+    from specdec.lab.recording.foreign import import_data
     from specdec.lab.recording.recorder import RecordSettings, record
 
+    if data is not None:
+        manifest = import_data(data, EngineConfig(**engine), _layers(hidden_states), output)
+        print(f"{output}: recorded from {manifest.source}")
+        return
     settings = RecordSettings(
         engine=EngineConfig(**({"max_num_seqs": max_concurrency} | engine)),
         dataset_name=dataset_name,
