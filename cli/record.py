@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from specdec.core.model.hidden_states import HiddenState
 
 GIB = 2**30
+
+
+class Inside(StrEnum):
+    """Who runs the target."""
+
+    SPECDEC = "specdec"
+    TRANSFORMERS = "transformers"
 
 
 def _layers(text: str) -> tuple[HiddenState, ...]:
@@ -64,6 +72,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
     full_logits: Annotated[bool, typer.Option("--full-logits", help="Keep every logit of every place.")] = False,
     max_disk: Annotated[float | None, typer.Option(min=0, metavar="GIB", help="Most GiB of the folder.")] = None,
     cost: Annotated[bool, typer.Option(help="Measure what a step costs, from which speed-ups are predicted.")] = True,
+    inside: Annotated[
+        Inside, typer.Option("--engine", help="Who generates; transformers: greedily, one by one, first turns only.")
+    ] = Inside.SPECDEC,
     data: Annotated[
         Path | None,
         typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
@@ -82,6 +93,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
 
     from specdec.core.config.engine_config import EngineConfig
     from specdec.lab.recording.foreign import import_data
+    from specdec.lab.recording.in_transformers import record_in_transformers
     from specdec.lab.recording.recorder import RecordSettings, record
 
     if data is not None:
@@ -110,6 +122,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     quiet = quiet or bool(ctx.find_root().params.get("quiet"))
     console = Console(stderr=True, no_color=True if not session.colour else None)
     with progress_for(console, quiet=quiet) as progress:
-        done = record(settings, session.settings, output, progress)
+        run = record if inside is Inside.SPECDEC else record_in_transformers
+        done = run(settings, session.settings, output, progress)
     if not quiet:
         print(f"{output}: {done.num_requests} requests, {done.num_bytes / 2**20:.1f} MiB")

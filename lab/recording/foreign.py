@@ -56,7 +56,7 @@ def import_data(source: Path, config: EngineConfig, hidden_states: Sequence[Hidd
     Raises ConfigError: SD-E250 for data that cannot be read, SD-E243, SD-E247 and SD-E248 of the folder.
     """
     kind = SPECFORGE if any(any(source.rglob(pattern)) for pattern in CHECKPOINTS) else SPECULATORS
-    manifest, tokenizer = _target_manifest(config, kind, source, tuple(hidden_states))
+    manifest, tokenizer = target_manifest(config, kind, str(source), tuple(hidden_states))
     writer = RecordingWriter(folder, manifest)
     size = int(manifest.target["hidden_size"]) * len(manifest.hidden_states)
     number = 0
@@ -174,8 +174,8 @@ def _request(
     )
 
 
-def _target_manifest(
-    config: EngineConfig, kind: str, source: Path, hidden_states: tuple[HiddenState, ...]
+def target_manifest(
+    config: EngineConfig, kind: str, source: str, hidden_states: tuple[HiddenState, ...]
 ) -> tuple[Manifest, Any]:
     """What is known of a target without its weights, and its tokenizer."""
     path = locate_model(config.model)
@@ -192,7 +192,7 @@ def _target_manifest(
         target=plain(asdict(info) | {"config": dict(info.config)}),
         engine={"max_num_seqs": config.max_num_seqs, "max_model_len": info.max_model_len},
         sampling={"temperature": 0.0},
-        dataset={"dataset_name": kind, "dataset_path": str(source)},
+        dataset={"dataset_name": kind, "dataset_path": source},
         hidden_states=hidden_states,
     )
     return manifest, tokenizer
