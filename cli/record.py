@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,15 +26,25 @@ from ._engine_options import (
 )
 from ._session import Session
 
+if TYPE_CHECKING:
+    from specdec.core.model.hidden_states import HiddenState
+
 GIB = 2**30
 
 
-def _layers(text: str) -> tuple[int | str, ...]:
+class Inside(StrEnum):
+    """Who runs the target."""
+
+    SPECDEC = "specdec"
+    TRANSFORMERS = "transformers"
+
+
+def _layers(text: str) -> tuple[HiddenState, ...]:
     """From "2,4,final". Raises BadParameter."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if any(word != "final" and not word.isdigit() for word in words):
         raise typer.BadParameter(f"layers are numbers and 'final', such as 2,4,final; found {text!r}")
-    return tuple(word if word == "final" else int(word) for word in words)
+    return tuple("final" if word == "final" else int(word) for word in words)
 
 
 def command(  # noqa: PLR0913 - one parameter per flag
@@ -61,6 +72,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
     full_logits: Annotated[bool, typer.Option("--full-logits", help="Keep every logit of every place.")] = False,
     max_disk: Annotated[float | None, typer.Option(min=0, metavar="GIB", help="Most GiB of the folder.")] = None,
     cost: Annotated[bool, typer.Option(help="Measure what a step costs, from which speed-ups are predicted.")] = True,
+    inside: Annotated[
+        Inside, typer.Option("--engine", help="Who generates; transformers: greedily, one by one, first turns only.")
+    ] = Inside.SPECDEC,
+    data: Annotated[
+        Path | None,
+        typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
+    ] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = Dtype.AUTO,
     max_model_len: MaxModelLenOption = None,
@@ -74,8 +92,14 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from rich.console import Console
 
     from specdec.core.config.engine_config import EngineConfig
+    from specdec.lab.recording.foreign import import_data
+    from specdec.lab.recording.in_transformers import record_in_transformers
     from specdec.lab.recording.recorder import RecordSettings, record
 
+    if data is not None:
+        manifest = import_data(data, EngineConfig(**engine), _layers(hidden_states), output)
+        print(f"{output}: recorded from {manifest.source}")
+        return
     settings = RecordSettings(
         engine=EngineConfig(**({"max_num_seqs": max_concurrency} | engine)),
         dataset_name=dataset_name,
@@ -98,6 +122,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     quiet = quiet or bool(ctx.find_root().params.get("quiet"))
     console = Console(stderr=True, no_color=True if not session.colour else None)
     with progress_for(console, quiet=quiet) as progress:
-        done = record(settings, session.settings, output, progress)
+        run = record if inside is Inside.SPECDEC else record_in_transformers
+        done = run(settings, session.settings, output, progress)
     if not quiet:
         print(f"{output}: {done.num_requests} requests, {done.num_bytes / 2**20:.1f} MiB")

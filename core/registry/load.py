@@ -73,7 +73,7 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     needs = _needs(cls, proposer_config, target, plugin)
     _check_length(needs, proposer_config.num_draft_tokens, plugin)
     logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
-    if plugin.distribution != SDK_DISTRIBUTION:
+    if plugin.distribution != SDK_DISTRIBUTION and not plugin.target.startswith("specdec."):
         _say_experimental(plugin)
     return LoadedProposer(plugin, cls, proposer_config, needs, methods, _state_dir(config, plugin, methods))
 

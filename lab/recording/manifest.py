@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -90,6 +91,12 @@ def not_a_recording(folder: Path, because: str) -> ConfigError:
         "fix": "name a folder that `specdec record ... -o FOLDER` has written",
     }
     return ConfigError("SD-E244", f"{str(folder)!r} is no recording that can be read", facts)
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return found
 
 
 def _json_of(folder: Path) -> dict[str, Any]:

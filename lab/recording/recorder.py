@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ from ..datasets import load_dataset, of_category, spread
 from ..environment import environment
 from . import fingerprint
 from .cost import measure_cost
-from .manifest import Cost, Manifest
+from .manifest import Cost, Manifest, plain
 from .session import RecordingSession
 from .tap import MOST_DRAFTS, TAP, ProbabilityTap, RecordingTap
 from .writer import RecordingWriter
@@ -152,10 +152,10 @@ def _manifest(settings: RecordSettings, engine: Engine, rows: Sequence[PromptRow
         model=str(settings.engine.model),
         model_fingerprint=fingerprint.of_model(info.checkpoint_dir, info.config),
         tokenizer_fingerprint=fingerprint.of_tokenizer(engine.tokenizer),
-        target=_plain(asdict(info) | {"config": dict(info.config)}),
-        engine=_plain(settings.engine.model_dump(mode="json") | blocks | {"device": info.device}),
+        target=plain(asdict(info) | {"config": dict(info.config)}),
+        engine=plain(settings.engine.model_dump(mode="json") | blocks | {"device": info.device}),
         eos_token_ids=tuple(sorted(parts.eos_token_ids)),
-        sampling=_plain(settings.sampling.model_dump(mode="json")),
+        sampling=plain(settings.sampling.model_dump(mode="json")),
         dataset=as_given | {"prompts_sha256": _sha256(rows), "num_prompts": len(rows)},
         top_m=min(settings.top_m, info.vocab_size),
         hidden_states=settings.hidden_states,
@@ -166,9 +166,3 @@ def _manifest(settings: RecordSettings, engine: Engine, rows: Sequence[PromptRow
 def _sha256(rows: Sequence[PromptRow]) -> str:
     """Hash of the prompts, in the order in which they run."""
     return hashlib.sha256(json.dumps([asdict(row) for row in rows]).encode()).hexdigest()
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back."""
-    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return plain

@@ -5,6 +5,7 @@ A shard counts once its Parquet file has its name. That file comes last, so a sh
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,21 +56,30 @@ def tensor_name(kind: str, request_id: str) -> str:
     return f"{kind}/{request_id}"
 
 
-def write_shard(folder: Path, number: int, requests: Sequence[RecordedRequest], tensors: Mapping[str, Tensor]) -> int:
-    """Write a shard whole or not at all. Returns its bytes. Raises OSError; parts of it are removed then."""
+def write_shard(
+    folder: Path, number: int, requests: Sequence[RecordedRequest], tensors: Mapping[str, Tensor], room: int | None
+) -> int:
+    """Write a shard whole or not at all. Returns its bytes. Raises OSError; parts of it are removed then.
+
+    room: most bytes that it may have. None means as many as the disk takes.
+    """
     rows, states = parquet_path(folder, number), tensors_path(folder, number)
     parts = [path.with_name(f"{path.name}.tmp") for path in (rows, states)]
     try:
         if tensors:
             _save_tensors(tensors, parts[1])
-            os.replace(parts[1], states)
         pyarrow().parquet.write_table(_table(requests), parts[0])
+        num_bytes = sum(path.stat().st_size for path in parts if path.exists())
+        if room is not None and num_bytes > room:
+            raise OSError(errno.EFBIG, f"the next shard has {num_bytes} bytes, and max_disk leaves {room}")
+        if tensors:
+            os.replace(parts[1], states)
         os.replace(parts[0], rows)
     except BaseException:
         for path in (*parts, *(() if rows.exists() else (states,))):
             path.unlink(missing_ok=True)
         raise
-    return rows.stat().st_size + (states.stat().st_size if tensors else 0)
+    return num_bytes
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

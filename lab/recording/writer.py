@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Iterator
@@ -62,10 +61,9 @@ class RecordingWriter:
         """Write what is held as a shard. Raises ConfigError SD-E248; earlier shards stay as they are."""
         if not self._requests:
             return
-        if self._max_disk is not None and self.num_bytes + self._held > self._max_disk:
-            raise self._full(f"max_disk is {self._max_disk} bytes, and {self.num_bytes} are used")
+        room = None if self._max_disk is None else self._max_disk - self.num_bytes
         with self._naming_disk():
-            self.num_bytes += write_shard(self.folder, self._next, self._requests, self._tensors)
+            self.num_bytes += write_shard(self.folder, self._next, self._requests, self._tensors, room)
         self.done |= {each.request_id for each in self._requests}
         self._next += 1
         self._requests, self._tensors = [], {}
@@ -120,5 +118,4 @@ class RecordingWriter:
         try:
             yield
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, None)
-            raise self._full(error.strerror or ("the disk is full" if full else str(error))) from error
+            raise self._full(error.strerror or str(error)) from error

@@ -22,12 +22,13 @@ from specdec.core.model.text_equality import TextEquality
 from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import ConfigError, TargetInfo
+from specdec.core.request.committed import Committed
+from specdec.sdk import ConfigError, ProposerError, TargetInfo
 
 from ..recording import Recording
 from ..recording.recorder import TOKENIZER
 from .playback import Playback
-from .stand_in import RecordedTarget
+from .stand_in import RecordedTarget, require_same_model
 
 EQUALITY = TextEquality("bits", "the text is the recording's")
 
@@ -60,6 +61,15 @@ class ReplayEngine(Engine):
         """What stands in for the target."""
         assert self._playback is not None, "made with the engine's parts"
         return self._playback
+
+    def step(self) -> list[Committed]:
+        """As of `Engine`; what a proposer lacks of the recording is raised as what it is."""
+        try:
+            return super().step()
+        except ProposerError as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
 
     def _assemble(
         self, directory: Path | None, config: EngineConfig, asked: SpeculativeSettings, settings: PluginSettings
@@ -108,7 +118,9 @@ def _info(recording: Recording, directory: Path | None, device: str) -> TargetIn
 def _directory(recording: Recording, model: str | Path | None) -> Path | None:
     """Where the target's checkpoint lies; None if it is not on this machine."""
     if model is not None:
-        return Path(locate_model(model))
+        named = Path(locate_model(model))
+        require_same_model(recording.manifest, named)
+        return named
     recorded = recording.manifest.target.get("checkpoint_dir")
     if recorded is not None and Path(recorded).is_dir():
         return Path(recorded)
