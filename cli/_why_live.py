@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -48,11 +48,13 @@ def print_misses(prompts: Sequence[Sequence[Miss]], tokenizer: Any, console: Con
     for number, misses in enumerate(prompts, start=1):
         head = f"prompt {number}, " if len(prompts) > 1 else ""
         for miss in misses:
-            rank = f"rank {miss['target_rank']}" if miss["target_rank"] else "not among its 20 likeliest"
-            likely = "" if miss["target_probability"] is None else f", {100 * miss['target_probability']:.2g} %"
-            top = ", ".join(f"{shown(each)} {100 * p:.2g} %" for each, p in miss["target_top"][:SHOWN_TOP])
-            line = (
-                f"{head}step {miss['step'] + 1}, draft position {miss['position'] + 1}: "
-                f"{shown(miss['draft_token_id'])} ({rank}{likely}), the target said {shown(miss['target_token_id'])}; its top: {top}"
-            )
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(head + _line(miss, shown), markup=False, highlight=False, soft_wrap=True)
+
+
+def _line(miss: Miss, shown: Callable[[int], str]) -> str:
+    rank = f"rank {miss['target_rank']}" if miss["target_rank"] else "not among its 20 likeliest"
+    likely = "" if miss["target_probability"] is None else f", {100 * miss['target_probability']:.2g} %"
+    top = ", ".join(f"{shown(each)} {100 * p:.2g} %" for each, p in miss["target_top"][:SHOWN_TOP])
+    place = f"step {miss['step'] + 1}, draft position {miss['position'] + 1}"
+    drafted, said = shown(miss["draft_token_id"]), shown(miss["target_token_id"])
+    return f"{place}: {drafted} ({rank}{likely}), the target said {said}; its top: {top}"

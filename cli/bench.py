@@ -98,7 +98,7 @@ def _measure(session: Session, settings: dict[str, Any], *, quiet: bool) -> dict
     from specdec.core.config.engine_config import EngineConfig
     from specdec.lab.run import BenchSettings, run_bench
 
-    from ._bench_progress import progress_on_stderr
+    from ._progress import progress_on_stderr
 
     chosen = BenchSettings(**settings | {"engine": EngineConfig(**settings["engine"])})
     with progress_on_stderr(session, quiet=quiet) as progress:

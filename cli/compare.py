@@ -115,7 +115,7 @@ def _measured(
     from specdec.lab.comparison import run_compare
     from specdec.lab.run import RunSettings
 
-    from ._bench_progress import progress_on_stderr
+    from ._progress import progress_on_stderr
 
     chosen = RunSettings(**settings | {"engine": EngineConfig(**settings["engine"])})
     by = "speedup" if sort is Sort.AUTO else sort.value
@@ -129,7 +129,7 @@ def _recorded(
     """The comparison on a recording."""
     from specdec.lab.comparison import run_compare_recorded
 
-    from ._bench_progress import progress_on_stderr
+    from ._progress import progress_on_stderr
 
     by = None if sort is Sort.AUTO else sort.value
     with progress_on_stderr(session, quiet=quiet) as progress:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._bench_progress import progress_for
 from ._engine_options import (
     DATASET_HELP,
     DATASETS,
@@ -92,6 +91,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from rich.console import Console
 
     from specdec.core.config.engine_config import EngineConfig
+    from specdec.lab.progress import progress_for
     from specdec.lab.recording.foreign import import_data
     from specdec.lab.recording.in_transformers import record_in_transformers
     from specdec.lab.recording.recorder import RecordSettings, record

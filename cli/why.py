@@ -39,7 +39,7 @@ def command(
     silence_libraries()
     from specdec.lab.why import run_why
 
-    from ._bench_progress import progress_on_stderr
+    from ._progress import progress_on_stderr
     from ._why_view import one_line, show_why
 
     with progress_on_stderr(ctx.obj, quiet=quiet) as progress:

@@ -16,12 +16,13 @@ from .config.engine_config import EngineConfig
 from .config.sampling_params import SamplingParams
 from .engine.engine import Engine, finish_reason_of
 from .engine.exporters import PROMETHEUS
+from .engine.html import table
 from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
 from .request.committed import Committed
-from .request.metrics import Metric
+from .request.metrics import Counter, Metric
 from .request.prompts import Prompt, as_prompts
 from .request.request import Request
 
@@ -163,6 +164,9 @@ class LLM:
         The object cannot be used afterwards.
         """
         self.engine.close()
+
+    def _repr_html_(self) -> str:
+        return table([(metric.name, metric.value) for metric in self.get_metrics() if isinstance(metric, Counter)])
 
     def __enter__(self) -> Self:
         return self

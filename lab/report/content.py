@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,11 +98,18 @@ def why_sections(row: Facts) -> Iterator[Facts]:
         yield {"title": f"{row['label']}: by {SUMMARY_TITLES[name]}", "columns": columns, "rows": rows}
     if row.get("trees"):
         facts = {**row["losses"], **row["trees"], "distributions": row["proposer_distributions"]}
-        yield {"title": f"{row['label']}: losses and trees", "columns": list(facts), "rows": [list(facts.values())]}
+        rows = [[name.replace("_", " "), value] for name, value in facts.items()]
+        yield {"title": f"{row['label']}: losses and trees", "columns": ["", ""], "rows": rows}
     contexts = row.get("costliest_contexts")
     if contexts:
-        rows = [list(each.values()) for each in contexts]
+        quoted = ({**each, "drafted": _quoted(each["drafted"]), "target": _quoted(each["target"])} for each in contexts)
+        rows = [list(each.values()) for each in quoted]
         yield {"title": f"{row['label']}: costliest contexts", "columns": list(contexts[0]), "rows": rows}
+
+
+def _quoted(text: str) -> str:
+    """With blanks and line breaks that can be seen."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _place(cell: Facts) -> str:

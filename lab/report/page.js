@@ -79,4 +79,5 @@
     el("text").onmouseleave = () => { tip.hidden = true; };
   }
   root.dataset.ready = "yes";
+  root.dataset.milliseconds = Math.round(performance.now());  // since the page was asked for
 })();

@@ -142,6 +142,7 @@ def _of_proposer(trial: Trial) -> dict[str, Any]:
     return {
         "draft_probability": known.get(trial.draft_token_id),
         "second_choice": others[0] if others else None,
+        "second_probability": known.get(others[0]) if others else None,
         "second_choice_right": caught[2],
         "caught_by_width_2": caught[2],
         "caught_by_width_3": caught[3],

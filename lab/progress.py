@@ -1,4 +1,4 @@
-"""How far a benchmark is, on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""How far a run is: a bar on a terminal and in a notebook, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from specdec.core.request.metrics import RequestMetrics
-
-from ._session import Session
 
 if TYPE_CHECKING:
     from specdec.core.request.request import Request
@@ -111,16 +109,11 @@ class LineProgress(NoProgress):
         print(line, file=sys.stderr, flush=True)
 
 
-def progress_on_stderr(session: Session, *, quiet: bool) -> NoProgress:
-    """The kind that fits standard error."""
-    return progress_for(Console(stderr=True, no_color=True if not session.colour else None), quiet=quiet)
-
-
 def progress_for(console: Console, *, quiet: bool) -> NoProgress:
-    """The kind that fits standard error; `console` writes there."""
+    """The kind that fits where `console` writes: standard error, or the output of a notebook's cell."""
     if quiet:
         return NoProgress()
-    return BarProgress(console) if console.is_terminal else LineProgress()
+    return BarProgress(console) if console.is_terminal or console.is_jupyter else LineProgress()
 
 
 def _size(num_bytes: int) -> str:
