@@ -19,8 +19,6 @@ from specdec.lab.run import BenchSettings, RunSettings, run_bench
 SMALL = {"num_prompts": 3, "output_len": 16, "repeat": 1, "warmup": 0}
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
 NETWORK = re.compile(r"""(?:src|href)\s*=\s*["'](?:https?:)?//|@import|url\(\s*["']?https?:""")
 
