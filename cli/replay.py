@@ -11,7 +11,9 @@ import typer
 from specdec.sdk import ConfigError, SpecdecError
 
 from ._engine_options import QuietOption, SpeculativeOption, output_form, silence_libraries
+from ._option_blocks import SaveOptions, with_blocks
 from ._output import Format, JsonOption, show_rows
+from ._saving import refuse_unwritable, save
 from ._session import Session
 
 FIELDS = (
@@ -27,10 +29,13 @@ FIELDS = (
 )
 
 
-def command(
+@with_blocks
+def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `specdec record` has written.")],
     speculative_config: SpeculativeOption = None,
+    *,
+    saving: SaveOptions,
     model: Annotated[
         str | None, typer.Option("--model", help="The target's checkpoint, if it lies elsewhere than when recorded.")
     ] = None,
@@ -46,6 +51,7 @@ def command(
     how, quiet = output_form(ctx, how, as_json, quiet)
     if not speculative_config:
         raise ConfigError("SD-E251", "nothing is to be replayed", {"fix": "name a proposer with -sc, or several"})
+    refuse_unwritable(saving)
     silence_libraries()
     from specdec.lab.recording import Recording
     from specdec.lab.replay.result import replay_facts
@@ -60,8 +66,26 @@ def command(
 
     if not watch:
         once()
+        _write(recording, configs, session, saving, model, device)
         return
     Watch(once, on_error=lambda error: typer.echo(_text(error), err=True)).forever()
+
+
+def _write(
+    recording: Path, configs: list[str], session: Session, saving: SaveOptions, model: str | None, device: str
+) -> None:
+    """The files asked for: a comparison of all proposers on the recording. Raises ConfigError SD-E187."""
+    if saving.save_result is None and saving.report is None:
+        return
+    from specdec.lab.comparison import run_compare_recorded, variants
+    from specdec.lab.progress import NoProgress
+
+    result = run_compare_recorded(
+        recording, variants(configs, []), session.settings, NoProgress(), None, model=model, device=device
+    )
+    not_saved = save(result | {"kind": "replay"}, saving)
+    if not_saved:
+        raise not_saved
 
 
 def _session(ctx: typer.Context) -> Session:
