@@ -1,6 +1,6 @@
 """Training data of other projects as recordings: speculators' Arrow data sets, SpecForge's checkpoints.
 
-A row is a text with a loss mask. Each stretch of tokens that are trained on is one recorded request, and everything
+A row is a text with a loss mask. Tokens in a row that are trained on are one recorded request, and everything
 before it is its prompt. Nobody knows probabilities there, nor what a step cost.
 """
 

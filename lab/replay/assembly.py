@@ -11,10 +11,9 @@ import torch
 from transformers import AutoTokenizer
 
 from specdec.core.config.engine_config import EngineConfig
-from specdec.core.engine.assembly import Parts, put_together
+from specdec.core.engine.assembly import LoadedModel, Parts, put_together
 from specdec.core.engine.device import device_of, profile_of
 from specdec.core.engine.engine import Engine
-from specdec.core.engine.loaded_model import LoadedModel
 from specdec.core.engine.plan import Plan
 from specdec.core.engine.threads import Threads
 from specdec.core.model.model_support import locate_model
@@ -22,7 +21,7 @@ from specdec.core.model.text_equality import TextEquality
 from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.core.request.committed import Committed
+from specdec.core.request.request import Committed
 from specdec.sdk import ConfigError, ProposerError, TargetInfo
 
 from ..recording import Recording

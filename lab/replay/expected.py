@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.core.rejection.draft_distribution import distribution_tables
+from specdec.core.rejection.ratio import distribution_tables
 from specdec.core.rejection.types import DraftDistributions, DraftRows
 
 from ..recording import RecordedRequest

@@ -75,7 +75,7 @@ def test_a_head_replays_training_data_as_it_replays_a_recording(tmp_path, write)
     assert sorted(steps) == sorted(first)
 
 
-def test_every_stretch_that_is_trained_on_is_a_request(tmp_path):
+def test_neighbouring_tokens_that_are_trained_on_are_a_request(tmp_path):
     write_speculators(tmp_path / "data", [([5, 6, 7, 8, 9, 10], [0, 1, 1, 0, 1, 1], torch.zeros(6, 4 * H))])
     import_data(tmp_path / "data", TINY, (), tmp_path / "x")
     said = [(each.request_id, each.prompt_token_ids, each.token_ids) for each in Recording.open(tmp_path / "x")]

@@ -29,11 +29,11 @@ PROPOSERS = {
     "medusa": {"model": "tiny/medusa"},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
-TEMPERATURES = [0.0, 0.8]
+QUICK = ("ngram", "draft_model", "eagle3")  # a token reader, a network of its own, a head
+SAMPLED = [pytest.param(name, 0.8, marks=() if name in QUICK else pytest.mark.full) for name in PROPOSERS]
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("name", PROPOSERS)
+@pytest.mark.parametrize(("name", "temperature"), [*((name, 0.0) for name in PROPOSERS), *SAMPLED])
 def test_steps_of_a_replay_are_those_of_a_live_run(name, temperature):
     recording = shared(temperature)
     replayed = replay(recording, PROPOSERS[name])
