@@ -16,11 +16,12 @@ from .config.engine_config import EngineConfig
 from .config.sampling_params import SamplingParams
 from .engine.engine import Engine, finish_reason_of
 from .engine.exporters import PROMETHEUS
+from .engine.html import table
 from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
-from .request.metrics import Metric
+from .request.metrics import Counter, Metric
 from .request.prompts import Prompt, as_prompts
 from .request.request import Committed, Request
 
@@ -161,6 +162,9 @@ class LLM:
         """
         self.engine.close()
 
+    def _repr_html_(self) -> str:
+        return table([(metric.name, metric.value) for metric in self.get_metrics() if isinstance(metric, Counter)])
+
     def __enter__(self) -> Self:
         return self
 
@@ -247,6 +251,7 @@ class _Reader:
             draft_token_ids=tuple(each.draft_token_ids),
             num_accepted=each.num_accepted,
             finish_reason=finish_reason_of(each.request),
+            logprobs=tuple(each.request.logprobs[-len(each.token_ids) :]) or None if each.token_ids else None,
         )
         self.num_shown = len(text)
         self.updates.append(update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,12 +36,15 @@ from ..rejection import verify
 from ..rejection.sampler import VerificationRule
 from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
-from ..runner.scheduler import Scheduler
+from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
 from .memory import num_kv_blocks
 from .paged_cache import PagedCache
 from .plan import Plan
 from .threads import Threads
+
+StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
+"""What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class LoadedModel:
 
     target: TargetModel
     tokenizer: Any
+    eos_token_ids: frozenset[int]
     threads: Threads
     text_equality: TextEquality
 
@@ -82,21 +87,28 @@ def parts_of(llm: Any) -> Parts:
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     plan = Plan.make(config, speculative_config, settings)
-    model = load_model(plan)
+    return put_together(plan, load_model(plan))
+
+
+def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None) -> Parts:
+    """The parts of a plan around a model. stand_in: takes the model's place in a step. None means the model itself."""
+    config = plan.config
     cache = build_cache(plan, model.target)
     metrics = EngineMetrics(str(config.model), plan.proposer)
     drafts, rule = _verification(plan, cache)
     graphs = _graphs(plan)
     host = build_host(plan, model, cache, metrics, graphs, read_late=drafts.table is not None)
     served = _served(plan, model, cache, graphs)
-    runner = Runner(
-        served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule
-    )
+    scheduler: Scheduling = cache.scheduler
+    if stand_in is not None:
+        served, scheduler, rule = stand_in(cache.scheduler)
+    runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
+    runner.on_verified = plan.hooks.observers.on_verified
     return Parts(
         info=plan.info,
         target=model.target,
         tokenizer=model.tokenizer,
-        eos_token_ids=eos_token_ids(model.target),
+        eos_token_ids=model.eos_token_ids,
         scheduler=cache.scheduler,
         drafts=drafts,
         runner=runner,
@@ -123,7 +135,7 @@ def load_model(plan: Plan) -> LoadedModel:
     text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)
     if plan.speculation and plan.speculation.is_lossless:
         text_equality.tell()
-    return LoadedModel(target, tokenizer, threads, text_equality)
+    return LoadedModel(target, tokenizer, eos_token_ids(target), threads, text_equality)
 
 
 def _prepare(target: TargetModel, plan: Plan) -> None:
