@@ -128,6 +128,14 @@ class LLM:
         """The target's tokenizer, or None."""
         return self.engine.tokenizer
 
+    def add_hooks(self, plugin: object) -> None:
+        """Call the hooks of an object of this process, as those of installed plugins are called.
+
+        plugin: an object whose methods carry `specdec.sdk.hookimpl`. Raises PluginLoadError SD-E117 if none does, or if
+        one of its class is there already.
+        """
+        self.engine.parts.hooks.add(plugin, type(plugin).__name__)
+
     def get_metrics(self) -> list[Metric]:
         """All counters since the engine started."""
         return self.engine.get_metrics()
