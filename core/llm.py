@@ -164,10 +164,7 @@ class LLM:
         self.engine.load_proposer_state(path)
 
     def close(self) -> None:
-        """Abort what runs, save the proposer's state to `state_dir` if there is one, and close the proposer.
-
-        The object cannot be used afterwards.
-        """
+        """End for good: abort what runs, save the proposer's state to `state_dir` if any, and close the proposer."""
         self.engine.close()
 
     def _repr_html_(self) -> str:
