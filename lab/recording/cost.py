@@ -25,19 +25,22 @@ def measure_cost(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[i
     Numbers of drafts take turns from step to step, so that a busy moment of the machine touches all of them.
     """
     seconds: defaultdict[int, list[float]] = defaultdict(list)
+    nothing: list[float] = []
     seats = engine.config.max_num_seqs
     groups = [prompts[first : first + seats] for first in range(0, len(prompts), seats)][:GROUPS]
     for repeat, group in enumerate([groups[0], *islice(cycle(groups), GROUPS)]):
-        for num_rows, each in _run(engine, tap, group):
+        for num_rows, each, proposing in _run(engine, tap, group):
             if repeat:  # the first warms up
                 seconds[num_rows].append(each)
+                nothing.append(proposing)
     tap.num_drafts = 0
     rows = sorted(seconds)
-    return Cost(rows=tuple(rows), seconds=tuple(median(seconds[count]) for count in rows))
+    medians = tuple(median(seconds[count]) for count in rows)
+    return Cost(rows=tuple(rows), seconds=medians, propose_seconds=median(nothing))
 
 
-def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-    """Rows and seconds of each step."""
+def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> list[tuple[int, float, float]]:
+    """Of each step its rows, its seconds, and those of proposing."""
     for number, prompt in enumerate(prompts):
         room = engine.parts.info.max_model_len - len(prompt)
         params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)
@@ -49,8 +52,8 @@ def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) ->
         committed = engine.step()
         if not committed:
             break
-        passed = time.perf_counter() - start - (clock["propose"] - before)
-        timed.append((sum(each.num_rows for each in committed), passed))
+        passed, proposing = time.perf_counter() - start, clock["propose"] - before
+        timed.append((sum(each.num_rows for each in committed), passed - proposing, proposing))
     for number in range(len(prompts)):
         engine.abort(f"cost-{number}")
     return timed
