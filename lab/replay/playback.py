@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 from specdec.core.host import (
-    DraftRows,
     ForwardInput,
     Request,
-    SamplingRows,
     Schedule,
     Scheduled,
     Scheduler,
     TargetOutput,
-    Verdict,
 )
 from specdec.core.model.hidden_states import HiddenState
+from specdec.core.rejection.types import DraftRows, SamplingRows, Verdict
 from specdec.sdk.types import PADDING_TOKEN_ID
 
 from ..recording import RecordedRequest, Recording
