@@ -43,6 +43,7 @@ from specdec.core.kernels.verdict.kernel import verdict_kernel
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
@@ -133,6 +134,10 @@ BUILDS: dict[str, Build] = {
     "probs-bf16-filters": verdicts("bf16", probs=True, filters=True, shared=True),
     **{f"logits-{d}": verdicts(d, d, logits=True, skip_last=True, shared=True) for d in ("bf16", "fp32")},
     "logits-bf16-mapped": verdicts("bf16", "bf16", logits=True, mapped=True, skip_last=True, shared=True),
+    "sparse256-bf16": verdicts("bf16", sparse=256, skip_last=True, shared=True),
+    "sparse256-bf16-filters": verdicts("bf16", sparse=256, filters=True),
+    "sparse256-fp32": verdicts("fp32", sparse=256, skip_last=True, shared=True),
+    "block_sparse256-bf16": verdicts("bf16", sparse=256, block=True, skip_last=True),
     "sparse-bf16": verdicts("bf16", sparse=64, skip_last=True, shared=True),
     "sparse-bf16-filters": verdicts("bf16", sparse=64, filters=True),
     "block_probs-bf16": verdicts("bf16", probs=True, block=True, skip_last=True),

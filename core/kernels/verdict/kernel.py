@@ -77,7 +77,9 @@ def emit(
                 if VARIANT.block:
                     left = load_residual(sums_ptr, rows.num_tiles, VARIANT)
                 else:
-                    left = sparse_masses(thin, masses, rows.vocab_size, distributions.sparse, request, stop, VARIANT)
+                    left = sparse_masses(
+                        thin, masses, rows.vocab_size, rows.num_tiles, distributions.sparse, request, stop, VARIANT
+                    )
                 residual_mass = tl.sum(left, 0)
                 token, found = draw_sparse_residual(
                     thin, left, rows.vocab_size, distributions.sparse, request, stop, u, VARIANT
