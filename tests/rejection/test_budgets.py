@@ -28,9 +28,10 @@ TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 def reports(variants: list[str], cache: Path) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "0"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    strict = ["-W", "error:TRITON_DEFAULT_FP_FUSION is unset:UserWarning"]  # every launch pins it
     done = subprocess.run(
-        [sys.executable, str(AOT), *variants], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, *strict, str(AOT), *variants], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -17,7 +17,7 @@ DRAFT = tl.constexpr(int(Stream.DRAFT))
 PER_PROGRAM = 128  # requests
 
 
-@triton.jit(do_not_specialize=["num_requests"])
+@triton.jit(do_not_specialize=["keys_ptr", "positions_ptr", "num_requests"])
 def draft_uniforms_kernel(keys_ptr, positions_ptr, uniforms_ptr, num_requests, WIDTH: tl.constexpr):
     """Grid [requests / WIDTH, count]."""
     index, requests = tl.program_id(1), tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
