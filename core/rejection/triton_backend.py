@@ -176,8 +176,8 @@ def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
         logits = _dense(distributions.draft_logits, stats)
     sparse = no_ids
     if distributions.sparse_ids is not None and distributions.sparse_probs is not None:
-        ids, probs = distributions.sparse_ids.contiguous(), distributions.sparse_probs.contiguous()
-        sparse = SparseDistribution(ids, probs, ids.shape[2], 0)
+        ids = distributions.sparse_ids.contiguous()
+        sparse = SparseDistribution(ids, distributions.sparse_probs.contiguous(), ids.shape[2], 0)
     probs = (
         nothing
         if distributions.draft_probs is None

@@ -1,4 +1,4 @@
-"""Compiling what verification can need, before any request waits for it."""
+"""Compiling what verification and the uniforms of drafts can need, before any request waits for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from ..kernels.draft_uniforms import DRAFT_UNIFORMS
 from .types import DraftDistributions, DraftRows, SamplingRows
 from .workspace import Workspace
 
@@ -23,6 +24,9 @@ def warm_up(
     rule: `verify` or `verify_block`. workspace: that of later calls. logits [R, V]: of the dtype of later calls, R at
     least 1, never read. distributions: one of each kind that drafts may come with, for so many requests.
     """
+    if workspace.max_drafts:
+        numbers = torch.zeros(1, dtype=torch.int64, device=logits.device)
+        DRAFT_UNIFORMS[logits.device.type](numbers, numbers, workspace.max_drafts)
     for num_requests, filters in product({1, workspace.max_requests}, (False, True)):
         sampling = _sampling(num_requests, filters, logits.device)
         for num_drafts in {0, workspace.max_drafts}:

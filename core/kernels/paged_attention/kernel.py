@@ -81,7 +81,7 @@ def is_seen(key, query, start, window, MODE: tl.constexpr, WINDOWED: tl.constexp
     return seen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_ptr", "num_keys_ptr", "cu_queries_ptr"])
 def attend_pages_kernel(
     query_ptr,
     query_stride,
