@@ -315,7 +315,7 @@ def tile_of(num_rows: int, dim: int, dtype: torch.dtype) -> dict[str, int]:
     """How many query rows and keys a program works on at a time, and how: what the compiler spills nowhere."""
     exact, wide = dtype == torch.float32, dim > 128
     rows = 16 if num_rows <= 16 or exact else 32 if num_rows <= 32 or wide else 64
-    keys = 16 if exact else 32 if wide or rows == 64 else 64
+    keys = 16 if exact else 32 if wide or rows == 64 or (rows == 32 and dim > 64) else 64
     return {"ROWS": rows, "KEYS": keys, "num_warps": 8 if rows == 64 and dim <= 64 else 4, "num_stages": 2}
 
 
