@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention_spec import AttentionSpec
-from ..launch import ATTENTION, next_power_of_two
+from ..launch import ATTENTION, next_power_of_two, registers
 from . import Pages
 
 MINUS_INF = tl.constexpr(float("-inf"))
@@ -316,7 +316,8 @@ def tile_of(num_rows: int, dim: int, dtype: torch.dtype) -> dict[str, int]:
     exact, wide = dtype == torch.float32, dim > 128
     rows = 16 if num_rows <= 16 or exact else 32 if num_rows <= 32 or wide else 64
     keys = 16 if exact else 32 if wide or rows == 64 or (rows == 32 and dim > 64) else 64
-    return {"ROWS": rows, "KEYS": keys, "num_warps": 8 if rows == 64 and dim <= 64 else 4, "num_stages": 2}
+    tile = {"ROWS": rows, "KEYS": keys, "num_warps": 8 if rows == 64 and dim <= 64 else 4, "num_stages": 2}
+    return tile if exact else tile | registers(255)
 
 
 def padded(dim: int) -> int:
