@@ -8,12 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from ..layers.fused_linear import fuse_linears
+from ..layers.norm import Spelled, fuse_rms_norms
 from .attention import attend_in_torch
-from .fused_linear import fuse_linears
 from .int8_linear import narrow_linears
 from .linear import LinearForm, NativeLinear, PackedLinear, onednn_multiplies, pack_linears, packable_bytes
-from .native.kernels import NativeKernels
-from .norm import NativeRMSNorm, Spelled, fuse_rms_norms
+from .native.kernels import DTYPES, NativeKernels
+from .norm import NativeRMSNorm
 
 
 class Backend:
@@ -94,4 +95,4 @@ class NativeBackend(CpuBackend):
 
     def norm_form(self, spelled: Spelled) -> nn.Module:
         """See `CpuBackend`."""
-        return NativeRMSNorm(spelled, self.kernels)
+        return NativeRMSNorm(spelled, self.kernels) if spelled.weight.dtype in DTYPES else spelled

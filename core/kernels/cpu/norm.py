@@ -1,58 +1,12 @@
-"""Root mean square norms on a CPU, in forms that cost less than what modelling code spells out."""
+"""Root mean square norms on a CPU by a kernel in C."""
 
 from __future__ import annotations
-
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from itertools import product
 
 import torch
 from torch import Tensor, nn
 
+from ..layers.norm import Spelled
 from .native.kernels import NativeKernels
-
-_SCALES = (1e-4, 1e-2, 1.0, 100.0)  # the small ones tell epsilons apart
-
-
-class Spelled(nn.Module):
-    """A norm in PyTorch's operations. Its epsilon is a tensor: a compiler would make one of a number in every call."""
-
-    gain: Tensor
-    eps: Tensor
-
-    def __init__(self, weight: nn.Parameter, gain: Tensor, eps: float) -> None:
-        """`gain`: in fp32 it is applied before the result is rounded, in bfloat16 after that."""
-        super().__init__()
-        self.weight = weight  # where other code may look for it
-        self.register_buffer("gain", gain.detach(), persistent=False)
-        self.register_buffer("eps", torch.tensor(eps), persistent=False)
-
-
-class FusedRMSNorm(Spelled):
-    """x / sqrt(mean(x^2) + eps) * gain over the last dimension, of fp32: four operations instead of seven."""
-
-    def __init__(self, weight: nn.Parameter, gain: Tensor, eps: float) -> None:
-        super().__init__(weight, gain, eps)
-        size = gain.numel()
-        self.register_buffer("scaled_gain", gain.detach() * size**0.5, persistent=False)
-        self.register_buffer("scaled_eps", torch.tensor(eps * size), persistent=False)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
-        inverse = torch.linalg.vecdot(input, input).add_(self.scaled_eps).rsqrt_()
-        output: Tensor = input * inverse.unsqueeze(-1) * self.scaled_gain
-        return output
-
-
-class WideRMSNorm(Spelled):
-    """A norm of bfloat16 that is computed in fp32, to the last bit what modelling code gives."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
-        wide = input.float()
-        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        output: Tensor = (normal.to(self.gain.dtype) * self.gain).to(input.dtype)
-        return output
 
 
 class NativeRMSNorm(nn.Module):
@@ -80,60 +34,3 @@ class NativeRMSNorm(nn.Module):
             rows = input if input.stride(-1) == 1 else input.contiguous()
             output = self._normalize(rows, self.wide_gain, self._eps, self._rounds_first)
         return output
-
-
-def fuse_rms_norms(model: nn.Module, form_of: Callable[[Spelled], nn.Module]) -> None:
-    """Replace every module of a model on the CPU that computes an RMS norm, as its outputs show, by its form."""
-    for parent in list(model.modules()):
-        for name, module in list(parent.named_children()):
-            spelled = _other_form(module)
-            if spelled is not None:
-                setattr(parent, name, form_of(spelled))
-
-
-def _other_form(module: nn.Module) -> Spelled | None:
-    """The form with the same outputs on inputs of several sizes; None if it has none."""
-    weights = list(module.parameters())
-    epsilons = {value for value in vars(module).values() if isinstance(value, float)}
-    if len(weights) != 1 or not epsilons or next(module.children(), None) or next(module.buffers(), None) is not None:
-        return None
-    (weight,) = weights
-    if weight.dim() != 1 or weight.dtype not in _FORMS:
-        return None
-    if len(inspect.signature(module.forward).parameters) != 1:
-        return None
-    inputs = torch.randn(8, weight.numel(), generator=torch.Generator().manual_seed(0)) + 0.3
-    for form in _FORMS[weight.dtype](weight, epsilons):
-        if all(_agree(module, form, (inputs * scale).to(weight.dtype)) for scale in _SCALES):
-            return form
-    return None
-
-
-def _fused(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
-    for gain, eps in product((weight, 1 + weight), epsilons):
-        yield FusedRMSNorm(weight, gain, eps)
-
-
-def _wide(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
-    for gain, eps in product((weight, weight.float(), 1 + weight.float()), epsilons):
-        yield WideRMSNorm(weight, gain, eps)
-
-
-_FORMS: Mapping[torch.dtype, Callable[[nn.Parameter, set[float]], Iterator[Spelled]]] = {
-    torch.float32: _fused,
-    torch.bfloat16: _wide,
-}
-"""What a norm of each dtype may be."""
-
-_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.0}
-
-
-def _agree(module: nn.Module, form: nn.Module, inputs: Tensor) -> bool:
-    try:
-        with torch.inference_mode():
-            expected = module(inputs.clone())
-    except Exception:  # whatever it computes, it is not a norm of vectors
-        return False
-    found, tolerance = form(inputs), _TOLERANCES[inputs.dtype]
-    same_kind = isinstance(expected, Tensor) and (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    return same_kind and torch.allclose(found, expected, tolerance, 0)

@@ -14,8 +14,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from .linear import is_plain
-
 GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 """Sibling layers in the order of their calls, by the names that transformers gives them."""
 
@@ -78,7 +76,7 @@ class FusedLinear(nn.Module):
 
 
 def fuse_linears(model: nn.Module) -> None:
-    """Join the plain linear layers of every group of a model on the CPU, in place."""
+    """Join the plain linear layers of every group of a model, in place."""
     for parent in list(model.modules()):
         children = dict(parent.named_children())
         for names in GROUPS:
@@ -92,7 +90,12 @@ def fuse_linears(model: nn.Module) -> None:
 def _can_join(layers: Sequence[nn.Linear]) -> bool:
     """Whether their weights are plain ones of one kind."""
     kinds = {(each.in_features, each.weight.dtype, each.bias is None) for each in layers}
-    return len(kinds) == 1 and all(is_plain(layer.weight) for layer in layers)
+    return len(kinds) == 1 and all(_is_plain(layer.weight) for layer in layers)
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Not, for example, a tensor subclass that keeps quantised values and calls itself fp32."""
+    return type(weight) is nn.Parameter and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
