@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-_METADATA = frozenset(
-    getter.__get__  # type: ignore[attr-defined]
-    for getter in (Tensor.shape, Tensor.dtype, Tensor.device, Tensor.ndim, Tensor.is_cuda, Tensor.requires_grad)
-) | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point}
+_GETTERS: tuple[Any, ...] = (Tensor.shape, Tensor.dtype, Tensor.device, Tensor.ndim, Tensor.is_cuda)
+_METADATA = frozenset(getter.__get__ for getter in _GETTERS) | {
+    Tensor.size,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.is_floating_point,
+    Tensor.__len__,
+}
 _ADDITIONS = frozenset({Tensor.add, torch.add})
 _PRODUCTS = frozenset({Tensor.mul, torch.mul})
 
@@ -24,39 +28,36 @@ _PRODUCTS = frozenset({Tensor.mul, torch.mul})
 class Deferred(Tensor):
     """A tensor without storage. Any operation on it computes its values first, once; its sizes are known before."""
 
-    _compute: Callable[[], Tensor] | None
-    _values: Tensor | None
-
     @staticmethod
-    def __new__(cls, like: Tensor, *_: Any) -> Self:
+    def __new__(cls: type[Self], like: Tensor, *_: Any) -> Self:
         """`like`: a tensor of the result's shape, dtype and device."""
-        made: Self = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
+        made: Self = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
         return made
 
     def __init__(self, like: Tensor, compute: Callable[[], Tensor]) -> None:
-        self._compute: Callable[[], Tensor] | None = compute
-        self._values: Tensor | None = None
+        self._make: Callable[[], Tensor] | None = compute
+        self._result: Tensor | None = None
 
     @property
-    def values(self) -> Tensor:
+    def result(self) -> Tensor:
         """As a plain tensor."""
-        if self._values is None:
-            assert self._compute is not None, "one of both is there"
-            self.settle(self._compute())
-        assert self._values is not None, "settled above"
-        return self._values
+        if self._result is None:
+            assert self._make is not None, "one of both is there"
+            self.settle(self._make())
+        assert self._result is not None, "settled above"
+        return self._result
 
     @property
     def is_waiting(self) -> bool:
         """Whether nothing has computed it."""
-        return self._values is None
+        return self._result is None
 
-    def settle(self, values: Tensor) -> None:
+    def settle(self, result: Tensor) -> None:
         """Whoever computes it says what came out; what it was made from is let go."""
-        self._values, self._compute = values, None
+        self._result, self._make = result, None
 
     def plus(self, other: Tensor) -> Tensor | None:
-        """Its sum with a tensor in a form of its own. None if it has none."""
+        """Its sum with a tensor, in a form that waits. None: there is no such form."""
         return None
 
     def times(self, other: Tensor) -> Tensor | None:
@@ -73,13 +74,15 @@ class Deferred(Tensor):
             found = _combined(func, *args)
             if found is not None:
                 return found
-        args, kwargs = tree_map_only(Deferred, lambda each: each.values, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Deferred, lambda each: each.result, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # PyTorch's stub has the default implementation's type
+        cls, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
         """What passes by the door above gets values as well."""
-        args, kwargs = tree_map_only(Deferred, lambda each: each.values, (args, kwargs or {}))
+        args, kwargs = tree_map_only(Deferred, lambda each: each.result, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
@@ -87,11 +90,11 @@ class Addend(Deferred):
     """Values that are there, and whose sum with a residual stream waits for the norm behind it."""
 
     def __init__(self, values: Tensor) -> None:
-        self._compute, self._values = None, values
+        self._make, self._result = None, values
 
     def plus(self, other: Tensor) -> Tensor | None:
         """See `Deferred`."""
-        return Sum(other, self.values) if (other.shape, other.dtype) == (self.shape, self.dtype) else None
+        return Sum(other, self.result) if (other.shape, other.dtype) == (self.shape, self.dtype) else None
 
 
 class Sum(Deferred):
@@ -101,9 +104,9 @@ class Sum(Deferred):
         self.parts = plain(first), plain(second)
         super().__init__(first, lambda: torch.add(*self.parts))
 
-    def settle(self, values: Tensor) -> None:
+    def settle(self, result: Tensor) -> None:
         """See `Deferred`."""
-        super().settle(values)
+        super().settle(result)
         del self.parts
 
 
@@ -122,7 +125,7 @@ class Activated(Deferred):
 
 def plain(tensor: Tensor) -> Tensor:
     """A tensor with its values."""
-    return tensor.values if isinstance(tensor, Deferred) else tensor
+    return tensor.result if isinstance(tensor, Deferred) else tensor
 
 
 def _combined(func: Any, first: Any, second: Any) -> Tensor | None:

@@ -152,7 +152,7 @@ def add_rms_norm(first: Tensor, second: Tensor, gain: Tensor, eps: float) -> tup
 
 
 def _by_head(rows: Tensor) -> Tensor:
-    """[..., H] as [tokens, heads, H]: where heads do not follow one another, as in a joined product, nothing is copied."""
+    """[..., H] as [tokens, heads, H], a view of a joined product too."""
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     return rows.flatten(0, -3) if rows.dim() > 3 else rows.reshape(-1, 1, rows.shape[-1])
 

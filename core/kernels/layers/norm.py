@@ -1,4 +1,4 @@
-"""Root mean square norms, recognised by what they compute, in forms that cost less than what modelling code spells out."""
+"""Root mean square norms, recognised by what they compute, in forms that cost less than modelling code's."""
 
 from __future__ import annotations
 

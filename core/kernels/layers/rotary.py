@@ -83,8 +83,9 @@ def defer_rotations(network: nn.Module, kernels: LayerKernels) -> None:
         if isinstance(forward, FunctionType):
             if forward not in waiting:
                 waiting[forward] = _with_waiting(forward, kernels)
-            if waiting[forward] is not None:
-                module.forward = MethodType(waiting[forward], module)
+            ours = waiting[forward]
+            if ours is not None:
+                module.forward = MethodType(ours, module)
 
 
 def _with_waiting(forward: FunctionType, kernels: LayerKernels) -> FunctionType | None:
@@ -115,7 +116,9 @@ def _is_common(query: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> bool:
 def _turns_halves(rotate: Rotate) -> bool:
     """Whether a function gives what `naive.rotate` gives, to the last bit."""
     g = torch.Generator().manual_seed(0)
-    query, keys, cos, sin = (torch.randn(shape, generator=g) for shape in ((1, 2, 3, 8), (1, 1, 3, 8), *[(1, 3, 8)] * 2))
+    query, keys, cos, sin = (
+        torch.randn(shape, generator=g) for shape in ((1, 2, 3, 8), (1, 1, 3, 8), *[(1, 3, 8)] * 2)
+    )
     for dtype in (torch.float32, torch.bfloat16):
         given = [each.to(dtype) for each in (query, keys, cos, sin)]
         try:
@@ -131,7 +134,11 @@ def _turns_halves(rotate: Rotate) -> bool:
 def _with_global(function: FunctionType, name: str, value: Any) -> FunctionType:
     """A copy of a function in which a global name means something else."""
     copy = FunctionType(
-        function.__code__, function.__globals__ | {name: value}, function.__name__, function.__defaults__, function.__closure__
+        function.__code__,
+        function.__globals__ | {name: value},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(copy, function)
