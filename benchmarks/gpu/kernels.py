@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-
 from benchmarks.rejection import Shape, case_of, ours
+
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.layers.operations import of_cuda
 from specdec.core.kernels.paged_attention import Pages
