@@ -6,7 +6,7 @@ import torch
 from benchmarks.rejection import Shape, case_of, ours
 
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.layers.operations import of_cuda
+from specdec.core.kernels.layers.operations import LAYER_KERNELS
 from specdec.core.kernels.paged_attention import Pages
 from specdec.core.kernels.paged_attention.dispatch import PAGED_ATTENTION
 
@@ -49,7 +49,7 @@ def _attention_seconds(run: Run, batch: int, length: int) -> float:
 
 def _layer_operations(run: Run) -> None:
     """What lies between the products of a layer, at batch 1 and as large as a prompt."""
-    kernels = of_cuda()
+    kernels = LAYER_KERNELS["cuda"]()
     for rows in (1, 64, 2048):
         stream, gate = (torch.randn(rows, size, device=run.device, dtype=run.dtype) for size in (4096, 28672))
         gain = stream[0].clone()

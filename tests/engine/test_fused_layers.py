@@ -168,6 +168,7 @@ def test_a_rotation_that_is_not_stored_is_computed():
     ours = attention.forward.__func__.__globals__["apply_rotary_pos_emb"]
     waiting = ours(query, keys, cos, sin)
     assert [type(each) for each in waiting] == [Rotated, Rotated]
+    assert waiting[0].rotation is waiting[1].rotation, "both are computed once"
     for found, expected in zip(waiting, rotate(query, keys, cos, sin), strict=True):
         assert torch.equal(found, expected)
     for other in (ours(query, keys, cos[:, :1], sin[:, :1]), ours(query, keys, cos, sin, unsqueeze_dim=1)):

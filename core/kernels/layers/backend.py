@@ -7,7 +7,7 @@ from torch import nn
 from ..cpu.backend import Backend
 from .fused_linear import fuse_linears
 from .fusion import fuse_layers
-from .operations import LayerKernels, of_cuda
+from .operations import LAYER_KERNELS, LayerKernels
 
 
 class GpuBackend(Backend):
@@ -15,7 +15,7 @@ class GpuBackend(Backend):
 
     def __init__(self, kernels: LayerKernels | None = None) -> None:
         """`kernels`: None means the device's own."""
-        self._kernels = of_cuda() if kernels is None else kernels
+        self._kernels = LAYER_KERNELS["cuda"]() if kernels is None else kernels
 
     def fuse(self, network: nn.Module) -> None:
         """See `Backend`."""

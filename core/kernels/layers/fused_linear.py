@@ -13,6 +13,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 """Sibling layers in the order of their calls, by the names that transformers gives them."""
@@ -94,8 +95,9 @@ def _can_join(layers: Sequence[nn.Linear]) -> bool:
 
 
 def _is_plain(weight: Tensor) -> bool:
-    """Not, for example, a tensor subclass that keeps quantised values and calls itself fp32."""
-    return type(weight) is nn.Parameter and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    """Not, for example, a wrapper that keeps quantised values and calls itself fp32."""
+    stored_as_said = isinstance(weight, nn.Parameter) and not is_traceable_wrapper_subclass(weight)
+    return stored_as_said and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _joined(parts: Sequence[Tensor]) -> nn.Parameter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -34,10 +35,14 @@ class LayerKernels(Protocol):
     ) -> Tensor: ...
 
 
-def of_cuda() -> LayerKernels:
+def _of_cuda() -> LayerKernels:
     """In Triton; in plain torch where there is no triton, which has wheels for Linux only."""
     if find_spec("triton") is None:
         return naive
     from . import kernel  # imported here because a CPU needs none of it
 
     return kernel
+
+
+LAYER_KERNELS: dict[str, Callable[[], LayerKernels]] = {"cuda": _of_cuda}
+"""Makes the operations of each device type; all compute what `naive` does, but for the last bit."""

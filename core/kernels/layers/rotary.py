@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, update_wrapper
+from functools import cached_property, partial, update_wrapper
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -35,8 +35,9 @@ class Rotation:
     sin: Tensor  # [N, D]
     kernels: LayerKernels
 
+    @cached_property
     def turned(self) -> tuple[Tensor, Tensor]:
-        """Both, turned."""
+        """Both, turned, where the cache is not what reads them."""
         return self.kernels.rotate(self.query, self.keys, self.cos, self.sin)
 
     def into_cache(self, values: Tensor, slots: Tensor, stored_keys: Tensor, stored_values: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class Rotated(Deferred):
         super().__init__(like, self._turned)
 
     def _turned(self) -> Tensor:
-        turned = self.rotation.turned()[self._place]
+        turned = self.rotation.turned[self._place]
         return turned if self.dim() == 3 else turned.transpose(0, 1)[None]
 
     def by_token(self) -> Rotated:
