@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.core.kernels.cpu.linear import LaidOutLinear
+from specdec.core.kernels.cpu.layers import LaidOutLinear
 from specdec.lab.environment import environment
 
 from .peers.report import Sheet

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from specdec.sdk.errors import message
 
-from ..kernels.cpu.backend import Backend
-from ..kernels.cpu.linear import NativeLinear
+from ..kernels.backend import Backend
+from ..kernels.cpu.layers import NativeLinear
 
 if TYPE_CHECKING:
     from .target import TargetModel

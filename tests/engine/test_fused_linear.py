@@ -47,7 +47,7 @@ def test_one_product_computes_the_group(bias, dtype, monkeypatch):
             assert torch.equal(layer.weight, weight)
             assert (layer.bias is None) == (plain_bias is None)
     assert len(calls) == 1
-    held = attention.q_proj.group._computed
+    held = attention.q_proj.group.computed
     assert held.input is None
     assert not held.outputs
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.core.kernels.cpu.norm import NativeRMSNorm
+from specdec.core.kernels.cpu.layers import NativeRMSNorm
 from specdec.core.kernels.layers.norm import FusedRMSNorm, WideRMSNorm
 
 KINDS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..cpu.backend import Backend
+from ..backend import Backend
 from .fused_linear import fuse_linears
 from .fusion import fuse_layers
 from .operations import LAYER_KERNELS, LayerKernels

@@ -36,18 +36,7 @@ class FusedGroup(nn.Module):
         self.product = nn.Linear(layers[0].in_features, sum(self.sizes), device="meta")
         self.product.weight = _joined([layer.weight for layer in layers])
         self.product.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])
-        self._computed = _Computed()
-
-    def output(self, place: int, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out] of the layer at `place`. Every output is handed out once."""
-        computed = self._computed
-        if computed.input is not input or place not in computed.outputs:
-            computed.outputs = dict(enumerate(self.product(input).split(self.sizes, dim=-1)))
-            computed.input = input
-        output = computed.outputs.pop(place)
-        if not computed.outputs:
-            computed.input = None
-        return output
+        self.computed = _Computed()
 
 
 class FusedLinear(nn.Module):
@@ -56,6 +45,7 @@ class FusedLinear(nn.Module):
     def __init__(self, group: FusedGroup, place: int) -> None:
         super().__init__()
         self.group = group
+        self._computed = group.computed
         self._place = place
         stop = list(accumulate(group.sizes))[place]
         self._rows = slice(stop - group.sizes[place], stop)
@@ -72,8 +62,15 @@ class FusedLinear(nn.Module):
         return None if bias is None else bias[self._rows]
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out], a view."""
-        return self.group.output(self._place, input)
+        """[..., in] -> [..., out], a view. Whichever layer of the group is called first computes for all of them."""
+        computed = self._computed
+        if computed.input is not input or self._place not in computed.outputs:
+            computed.outputs = dict(enumerate(self.group.product(input).split(self.group.sizes, dim=-1)))
+            computed.input = input
+        output = computed.outputs.pop(self._place)
+        if not computed.outputs:
+            computed.input = None
+        return output
 
 
 def fuse_linears(model: nn.Module) -> None:

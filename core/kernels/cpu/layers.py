@@ -1,4 +1,4 @@
-"""Linear layers on a CPU, in the layouts that products of few rows read fastest.
+"""Layers on a CPU: linear ones in the layouts that products of few rows read fastest, norms by our kernel.
 
 PyTorch's `linear` repacks its weights in every call with more rows than a matrix-vector product takes, and spends more
 time on beginning a small product than on computing it. Two forms avoid both (figures: decision 0022):
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..layers.norm import Spelled
 from .native.kernels import DTYPES, NativeKernels, shape_of_linear
 
 EXPECTED_ROWS = 8  # oneDNN chooses its blocks by them
@@ -79,6 +80,33 @@ class PackedLinear(LaidOutLinear):
             output: Tensor = torch.ops.specdec.packed_linear(input, self.packed, self.bias, self._num_outputs)
             return output
         return _packed_linear(input, self.packed, self.bias)
+
+
+class NativeRMSNorm(nn.Module):
+    """By our kernel in C.
+
+    A compiler gets the form that is spelled out, which it fuses with what is around it; so does input of another dtype
+    than the weight's, which promotes as PyTorch says.
+    """
+
+    def __init__(self, spelled: Spelled, kernels: NativeKernels) -> None:
+        super().__init__()
+        self.weight = spelled.weight
+        self.spelled = spelled
+        self.register_buffer("wide_gain", spelled.gain.float().contiguous(), persistent=False)
+        self._rounds_first = int(spelled.gain.dtype == torch.bfloat16)
+        self._eps = spelled.eps.item()
+        self._normalize = kernels.rms_norm
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        output: Tensor
+        if type(input) is not Tensor or input.dtype != self.weight.dtype:  # no plain tensor: it is being traced
+            output = self.spelled(input)
+        else:
+            rows = input if input.stride(-1) == 1 else input.contiguous()
+            output = self._normalize(rows, self.wide_gain, self._eps, self._rounds_first)
+        return output
 
 
 def _packed_linear(input: Tensor, packed: Tensor, bias: Tensor | None, *num_outputs: int) -> Tensor:
