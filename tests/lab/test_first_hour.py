@@ -80,7 +80,7 @@ def test_a_stage_that_was_interrupted_with_its_command_runs_again(tmp_path):
 
 
 def test_a_rehearsal_is_never_taken_for_a_measurement(tmp_path):
-    Course((GOOD,), tmp_path, tmp_path, smoke=True).run(60)
+    Course((GOOD,), tmp_path, tmp_path, smoke=True).run(200)
     course = Course((GOOD,), tmp_path, tmp_path)
     assert course.record(GOOD) is None
     assert "not measured" in course.page()
