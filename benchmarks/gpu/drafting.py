@@ -45,6 +45,7 @@ def _sweep(run: Run, sampling: str, params: dict[str, Any]) -> None:
                 for batch in run.shape(TARGET).batch_sizes:
                     drafting[number, batch] = _put(run, llm, f"{name}, {sampling}, {number} tokens", batch, params)
                 _put_acceptance(run, llm, f"{name}, {sampling}, {number} tokens")
+            del llm  # before the next one is made
         _put_passes(run, f"{name}, {sampling}", drafting, weight_bytes(folder) / bandwidth)
 
 

@@ -80,12 +80,14 @@ def _speed(run: Run, name: str, rounds: int) -> tuple[float, float | None]:
                 )
             if speculation is None:
                 _overhead(run, name, llm)
+        del llm  # before the next one is made
     found |= _of_transformers(run, name, rounds)
     plain, theirs = found["plain", 1], found.get(("transformers", 1))
     return plain / floor, None if theirs is None else plain / theirs
 
 
 def _of_transformers(run: Run, name: str, rounds: int) -> dict[tuple[str, int], float]:
+    run.free()
     model = LlamaForCausalLM.from_pretrained(run.checkpoint(name), dtype=run.dtype).to(run.device).eval()
     model.generation_config.eos_token_id = None
     found = {}

@@ -22,6 +22,7 @@ def one_step(run: Run) -> None:
     with run.engine(NAME) as llm:
         _put_steps(run, llm, "graphs where the device has them")
         _trace(run, llm)
+    del llm  # before the next one is made
     with run.engine(NAME, cuda_graphs=False) as llm:
         _put_steps(run, llm, "no graphs")
 
