@@ -9,6 +9,7 @@ import statistics
 from typing import Any
 
 from specdec import LLM
+from specdec.core.host import parts_of
 
 from . import figures
 from .run import Run, weight_bytes
@@ -51,7 +52,7 @@ def _sweep(run: Run, sampling: str, params: dict[str, Any]) -> None:
 
 def _put(run: Run, llm: LLM, what: str, batch: int, params: dict[str, Any]) -> float:
     """Median seconds of a step's drafting."""
-    progress = llm.engine.parts.runner.progress
+    progress = parts_of(llm).runner.progress
     plain, taken = progress.propose, []
 
     def timed(*args: Any, **kwargs: Any) -> None:

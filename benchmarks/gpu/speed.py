@@ -21,6 +21,7 @@ from pydantic import Field
 from transformers import LlamaForCausalLM
 
 from specdec import LLM
+from specdec.core.host import parts_of
 from specdec.sdk import Draft, Needs, ProposerConfig, StepView, StrictModel
 
 from . import figures
@@ -124,7 +125,7 @@ def _generate_there(model: LlamaForCausalLM, ids: torch.Tensor, length: int) -> 
 
 def _overhead(run: Run, name: str, llm: LLM) -> None:
     """What a step at batch 1 takes beyond the target's pass, and how much longer the slowest is than the median."""
-    runner = llm.engine.parts.runner
+    runner = parts_of(llm).runner
     target = runner._target
     runner._target = timed = TimedTarget(run, target)
     steps = run.steps(llm, name, 1)
