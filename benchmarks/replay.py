@@ -19,6 +19,7 @@ from specdec.core.engine.engine import Engine
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
 from specdec.lab.recording.recorder import RecordSettings, record
+from specdec.lab.recording.tap import TAP
 from specdec.lab.replay.run import params_of, replay
 
 PROPOSERS = {
@@ -70,11 +71,12 @@ def main():
         recording = Recording.open(Path(folder) / "x")
         rows = {name: [] for name in PROPOSERS}
         for _ in range(args.repeats):
-            plain, plainly = live_seconds(recording, None), replay(recording, None).predicted_seconds(recording)
+            plain, idle = live_seconds(recording, None), replay(recording, {"method": TAP})
+            plainly = idle.predicted_seconds(recording) - idle.propose_seconds
             for name, asked in PROPOSERS.items():
                 replayed = replay(recording, asked)
                 live = live_seconds(recording, asked)
-                predicted = replayed.predicted_seconds(recording)
+                predicted = replayed.predicted_seconds(recording, idle)
                 rows[name].append((live / replayed.seconds, plain / live, plainly / predicted))
     print("proposer     live/replay  speed-up live  predicted  ratio")
     for name, found in rows.items():

@@ -128,6 +128,14 @@ class LLM:
         """The target's tokenizer, or None."""
         return self.engine.tokenizer
 
+    def add_hooks(self, plugin: object) -> None:
+        """Call the hooks of an object of this process, as those of installed plugins are called.
+
+        plugin: an object whose methods carry `specdec.sdk.hookimpl`. Raises PluginLoadError SD-E117 if none does, or if
+        one of its class is there already.
+        """
+        self.engine.parts.hooks.add(plugin, type(plugin).__name__)
+
     def get_metrics(self) -> list[Metric]:
         """All counters since the engine started."""
         return self.engine.get_metrics()
@@ -156,10 +164,7 @@ class LLM:
         self.engine.load_proposer_state(path)
 
     def close(self) -> None:
-        """Abort what runs, save the proposer's state to `state_dir` if there is one, and close the proposer.
-
-        The object cannot be used afterwards.
-        """
+        """End for good: abort what runs, save the proposer's state to `state_dir` if any, and close the proposer."""
         self.engine.close()
 
     def _repr_html_(self) -> str:

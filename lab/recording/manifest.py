@@ -22,7 +22,8 @@ class Cost(StrictModel):
     """The measured seconds of a step against the rows that it computes."""
 
     rows: tuple[int, ...] = Field((), description="tokens computed in a step, ascending")
-    seconds: tuple[float, ...] = Field((), description="the median step of so many rows")
+    seconds: tuple[float, ...] = Field((), description="the median step of so many rows, without proposing")
+    propose_seconds: float = Field(0.0, ge=0, description="proposing in a step, by a proposer that does nothing")
 
     def step_seconds(self, num_rows: int) -> float:
         """Of a step of `num_rows` rows: interpolated linearly, and continued with the last slope."""

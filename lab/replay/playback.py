@@ -14,16 +14,16 @@ from specdec.core.host import (
     Scheduled,
     Scheduler,
     TargetOutput,
-    rejection,
 )
 from specdec.core.model.hidden_states import HiddenState
+from specdec.core.rejection.types import DraftRows, SamplingRows, Verdict
 from specdec.sdk.types import PADDING_TOKEN_ID
 
 from ..recording import RecordedRequest, Recording
 from .expected import ExpectedAcceptance
 
 HiddenLayers = Sequence[HiddenState]
-Listener = Callable[[rejection.DraftRows, Sequence[tuple[RecordedRequest, int]], Sequence[int]], None]
+Listener = Callable[[DraftRows, Sequence[tuple[RecordedRequest, int]], Sequence[int]], None]
 
 
 class Playback:
@@ -40,7 +40,7 @@ class Playback:
         self.expected = ExpectedAcceptance(recording.manifest.top_m)
         self.listeners: list[Listener] = [self.expected.record]  # told of the distributions of sampled steps
 
-    def on(self, scheduler: Scheduler) -> tuple[Playback, Playback, Callable[..., rejection.Verdict]]:
+    def on(self, scheduler: Scheduler) -> tuple[Playback, Playback, Callable[..., Verdict]]:
         """In the place of a target, a scheduler and a rule: see `StandIn`."""
         self._scheduler = scheduler
         return self, self, self.verify
@@ -66,14 +66,8 @@ class Playback:
         return TargetOutput(logits, torch.cat([self._states(share) for share in self._shares]).to(self._device))
 
     def verify(
-        self,
-        logits: Tensor,
-        cu_rows: Tensor,
-        drafts: rejection.DraftRows,
-        sampling: rejection.SamplingRows,
-        *,
-        workspace: object = None,
-    ) -> rejection.Verdict:
+        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: object = None
+    ) -> Verdict:
         """A draft is accepted as long as it is what the target said. There are no logits."""
         drafted = drafts.token_ids.tolist()
         lengths = drafts.lengths.tolist()
@@ -85,7 +79,7 @@ class Playback:
         padded = [ids + [PADDING_TOKEN_ID] * (width - len(ids)) for ids in outputs]
         accepted = [max(len(ids) - 1, 0) for ids in outputs]
         num_accepted = torch.tensor(accepted, device=self._device)
-        return rejection.Verdict(
+        return Verdict(
             output_ids=torch.tensor(padded, device=self._device).reshape(len(padded), width),
             num_accepted=num_accepted,
             status=torch.zeros_like(num_accepted),
@@ -103,12 +97,16 @@ class Playback:
     def _states(self, share: Scheduled) -> Tensor:
         name = share.request.request_id
         if name not in self._hidden:
-            states = self._recording.hidden_states(name)
+            if len(self._requests[name].token_ids) < 2:  # it ends before its states are shown to anybody
+                dtype = getattr(torch, self._recording.manifest.target["dtype"])
+                states = torch.zeros(1, max(part.stop for part in self._columns), dtype=dtype)
+            else:
+                states = self._recording.hidden_states(name)
             self._hidden[name] = torch.cat([states[:, part] for part in self._columns], dim=1)
         states, stop = self._hidden[name], share.start + share.num_tokens + share.num_draft_tokens
         return states[torch.arange(share.start, stop).clamp(max=len(states) - 1)]
 
-    def _expect(self, drafts: rejection.DraftRows, reached: Sequence[int]) -> None:
+    def _expect(self, drafts: DraftRows, reached: Sequence[int]) -> None:
         rows = [(self._requests[share.request.request_id], share.request.num_output_tokens) for share in self._shares]
         for listener in self.listeners:
             listener(drafts, rows, reached)

@@ -11,6 +11,7 @@ from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 
 from ..recording import Recording
+from ..recording.tap import TAP
 from .run import Replayed, replay
 
 Facts = dict[str, Any]
@@ -25,18 +26,18 @@ def replay_facts(
     device: str = "cpu",
 ) -> list[tuple[Facts, str | None]]:
     """The figures of each proposer, and its class path. Arguments and errors as of `replay`."""
-    plain = replay(recording, None, plugins, model=model) if recording.manifest.cost.rows else None
+    idle = replay(recording, {"method": TAP}, plugins, model=model) if recording.manifest.cost.rows else None
     found = []
     for asked in speculative_configs:
         replayed = replay(recording, asked, plugins, model=model, device=device)
-        found.append((_facts(recording, asked, replayed, plain), replayed.target))
+        found.append((_facts(recording, asked, replayed, idle), replayed.target))
     return found
 
 
-def _facts(recording: Recording, asked: SpeculativeSettings, replayed: Replayed, plain: Replayed | None) -> Facts:
+def _facts(recording: Recording, asked: SpeculativeSettings, replayed: Replayed, idle: Replayed | None) -> Facts:
     acceptance, expected = replayed.acceptance, replayed.expected
-    predicted = plain and replayed.predicted_seconds(recording)
-    plainly = plain and plain.predicted_seconds(recording)
+    predicted = idle and replayed.predicted_seconds(recording, idle)
+    plainly = idle and idle.predicted_seconds(recording) - idle.propose_seconds
     return {
         "proposer": replayed.proposer,
         "speculative_config": SpeculativeConfig.parse(asked).model_dump(mode="json", exclude_unset=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,10 +41,17 @@ def request_rows(recording: Recording, steps: Mapping[str, Sequence[Step]]) -> l
             "category": request.category,
             "num_prompt_tokens": len(request.prompt_token_ids),
             "output_token_ids": list(request.token_ids),
+            "output_probabilities": _probabilities(request),
             **step_facts(steps.get(request.request_id, ())),
         }
         for request in recording
     ]
+
+
+def _probabilities(request: RecordedRequest) -> list[float] | None:
+    """The target's, of the output tokens. None means that they were not recorded."""
+    probs: list[float] = request.token_logprobs.exp().tolist()
+    return None if any(math.isnan(each) for each in probs) else [round(each, 5) for each in probs]
 
 
 def predicted_seconds(recording: Recording, steps: Mapping[str, Sequence[Step]], propose: float) -> list[float] | None:

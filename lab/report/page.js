@@ -50,14 +50,18 @@
       "proposer: probability " + percent(miss.draft_probability),
       ...(miss.second_choice == null ? [] : ["second choice: " + JSON.stringify(text(miss.second_choice)) + (miss.second_choice_right ? ", right" : ", wrong")])];
     const show = () => {
-      const [, , output, drafts, accepted, misses] = requests(el("run").value)[el("prompt").value];
+      const [, , output, drafts, accepted, misses, probabilities] = requests(el("run").value)[el("prompt").value];
       const bySteps = new Map(misses.map((miss) => [miss.step, miss])), nodes = [];
       let place = 0;
+      const likely = () => probabilities.length ? ["target: probability " + percent(probabilities[place])] : [];
       accepted.forEach((count, step) => {
         const drafted = drafts[step], at = (i) => "step " + (step + 1) + ", draft position " + (i + 1) + " of " + drafted.length;
-        for (let i = 0; i < count && place < output.length; i++) nodes.push(span(output[place++], "accepted", [at(i), "accepted"]));
+        for (let i = 0; i < count && place < output.length; i++) { const lines = [at(i), "accepted", ...likely()]; nodes.push(span(output[place++], "accepted", lines)); }
         for (let i = count; i < drafted.length; i++) nodes.push(span(drafted[i], "rejected", [at(i), i === count ? "rejected" : "behind a rejected one", ...(i === count ? missLines(bySteps.get(step)) : [])]));
-        if (place < output.length) nodes.push(span(output[place++], drafted.length ? "sampled" : "", ["step " + (step + 1), !drafted.length ? "no draft" : count < drafted.length ? "recovered: the target's own" : "bonus token"]));
+        if (place >= output.length) return;
+        const origin = !drafted.length ? "no draft" : count < drafted.length ? "recovered: the target's own" : "bonus token";
+        const lines = ["step " + (step + 1), origin, ...likely()];
+        nodes.push(span(output[place++], drafted.length ? "sampled" : "", lines));
       });
       el("text").replaceChildren(...nodes);
     };

@@ -94,6 +94,7 @@ def _view(request: Mapping[str, Any]) -> list[Any]:
         request["per_step_draft_token_ids"],
         request["per_step_accepted"],
         request.get("misses") or [],
+        request.get("output_probabilities") or [],
     ]
 
 

@@ -27,7 +27,7 @@ class Listener:
 def test_logits_of_the_shown_rows_choose_the_committed_tokens():
     listener = Listener()
     llm = LLM("tiny", device="cpu", speculative_config=NGRAM)
-    llm.engine.parts.hooks.add(listener, "listener")
+    llm.add_hooks(listener)
     outputs = llm.generate(["import os\nimport os\nimport", "def f("], GREEDY)
     assert any(each.draft_token_ids for each in listener.requests)
     for output in outputs:
@@ -46,5 +46,5 @@ def test_logits_of_the_shown_rows_choose_the_committed_tokens():
 def test_an_object_without_hooks_is_refused():
     llm = LLM("tiny", device="cpu")
     with pytest.raises(PluginLoadError, match="it has no hook") as raised:
-        llm.engine.parts.hooks.add(object(), "nothing")
+        llm.add_hooks(object())
     assert raised.value.code == "SD-E117"

@@ -22,7 +22,12 @@ DRAFT = {"model": "assets/tiny/draft", "num_speculative_tokens": 3}
 def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings") / "x"
     engine = EngineConfig(model="tiny", max_num_seqs=1)
-    record(RecordSettings(engine=engine, num_prompts=3, output_len=32), PluginSettings(), folder, NoProgress())
+    record(
+        RecordSettings(engine=engine, num_prompts=3, output_len=32, measure_cost=False),
+        PluginSettings(),
+        folder,
+        NoProgress(),
+    )
     return folder
 
 
