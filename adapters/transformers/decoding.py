@@ -95,8 +95,10 @@ class SpeculativeDecoding:
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
         profile = profile_of(model.device)
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
-        services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, profile.backend)
+        services = speculation.services(info, self._target, tokenizer, profile.backend)
         self._host = speculation.host(info, services, self.metrics, observers, model.device, self._views)
+        services.lay_out_draft_kv(num_blocks, addressing)
+        self._host.warm_up()
         num_blocks += addressing.num_pad_blocks
         self._runner = Runner(
             self._target,

@@ -20,6 +20,7 @@ from ..model.text_equality import TextEquality
 from ..model.tokenizer import eos_token_ids
 from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
+from ..proposing.services import EngineServices
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, Observers
@@ -30,6 +31,7 @@ from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler
 from ..runner.step import Runner
+from .device import Working
 from .loaded_model import LoadedModel, load_model
 from .paged_cache import PagedCache, build_cache
 from .plan import Plan
@@ -53,6 +55,7 @@ class Parts:
     host: ProposerHost | None
     backend: Backend
     threads: Threads
+    working: Working  # what its calls happen in
     text_equality: TextEquality
     kv_capacity: int  # tokens of one request that the cache can hold
 
@@ -60,12 +63,22 @@ class Parts:
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     plan = Plan.make(config, speculative_config, settings)
-    model = load_model(plan)
-    cache = build_cache(plan, model.target)
-    metrics = EngineMetrics(str(config.model), plan.proposer)
-    drafts, rule = _verification(plan, cache)
+    with plan.profile.current():
+        return _assembled(plan, load_model(plan), EngineMetrics(str(config.model), plan.proposer))
+
+
+def _assembled(plan: Plan, model: LoadedModel, metrics: EngineMetrics) -> Parts:
+    """The proposer is bound and memory for drafts is taken before the cache gets what is left."""
+    config = plan.config
     graphs = _graphs(plan)
-    host = build_host(plan, model, cache, metrics, graphs, read_late=drafts.table is not None)
+    services = _services(plan, model, graphs)
+    drafts, rule = _verification(plan)
+    host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)
+    cache = build_cache(plan, model.target)
+    if services is not None and host is not None:
+        services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
+        with model.threads.used():
+            host.warm_up()
     served = _served(plan, model, cache, graphs)
     runner = Runner(
         served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule
@@ -84,53 +97,52 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         host=host,
         backend=plan.profile.backend,
         threads=model.threads,
+        working=plan.profile.working(model.threads),
         text_equality=model.text_equality,
         kv_capacity=cache.num_blocks * config.block_size - plan.lookahead,
     )
 
 
-def build_host(
-    plan: Plan,
-    model: LoadedModel,
-    cache: PagedCache,
-    metrics: EngineMetrics,
-    graphs: Graphs | None,
-    *,
-    read_late: bool,
-) -> ProposerHost | None:
-    """The proposer, bound; the target keeps the hidden states that it needs. None means plain decoding.
-
-    read_late: see `DraftChecker`.
-    """
+def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineServices | None:
+    """What the proposer is bound to. None means plain decoding."""
     speculation, config = plan.speculation, plan.config
     if speculation is None:
         return None
-    services = speculation.services(
+    return speculation.services(
         plan.info,
         model.target,
         model.tokenizer,
-        cache.num_blocks,
-        cache.addressing,
         plan.profile.backend,
         config.moe_backend,
         graphs.function if graphs else None,
         CompiledFunction if config.torch_compile else None,
     )
+
+
+def _bound_host(
+    plan: Plan, model: LoadedModel, services: EngineServices | None, metrics: EngineMetrics, *, read_late: bool
+) -> ProposerHost | None:
+    """The proposer, bound; the target keeps the hidden states that it needs. None means plain decoding.
+
+    read_late: see `DraftChecker`.
+    """
+    speculation, device = plan.speculation, plan.profile.device
+    if speculation is None or services is None:
+        return None
     with model.threads.used():
-        observers, device = plan.hooks.observers, plan.profile.device
-        host = speculation.host(plan.info, services, metrics, observers, device, read_late=read_late)
+        host = speculation.host(plan.info, services, metrics, plan.hooks.observers, device, read_late=read_late)
     model.target.capture(host.needs.hidden_states)
     return host
 
 
-def _verification(plan: Plan, cache: PagedCache) -> tuple[DraftStore, VerificationRule]:
+def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     """Where drafts wait, and how they are verified."""
     info, device, speculation = plan.info, plan.profile.device, plan.speculation
     buffers, table = DistributionBuffers.none(), None
     rule: VerificationRule = verify
     if speculation is not None:
         buffers, rule = speculation.distribution_buffers(info, device), speculation.rule
-        if cache.addressing.table is not None:
+        if plan.profile.keeps_drafts:
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)

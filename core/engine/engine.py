@@ -147,7 +147,7 @@ class Engine:
                 starting = [request for request in self._requests.values() if not request.started]
             committed: list[Committed] = []
             try:
-                with self.parts.threads.used():
+                with self.parts.working():
                     self.parts.runner.step(committed)
             except BaseException:
                 self._settle_interrupted(committed)
@@ -161,7 +161,8 @@ class Engine:
         ended = [request for request in self._requests.values() if request.finish_reason is not None]
         listed = {each.request.request_id for each in committed}
         committed += [Committed.nothing(request) for request in ended if request.request_id not in listed]
-        self.parts.runner.finish(ended)
+        with self.parts.working():
+            self.parts.runner.finish(ended)
 
     def _tell(self, starting: Sequence[Request], committed: Sequence[Committed]) -> None:
         """Let go of what ended, then tell everybody of the step: hooks find the engine as the next step will."""
@@ -210,7 +211,8 @@ class Engine:
         for request in ended:
             request.abort()
         try:
-            self.parts.runner.finish(ended)
+            with self.parts.working():
+                self.parts.runner.finish(ended)
         finally:
             for request in ended:
                 self.on_progress(Committed.nothing(request))
@@ -230,12 +232,12 @@ class Engine:
 
     def save_proposer_state(self, path: str | Path) -> None:
         """See `LLM.save_proposer_state`."""
-        with self._turn.taken("save_proposer_state", alone=True):
+        with self._turn.taken("save_proposer_state", alone=True), self.parts.working():
             self._stateful().save(as_path(path))
 
     def load_proposer_state(self, path: str | Path) -> None:
         """See `LLM.load_proposer_state`."""
-        with self._turn.taken("load_proposer_state", alone=True):
+        with self._turn.taken("load_proposer_state", alone=True), self.parts.working():
             self._stateful().load(as_path(path))
 
     def _stateful(self) -> ProposerHost:
@@ -252,7 +254,7 @@ class Engine:
         """Abort what runs and close the proposer. Safe to call twice."""
         if self._closed:
             return
-        with self._turn.taken("close", alone=True), ExitStack() as every:  # each, also if one raises; the last first
+        with self._turn.taken("close", alone=True), self.parts.working(), ExitStack() as every:  # each; the last first
             self._closed = True
             every.callback(lambda: self.parts.observers.on_engine_stop(self.metrics.acceptance.as_dict()))
             if self.parts.host:

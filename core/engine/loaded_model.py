@@ -10,6 +10,7 @@ from ..cache.block_pool import BlockPool
 from ..device_memory import spare_memory
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
+from ..model.rotary import freeze_tables
 from ..model.target import TargetModel
 from ..model.target_proof import TargetProof, is_wanted
 from ..model.text_equality import TextEquality
@@ -37,6 +38,7 @@ def load_model(plan: Plan) -> LoadedModel:
     target = TargetModel.load(
         plan.path, plan.hf_config, plan.dtype, profile.device, config.moe_backend, trust_remote_code=trusts
     )
+    freeze_tables(target.model, plan.info.max_model_len)
     _prepare(target, plan)
     threads = profile.threads(config.num_threads, target.model)
     text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)

@@ -19,13 +19,14 @@ def num_kv_blocks(
     info: TargetInfo,
     target: TargetModel,
     admission: Admission | None,
-    kv_budget: Callable[[EngineConfig, TargetModel], int],
+    kv_budget: Callable[[EngineConfig, TargetModel, int], int],
     lookahead: int = 0,
+    num_recorded: int = 0,
 ) -> int:
     """As asked; else what all rows can use, within the memory that is given or left, draft KV included.
 
     kv_budget: bytes where the user names none. lookahead: positions past a request's newest token that its draft pass
-    writes.
+    writes. num_recorded: tokens of passes that are recorded after, at most, the target's and the drafter's together.
     """
     usable = config.max_num_seqs * -(-(info.max_model_len + lookahead) // config.block_size)
     per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
@@ -36,7 +37,7 @@ def num_kv_blocks(
     if config.kv_cache_memory_gib is not None:
         budget = int(config.kv_cache_memory_gib * 2**30)
     else:
-        budget = kv_budget(config, target)
+        budget = kv_budget(config, target, num_recorded)
     affordable = budget // per_block
     if affordable < 1:
         facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
@@ -65,21 +66,28 @@ def bytes_per_row(config: EngineConfig, info: TargetInfo, needs: Needs | None) -
     return 8 * (ROW_RECORDS + blocks + (info.max_model_len if needs and needs.history else 0))
 
 
-def quarter_of_free(config: EngineConfig, target: TargetModel) -> int:
+def quarter_of_free(config: EngineConfig, target: TargetModel, num_recorded: int = 0) -> int:
     """Untouched pages cost a CPU nothing."""
     return spare_memory(target.device)
 
 
 def left_by_a_step(
-    config: EngineConfig, target: TargetModel, memory: Callable[[torch.device], DeviceMemory] = CudaMemory
+    config: EngineConfig,
+    target: TargetModel,
+    num_recorded: int = 0,
+    memory: Callable[[torch.device], DeviceMemory] = CudaMemory,
 ) -> int:
-    """The share of a device that the user gives, less what weights and the largest step take there.
+    """The share of a device that the user gives, less what is there now, the largest step, and what is recorded.
 
-    What is loaded or recorded later (a draft network, graphs) comes out of the share that is not given.
+    A drafter is bound before: its weights and its drafts' distributions count as there. Recorded passes keep memory of
+    their own, which a pass over as many tokens is the measure of. num_recorded: see `num_kv_blocks`.
     """
     device = memory(target.device)
     num_rows = min(config.max_num_batched_tokens, config.max_num_seqs * ROWS_PER_REQUEST)
     peak = device.peak(lambda: target.dummy_pass(config.max_num_batched_tokens, num_rows))
+    if num_recorded:
+        recorded = device.peak(lambda: target.dummy_pass(num_recorded, num_recorded))
+        peak += recorded - device.peak(lambda: None)
     return int(config.gpu_memory_utilization * device.total()) - peak
 
 

@@ -45,7 +45,8 @@ def build_cache(plan: Plan, target: TargetModel) -> PagedCache:
     """As large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
     config, info, lookahead = plan.config, plan.info, plan.lookahead
     admission = plan.speculation.admission if plan.speculation else None
-    num_blocks = num_kv_blocks(config, info, target, admission, plan.profile.kv_budget, lookahead)
+    kv_budget, recorded = plan.profile.kv_budget, plan.num_recorded_tokens
+    num_blocks = num_kv_blocks(config, info, target, admission, kv_budget, lookahead, recorded)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
     pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
     return PagedCache.build(plan.profile, info, target, pool, config.max_num_batched_tokens, lookahead)

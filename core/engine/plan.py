@@ -17,6 +17,7 @@ from ..model.target import experts_settings, load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
+from ..runner.graphs import buckets
 from .device import DeviceProfile, device_of, profile_of
 from .memory import bytes_per_row, require_memory
 
@@ -59,6 +60,14 @@ class Plan:
     def num_draft_tokens(self) -> int:
         """The most drafts of one request in a step."""
         return self.speculation.loaded.config.num_draft_tokens if self.speculation else 0
+
+    @property
+    def num_recorded_tokens(self) -> int:
+        """Tokens of the largest passes that are recorded, one of the target and one of a drafter; 0: none are."""
+        if self.profile.recorder is None or self.config.cuda_graphs is False:
+            return 0
+        largest = buckets(self.info.max_num_seqs, self.num_draft_tokens)[0].num_tokens
+        return largest * (1 + (self.speculation is not None))
 
     @property
     def proposer(self) -> str:

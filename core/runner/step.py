@@ -26,7 +26,7 @@ from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Request
 from .batch import Batch, build_batch
 from .request_progress import RequestProgress
-from .sampling import SamplingTable, adjust_logits
+from .sampling import SamplingTable, adjust_logits, likely, read_likely
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -111,7 +111,15 @@ class Runner:
                 shares = [item.scheduled for item in batch.items]
                 adjust_logits(output.logits, shares, self._drafted(batch), bounds[:-1])
         sampling = self._sampling.rows(requests)
-        return self._rule(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
+        verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, sampling)
+        if logprobs:
+            emitted = zip(requests, verdict.output_ids.unbind(), strict=True)
+            wanted = [(each, ids) for each, ids in emitted if each.request_id in logprobs]
+            logprobs |= {
+                each.request_id: likely(logprobs[each.request_id], ids, each.params.logprobs or 0)
+                for each, ids in wanted
+            }
+        return verdict, logprobs
 
     @staticmethod
     def _drafted(batch: Batch) -> list[list[int]]:
@@ -137,12 +145,13 @@ class Runner:
         logprobs: dict[str, Tensor],
         committed: list[Committed],
     ) -> None:
+        kept = read_likely(logprobs)
         for item, drafts, (accepted, status, *ids) in zip(batch.items, drafted, outcome, strict=True):
             share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
             each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids)
-            if each.token_ids and each.request.request_id in logprobs:
-                _keep_logprobs(each.request, each.token_ids, logprobs[each.request.request_id])
+            if each.request.request_id in kept:
+                each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
             committed.append(each)
         self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
 
@@ -179,11 +188,3 @@ class Runner:
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
-
-
-def _keep_logprobs(request: Request, token_ids: Sequence[int], logprobs: Tensor) -> None:
-    """Of each emitted token and of the most likely ones, before bias and penalties."""
-    for token_id, row in zip(token_ids, logprobs, strict=False):
-        top = row.topk(request.params.logprobs or 0)
-        kept = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-        request.logprobs.append(kept | {token_id: float(row[token_id])})

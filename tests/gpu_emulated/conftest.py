@@ -24,3 +24,11 @@ def cuda():
     """Two devices, on which engines run."""
     with emulated_cuda(num_devices=2) as devices, plain_kernels(devices):
         yield devices
+
+
+@pytest.fixture(scope="session")
+def mtp_target(tmp_path_factory):
+    """See `serving.make_mtp_target`."""
+    from serving import make_mtp_target  # found here once this folder is on the path
+
+    return make_mtp_target(tmp_path_factory.mktemp("mtp"))

@@ -180,3 +180,10 @@ def test_nothing_of_it_is_left_afterwards():
         assert torch.cuda.is_available()
     assert not torch.cuda.is_available()
     assert type(torch.tensor([1])) is torch.Tensor
+
+
+def test_the_device_of_a_context_is_that_of_new_tensors(cuda):
+    with torch.device("meta"):
+        assert torch.tensor([1]).device.type == "meta"
+    with torch.device("cuda"):
+        assert torch.tensor([1]).device == torch.device("cuda:0")

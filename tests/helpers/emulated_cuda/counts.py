@@ -17,7 +17,8 @@ class Counts:
     waits: Counter[str] = field(default_factory=Counter)  # "what @ place": the host stands until the device is done
     uploads: Counter[str] = field(default_factory=Counter)
     launches: Counter[str] = field(default_factory=Counter)  # one by one, outside of recorded work
-    places: Counter[str] = field(default_factory=Counter)  # of these launches
+    places: Counter[str] = field(default_factory=Counter)  # of these launches, if `with_places`
+    with_places: bool = False
     replays: int = 0
     nodes: int = 0  # launches within what was replayed
 

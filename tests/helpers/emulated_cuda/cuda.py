@@ -52,9 +52,9 @@ class EmulatedCuda:
         self._defaults: dict[int, Stream] = {}
 
     @contextmanager
-    def counting(self) -> Iterator[Counts]:
-        """What is asked of the devices inside."""
-        outer, self.counts = self.counts, Counts()
+    def counting(self, *, places: bool = False) -> Iterator[Counts]:
+        """What is asked of the devices inside. places: also where each launch comes from, which takes long."""
+        outer, self.counts = self.counts, Counts(with_places=places)
         try:
             yield self.counts
         finally:
@@ -146,9 +146,8 @@ class EmulatedCuda:
         """
         known = {id(each.held): each for each in inputs}
         owners = {each.held.untyped_storage()._cdata: each for each in inputs}
-        with self.unwatched():
-            result = work()
-        found = list(tensors_in(result))
+        result = work()
+        found = tensors_in(result)
         made = [each for each in found if each.untyped_storage()._cdata not in owners]
         written = [each for each in found if id(each) in known]
         if launches and (any(each.numel() for each in (*made, *written)) or not found):
@@ -186,21 +185,26 @@ class EmulatedCuda:
         self.check_current(device, name)
         if not self._records():
             self.counts.launches[name] += launches
-            self.counts.places[f"{name} @ {place()}"] += launches
+            if self.counts.with_places:
+                self.counts.places[f"{name} @ {place()}"] += launches
 
     def kernel(self, plain: Callable[..., Any], launches: int) -> Callable[..., Any]:
         """A function of the engine that launches kernels there: its plain form on the data, in its place."""
         name = f"{plain.__module__}.{plain.__qualname__}"
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            inputs = list(tensors_in((args, kwargs)))
+            inputs = tensors_in((args, kwargs))
             strange = {each.device for each in inputs} - {inputs[0].device}
             if strange or not isinstance(inputs[0], DeviceTensor):
                 raise RuntimeError(f"{name}: a kernel got tensors on {inputs[0].device} and {strange}")
             self.check_current(inputs[0].device, name)
             there, settings = mapped((args, kwargs), held)
             with torch.inference_mode(False), torch.no_grad():
-                work = lambda: plain(*there, **settings)  # noqa: E731
+
+                def work() -> Any:
+                    with self.unwatched():
+                        return plain(*there, **settings)
+
                 return self.finish(name, work, inputs, inputs[0].device, launches)
 
         return call

@@ -37,7 +37,9 @@ def _verification(cuda: EmulatedCuda, plain: Any) -> Any:
     on_device.__qualname__ = plain.__qualname__
     launch = cuda.kernel(on_device, LAUNCHES["verification"])
 
-    def verify(logits: Any, cu_rows: Any, drafts: Any, sampling: Any, uniforms: Any = None, workspace: Any = None) -> Any:
+    def verify(
+        logits: Any, cu_rows: Any, drafts: Any, sampling: Any, uniforms: Any = None, workspace: Any = None
+    ) -> Any:
         return launch(logits, cu_rows, drafts, sampling, uniforms)
 
     return verify

@@ -10,7 +10,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.utils._device
 import torch.utils._triton
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from .cuda import EmulatedCuda
 from .graphs import Event, Graph, Stream
@@ -28,7 +31,8 @@ def emulated_cuda(num_devices: int = 1, memory: int = 64 * GIB, *, poison: bool 
     poison: fill memory of graphs that nobody may read any more, so that whoever reads it shows.
     """
     register_guard()
-    torch.utils._triton.has_triton()  # remembered: the answer stays that of this machine
+    torch.utils._triton.has_triton()  # remembered from now on: what this machine has, and torch's own functions
+    torch.utils._device._device_constructors()
     cuda = EmulatedCuda(num_devices, memory, poison=poison)
     with ExitStack() as stack:
         for name, value in _of_torch_cuda(cuda).items():
@@ -93,15 +97,22 @@ def _made_from_numbers(real: Callable[..., Any], cuda: EmulatedCuda) -> Callable
 
     @functools.wraps(real)
     def make(data: Any, *args: Any, device: Any = None, pin_memory: bool = False, **options: Any) -> Any:
-        place = None if device is None else torch.device(device)
+        place = _device_of_context() if device is None else torch.device(device)
         if isinstance(data, DeviceTensor) or (not pin_memory and (place is None or place.type != "cuda")):
             return real(data, *args, device=device, **options)
-        made = real(data, *args, **options)
+        with torch._C.DisableTorchFunction():  # on the host, whatever the device of the context
+            made = real(data, *args, **options)
         if pin_memory:
             cuda.pin(made)
         return made if place is None or place.type != "cuda" else made.to(cuda.indexed(place))
 
     return make
+
+
+def _device_of_context() -> torch.device | None:
+    """That of the innermost `with torch.device(...)`."""
+    contexts = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
+    return contexts[-1].device if contexts else None
 
 
 def _safe_open() -> Any:

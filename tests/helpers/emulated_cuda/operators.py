@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,8 +109,7 @@ class Operators:
         to = target.device if target is not None else kwargs.get("device") or source.device
         if to.type == "cpu":
             self._cuda.download(target, non_blocking=non_blocking)
-            with self._cuda.unwatched():
-                return operator(*mapped(args, held), **kwargs)
+            return operator(*mapped(args, held), **kwargs)
         sent = not isinstance(source, DeviceTensor) and (name == "_to_copy" or source.dim() > 0)
         if sent:
             self._cuda.upload(source, "copy to the device", non_blocking=non_blocking)
@@ -119,6 +119,7 @@ class Operators:
         return made if target is None else target
 
 
+@cache
 def _is_composed(operator: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
 

@@ -42,6 +42,13 @@ class DeviceTensor(torch.Tensor):
     def __repr__(self, **options: Any) -> str:  # by name only: values would be a wait
         return f"DeviceTensor({list(self.shape)}, {self.dtype}, {self.device})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copy: Tensor = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
