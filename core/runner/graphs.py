@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.sdk import ConfigError
+from specdec.sdk.errors import ConfigError
 
 from ..cache.block_table import BlockTable
 from ..cache.kv_cache import KVCache

@@ -48,8 +48,8 @@ def main() -> None:
         for name, form in CASES:
             with emulated_cuda() as cuda, plain_kernels(cuda):
                 table[f"{name}-{form}"] = figures(cuda, engine(name, form, mtp_target), form)
-    rows = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in table.items()]
-    TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+            rows = [f"  {json.dumps(case)}: {json.dumps(row)}" for case, row in table.items()]
+            TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
 if __name__ == "__main__":
