@@ -23,7 +23,7 @@ from ..kernels.cpu.backend import CpuBackend, NativeBackend
 from ..kernels.cpu.native.build import BuildError
 from ..model.target import TargetModel
 from ..model.text_equality import ON_A_GPU, TextEquality
-from ..runner.graphs import CudaRecorder, Recorder
+from ..runner.recording import CudaRecorder, Recorder
 from .memory import left_by_a_step, quarter_of_free
 from .threads import Threads
 

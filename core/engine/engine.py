@@ -270,11 +270,8 @@ class Engine:
         if not token_ids:
             raise RequestError("SD-E154", f"{who} has an empty prompt", {"fix": "pass at least one token"})
         if len(token_ids) >= limit:
-            raise RequestError(
-                "SD-E155",
-                f"{who} has a prompt that leaves no room for output",
-                {"prompt": f"{len(token_ids)} tokens", "max_model_len": limit},
-            )
+            room = {"prompt": f"{len(token_ids)} tokens", "max_model_len": limit}
+            raise RequestError("SD-E155", f"{who} has a prompt that leaves no room for output", room)
         biased = list(params.logit_bias or ())
         named = {"prompt": token_ids, "logit_bias": biased, "stop_token_ids": params.stop_token_ids}
         for where, ids in named.items():

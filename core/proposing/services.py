@@ -35,7 +35,7 @@ class LayerSource(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-Capture = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

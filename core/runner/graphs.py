@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,43 +23,12 @@ from ..cache.kv_cache import KVCache
 from ..cache.paged_view import PagedView
 from ..model.forward_input import ForwardInput
 from ..model.target import Target, TargetOutput
+from .recording import Recorder, Work, copy_together
 
 logger = logging.getLogger("specdec")
 
 MOST_TOKENS = 512  # of a recorded pass: a larger one takes longer than its launches
-Work = Callable[[], None]
-
-
-class Recorder(Protocol):
-    """What recording asks of a device."""
-
-    def record(self, work: Work) -> Work:
-        """Run the work, then record it. Returns what replays it. Raises RuntimeError if it cannot be recorded."""
-        ...
-
-
-class CudaRecorder:
-    """CUDA graphs that share one pool of memory: at most one of them is running.
-
-    A replay may overwrite all that another graph keeps in the pool. So recorded work leaves its results elsewhere.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def record(self, work: Work) -> Work:
-        """See `Recorder`. Kernels are compiled and workspaces made in two runs before, on the recorder's stream."""
-        current, aside = torch.cuda.current_stream(self._stream.device), self._stream
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):  # around the capture too: one that fails does not leave its stream by itself
-            work()
-            work()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, self._pool, aside, capture_error_mode="thread_local"):
-                work()
-        current.wait_stream(aside)
-        return graph.replay
+Rows = Tensor | tuple[Tensor, ...]  # with one row per request
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -118,21 +87,9 @@ class StaticInputs:
         ):
             places += [place[: len(given)], place[len(given) :]]
             values += [given, padding[: len(place) - len(given)]]
-        _copy_together(places, values)
+        copy_together(places, values)
         if len(view.cu_queries) <= requests:
             self.cu_queries[len(view.cu_queries) : requests + 1].fill_(len(batch.token_ids))
-
-
-def _copy_together(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy each tensor to its place, in one launch for those of one dtype."""
-    together: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for place, value in zip(places, values, strict=True):
-        if len(value):
-            to, given = together.setdefault(value.dtype, ([], []))
-            to.append(place)
-            given.append(value)
-    for to, given in together.values():
-        torch._foreach_copy_(to, given)
 
 
 class GraphedTarget:
@@ -202,14 +159,14 @@ class GraphedFunction:
     argument, the function runs as it is from then on.
     """
 
-    def __init__(self, function: Callable[..., Tensor], recorder: Recorder, sizes: Sequence[int]) -> None:
+    def __init__(self, function: Callable[..., Rows], recorder: Recorder, sizes: Sequence[int]) -> None:
         self._function = function
         self._recorder: Recorder | None = recorder
         self._sizes = sizes
-        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, Tensor]] = {}
+        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, list[Tensor]]] = {}
         self._largest: dict[tuple[object, ...], Tensor] = {}  # what the places of all sizes are the front of
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
+    def __call__(self, *tensors: Tensor) -> Rows:
         """The function's result, row by row."""
         count = len(tensors[0])
         size = next((size for size in self._sizes if size >= count), None)
@@ -226,27 +183,27 @@ class GraphedFunction:
                 self._recorder = None
                 return self._function(*tensors)
             self._recorded[key] = recorded
-        inputs, replay, output = self._recorded[key]
+        inputs, replay, results = self._recorded[key]
         _fill(inputs, tensors)
         replay()
-        return output[:count]
+        return results[0][:count] if len(results) == 1 else tuple([each[:count] for each in results])
 
     def _record(
         self, recorder: Recorder, size: int, tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Work, Tensor] | None:
-        """The places of the arguments, what replays the function upon them, and where it leaves its result."""
+    ) -> tuple[list[Tensor], Work, list[Tensor]] | None:
+        """The places of the arguments, what replays the function upon them, and where it leaves its results."""
         inputs = [self._place(index, size, tensor) for index, tensor in enumerate(tensors)]
         _fill(inputs, tensors)
         with _Computing() as computing:
-            result = self._function(*inputs)
+            found = _each(self._function(*inputs))
         if not computing.seen:
             return None
-        output = self._place("result", size, result)
+        results = [self._place(f"result {index}", size, each) for index, each in enumerate(found)]
 
         def work() -> None:
-            output.copy_(self._function(*inputs))
+            copy_together(results, _each(self._function(*inputs)))
 
-        return inputs, recorder.record(work), output
+        return inputs, recorder.record(work), results
 
     def _place(self, name: object, size: int, like: Tensor) -> Tensor:
         """Memory outside of the graphs' pool for so many rows."""
@@ -254,6 +211,10 @@ class GraphedFunction:
         if key not in self._largest:
             self._largest[key] = like.new_empty(self._sizes[-1], *like.shape[1:])
         return self._largest[key][:size]
+
+
+def _each(result: Rows) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else result
 
 
 class _Computing(TorchDispatchMode):
@@ -277,7 +238,7 @@ def _fill(inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     for place, given in zip(inputs, tensors, strict=True):
         places += [place[: len(given)], place[len(given) :]]
         values += [given, given[: len(place) - len(given)]]
-    _copy_together(places, values)
+    copy_together(places, values)
 
 
 @dataclass(frozen=True)
@@ -300,6 +261,6 @@ class Graphs:
             return target
         return graphed
 
-    def function(self, function: Callable[..., Tensor]) -> GraphedFunction:
+    def function(self, function: Callable[..., Rows]) -> GraphedFunction:
         """A function with one row per request, recorded."""
         return GraphedFunction(function, self.recorder, batch_sizes(self.max_num_seqs))
