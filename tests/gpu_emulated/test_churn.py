@@ -3,8 +3,8 @@
 The emulated device replays without Python in memory that graphs really share. So an output that another replay
 overwrites, or a number that was recorded and should not have been, changes tokens or what is accepted.
 
-The slice of `.ci/run` serves each proposer for some twenty steps and looks at one step more closely: what it asks of
-the device is a golden figure, so that a regression shows without one.
+The slice of `.ci/run` serves each proposer for some twenty steps. What one step asks of the device is a golden figure, so
+that a regression shows without one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ FEW_BLOCKS = 6
 """Of 16 tokens: three requests do not always fit, and one is preempted."""
 QUICK = 4
 LONG = 40
+LOOKED_AT = [("plain", "greedy"), ("ngram", "greedy"), ("eagle", "greedy"), ("eagle3", "sparse"), ("medusa", "dense")]
+"""A step of each kind: without drafts, with those of the host, and of a device in each of their forms."""
 
 
 def served(llm, num_requests, seed=0):
@@ -49,7 +51,7 @@ def test_recorded_work_gives_it_for_a_long_time(case, seed, cuda, mtp_target):
 
 @pytest.mark.parametrize(
     "case",
-    [case if case in QUICK_CASES else pytest.param(case, marks=pytest.mark.full) for case in CASES],
+    [case if case in LOOKED_AT else pytest.param(case, marks=pytest.mark.full) for case in CASES],
     ids="-".join,
 )
 def test_a_decoding_step_asks_of_the_device_what_the_table_says(case, cuda, mtp_target):

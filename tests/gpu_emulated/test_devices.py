@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 from emulated_cuda import emulated_cuda, plain_kernels
+from inside import info_of, pool_of
 from serving import TINY, engine, prompt
 
 from specdec import LLM, SamplingParams
@@ -49,7 +50,7 @@ def test_a_device_without_a_number_is_the_current_one(cuda):
     with torch.cuda.device(1):
         llm = engine("ngram", "greedy", None)
     assert generate(llm)
-    assert llm.engine.parts.info.device == "cuda:1"
+    assert info_of(llm).device == "cuda:1"
 
 
 def test_a_device_that_is_not_there_is_refused(cuda):
@@ -131,7 +132,7 @@ def test_the_cache_is_sized_from_what_a_drafter_leaves(case):
     with emulated_cuda(memory=128 * MIB) as cuda, plain_kernels(cuda):
         llm = engine(*case, None, max_num_seqs=64, max_model_len=512)
         assert generate(llm)
-        heap, num_blocks = cuda.heaps[0], llm.engine.parts.scheduler.pool.num_blocks
+        heap, num_blocks = cuda.heaps[0], pool_of(llm).num_blocks
         assert 10 < num_blocks < 64 * 512 // 16, "all that memory allows, and less than could be used"
         assert 0.5 * heap.total < heap.peak <= 0.9 * heap.total, "the share that is given, drafter and graphs included"
 
