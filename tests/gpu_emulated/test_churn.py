@@ -3,8 +3,8 @@
 The emulated device replays without Python in memory that graphs really share. So an output that another replay
 overwrites, or a number that was recorded and should not have been, changes tokens or what is accepted.
 
-The slice of `.ci/run` serves each proposer for some twenty steps. What one step asks of the device is a golden figure, so
-that a regression shows without one.
+The slice of `.ci/run` serves each proposer for some twenty steps. What one step asks of the device is a golden figure:
+a regression shows without a GPU.
 """
 
 from __future__ import annotations
