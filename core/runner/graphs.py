@@ -163,7 +163,7 @@ class GraphedFunction:
         self._function = function
         self._recorder: Recorder | None = recorder
         self._sizes = sizes
-        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, list[Tensor]]] = {}
+        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, Rows]] = {}
         self._largest: dict[tuple[object, ...], Tensor] = {}  # what the places of all sizes are the front of
 
     def __call__(self, *tensors: Tensor) -> Rows:
@@ -186,24 +186,24 @@ class GraphedFunction:
         inputs, replay, results = self._recorded[key]
         _fill(inputs, tensors)
         replay()
-        return results[0][:count] if len(results) == 1 else tuple([each[:count] for each in results])
+        return results[:count] if isinstance(results, Tensor) else tuple([each[:count] for each in results])
 
     def _record(
         self, recorder: Recorder, size: int, tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Work, list[Tensor]] | None:
+    ) -> tuple[list[Tensor], Work, Rows] | None:
         """The places of the arguments, what replays the function upon them, and where it leaves its results."""
         inputs = [self._place(index, size, tensor) for index, tensor in enumerate(tensors)]
         _fill(inputs, tensors)
         with _Computing() as computing:
-            found = _each(self._function(*inputs))
+            found = self._function(*inputs)
         if not computing.seen:
             return None
-        results = [self._place(f"result {index}", size, each) for index, each in enumerate(found)]
+        results = [self._place(f"result {index}", size, each) for index, each in enumerate(_each(found))]
 
         def work() -> None:
             copy_together(results, _each(self._function(*inputs)))
 
-        return inputs, recorder.record(work), results
+        return inputs, recorder.record(work), results[0] if isinstance(found, Tensor) else tuple(results)
 
     def _place(self, name: object, size: int, like: Tensor) -> Tensor:
         """Memory outside of the graphs' pool for so many rows."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from specdec.core.kernels import draft_uniforms
+from specdec.core.kernels.layers import naive as layers
+from specdec.core.kernels.layers.operations import LAYER_KERNELS
 from specdec.core.kernels.paged_attention import dispatch, naive
 from specdec.core.rejection import block, sampler, torch_backend
 
@@ -15,6 +19,8 @@ from .cuda import EmulatedCuda
 
 LAUNCHES = {"attention": 2, "verification": 3}
 """Kernels that one call launches, as the forms of a device do."""
+FUSED = ("rms_norm", "add_rms_norm", "silu_mul", "rotate", "rotate_and_store")
+"""Operations of layers, each one launch."""
 
 
 @contextmanager
@@ -23,6 +29,10 @@ def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
     with ExitStack() as stack:
         attend = cuda.kernel(naive.attend_pages, LAUNCHES["attention"])
         stack.enter_context(patch.dict(dispatch.PAGED_ATTENTION, cuda=attend))
+        uniforms = cuda.kernel(draft_uniforms.naive.draft_uniforms, 1)
+        stack.enter_context(patch.dict(draft_uniforms.DRAFT_UNIFORMS, cuda=uniforms))
+        fused = {name: cuda.kernel(getattr(layers, name), 1) for name in FUSED}
+        stack.enter_context(patch.dict(LAYER_KERNELS, cuda=lambda: SimpleNamespace(**fused)))
         verify = {"VERIFY_BACKENDS": torch_backend.verify, "BLOCK_BACKENDS": block.verify_block}
         for name, plain in verify.items():
             forms = dict(getattr(sampler, name)) | {"cuda": _verification(cuda, plain)}
