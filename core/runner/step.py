@@ -146,7 +146,7 @@ class Runner:
         logprobs: dict[str, Tensor],
         committed: list[Committed],
     ) -> None:
-        kept = read_likely(logprobs)
+        kept = read_likely(logprobs) if logprobs else {}
         for item, drafts, (accepted, status, *ids) in zip(batch.items, drafted, outcome, strict=True):
             share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)

@@ -85,4 +85,3 @@ def test_logprobs_are_those_of_the_largest_and_of_what_was_emitted():
         }
         assert found["a"][row] == expected
     assert found["b"] == [{4: logprobs[0, 4].item()}]
-    assert read_likely({}) == {}

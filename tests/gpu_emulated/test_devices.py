@@ -129,7 +129,7 @@ def test_steps_of_targets_with_scaled_positions_are_recorded(rope, cuda, tmp_pat
 
 @pytest.mark.parametrize("case", [("draft_model", "dense"), ("eagle3", "greedy")], ids="-".join)
 def test_the_cache_is_sized_from_what_a_drafter_leaves(case):
-    with emulated_cuda(memory=128 * MIB) as cuda, plain_kernels(cuda):
+    with emulated_cuda(memory=192 * MIB) as cuda, plain_kernels(cuda):
         llm = engine(*case, None, max_num_seqs=64, max_model_len=512)
         assert generate(llm)
         heap, num_blocks = cuda.heaps[0], pool_of(llm).num_blocks
