@@ -83,7 +83,7 @@ def likely(logprobs: Tensor, emitted: Tensor, count: int) -> Tensor:
 
 
 def read_likely(packed: Mapping[str, Tensor]) -> dict[str, list[dict[int, float]]]:
-    """By request, the log-probabilities of each row by token id, from one read of at least one request. See `likely`."""
+    """By request, the log-probabilities of each row by token id, in one read of one or more. See `likely`."""
     numbers = iter(torch.cat([each.flatten() for each in packed.values()]).tolist())
     found: dict[str, list[dict[int, float]]] = {}
     for name, each in packed.items():
