@@ -52,8 +52,6 @@ def _header(result: Result) -> Text:
     hardware = _count(machine["threads"], "CPU thread") if run["device"] == "cpu" else machine["gpu_model"]
     skipped = result["num_prompts_skipped"]
     prompts = _count(result["num_prompts"], "prompt")
-    if run["dataset_name"] == "spec_bench":
-        prompts += ", first turn of each"
     if skipped:
         prompts += f"; {skipped} skipped: longer than max_model_len {run['max_model_len']} - {run['output_len']}"
     sampling = "greedy" if run["temperature"] == 0 else f"temperature {run['temperature']:g}, seed {run['seed']}"

@@ -51,6 +51,12 @@ NumThreadsOption = Annotated[
     ),
 ]
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
+DATASETS = "packaged|custom|spec_bench|mt_bench|speed_bench|humaneval|sharegpt|NAME"
+DATASET_HELP = (
+    'custom: JSONL with "prompt" (or "turns") and, if you like, "category"; spec_bench, mt_bench: question.jsonl, '
+    "every turn of it; speed_bench: a split, as Parquet or JSONL; humaneval: its JSONL; sharegpt: a JSON array; "
+    "NAME: one that a plugin registers."
+)
 EngineOption = Annotated[
     list[str] | None,  # of which `only_one` may be there
     typer.Option(

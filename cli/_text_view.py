@@ -22,6 +22,7 @@ class Show(StrEnum):
     PLAIN = "plain"
     TOKENS = "tokens"
     STEPS = "steps"
+    WHY = "why"
 
 
 class TextView:
@@ -71,7 +72,7 @@ class _OneText:
         if self._show is Show.STEPS:
             self._painter.print_step(self._num_steps, update, pieces)
             return
-        if self._show is Show.TOKENS:
+        if self._show in (Show.TOKENS, Show.WHY):
             self._painter.print(self._held.release(pieces, len(update.text)))
         else:
             self._painter.print_plain(update.text)

@@ -14,23 +14,18 @@ import typer
 
 from ._engine_options import (
     ChatOption,
-    DeviceOption,
-    Dtype,
-    DtypeOption,
-    EngineOption,
-    MaxModelLenOption,
     ModelArgument,
-    NumThreadsOption,
     QuietOption,
     SpeculativeOption,
-    engine_settings,
     only_one,
     output_form,
     silence_libraries,
 )
+from ._option_blocks import EngineOptions, with_blocks
 from ._output import Format, JsonOption
 from ._session import Session
 from ._text_view import Show, TextView
+from ._why_live import print_misses
 
 if TYPE_CHECKING:
     from specdec.core.config.sampling_params import SamplingParams
@@ -40,11 +35,13 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 STANDARD_INPUT = "-"
+NUM_LOGPROBS = 20  # the most that a request may ask for
 EQUAL_IN_DISTRIBUTION = (
     'With "draft_sample_method": "probabilistic", sampled outputs are equal in distribution, not token by token.'
 )
 
 
+@with_blocks
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     model: ModelArgument,
@@ -64,16 +61,17 @@ def command(  # noqa: PLR0913 - one parameter per flag
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends the output; may be repeated.")] = None,
     chat: ChatOption = False,
     show: Annotated[
-        Show, typer.Option(help="tokens: what was accepted, rejected and sampled; steps: one line per target step.")
+        Show,
+        typer.Option(
+            help="tokens: what was accepted, rejected and sampled; steps: one line per target step; why: tokens, "
+            "and for each rejected one what the target thought of it."
+        ),
     ] = Show.PLAIN,
     verify_equal: Annotated[
         bool, typer.Option("--verify-equal", help="Also decode plainly; exit code 1 if the tokens differ.")
     ] = False,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = Dtype.AUTO,
-    max_model_len: MaxModelLenOption = None,
-    engine_config: EngineOption = None,
-    num_threads: NumThreadsOption = None,
+    *,
+    engine: EngineOptions,
     how: Annotated[
         Format, typer.Option("--format", help="json: one object per prompt and line; quiet: the text only.")
     ] = Format.AUTO,
@@ -90,12 +88,17 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from specdec.core.llm import LLM
 
     params = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+        logprobs=NUM_LOGPROBS if show is Show.WHY else None,
     )
     session: Session = ctx.obj
-    settings = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config) | {
-        "plugin_settings": session.settings
-    }
+    settings = engine.settings(model) | {"plugin_settings": session.settings}
     settings["model"], asked = with_verifier(settings["model"], proposer)
     with LLM(speculative_config=asked, **settings) as llm:
         job = _Job(llm, texts, params, chat=chat)
@@ -104,6 +107,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
         if verify_equal:
             with LLM(**settings) as plain:
                 job.compare_with(plain)
+        if show is Show.WHY and view:
+            print_misses(job.misses(), llm.get_tokenizer(), session.console())
         if how is Format.JSON:
             job.print_json(with_steps=show is not Show.PLAIN)
         elif not quiet:
@@ -120,7 +125,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
 
 def _texts(prompts: Sequence[str], prompts_file: Path | None) -> list[str]:
     """All prompts: those of --prompt, standard input in the place of a dash, then those of the file."""
-    from specdec.lab.datasets import decode_utf8, read_prompts
+    from specdec.lab.dataset_files import decode_utf8
+    from specdec.lab.datasets import read_prompts
 
     texts = [
         decode_utf8(sys.stdin.buffer.read(), "standard input") if text == STANDARD_INPUT else text for text in prompts
@@ -150,7 +156,8 @@ class _Output:
         metrics = RequestMetrics()
         for update in self.updates:
             metrics.record(len(update.draft_token_ids), update.num_accepted, len(update.token_ids))
-        keys = ("draft_token_ids", "num_accepted", "token_ids", "text")
+        keys = ["draft_token_ids", "num_accepted", "token_ids", "text"]
+        keys += ["logprobs"] if self.updates[0].logprobs is not None else []
         steps = [{key: getattr(update, key) for key in keys} for update in self.updates]
         return {
             "text": "".join(update.text for update in self.updates),
@@ -167,7 +174,7 @@ class _Job:
     """Prompts through an engine made for them, whose request ids are therefore the prompts' numbers."""
 
     def __init__(self, llm: LLM, texts: Sequence[str], params: SamplingParams, *, chat: bool) -> None:
-        from specdec.lab.prompts import encode
+        from specdec.lab.conversation import encode
 
         self._llm = llm
         self._texts = texts
@@ -221,6 +228,13 @@ class _Job:
             return line
         num_equal = len(self._outputs) - len(self.differences)
         return f"{line}\nOutputs equal to plain decoding: {num_equal}/{len(self._outputs)}"
+
+    def misses(self) -> list[list[dict[str, Any]]]:
+        """What the target thought of each rejected token, by prompt."""
+        from ._why_live import live_misses
+
+        rows = zip(self._prompts, self._outputs, strict=True)
+        return [live_misses(prompt, output.updates) for prompt, output in rows]
 
     def print_json(self, *, with_steps: bool) -> None:
         """One object per prompt and line."""

@@ -16,11 +16,12 @@ from .config.engine_config import EngineConfig
 from .config.sampling_params import SamplingParams
 from .engine.engine import Engine, finish_reason_of
 from .engine.exporters import PROMETHEUS
+from .engine.html import table
 from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
-from .request.metrics import Metric
+from .request.metrics import Counter, Metric
 from .request.prompts import Prompt, as_prompts
 from .request.request import Committed, Request
 
@@ -127,6 +128,14 @@ class LLM:
         """The target's tokenizer, or None."""
         return self.engine.tokenizer
 
+    def add_hooks(self, plugin: object) -> None:
+        """Call the hooks of an object of this process, as those of installed plugins are called.
+
+        plugin: an object whose methods carry `specdec.sdk.hookimpl`. Raises PluginLoadError SD-E117 if none does, or if
+        one of its class is there already.
+        """
+        self.engine.parts.hooks.add(plugin, type(plugin).__name__)
+
     def get_metrics(self) -> list[Metric]:
         """All counters since the engine started."""
         return self.engine.get_metrics()
@@ -155,11 +164,11 @@ class LLM:
         self.engine.load_proposer_state(path)
 
     def close(self) -> None:
-        """Abort what runs, save the proposer's state to `state_dir` if there is one, and close the proposer.
-
-        The object cannot be used afterwards.
-        """
+        """End for good: abort what runs, save the proposer's state to `state_dir` if any, and close the proposer."""
         self.engine.close()
+
+    def _repr_html_(self) -> str:
+        return table([(metric.name, metric.value) for metric in self.get_metrics() if isinstance(metric, Counter)])
 
     def __enter__(self) -> Self:
         return self
@@ -247,6 +256,7 @@ class _Reader:
             draft_token_ids=tuple(each.draft_token_ids),
             num_accepted=each.num_accepted,
             finish_reason=finish_reason_of(each.request),
+            logprobs=tuple(each.request.logprobs[-len(each.token_ids) :]) or None if each.token_ids else None,
         )
         self.num_shown = len(text)
         self.updates.append(update)

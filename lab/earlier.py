@@ -10,7 +10,7 @@ from typing import Any
 from specdec.core.config.settings_text import read_json
 from specdec.sdk import ConfigError
 
-from .datasets import read_text
+from .dataset_files import read_text
 from .result import SCHEMA_VERSION, Timing
 
 SAME_CONFIGURATION = (

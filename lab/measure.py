@@ -1,13 +1,13 @@
-"""Timing: the same prompts through two engines in turn, several times over."""
+"""Timing: the same prompts through several engines in turn, several times over."""
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 from specdec.core.engine.engine import Engine
 from specdec.core.request.metrics import RequestMetrics
@@ -18,16 +18,30 @@ from .prompts import BenchPrompt
 OnFinished = Callable[[Request], None]
 
 
+class Step(NamedTuple):
+    """What one target step did to one request."""
+
+    draft_token_ids: Sequence[int]  # verified
+    num_accepted: int
+    num_committed: int
+
+
 @dataclass(frozen=True)
 class Pass:
-    """What one engine did with the prompts of one category."""
+    """What one engine did with prompts of one category that ran together."""
 
     category: str
     seconds: float
     outputs: dict[str, tuple[int, ...]]  # prompt id -> output token ids
-    acceptance: RequestMetrics
+    acceptance_by_prompt: dict[str, RequestMetrics]
     num_propose_calls: int
     stage_seconds: dict[str, float]  # empty unless the engine profiles
+    steps: dict[str, list[Step]] = field(default_factory=dict)  # prompt id -> those that committed a token
+
+    @property
+    def acceptance(self) -> RequestMetrics:
+        """Of all its prompts."""
+        return summed(self.acceptance_by_prompt.values())
 
 
 @dataclass(frozen=True)
@@ -66,26 +80,57 @@ class TimedEngine:
     def run(self, prompts: Sequence[BenchPrompt], on_finished: OnFinished) -> Pass:
         """All prompts at once, as far as the engine runs requests at the same time."""
         metrics = self.engine.metrics
-        acceptance, counts = copy.deepcopy(metrics.acceptance), metrics.counts.copy()
-        stages = metrics.seconds.copy()
-        outputs: dict[str, tuple[int, ...]] = {}
+        calls, stages = metrics.counts["proposer_propose_calls"], metrics.seconds.copy()
+        ended: dict[str, Request] = {}
+        steps: dict[str, list[Step]] = {prompt.prompt_id: [] for prompt in prompts}
         start = time.perf_counter()
         for prompt in prompts:
             self.engine.add_request(prompt.token_ids, prompt.params, prompt.prompt_id)
         while self.engine.has_unfinished_requests:
             for each in self.engine.step():
-                if each.request.finish_reason is not None:
-                    outputs[each.request.request_id] = tuple(each.request.output_token_ids)
-                    on_finished(each.request)
+                request = each.request
+                if each.token_ids:
+                    steps[request.request_id].append(Step(each.draft_token_ids, each.num_accepted, len(each.token_ids)))
+                if request.finish_reason is not None:
+                    ended[request.request_id] = request
+                    on_finished(request)
         seconds = time.perf_counter() - start
         return Pass(
             category=prompts[0].category,
             seconds=seconds,
-            outputs=outputs,
-            acceptance=_since(metrics.acceptance, acceptance),
-            num_propose_calls=metrics.counts["proposer_propose_calls"] - counts["proposer_propose_calls"],
+            outputs={name: tuple(request.output_token_ids) for name, request in ended.items()},
+            acceptance_by_prompt={name: request.metrics for name, request in ended.items()},
+            num_propose_calls=metrics.counts["proposer_propose_calls"] - calls,
             stage_seconds={stage: total - stages[stage] for stage, total in metrics.seconds.items()},
+            steps=steps,
         )
+
+
+def take_turns(
+    engines: Sequence[TimedEngine],
+    groups: Sequence[Sequence[BenchPrompt]],
+    *,
+    num_repeats: int,
+    num_warmup: int,
+    on_finished: OnFinished,
+) -> list[list[tuple[Pass, ...]]]:
+    """Run each group of prompts through every engine, `num_repeats` times; each engine goes first in its turn.
+
+    Returns the passes by repeat and then by engine, one for each group.
+    """
+    for timed in engines:
+        timed.warm_up([prompt for group in groups for prompt in group][:num_warmup])
+    repeats = []
+    for repeat in range(num_repeats):
+        for timed in engines:
+            timed.forget()
+        passes: list[list[Pass]] = [[] for _ in engines]
+        for number, group in enumerate(groups):
+            for place in range(len(engines)):
+                index = (place - repeat - number - 1) % len(engines)
+                passes[index].append(engines[index].run(group, on_finished))
+        repeats.append([tuple(each) for each in passes])
+    return repeats
 
 
 def measure(
@@ -97,20 +142,11 @@ def measure(
     num_warmup: int,
     on_finished: OnFinished,
 ) -> list[Repeat]:
-    """Run prompts, grouped by category, `num_repeats` times through both engines, which take turns in going first."""
+    """Run prompts, a category at a time, `num_repeats` times through both engines, which take turns in going first."""
     groups = [list(group) for _, group in groupby(prompts, key=lambda prompt: prompt.category)]
     both = [engine] if baseline is None else [engine, baseline]
-    for timed in both:
-        timed.warm_up(prompts[:num_warmup])
-    repeats = []
-    for repeat in range(num_repeats):
-        engine.forget()
-        passes: dict[TimedEngine, list[Pass]] = {timed: [] for timed in both}
-        for number, group in enumerate(groups):
-            for timed in both if (repeat + number) % 2 else reversed(both):
-                passes[timed].append(timed.run(group, on_finished))
-        repeats.append(Repeat(tuple(passes[engine]), tuple(passes[baseline]) if baseline else ()))
-    return repeats
+    repeats = take_turns(both, groups, num_repeats=num_repeats, num_warmup=num_warmup, on_finished=on_finished)
+    return [Repeat(passes, beside[0] if beside else ()) for passes, *beside in repeats]
 
 
 def outputs_of(passes: Sequence[Pass]) -> dict[str, tuple[int, ...]]:
@@ -118,12 +154,17 @@ def outputs_of(passes: Sequence[Pass]) -> dict[str, tuple[int, ...]]:
     return {prompt_id: output for each in passes for prompt_id, output in each.outputs.items()}
 
 
+def summed(counts: Iterable[RequestMetrics]) -> RequestMetrics:
+    """Counts together."""
+    total = RequestMetrics()
+    for each in counts:
+        total.merge(each)
+    return total
+
+
 def merged_acceptance(passes: Sequence[Pass]) -> RequestMetrics:
     """The counts of several passes together."""
-    total = RequestMetrics()
-    for each in passes:
-        total.merge(each.acceptance)
-    return total
+    return summed(each.acceptance for each in passes)
 
 
 def merged_stages(passes: Sequence[Pass]) -> dict[str, float]:
@@ -132,8 +173,3 @@ def merged_stages(passes: Sequence[Pass]) -> dict[str, float]:
     for each in passes:
         total.update(each.stage_seconds)
     return dict(total)
-
-
-def _since(now: RequestMetrics, before: RequestMetrics) -> RequestMetrics:
-    names = [field.name for field in fields(RequestMetrics)]
-    return RequestMetrics(**{name: getattr(now, name) - getattr(before, name) for name in names})

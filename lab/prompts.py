@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
 from specdec.sdk import ConfigError
 
-from .datasets import PromptRow, spread
+from .conversation import Exchange, turn_id, turn_prompt
+from .dataset_files import PromptRow
+from .datasets import spread
 
 
 @dataclass(frozen=True)
@@ -32,36 +34,71 @@ class Chosen:
     num_skipped: int  # left out because prompt and output are longer than the model takes
 
 
-def encode(engine: Engine, prompt: str, chat: bool) -> list[int]:
-    """A prompt's token ids, as they are or as the first message of a conversation. Raises RequestError."""
-    return engine.encode_chat([{"role": "user", "content": prompt}]) if chat else engine.encode(prompt)
-
-
 def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine: Engine, *, chat: bool) -> Chosen:
     """`count` prompts in turn from each category (0: all), of those that leave room for `params.max_tokens`.
 
-    The seed of prompt i is `params.seed` + i. Raises ConfigError SD-E168 if no prompt fits.
+    A conversation is a prompt for each of its turns. What was said before a turn is generated here, so that each engine
+    that is measured gets the same. The seed of prompt i is `params.seed` + i. Raises ConfigError SD-E168 if no prompt
+    fits.
     """
     longest = engine.parts.info.max_model_len
     limit = longest - params.max_tokens
-    token_ids = {row.prompt_id: tuple(encode(engine, row.prompt, chat)) for row in rows}
-    fitting = [row for row in rows if len(token_ids[row.prompt_id]) <= limit]
+    first = {row.prompt_id: turn_prompt(engine, row, (), chat=chat) for row in rows}
+    fitting = [row for row in rows if len(first[row.prompt_id]) <= limit]
     if not fitting:
         facts = {
-            "shortest prompt": f"{min(map(len, token_ids.values()))} tokens",
+            "shortest prompt": f"{min(map(len, first.values()))} tokens",
             "room": f"max_model_len {longest} - output_len {params.max_tokens} = {limit}",
         }
         raise ConfigError("SD-E168", "no prompt of the dataset fits the model", facts)
+    chosen = spread(fitting, count)
+    asked = {row.prompt_id: [first[row.prompt_id]] for row in chosen}
+    num_left_out = _lay_out_turns(chosen, asked, limit, params, engine, chat=chat)
+    turns = [(row, turn, ids) for row in chosen for turn, ids in enumerate(asked[row.prompt_id])]
+    seed = params.seed or 0
     prompts = tuple(
-        BenchPrompt(
-            row.prompt_id,
-            row.category,
-            token_ids[row.prompt_id],
-            params.replace(seed=(params.seed or 0) + number),
-        )
-        for number, row in enumerate(spread(fitting, count))
+        BenchPrompt(turn_id(row, turn), row.category, tuple(ids), params.replace(seed=seed + number))
+        for number, (row, turn, ids) in enumerate(turns)
     )
-    return Chosen(prompts, len(rows) - len(fitting))
+    return Chosen(prompts, len(rows) - len(fitting) + num_left_out)
+
+
+def _lay_out_turns(
+    rows: Sequence[PromptRow],
+    asked: dict[str, list[list[int]]],
+    limit: int,
+    params: SamplingParams,
+    engine: Engine,
+    *,
+    chat: bool,
+) -> int:
+    """Put every later turn that fits behind its first one in `asked`. Returns how many do not fit."""
+    said: dict[str, list[Exchange]] = {row.prompt_id: [] for row in rows}
+    num_left_out = 0
+    for turn in range(1, max(len(row.turns) for row in rows)):
+        going_on = [row for row in rows if len(row.turns) > turn == len(asked[row.prompt_id])]
+        replies = _replies(engine, {row.prompt_id: asked[row.prompt_id][-1] for row in going_on}, params)
+        for row in going_on:
+            said[row.prompt_id].append(Exchange(tuple(asked[row.prompt_id][-1]), replies[row.prompt_id]))
+            ids = turn_prompt(engine, row, said[row.prompt_id], chat=chat)
+            if len(ids) <= limit:
+                asked[row.prompt_id].append(ids)
+            else:
+                num_left_out += len(row.turns) - turn
+    return num_left_out
+
+
+def _replies(
+    engine: Engine, prompts: Mapping[str, Sequence[int]], params: SamplingParams
+) -> dict[str, tuple[int, ...]]:
+    """What the target says to each prompt."""
+    for prompt_id, token_ids in prompts.items():
+        engine.add_request(list(token_ids), params, prompt_id)
+    replies: dict[str, tuple[int, ...]] = {}
+    while engine.has_unfinished_requests:
+        ended = [each.request for each in engine.step() if each.request.finish_reason is not None]
+        replies |= {request.request_id: tuple(request.output_token_ids) for request in ended}
+    return replies
 
 
 def prompts_sha256(prompts: Sequence[BenchPrompt]) -> str:

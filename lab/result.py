@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -11,12 +12,11 @@ from typing import Any
 from specdec.core.request.metrics import RequestMetrics
 
 from .equality import Difference
-from .measure import Pass, Repeat, merged_acceptance, merged_stages, outputs_of
+from .intervals import t95
+from .measure import Pass, Repeat, Step, merged_acceptance, merged_stages
 from .prompts import BenchPrompt
 
 SCHEMA_VERSION = 1
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Two-sided 95 % quantiles of Student's t for 1 .. 10 degrees of freedom; the last one serves for more, a bit wide."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class Baseline:
             return None
         pairs = zip(self.timing.each(category), timing.each(category), strict=True)
         logs = [math.log(plain / seconds) for plain, seconds in pairs]
-        quantile = T95[min(len(logs) - 1, len(T95)) - 1]
-        half, centre = quantile * stdev(logs) / math.sqrt(len(logs)), fmean(logs)
+        half, centre = t95(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs)), fmean(logs)
         return math.exp(centre - half), math.exp(centre + half)
 
 
@@ -114,7 +113,7 @@ def run_facts(repeats: Sequence[Repeat], baseline: Baseline | None) -> dict[str,
         **_step_facts(timing, baseline, total),
         "proposer_propose_calls": sum(each.num_propose_calls for each in first),
         "by_category": by_category,
-        "time_shares": _time_shares([each for repeat in repeats for each in repeat.passes]),
+        "time_shares": time_shares([each for repeat in repeats for each in repeat.passes]),
         "repeats": _raw_times(timing, baseline),
     }
 
@@ -130,7 +129,7 @@ def _step_facts(timing: Timing, baseline: Baseline | None, total: Mapping[str, A
     }
 
 
-def _time_shares(passes: Sequence[Pass]) -> dict[str, float] | None:
+def time_shares(passes: Sequence[Pass]) -> dict[str, float] | None:
     """The share of each stage in the time of all passes; "other" is what no stage covers. None without a profile."""
     stages = merged_stages(passes)
     if not stages:
@@ -166,15 +165,29 @@ def equality_facts(differences: Sequence[Difference] | None, num_prompts: int, t
     }
 
 
-def request_facts(prompts: Sequence[BenchPrompt], repeat: Repeat) -> list[dict[str, Any]]:
-    """One row per prompt, with what it gave in this repeat."""
-    outputs = outputs_of(repeat.passes)
+def request_facts(prompts: Sequence[BenchPrompt], passes: Sequence[Pass]) -> list[dict[str, Any]]:
+    """One row per prompt, with what it gave in these passes; how it was drafted under vLLM's per-request names."""
+    runs = {name: each for each in passes for name in each.outputs}
     return [
         {
             "prompt_id": prompt.prompt_id,
             "category": prompt.category,
             "num_prompt_tokens": len(prompt.token_ids),
-            "output_token_ids": outputs[prompt.prompt_id],
+            "output_token_ids": runs[prompt.prompt_id].outputs[prompt.prompt_id],
+            **step_facts(runs[prompt.prompt_id].steps.get(prompt.prompt_id, ())),
         }
         for prompt in prompts
     ]
+
+
+def step_facts(steps: Sequence[Step]) -> dict[str, Any]:
+    """A request's steps in their order, plain ones included, and how many drafted ones accepted 0, 1, ... tokens."""
+    drafted = [step for step in steps if step.draft_token_ids]
+    histogram = Counter(step.num_accepted for step in drafted)
+    width = max((len(step.draft_token_ids) for step in drafted), default=0) + 1
+    return {
+        "acceptance_histogram": [histogram[count] for count in range(width)],
+        "per_step_accepted": [step.num_accepted for step in steps],
+        "per_step_drafted": [len(step.draft_token_ids) for step in steps],
+        "per_step_draft_token_ids": [list(step.draft_token_ids) for step in steps],
+    }

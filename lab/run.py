@@ -29,14 +29,14 @@ from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
 from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
 from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
+from .token_texts import token_texts
 
 
-class BenchSettings(StrictModel):
-    """What to measure, and on what. Names as in `vllm bench` where it has them."""
+class RunSettings(StrictModel):
+    """On what to measure, and how often. Names as in `vllm bench` where it has them."""
 
     engine: EngineConfig
-    speculative_config: SpeculativeSettings = Field(None, description="None: plain")
-    dataset_name: str = Field("packaged", description="or spec_bench, custom, or one that a plugin registers")
+    dataset_name: str = Field("packaged", description="or another of `dataset_files`, or one that a plugin registers")
     dataset_path: Path | None = None
     category: str | None = Field(None, description="None: all")
     num_prompts: LimitOrZero = Field(6, description="taken in turn from each category; 0: all that fit")
@@ -46,7 +46,6 @@ class BenchSettings(StrictModel):
     seed: int = Field(0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
     repeat: Limit = 3
     warmup: LimitOrZero = Field(1, description="prompts that each engine runs before anything is timed")
-    baseline: Literal["auto", "off"] | Path = Field("auto", description="a path: the result of an earlier plain run")
     check_equal: Literal["greedy", "off"] = "greedy"
 
     @property
@@ -55,6 +54,13 @@ class BenchSettings(StrictModel):
         return SamplingParams(
             temperature=self.temperature, seed=self.seed, max_tokens=self.output_len, detokenize=False
         )
+
+
+class BenchSettings(RunSettings):
+    """What to measure, and on what."""
+
+    speculative_config: SpeculativeSettings = Field(None, description="None: plain")
+    baseline: Literal["auto", "off"] | Path = Field("auto", description="a path: the result of an earlier plain run")
 
     def resolved(self) -> BenchSettings:
         """With the target and the proposer that the model stands for, where it is a drafter's checkpoint."""
@@ -99,9 +105,10 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
         progress.stage("loading")
         engine, beside = _engines(settings, plugins, stack)
         chosen = choose(rows, settings.num_prompts, settings.sampling, engine.engine, chat=settings.chat)
-        configuration = _configuration(settings, engine.engine, chosen)
-        parts = engine.engine.parts
-        machine = environment(parts.target.device) | {"threads": parts.threads.count}
+        configuration = configuration_facts(settings, engine.engine, chosen) | speculation_facts(
+            settings.speculative_config, engine.engine
+        )
+        machine = environment_facts(engine.engine)
         if earlier:
             earlier.refuse_unlike(configuration, machine)
         progress.stage("measuring", len(chosen.prompts) * settings.repeat * (2 if beside else 1))
@@ -117,7 +124,8 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
         differences = None
         if reference and settings.check_equal != "off":
             progress.stage("comparing outputs")
-            differences = _differences(engine.engine, chosen.prompts, reference, repeats)
+            found = [outputs_of(repeat.passes) for repeat in repeats]
+            differences = all_differences(engine.engine, chosen.prompts, reference.outputs, found)
     return {
         "schema_version": SCHEMA_VERSION,
         "configuration": configuration,
@@ -126,7 +134,8 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
         "num_prompts_skipped": chosen.num_skipped,
         **run_facts(repeats, reference.baseline if reference else None),
         **equality_facts(differences, len(chosen.prompts), engine.engine.tokenizer),
-        "requests": request_facts(chosen.prompts, repeats[0]),
+        "requests": request_facts(chosen.prompts, repeats[0].passes),
+        "token_texts": token_texts(engine.engine.tokenizer, repeats[0].passes),
     }
 
 
@@ -136,7 +145,7 @@ def _engines(
     """The engine to measure and, where asked, a plain one with the same settings."""
 
     def start(speculative_config: SpeculativeSettings) -> TimedEngine:
-        timed = TimedEngine(lambda: _built(settings.engine, speculative_config, plugins))
+        timed = TimedEngine(lambda: built(settings.engine, speculative_config, plugins))
         return stack.enter_context(closing(timed))
 
     engine = start(settings.speculative_config)
@@ -147,7 +156,7 @@ def _engines(
     return engine, plain
 
 
-def _built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings) -> Engine:
+def built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSettings) -> Engine:
     """An engine whose proposer begins with its saved state, if there is one, and never writes it: repeats are alike."""
     if asked is None:
         return Engine(config, None, plugins)
@@ -159,10 +168,9 @@ def _built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSett
     return engine
 
 
-def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
-    asked = settings.speculative_config
-    host, info = engine.parts.host, engine.parts.info
-    as_given = settings.model_dump(mode="json", exclude={"engine", "speculative_config"})
+def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
+    """Everything that was asked for but the proposer, and what the engine made of it."""
+    info = engine.parts.info
     return {
         "model": str(settings.engine.model),
         "dtype": info.dtype,
@@ -171,15 +179,26 @@ def _configuration(settings: BenchSettings, engine: Engine, chosen: Chosen) -> d
         "max_concurrency": settings.engine.max_num_seqs,
         "text_equality": asdict(engine.parts.text_equality),
         "profile": settings.engine.enable_profiling,
-        "proposer": str(host.plugin) if host else None,
-        "speculative_config": SpeculativeConfig.parse(asked)
-        .replace(num_speculative_tokens=host.num_draft_tokens)
-        .model_dump(mode="json", exclude_unset=True)
-        if host
-        else None,
         "prompts_sha256": prompts_sha256(chosen.prompts),
-        **as_given,
+        **settings.model_dump(mode="json", exclude={"engine", "speculative_config"}),
     }
+
+
+def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, Any]:
+    """Which proposer the engine has, and its settings with the draft length that it came to."""
+    host = engine.parts.host
+    if host is None:
+        return {"proposer": None, "speculative_config": None}
+    settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.num_draft_tokens)
+    return {
+        "proposer": str(host.plugin),
+        "speculative_config": settings.model_dump(mode="json", exclude_unset=True),
+    }
+
+
+def environment_facts(engine: Engine) -> dict[str, Any]:
+    """The machine, and the threads that the engine uses."""
+    return environment(engine.parts.target.device) | {"threads": engine.parts.threads.count}
 
 
 def _reference(earlier: EarlierRun | None, repeats: Sequence[Repeat]) -> _Reference | None:
@@ -191,13 +210,15 @@ def _reference(earlier: EarlierRun | None, repeats: Sequence[Repeat]) -> _Refere
     return _Reference(Baseline(timing, paired=True), [outputs_of(repeat.baseline) for repeat in repeats])
 
 
-def _differences(
-    engine: Engine, prompts: Sequence[BenchPrompt], reference: _Reference, repeats: Sequence[Repeat]
+def all_differences(
+    engine: Engine,
+    prompts: Sequence[BenchPrompt],
+    plain: Sequence[Mapping[str, tuple[int, ...]]],
+    found: Sequence[Mapping[str, tuple[int, ...]]],
 ) -> list[Difference]:
     """Of each prompt that came out differently in some repeat, the difference in the first such repeat."""
-    found: dict[str, Difference] = {}
-    for plain, repeat in zip(reference.outputs, repeats, strict=True):
-        rest = {prompt.prompt_id: prompt.token_ids for prompt in prompts if prompt.prompt_id not in found}
-        new = compare(engine, rest, plain, outputs_of(repeat.passes))
-        found |= {difference.prompt_id: difference for difference in new}
-    return list(found.values())
+    seen: dict[str, Difference] = {}
+    for expected, outputs in zip(plain, found, strict=True):
+        rest = {prompt.prompt_id: prompt.token_ids for prompt in prompts if prompt.prompt_id not in seen}
+        seen |= {difference.prompt_id: difference for difference in compare(engine, rest, expected, outputs)}
+    return list(seen.values())

@@ -18,7 +18,7 @@ from .errors import (
     SpecdecWarning,
     UnsupportedModelError,
 )
-from .hooks import HookSpecs, Registry, StepStats, hookimpl, hookspec
+from .hooks import HookSpecs, Registry, StepStats, VerifiedRequest, VerifiedStep, hookimpl, hookspec
 from .host_proposer import HostProposer
 from .needs import DistributionForm, DraftKV, Needs, Placement, SamplingField
 from .proposer_protocol import API_VERSION, Lifecycle, Proposer
@@ -80,6 +80,8 @@ __all__ = [
     "StrictModel",
     "TargetInfo",
     "UnsupportedModelError",
+    "VerifiedRequest",
+    "VerifiedStep",
     "hookimpl",
     "hookspec",
 ]

@@ -6,7 +6,7 @@ exactly one callee and is a typed method call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,8 @@ import pluggy
 from .errors import ProposerError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .proposer_protocol import Proposer
     from .types import RequestView
 
@@ -34,6 +36,26 @@ class StepStats:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_committed_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedRequest:
+    """What a step did to one request that sampled."""
+
+    request_id: str
+    first_row: int  # of `VerifiedStep.logits`: row i follows the committed tokens and the first i drafts
+    position: int  # of its first new token, counted from the beginning of the prompt
+    draft_token_ids: Sequence[int]  # verified
+    num_accepted: int
+    token_ids: Sequence[int]  # committed: accepted drafts, then one token more; fewer where the request ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedStep:
+    """The verification of one step. It is borrowed: the tensor is valid during the call and may not be written."""
+
+    requests: tuple[VerifiedRequest, ...]
+    logits: Tensor  # [R, V] as verification reads them: after bias and penalties, before temperature and filters
 
 
 class Registry(Protocol):
@@ -88,6 +110,13 @@ class HookSpecs:
     @hookspec
     def on_step(self, stats: StepStats) -> None:
         """A step was committed."""
+
+    @hookspec
+    def on_verified(self, step: VerifiedStep) -> None:
+        """Drafts were verified and tokens committed; plain tokens are steps without drafts.
+
+        The step is built only where somebody listens.
+        """
 
     @hookspec
     def on_request_finished(self, request: RequestView, metrics: Mapping[str, Any]) -> None:

@@ -48,12 +48,14 @@ def speculative(
     tokenizer: Any = None,
     max_model_len: int | None = None,
     plugin_settings: registry.PluginSettings | None = None,
+    listeners: Sequence[object] = (),
 ) -> SpeculativeDecoding:
     """What `model.generate(..., custom_generate=...)` takes to decode with a proposer's drafts.
 
     model: a transformers causal language model, loaded and on its device; it is left as it is. speculative_config: as
     `LLM` takes it. tokenizer: the model's, for proposers that compare vocabularies. max_model_len: the most tokens of
-    prompt and output; draft KV and token history are sized for it; None: the model's own limit.
+    prompt and output; draft KV and token history are sized for it; None: the model's own limit. listeners: objects with
+    hooks, called like those of installed plugins.
 
     Raises ConfigError, PluginLoadError or UnsupportedModelError for what cannot run, before any draft weight is loaded
     where that can be known. Keep the result: making it loads the proposer, using it does not.
@@ -66,6 +68,8 @@ def speculative(
     )
     info = target_info(config, name, model.config, model.dtype, device)
     hooks = registry.load_hooks(plugins)
+    for listener in listeners:
+        hooks.add(listener, type(listener).__name__)
     speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
@@ -110,6 +114,7 @@ class SpeculativeDecoding:
             addressing=addressing,
             rule=speculation.rule,
         )
+        self._runner.on_verified = observers.on_verified
         self._numbers = count()
 
     def __call__(
@@ -147,6 +152,11 @@ class SpeculativeDecoding:
         finally:
             streamer.end()
         return call.output(length)
+
+    @property
+    def proposer(self) -> Any:
+        """The object that drafts."""
+        return self._host.proposer
 
     def close(self) -> None:
         """Close the proposer."""

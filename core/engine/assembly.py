@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,13 +39,16 @@ from ..rejection.sampler import VerificationRule
 from ..rejection.warm_up import warm_up
 from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
-from ..runner.scheduler import Scheduler
+from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
 from .device import Working
 from .memory import num_kv_blocks
 from .paged_cache import PagedCache
 from .plan import Plan
 from .threads import Threads
+
+StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
+"""What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class LoadedModel:
 
     target: TargetModel
     tokenizer: Any
+    eos_token_ids: frozenset[int]
     threads: Threads
     text_equality: TextEquality
 
@@ -88,12 +93,17 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     plan = Plan.make(config, speculative_config, settings)
     with plan.profile.current():
-        return _assembled(plan, load_model(plan), EngineMetrics(str(config.model), plan.proposer))
+        return put_together(plan, load_model(plan))
 
 
-def _assembled(plan: Plan, model: LoadedModel, metrics: EngineMetrics) -> Parts:
-    """The proposer is bound and memory for drafts is taken before the cache gets what is left."""
+def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None) -> Parts:
+    """The parts of a plan around a model.
+
+    The proposer is bound and memory for drafts is taken before the cache gets what is left. stand_in: takes the model's
+    place in a step. None means the model itself.
+    """
     config = plan.config
+    metrics = EngineMetrics(str(config.model), plan.proposer)
     graphs = _graphs(plan)
     services = _services(plan, model, graphs)
     drafts, rule = _verification(plan)
@@ -104,14 +114,16 @@ def _assembled(plan: Plan, model: LoadedModel, metrics: EngineMetrics) -> Parts:
         with model.threads.used():
             host.warm_up()
     served = _served(plan, model, cache, graphs)
-    runner = Runner(
-        served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule
-    )
+    scheduler: Scheduling = cache.scheduler
+    if stand_in is not None:
+        served, scheduler, rule = stand_in(cache.scheduler)
+    runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
+    runner.on_verified = plan.hooks.observers.on_verified
     return Parts(
         info=plan.info,
         target=model.target,
         tokenizer=model.tokenizer,
-        eos_token_ids=eos_token_ids(model.target),
+        eos_token_ids=model.eos_token_ids,
         scheduler=cache.scheduler,
         drafts=drafts,
         runner=runner,
@@ -140,7 +152,7 @@ def load_model(plan: Plan) -> LoadedModel:
     text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)
     if plan.speculation and plan.speculation.is_lossless:
         text_equality.tell()
-    return LoadedModel(target, tokenizer, threads, text_equality)
+    return LoadedModel(target, tokenizer, eos_token_ids(target), threads, text_equality)
 
 
 def _prepare(target: TargetModel, plan: Plan) -> None:

@@ -38,10 +38,12 @@ class Engine:
         config: EngineConfig,
         speculative_config: SpeculativeSettings = None,
         plugin_settings: PluginSettings | None = None,
+        assemble: Callable[[EngineConfig, SpeculativeSettings, PluginSettings], Parts] = assemble,
     ) -> None:
         """Without a `speculative_config` it decodes plainly, whatever the model.
 
         `plugin_settings`: which plugins may load; None: as the environment says (SPECDEC_PLUGINS, ...).
+        `assemble`: what builds its parts.
         """
         settings = plugin_settings or PluginSettings.from_environment(os.environ)
         self.parts: Parts = assemble(config, speculative_config, settings)

@@ -71,6 +71,7 @@ class ProposerHost:
         self.num_draft_tokens = loaded.config.num_draft_tokens
         self.views = views or ViewBuilder(loaded.needs, self.num_draft_tokens, info, device)
         self.enabled = True
+        self.keeps_pace = True  # False: the target is no real one, so nothing is said of what it costs
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
         self._state_dir = loaded.state_dir
         self._checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device, read_late=read_late)
@@ -150,7 +151,7 @@ class ProposerHost:
 
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
         """Count the time of a whole step. One warning names a proposer that costs more than it saves."""
-        if self.enabled:
+        if self.enabled and self.keeps_pace:
             self._pace.record(stats, seconds, self._draft_seconds)
         self._draft_seconds = 0.0
 

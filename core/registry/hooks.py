@@ -104,6 +104,11 @@ class HookPlugins:
             found[offer.name] = offer
         return found
 
+    def add(self, plugin: object, name: str) -> None:
+        """Call the hooks of an object of this process too. Raises PluginLoadError SD-E117 for an unusable hook."""
+        kind = type(plugin)
+        self._admit(plugin, PluginId(name, f"{kind.__module__}:{kind.__qualname__}"))
+
     def resolve_proposer(self, spec: str) -> str | None:
         """The first plugin's "module:Class" for a `method` that nobody registered, or None."""
         target: str | None = self._manager.hook.resolve_proposer(spec=spec)
@@ -124,22 +129,26 @@ class HookPlugins:
 
     def _register(self, entry: PluginEntry) -> None:
         loaded = import_target(entry.plugin, "plugin")
+        with attributing("SD-E117", "registering the plugin", entry.plugin):
+            plugin = loaded() if isinstance(loaded, type) else loaded
+        self._admit(plugin, entry.plugin)
+
+    def _admit(self, plugin: object, who: PluginId) -> None:
         try:
-            with attributing("SD-E117", "registering the plugin", entry.plugin):
-                plugin = loaded() if isinstance(loaded, type) else loaded
-                self._manager.register(plugin, entry.label)
+            with attributing("SD-E117", "registering the plugin", who):
+                self._manager.register(plugin, who.label)
         except PluginLoadError:
-            if self._manager.has_plugin(entry.label):  # older pluggy leaves half a registration behind
-                self._manager.unregister(name=entry.label)
+            if self._manager.has_plugin(who.label):  # older pluggy leaves half a registration behind
+                self._manager.unregister(name=who.label)
             raise
         problem = _unusable_hook(self._manager, plugin)
         if problem:
             self._manager.unregister(plugin)
-            raise PluginLoadError("SD-E117", "a plugin has an unusable hook", {"found": problem}, plugin=entry.plugin)
+            raise PluginLoadError("SD-E117", "a plugin has an unusable hook", {"found": problem}, plugin=who)
         for hook_name, impl in _implementations(self._manager, plugin):
             guarded = self._contained if hook_name in OBSERVER_NAMES else _attributed
             # pluggy calls all of a hook's implementations at once: what surrounds one stands in its place
-            impl.function = guarded(impl.function, hook_name, entry.plugin)  # type: ignore[misc]
+            impl.function = guarded(impl.function, hook_name, who)  # type: ignore[misc]
 
     def _contained(self, function: Callable[..., Any], hook_name: str, plugin: PluginId) -> Callable[..., None]:
         """An observer that loses the call it raises in, and all its hooks at the third."""

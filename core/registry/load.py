@@ -72,7 +72,7 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     needs = _needs(cls, proposer_config, target, plugin)
     _check_length(needs, proposer_config.num_draft_tokens, plugin)
     logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
-    if plugin.distribution != SDK_DISTRIBUTION:
+    if plugin.distribution != SDK_DISTRIBUTION and not plugin.target.startswith("specdec."):
         _say_experimental(plugin)
     state_dir = _state_dir(config, plugin, methods)
     return LoadedProposer(plugin, cls, proposer_config, needs, methods, state_dir, request_options)

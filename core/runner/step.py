@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.sdk.hooks import StepStats
+from specdec.sdk.hooks import StepStats, VerifiedRequest, VerifiedStep
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
@@ -58,6 +59,7 @@ class Runner:
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
+        self.on_verified: Any = None  # the hook that is told of what was verified; None: nobody is
         self.last_stats: StepStats | None = None  # of the last step that committed anything
 
     def step(self, committed: list[Committed]) -> None:
@@ -87,6 +89,8 @@ class Runner:
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
             self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed)
+        if self.on_verified is not None and self.on_verified.get_hookimpls():
+            self.on_verified(step=_verified(batch, output.logits, committed))
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
@@ -189,3 +193,21 @@ class Runner:
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
+
+
+def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> VerifiedStep:
+    """What listeners are shown of a step: its requests that sampled."""
+    first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+    shown = [
+        VerifiedRequest(
+            request_id=each.request.request_id,
+            first_row=first_row,
+            position=each.length - len(each.token_ids),
+            draft_token_ids=each.draft_token_ids,
+            num_accepted=each.num_accepted,
+            token_ids=each.token_ids,
+        )
+        for each, first_row in zip(committed, first_rows, strict=False)
+        if each.token_ids
+    ]
+    return VerifiedStep(requests=tuple(shown), logits=logits)

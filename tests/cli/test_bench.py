@@ -249,7 +249,7 @@ def test_baseline_off_measures_the_proposer_alone():
     assert run["num_accepted_tokens"] > 0
 
 
-def test_spec_bench_file_gives_first_turns_and_counts_what_is_too_long(tmp_path):
+def test_spec_bench_file_gives_every_turn_and_counts_what_is_too_long(tmp_path):
     path = tmp_path / "question.jsonl"
     rows = [
         {"question_id": 81, "category": "writing", "turns": ["Write a class Stack.", "Now a queue."]},
@@ -260,8 +260,11 @@ def test_spec_bench_file_gives_first_turns_and_counts_what_is_too_long(tmp_path)
     flags = ("--dataset-name", "spec_bench", "--dataset-path", path, "--max-model-len", 64, *SMALL, "-q")
     result = invoke("-sc", NGRAM, *flags)
     assert result.exit_code == 0, result.stderr
-    assert "spec_bench (2 prompts, first turn of each; 1 skipped: longer than max_model_len 64 - 12)" in result.stdout
+    assert "spec_bench (3 prompts; 1 skipped: longer than max_model_len 64 - 12)" in result.stdout
     assert result.stderr == ""
+    turns = json.loads(invoke(*flags, "--category", "writing", "--json").stdout)["requests"]
+    assert [request["prompt_id"] for request in turns] == ["81", "81/2"]
+    assert turns[1]["num_prompt_tokens"] > turns[0]["num_prompt_tokens"] + len(turns[0]["output_token_ids"])
     one = json.loads(invoke(*flags, "--category", "qa", "--json").stdout)
     assert (one["num_prompts"], one["num_prompts_skipped"]) == (1, 1)
     assert [request["prompt_id"] for request in one["requests"]] == ["161"]

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from specdec.lab.datasets import PromptRow, load_dataset, of_category, read_prompts, spread
+from specdec.lab.dataset_files import PromptRow
+from specdec.lab.datasets import load_dataset, of_category, read_prompts, spread
 from specdec.sdk import ConfigError
 
 
@@ -17,7 +18,8 @@ def test_packaged_prompts_are_read_without_a_path():
     assert len({row.prompt_id for row in rows}) == len(rows)
 
 
-def test_spec_bench_rows_give_their_first_turn(tmp_path):
+@pytest.mark.parametrize("name", ["spec_bench", "mt_bench", "speed_bench"])
+def test_question_files_give_every_turn(tmp_path, name):
     path = write_lines(
         tmp_path / "question.jsonl",
         [
@@ -25,7 +27,62 @@ def test_spec_bench_rows_give_their_first_turn(tmp_path):
             {"question_id": 161, "category": "qa", "turns": ["Who?"]},
         ],
     )
-    assert load_dataset("spec_bench", path) == [PromptRow("81", "writing", "First."), PromptRow("161", "qa", "Who?")]
+    rows = load_dataset(name, path)
+    assert rows == [PromptRow("81", "writing", "First.", ("Second.",)), PromptRow("161", "qa", "Who?")]
+    assert rows[0].turns == ("First.", "Second.")
+
+
+def test_both_splits_of_speed_bench_are_read_from_parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    for split, category in (("qualitative", "coding"), ("throughput_1k", "low_entropy")):
+        rows = [{"question_id": f"{split}-1", "category": category, "turns": ["One.", "Two."], "multiturn": True}]
+        (tmp_path / split).mkdir()
+        path = tmp_path / split / "test-00000-of-00001.parquet"
+        pa.parquet.write_table(pa.Table.from_pylist(rows), path)
+        expected = [PromptRow(f"{split}-1", category, "One.", ("Two.",))]
+        assert load_dataset("speed_bench", path) == load_dataset("speed_bench", path.parent) == expected
+
+
+def test_a_parquet_row_without_turns_is_named_with_its_number(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    rows = [{"question_id": "a", "category": "c", "turns": turns} for turns in (["fine"], [])]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "test.parquet")
+    with pytest.raises(ConfigError, match=r'test\.parquet, row 2: "turns" is no list') as raised:
+        load_dataset("speed_bench", tmp_path / "test.parquet")
+    assert raised.value.code == "SD-E162"
+
+
+def test_humaneval_rows_are_prompts_by_task(tmp_path):
+    path = write_lines(tmp_path / "HumanEval.jsonl", [{"task_id": "HumanEval/0", "prompt": "def f():", "test": ""}])
+    assert load_dataset("humaneval", path) == [PromptRow("HumanEval/0", "HumanEval", "def f():")]
+
+
+def test_sharegpt_conversations_give_what_the_user_says(tmp_path):
+    said = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "human", "value": "c"}]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "d"}]
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([{"id": "x", "conversations": said}, {"messages": messages}]))
+    assert load_dataset("sharegpt", path) == [PromptRow("x", "all", "a", ("c",)), PromptRow("2", "all", "d")]
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"id": "x"}, "conversations"),
+        ({"conversations": [{"from": "gpt", "value": "b"}]}, "nobody asks"),
+        ({"conversations": [{"from": "human", "value": 3}]}, "is no text"),
+        ({"conversations": ["text"]}, "neither"),
+        ("text", "not a JSON object"),
+    ],
+)
+def test_a_bad_conversation_is_named_with_its_number(tmp_path, row, named):
+    path = tmp_path / "sharegpt.json"
+    path.write_text(json.dumps([{"conversations": [{"from": "human", "value": "a"}]}, row]))
+    with pytest.raises(ConfigError, match=rf"row 2: .*{named}") as raised:
+        load_dataset("sharegpt", path)
+    assert raised.value.code == "SD-E162"
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,7 @@ def test_a_registered_dataset_that_fails_is_attributed(offer, body, error, told)
 
 def test_an_unknown_dataset_is_told_what_is_offered(offer):
     offer(DATASET.format(body="return []"))
-    with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  odes.*packaged, spec_bench, custom, odes"):
+    with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  odes.*packaged, custom, .*sharegpt, odes"):
         load_dataset("ode", None)
 
 

@@ -1,4 +1,4 @@
-"""How far a benchmark is, on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""How far a run is: a bar on a terminal and in a notebook, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ class NoProgress:
         """Ignored."""
 
     def finished(self, request: Request) -> None:
+        """Ignored."""
+
+    def written(self, num_bytes: int) -> None:
         """Ignored."""
 
     def __enter__(self) -> Self:
@@ -61,6 +64,11 @@ class BarProgress(NoProgress):
         if self._bar:
             self._bar.update(self._bar.task_ids[0], advance=1, note=_note(self._acceptance))
 
+    def written(self, num_bytes: int) -> None:
+        """Show it behind the bar."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], note=_size(num_bytes))
+
     def __exit__(self, *error: object) -> None:
         self._end()
 
@@ -91,16 +99,25 @@ class LineProgress(NoProgress):
         if time.monotonic() - self._seen >= LINE_EVERY_S:
             self._tell(f"{self._name}: {self._done}/{self._total}  {_note(self._acceptance)}".rstrip())
 
+    def written(self, num_bytes: int) -> None:
+        """Say it where the stage's last line is due."""
+        if time.monotonic() - self._seen >= LINE_EVERY_S or self._done == self._total:
+            self._tell(f"{self._name}: {self._done}/{self._total}  {_size(num_bytes)}")
+
     def _tell(self, line: str) -> None:
         self._seen = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
 
 def progress_for(console: Console, *, quiet: bool) -> NoProgress:
-    """The kind that fits standard error; `console` writes there."""
+    """The kind that fits where `console` writes: standard error, or the output of a notebook's cell."""
     if quiet:
         return NoProgress()
-    return BarProgress(console) if console.is_terminal else LineProgress()
+    return BarProgress(console) if console.is_terminal or console.is_jupyter else LineProgress()
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB on the disk"
 
 
 def _note(acceptance: RequestMetrics) -> str:

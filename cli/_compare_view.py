@@ -1,0 +1,117 @@
+"""A comparison as tables for people. Every number is one of the result's; nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+Result = Mapping[str, Any]
+NAMES = {
+    "speedup": "speedup",
+    "tokens_per_second": "tok/s",
+    "tokens_per_target_step": "tok/step",
+    "mean_acceptance_length": "accept len",
+    "draft_acceptance_rate": "rate",
+}
+
+
+def show_comparison(result: Result, console: Console) -> None:
+    """Print a table for each target and dataset, and one of all of them if there are several."""
+    console.print(Group(*_parts(result["cells"])))
+
+
+def one_line(result: Result) -> str:
+    """For --format quiet: the best of each table."""
+    return "\n".join(_best(cell) for cell in result["cells"])
+
+
+def _best(cell: Result) -> str:
+    row, sort = cell["rows"][0], cell["configuration"]["sort"]
+    where = f"{cell['configuration']['model']}, {cell['configuration']['dataset_name']}"
+    return f"{where}: {row['label']}, {sort} {_figure(sort, row)}"
+
+
+def _parts(cells: Sequence[Result]) -> Iterator[RenderableType]:
+    for cell in cells:
+        yield _header(cell)
+        yield _table(cell)
+        yield from _remarks(cell)
+    if len(cells) > 1:
+        yield from _matrix(cells)
+
+
+def _header(cell: Result) -> Text:
+    run = cell["configuration"]
+    repeats = f", {run['repeat']} repeats" if cell["baseline"] and "repeat" in run else ""
+    line = f"\n{run['model']} ({run['dtype']}, {run['device']}), {run['dataset_name']}: {cell['num_prompts']} prompts"
+    return Text(line + repeats, style="bold")
+
+
+def _table(cell: Result) -> Table:
+    sort = cell["configuration"]["sort"]
+    shown = [name for name in NAMES if cell["rows"][0].get(name) is not None]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Proposer", overflow="fold")
+    for name in shown:
+        table.add_column(NAMES[name] + (" v" if name == sort else ""), justify="right")
+    for name in ("drafts/step", "to the best (95 % CI)", "Pareto"):
+        table.add_column(name, justify="right")
+    for row in cell["rows"]:
+        table.add_row(
+            escape(row["label"]),
+            *(_figure(name, row) + (_between(row[f"{name}_interval"]) if name == sort else "") for name in shown),
+            f"{row['draft_tokens_per_step']:.2f}",
+            "best" if row is cell["rows"][0] else _difference(row),
+            "yes" if row["is_on_pareto_front"] else "",
+        )
+    return table
+
+
+def _remarks(cell: Result) -> Iterator[RenderableType]:
+    if cell["baseline"]:
+        yield Text(f"plain decoding: {cell['baseline']['tokens_per_second']:.1f} tokens/s", style="dim")
+    yield Text("Pareto: nothing else gives as many tokens per step from as few drafts", style="dim")
+    for row in cell["rows"]:
+        if row["outputs_equal"] is False:
+            equal = f"{row['num_outputs_equal']}/{cell['num_prompts']}"
+            yield Text(f"{row['label']}: outputs equal to plain decoding {equal}", style="bold red")
+            yield from (Text("  " + each["sentence"]) for each in row["differences"])
+
+
+def _matrix(cells: Sequence[Result]) -> Iterator[RenderableType]:
+    """One figure of every proposer on every target and dataset."""
+    sort = cells[0]["configuration"]["sort"]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Proposer", overflow="fold")
+    for cell in cells:
+        run = cell["configuration"]
+        table.add_column(f"{run['model']}, {run['dataset_name']}", justify="right")
+    for label in [row["label"] for row in cells[0]["rows"]]:
+        rows = [next(row for row in cell["rows"] if row["label"] == label) for cell in cells]
+        table.add_row(escape(label), *(_figure(sort, row) for row in rows))
+    yield Text(f"\n{sort} on each", style="bold")
+    yield table
+
+
+def _figure(name: str, row: Result) -> str:
+    value = row[name]
+    if name == "speedup":
+        return f"{value:.2f}x"
+    if name == "draft_acceptance_rate":
+        return f"{100 * value:.1f} %"
+    return f"{value:.1f}" if name == "tokens_per_second" else f"{value:.2f}"
+
+
+def _between(interval: Sequence[float] | None) -> str:
+    return f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else ""
+
+
+def _difference(row: Result) -> str:
+    interval = row["difference_to_best_interval"]
+    between = f" ({interval[0]:+.3f} to {interval[1]:+.3f})" if interval else ""
+    return f"{row['difference_to_best']:+.3f}{between}"

@@ -1,0 +1,64 @@
+"""Results on standard output and in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from specdec.sdk import ConfigError
+
+from ._option_blocks import SaveOptions
+from ._output import Format
+
+
+def show(result: dict[str, Any], how: Format, one_line: Callable[[Any], str], print_tables: Callable[[], None]) -> None:
+    """Print a result in the form asked for."""
+    if how is Format.JSON:
+        sys.stdout.write(_json_text(result))
+    elif how is Format.QUIET:
+        print(one_line(result))
+    else:
+        print_tables()
+
+
+def refuse_unwritable(saving: SaveOptions) -> None:
+    """Before a run, not after it: raise what says that a result or a report cannot be written."""
+    for flag, path in (("--save-result", saving.save_result), ("--report", saving.report)):
+        if path is None:
+            continue
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise typer.BadParameter(f"{flag} takes a file in a directory that exists, found {path}")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise typer.BadParameter(f"{flag} takes a file that may be written, found {path}")
+    if saving.report is not None:
+        from specdec.lab.report import require_plotly
+
+        require_plotly()
+
+
+def save(result: dict[str, Any], saving: SaveOptions) -> ConfigError | None:
+    """Write the files asked for. Returns SD-E187 if that fails, for after the result is shown: no run is lost by it."""
+    try:
+        if saving.save_result is not None:
+            saving.save_result.write_text(_json_text(result), encoding="utf-8")
+        if saving.report is not None:
+            from specdec.lab.report import write_report
+
+            write_report(result, saving.report)
+    except OSError as error:
+        path = error.filename or saving.save_result or saving.report
+        facts = {"because": error.strerror, "fix": "the result stands on standard output; --json has all of it"}
+        return ConfigError("SD-E187", f"cannot write to {str(path)!r}", facts)
+    return None
+
+
+def _json_text(result: dict[str, Any]) -> str:
+    """Indented, with lists of numbers on one line."""
+    indented = json.dumps(result, indent=2, ensure_ascii=False)
+    return re.sub(r"\[\n[^\[\]{}\"]*\]", lambda found: " ".join(found[0].split()), indented) + "\n"

@@ -1,0 +1,138 @@
+"""`specdec compare`: several proposers, or one with several settings, on the same prompts."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ._engine_options import QuietOption, SpeculativeOption, output_form, silence_libraries
+from ._option_blocks import (
+    EngineOptions,
+    MeasureOptions,
+    PromptOptions,
+    SaveOptions,
+    is_recording,
+    with_blocks,
+)
+from ._output import Format, JsonOption
+from ._saving import refuse_unwritable, save, show
+from ._session import Session
+
+if TYPE_CHECKING:
+    from specdec.lab.comparison import Variant
+
+EXIT_DIFFERENT = 1
+
+
+class Sort(StrEnum):
+    """What the table is sorted by."""
+
+    AUTO = "auto"
+    SPEEDUP = "speedup"
+    TOKENS_PER_SECOND = "tokens_per_second"
+    TOKENS_PER_TARGET_STEP = "tokens_per_target_step"
+    MEAN_ACCEPTANCE_LENGTH = "mean_acceptance_length"
+    DRAFT_ACCEPTANCE_RATE = "draft_acceptance_rate"
+
+
+@with_blocks
+def command(  # noqa: PLR0913 - one parameter per flag
+    ctx: typer.Context,
+    model: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Targets, or recordings, on which nothing is timed; each by itself."),
+    ],
+    speculative_config: SpeculativeOption = None,
+    *,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Each proposer with each value: num_speculative_tokens=1..8, KEY=A,B. Repeated: every combination.",
+        ),
+    ] = None,
+    sort: Annotated[
+        Sort, typer.Option(help="The figure that decides the order. auto: speedup, without times tokens per step.")
+    ] = Sort.AUTO,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=FILE]", help="A prompt set as `bench` takes it; repeated, each by itself."),
+    ] = None,
+    prompts: PromptOptions,
+    measuring: MeasureOptions,
+    saving: SaveOptions,
+    engine: EngineOptions,
+    how: Annotated[
+        Format, typer.Option("--format", help="human: tables; json: the result as one object; quiet: the best one.")
+    ] = Format.AUTO,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Compare proposers: one baseline, the same prompts in turns, and intervals of the differences."""
+    how, quiet = output_form(ctx, how, as_json, quiet)
+    from specdec.lab.comparison import Sweep, variants
+
+    chosen = variants(speculative_config or [], [Sweep.parse(text) for text in sweep or []])
+    refuse_unwritable(saving)
+    silence_libraries()
+    cells = [
+        _recorded(ctx.obj, Path(each), chosen, sort, engine.device, quiet=quiet) for each in model if is_recording(each)
+    ]
+    for each, named in product([each for each in model if not is_recording(each)], _datasets(dataset)):
+        flags = {"max_num_seqs": prompts.max_concurrency, "enable_profiling": measuring.profile}
+        settings = prompts.settings | measuring.settings | named | {"engine": flags | engine.settings(each)}
+        cells.append(_measured(ctx.obj, settings, chosen, sort, quiet=quiet))
+    result = {"schema_version": cells[0]["schema_version"], "kind": "compare", "cells": cells}
+    not_saved = save(result, saving)
+    from ._compare_view import one_line, show_comparison
+
+    show(result, how, one_line, lambda: show_comparison(result, ctx.obj.console()))
+    if not_saved:
+        raise not_saved
+    different = any(row["outputs_equal"] is False for cell in cells for row in cell["rows"])
+    if different and prompts.temperature == 0:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _datasets(given: list[str] | None) -> list[dict[str, Any]]:
+    """Each as fields of RunSettings."""
+    found = []
+    for text in given or ["packaged"]:
+        name, _, path = text.partition("=")
+        found.append({"dataset_name": name, "dataset_path": Path(path) if path else None})
+    return found
+
+
+def _measured(
+    session: Session, settings: dict[str, Any], variants: list[Variant], sort: Sort, *, quiet: bool
+) -> dict[str, Any]:
+    """The comparison on one target and one dataset."""
+    from specdec.core.config.engine_config import EngineConfig
+    from specdec.lab.comparison import run_compare
+    from specdec.lab.run import RunSettings
+
+    from ._progress import progress_on_stderr
+
+    chosen = RunSettings(**settings | {"engine": EngineConfig(**settings["engine"])})
+    by = "speedup" if sort is Sort.AUTO else sort.value
+    with progress_on_stderr(session, quiet=quiet) as progress:
+        return run_compare(chosen, variants, session.settings, progress, by)
+
+
+def _recorded(
+    session: Session, folder: Path, variants: list[Variant], sort: Sort, device: str, *, quiet: bool
+) -> dict[str, Any]:
+    """The comparison on a recording."""
+    from specdec.lab.comparison import run_compare_recorded
+
+    from ._progress import progress_on_stderr
+
+    by = None if sort is Sort.AUTO else sort.value
+    with progress_on_stderr(session, quiet=quiet) as progress:
+        return run_compare_recorded(
+            folder, variants, session.settings, progress, by, device="cpu" if device == "auto" else device
+        )

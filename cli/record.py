@@ -1,0 +1,128 @@
+"""`specdec record`: what a target generates on a dataset, kept for proposers that are tried later."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ._engine_options import (
+    DATASET_HELP,
+    DATASETS,
+    ChatOption,
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    EngineOption,
+    MaxModelLenOption,
+    ModelArgument,
+    NumThreadsOption,
+    QuietOption,
+    engine_settings,
+    silence_libraries,
+)
+from ._session import Session
+
+if TYPE_CHECKING:
+    from specdec.core.model.hidden_states import HiddenState
+
+GIB = 2**30
+
+
+class Inside(StrEnum):
+    """Who runs the target."""
+
+    SPECDEC = "specdec"
+    TRANSFORMERS = "transformers"
+
+
+def _layers(text: str) -> tuple[HiddenState, ...]:
+    """From "2,4,final". Raises BadParameter."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if any(word != "final" and not word.isdigit() for word in words):
+        raise typer.BadParameter(f"layers are numbers and 'final', such as 2,4,final; found {text!r}")
+    return tuple("final" if word == "final" else int(word) for word in words)
+
+
+def command(  # noqa: PLR0913 - one parameter per flag
+    ctx: typer.Context,
+    model: ModelArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder; one that was cut short is gone on with.")],
+    dataset_name: Annotated[
+        str,
+        typer.Option("--dataset-name", "--dataset", metavar=DATASETS, help=DATASET_HELP),
+    ] = "packaged",
+    dataset_path: Annotated[Path | None, typer.Option(help="The file of the dataset.")] = None,
+    category: Annotated[str | None, typer.Option(help="Only prompts of this category.")] = None,
+    num_prompts: Annotated[int, typer.Option(min=0, help="Taken in turn from each category; 0: all.")] = 0,
+    chat: ChatOption = False,
+    output_len: Annotated[int, typer.Option(min=1, help="Output tokens per request, at most.")] = 128,
+    max_concurrency: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="1: off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first request; each next one has one more.")] = 0,
+    top_m: Annotated[int, typer.Option(min=1, help="Likeliest tokens whose probability is kept at each place.")] = 20,
+    hidden_states: Annotated[
+        str, typer.Option(metavar="2,4,final", help="Hidden states to keep, which heads need; none by default.")
+    ] = "",
+    full_logits: Annotated[bool, typer.Option("--full-logits", help="Keep every logit of every place.")] = False,
+    max_disk: Annotated[float | None, typer.Option(min=0, metavar="GIB", help="Most GiB of the folder.")] = None,
+    cost: Annotated[bool, typer.Option(help="Measure what a step costs, from which speed-ups are predicted.")] = True,
+    inside: Annotated[
+        Inside, typer.Option("--engine", help="Who generates; transformers: greedily, one by one, first turns only.")
+    ] = Inside.SPECDEC,
+    data: Annotated[
+        Path | None,
+        typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
+    ] = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = Dtype.AUTO,
+    max_model_len: MaxModelLenOption = None,
+    engine_config: EngineOption = None,
+    num_threads: NumThreadsOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Record what a target generates, so that `specdec replay` tries proposers on it without the target."""
+    engine = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config)
+    silence_libraries()
+    from rich.console import Console
+
+    from specdec.core.config.engine_config import EngineConfig
+    from specdec.lab.progress import progress_for
+    from specdec.lab.recording.foreign import import_data
+    from specdec.lab.recording.in_transformers import record_in_transformers
+    from specdec.lab.recording.recorder import RecordSettings, record
+
+    if data is not None:
+        manifest = import_data(data, EngineConfig(**engine), _layers(hidden_states), output)
+        print(f"{output}: recorded from {manifest.source}")
+        return
+    settings = RecordSettings(
+        engine=EngineConfig(**({"max_num_seqs": max_concurrency} | engine)),
+        dataset_name=dataset_name,
+        dataset_path=dataset_path,
+        category=category,
+        num_prompts=num_prompts,
+        chat=chat,
+        output_len=output_len,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        top_m=top_m,
+        hidden_states=_layers(hidden_states),
+        full_logits=full_logits,
+        max_disk=None if max_disk is None else max(int(max_disk * GIB), 1),
+        measure_cost=cost,
+    )
+    session: Session = ctx.obj
+    quiet = quiet or bool(ctx.find_root().params.get("quiet"))
+    console = Console(stderr=True, no_color=True if not session.colour else None)
+    with progress_for(console, quiet=quiet) as progress:
+        run = record if inside is Inside.SPECDEC else record_in_transformers
+        done = run(settings, session.settings, output, progress)
+    if not quiet:
+        print(f"{output}: {done.num_requests} requests, {done.num_bytes / 2**20:.1f} MiB")

@@ -1,0 +1,111 @@
+"""`specdec replay`: proposers on a recording, without its target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specdec.sdk import ConfigError, SpecdecError
+
+from ._engine_options import QuietOption, SpeculativeOption, output_form, silence_libraries
+from ._option_blocks import SaveOptions, with_blocks
+from ._output import Format, JsonOption, show_rows
+from ._saving import refuse_unwritable, save
+from ._session import Session
+
+FIELDS = (
+    "proposer",
+    "num_speculative_tokens",
+    "num_steps",
+    "tokens_per_target_step",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "expected_tokens_per_step",
+    "predicted_speedup",
+    "seconds",
+)
+
+
+@with_blocks
+def command(  # noqa: PLR0913 - one parameter per flag
+    ctx: typer.Context,
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `specdec record` has written.")],
+    speculative_config: SpeculativeOption = None,
+    *,
+    saving: SaveOptions,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The target's checkpoint, if it lies elsewhere than when recorded.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Where draft networks run: cpu, cuda or cuda:N.")] = "cpu",
+    watch: Annotated[bool, typer.Option("--watch", help="Run again whenever a file of the proposers changes.")] = False,
+    how: Annotated[
+        Format, typer.Option("--format", help="human: a table; json: an array; quiet: the first field only.")
+    ] = Format.AUTO,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Say what proposers would have drafted along a recording: steps and accepted tokens of a live run."""
+    how, quiet = output_form(ctx, how, as_json, quiet)
+    if not speculative_config:
+        raise ConfigError("SD-E251", "nothing is to be replayed", {"fix": "name a proposer with -sc, or several"})
+    refuse_unwritable(saving)
+    silence_libraries()
+    from specdec.lab.recording import Recording
+    from specdec.lab.replay.result import replay_facts
+    from specdec.lab.replay.watch import Watch
+
+    opened, session, configs = Recording.open(recording), _session(ctx), speculative_config
+
+    def once() -> list[str]:
+        results = replay_facts(opened, configs, session.settings, model=model, device=device)
+        _show([facts for facts, _ in results], how, session)
+        return [target for _, target in results if target is not None]
+
+    if not watch:
+        once()
+        _write(recording, configs, session, saving, model, device)
+        return
+    Watch(once, on_error=lambda error: typer.echo(_text(error), err=True)).forever()
+
+
+def _write(
+    recording: Path, configs: list[str], session: Session, saving: SaveOptions, model: str | None, device: str
+) -> None:
+    """The files asked for: a comparison of all proposers on the recording. Raises ConfigError SD-E187."""
+    if saving.save_result is None and saving.report is None:
+        return
+    from specdec.lab.comparison import run_compare_recorded, variants
+    from specdec.lab.progress import NoProgress
+
+    result = run_compare_recorded(
+        recording, variants(configs, []), session.settings, NoProgress(), None, model=model, device=device
+    )
+    not_saved = save(result | {"kind": "replay"}, saving)
+    if not_saved:
+        raise not_saved
+
+
+def _session(ctx: typer.Context) -> Session:
+    session: Session = ctx.obj
+    return session
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, SpecdecError) else f"{type(error).__name__}: {error}"
+
+
+def _show(rows: list[dict[str, Any]], how: Format, session: Session) -> None:
+    if how is Format.JSON:
+        print(json.dumps(rows, indent=2))
+        return
+    shown = [{name: _short(row[name]) for name in FIELDS} for row in rows]
+    show_rows(shown, FIELDS, how, session)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return " .. ".join(f"{each:.2f}" for each in value)
+    return f"{value:.3f}" if isinstance(value, float) else value

@@ -1,0 +1,132 @@
+"""Comparing proposers live: all engines take turns with each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+from specdec.core.engine.verifier_checkpoint import with_verifier
+from specdec.core.proposing.speculation import SpeculativeSettings
+from specdec.core.registry import PluginSettings
+
+from ..datasets import load_dataset, of_category
+from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns
+from ..prompts import BenchPrompt, Chosen, choose
+from ..result import SCHEMA_VERSION, equality_facts, request_facts, time_shares
+from ..run import (
+    Progress,
+    RunSettings,
+    all_differences,
+    built,
+    configuration_facts,
+    environment_facts,
+    speculation_facts,
+)
+from ..token_texts import token_texts
+from .table import Measured, comparison_facts
+from .variants import Variant
+
+Turns = Sequence[Sequence[tuple[Pass, ...]]]  # by repeat, engine and unit; the first engine decodes plainly
+
+
+def run_compare(
+    settings: RunSettings, variants: Sequence[Variant], plugins: PluginSettings, progress: Progress, sort: str
+) -> dict[str, Any]:
+    """Measure every variant, and plain decoding once, on the same prompts in interleaved turns.
+
+    A turn is one unit: as many prompts of a category as run at the same time. Every engine runs a unit before the next
+    unit begins, so that slow changes of the machine meet all alike. Each engine holds a target of its own. sort: one of
+    METRICS. Returns the result as it is written to a file. Raises SpecdecError before anything is timed where that can
+    be known.
+    """
+    model, _ = with_verifier(settings.engine.model, None)
+    resolved = [with_verifier(settings.engine.model, each.speculative_config)[1] for each in variants]
+    settings = settings.replace(engine=settings.engine.replace(model=model))
+    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
+    with ExitStack() as stack:
+        engines = [_start(settings, asked, plugins, progress, stack) for asked in (None, *resolved)]
+        plain = engines[0].engine
+        chosen = choose(rows, settings.num_prompts, settings.sampling, plain, chat=settings.chat)
+        units = _units(chosen.prompts, settings.engine.max_num_seqs)
+        progress.stage("measuring", len(chosen.prompts) * settings.repeat * len(engines))
+        turns = take_turns(
+            engines, units, num_repeats=settings.repeat, num_warmup=settings.warmup, on_finished=progress.finished
+        )
+        progress.stage("comparing outputs")
+        facts = [
+            {"speculative_config": None}
+            | speculation_facts(asked, timed.engine)
+            | _equality(settings, timed, chosen.prompts, turns, place)
+            for place, (asked, timed) in enumerate(zip(resolved, engines[1:], strict=True), start=1)
+        ]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "compare",
+            "configuration": configuration_facts(settings, plain, chosen) | {"sort": sort},
+            "environment": environment_facts(plain),
+            "num_prompts": len(chosen.prompts),
+            "num_prompts_skipped": chosen.num_skipped,
+            **_result(variants, facts, units, chosen, turns, sort),
+            "token_texts": token_texts(plain.tokenizer, [each for passes in turns[0] for each in passes]),
+        }
+
+
+def _start(
+    settings: RunSettings, asked: SpeculativeSettings, plugins: PluginSettings, progress: Progress, stack: ExitStack
+) -> TimedEngine:
+    progress.stage("loading")
+    return stack.enter_context(closing(TimedEngine(partial(built, settings.engine, asked, plugins))))
+
+
+def _units(prompts: Sequence[BenchPrompt], size: int) -> list[list[BenchPrompt]]:
+    """Prompts of one category, `size` of them at a time."""
+    groups = [list(group) for _, group in groupby(prompts, key=lambda prompt: prompt.category)]
+    return [group[start : start + size] for group in groups for start in range(0, len(group), size)]
+
+
+def _equality(
+    settings: RunSettings, timed: TimedEngine, prompts: Sequence[BenchPrompt], turns: Turns, place: int
+) -> dict[str, Any]:
+    if settings.check_equal == "off":
+        return equality_facts(None, len(prompts), None)
+    plain, found = ([outputs_of(repeat[index]) for repeat in turns] for index in (0, place))
+    differences = all_differences(timed.engine, prompts, plain, found)
+    return equality_facts(differences, len(prompts), timed.engine.tokenizer)
+
+
+def _result(
+    variants: Sequence[Variant],
+    facts: Sequence[Mapping[str, Any]],
+    units: Sequence[Sequence[BenchPrompt]],
+    chosen: Chosen,
+    turns: Turns,
+    sort: str,
+) -> dict[str, Any]:
+    """The rows of the table, and plain decoding's times beside them."""
+    plain_seconds = _unit_seconds(turns, 0)
+    measured = [
+        Measured(
+            variant.label,
+            dict(facts[place - 1])
+            | {"time_shares": time_shares([each for repeat in turns for each in repeat[place]])}
+            | {"requests": request_facts(chosen.prompts, turns[0][place])},
+            [each.acceptance for each in turns[0][place]],
+            _unit_seconds(turns, place),
+        )
+        for place, variant in enumerate(variants, start=1)
+    ]
+    num_tokens = summed(each.acceptance for each in turns[0][0]).num_committed_tokens
+    return {
+        "baseline": {"seconds": sum(plain_seconds), "tokens_per_second": num_tokens / sum(plain_seconds)},
+        "rows": comparison_facts(measured, [unit[0].category for unit in units], plain_seconds, sort),
+    }
+
+
+def _unit_seconds(turns: Turns, place: int) -> list[float]:
+    """Of each unit, the mean over repeats."""
+    by_unit = zip(*(repeat[place] for repeat in turns), strict=True)
+    return [fmean(each.seconds for each in passes) for passes in by_unit]

@@ -1,0 +1,112 @@
+"""`manifest.json`: what a recording is of, and under which settings it was made."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_left
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import Field
+
+from specdec.sdk import ConfigError, StrictModel
+
+MANIFEST = "manifest.json"
+SCHEMA: Final = "specdec.recording"
+SCHEMA_VERSION: Final = 1
+
+
+class Cost(StrictModel):
+    """The measured seconds of a step against the rows that it computes."""
+
+    rows: tuple[int, ...] = Field((), description="tokens computed in a step, ascending")
+    seconds: tuple[float, ...] = Field((), description="the median step of so many rows, without proposing")
+    propose_seconds: float = Field(0.0, ge=0, description="proposing in a step, by a proposer that does nothing")
+
+    def step_seconds(self, num_rows: int) -> float:
+        """Of a step of `num_rows` rows: interpolated linearly, and continued with the last slope."""
+        if not self.rows:
+            raise ConfigError(
+                "SD-E252",
+                "the recording has no cost of a step, so no time can be predicted",
+                {"fix": "record with `specdec record`, which measures it, and without --no-cost"},
+            )
+        if len(self.rows) == 1 or num_rows <= self.rows[0]:
+            return self.seconds[0]
+        right = min(bisect_left(self.rows, num_rows), len(self.rows) - 1)
+        (x0, x1), (y0, y1) = self.rows[right - 1 : right + 1], self.seconds[right - 1 : right + 1]
+        return y0 + (y1 - y0) * (num_rows - x0) / (x1 - x0)
+
+
+class Manifest(StrictModel):
+    """Everything about a recording except its rows."""
+
+    schema_name: Literal["specdec.recording"] = SCHEMA
+    schema_version: Literal[1] = SCHEMA_VERSION
+    source: str = Field("specdec", description='who generated: "specdec", "transformers", "speculators", "specforge"')
+    model: str = Field(description="the target, as it was named")
+    model_fingerprint: str | None = Field(None, description="of its configuration and weights. None means unknown")
+    tokenizer_fingerprint: str | None = Field(None, description="None means unknown, or no tokenizer")
+    target: dict[str, Any] = Field(default_factory=dict, description="the fields of TargetInfo")
+    engine: dict[str, Any] = Field(default_factory=dict, description="the fields of EngineConfig")
+    eos_token_ids: tuple[int, ...] = ()
+    sampling: dict[str, Any] = Field(default_factory=dict, description="SamplingParams of the first request")
+    dataset: dict[str, Any] = Field(default_factory=dict, description="name, path, hash of the prompts")
+    top_m: int = Field(0, ge=0, description="probabilities kept at each position. 0 means none")
+    hidden_states: tuple[int | Literal["final"], ...] = Field((), description="layers kept, in the order of columns")
+    full_logits: bool = False
+    cost: Cost = Cost()
+    environment: dict[str, Any] = Field(default_factory=dict)
+    complete: bool = Field(False, description="False: the recording was cut short, and can be resumed")
+
+    def write(self, folder: Path) -> None:
+        """Put it into the folder in one step."""
+        part = folder / f"{MANIFEST}.tmp"
+        part.write_text(json.dumps(self.model_dump(mode="json"), indent=1), encoding="utf-8")
+        os.replace(part, folder / MANIFEST)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ConfigError SD-E244 for what is no recording, SD-E245 for one of a newer schema."""
+        values = _json_of(folder)
+        version = values.get("schema_version")
+        if values.get("schema_name") != SCHEMA or not isinstance(version, int):
+            raise not_a_recording(folder, f"{MANIFEST} is of something else")
+        if version > SCHEMA_VERSION:
+            facts = {
+                "found": f"schema version {version}",
+                "this specdec reads": f"up to {SCHEMA_VERSION}",
+                "fix": "update specdec-sdk, or record again with this version into another folder",
+            }
+            raise ConfigError("SD-E245", f"the recording {str(folder)!r} has a newer schema", facts)
+        return cls.parse(values, str(folder / MANIFEST))
+
+
+def not_a_recording(folder: Path, because: str) -> ConfigError:
+    """The error for a folder or shard that cannot be read as a recording."""
+    facts = {
+        "because": because,
+        "looked for": folder.absolute(),
+        "fix": "name a folder that `specdec record ... -o FOLDER` has written",
+    }
+    return ConfigError("SD-E244", f"{str(folder)!r} is no recording that can be read", facts)
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return found
+
+
+def _json_of(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise not_a_recording(folder, f"{MANIFEST}: {error.strerror}") from error
+    except ValueError as error:
+        raise not_a_recording(folder, f"{MANIFEST} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise not_a_recording(folder, f"{MANIFEST} is no object")
+    return values

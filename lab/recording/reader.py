@@ -1,0 +1,96 @@
+"""Reads a recording: its manifest at once, its shards as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from torch import Tensor
+
+from specdec.sdk import ConfigError
+
+from .manifest import Manifest, not_a_recording
+from .request import RecordedRequest
+from .shards import HIDDEN, LOGITS, parquet_path, pyarrow, read_shard, read_tensor, tensor_name
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A folder that `RecordingWriter` has written, complete or cut short."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: Path | str) -> Self:
+        """Raises ConfigError: SD-E243 without pyarrow, SD-E244 for what is no recording, SD-E245 for a newer schema."""
+        pyarrow()
+        return cls(Path(folder), Manifest.read(Path(folder)))
+
+    def __iter__(self) -> Iterator[RecordedRequest]:
+        """Every request, in the order in which they were submitted. Raises ConfigError SD-E244 for a damaged shard."""
+        return iter(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Of all requests, in their order."""
+        return [request.request_id for request in self._requests]
+
+    def hidden_states(self, request_id: str) -> Tensor:
+        """[S, L*H] by position, layers as in the manifest: those that a proposer was shown.
+
+        The last step shows none. Raises ConfigError SD-E249 if there are none.
+        """
+        return self._tensor(HIDDEN, request_id, "its hidden states", "--hidden-states")
+
+    def logits(self, request_id: str) -> Tensor:
+        """[T, V], of each committed position. Raises ConfigError SD-E249 if there are none."""
+        return self._tensor(LOGITS, request_id, "full logits", "--full-logits")
+
+    @property
+    def num_bytes(self) -> int:
+        """What its shards take on the disk."""
+        return sum(path.stat().st_size for path in self.folder.glob("shard-*") if path not in self.torn())
+
+    @property
+    def next_shard(self) -> int:
+        """The number of the first shard that is not there."""
+        return max((number + 1 for number in self._shard_numbers()), default=0)
+
+    def torn(self) -> list[Path]:
+        """Files that a killed recorder left: parts of a shard that has no rows."""
+        whole = {f"shard-{number:05}" for number in self._shard_numbers()}
+        return [path for path in sorted(self.folder.glob("shard-*")) if path.suffix == ".tmp" or path.stem not in whole]
+
+    def _shard_numbers(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("shard-")) for path in self.folder.glob("shard-*.parquet"))
+
+    @cached_property
+    def _by_shard(self) -> dict[int, list[RecordedRequest]]:
+        numbers, top_m = self._shard_numbers(), self.manifest.top_m
+        return {number: read_shard(parquet_path(self.folder, number), top_m) for number in numbers}
+
+    @cached_property
+    def _requests(self) -> list[RecordedRequest]:
+        found = [request for requests in self._by_shard.values() for request in requests]
+        return sorted(found, key=lambda request: request.number)
+
+    @cached_property
+    def _shards(self) -> dict[str, int]:
+        """The shard of each request."""
+        return {each.request_id: number for number, requests in self._by_shard.items() for each in requests}
+
+    def _tensor(self, kind: str, request_id: str, what: str, option: str) -> Tensor:
+        if request_id not in self._shards:
+            raise not_a_recording(self.folder, f"there is no request {request_id!r}")
+        tensor = read_tensor(self.folder, self._shards[request_id], tensor_name(kind, request_id))
+        if tensor is None:
+            facts = {"recorded": str(self.folder), "fix": f"record again with {option}, into another folder"}
+            raise ConfigError("SD-E249", f"the recording does not hold {what}", facts)
+        return tensor

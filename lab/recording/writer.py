@@ -1,0 +1,121 @@
+"""Writes a recording in shards, and goes on with one that was cut short."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from specdec.sdk import ConfigError
+
+from .manifest import MANIFEST, Manifest
+from .reader import Recording
+from .request import RecordedRequest
+from .shards import HIDDEN, LOGITS, pyarrow, tensor_name, write_shard
+
+logger = logging.getLogger("specdec")
+
+SHARD_REQUESTS, SHARD_BYTES, SHARD_SECONDS = 256, 64 * 2**20, 30.0
+FREE_TO_CHANGE = {"cost", "environment", "complete"}  # between a recording and what is added to it
+
+
+class RecordingWriter:
+    """Takes requests as they end. What it holds back is on the disk after `flush`, `finish` or a full shard."""
+
+    def __init__(self, folder: Path, manifest: Manifest, *, max_disk: int | None = None) -> None:
+        """Begin in an empty or new folder, or go on with a recording under the same manifest.
+
+        max_disk: most bytes of the folder. None means no limit.
+
+        Raises ConfigError: SD-E243 without pyarrow, SD-E247 if the folder holds something else, SD-E248.
+        """
+        pyarrow()
+        self.folder, self.manifest, self._max_disk = folder, manifest, max_disk
+        self.done: frozenset[str] = frozenset()  # ids of requests that are in it already
+        self._next, self.num_bytes = 0, 0
+        if (folder / MANIFEST).exists():
+            self._go_on()
+        else:
+            self._begin()
+        self._requests: list[RecordedRequest] = []
+        self._tensors: dict[str, Tensor] = {}
+        self._held, self._since = 0, time.monotonic()
+
+    def add(self, request: RecordedRequest, hidden: Tensor | None = None, logits: Tensor | None = None) -> None:
+        """Take a request. hidden: [S, L*H] by position. logits: [T, V]. Raises ConfigError SD-E248."""
+        self._requests.append(request)
+        for kind, tensor in ((HIDDEN, hidden), (LOGITS, logits)):
+            if tensor is not None:
+                self._tensors[tensor_name(kind, request.request_id)] = tensor.cpu()
+                self._held += tensor.nbytes
+        self._held += 4 * len(request.prompt_token_ids) + 8 * request.top_ids.numel() + 16 * len(request.token_ids)
+        late = time.monotonic() - self._since > SHARD_SECONDS
+        if late or len(self._requests) >= SHARD_REQUESTS or self._held >= SHARD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held as a shard. Raises ConfigError SD-E248; earlier shards stay as they are."""
+        if not self._requests:
+            return
+        room = None if self._max_disk is None else self._max_disk - self.num_bytes
+        with self._naming_disk():
+            self.num_bytes += write_shard(self.folder, self._next, self._requests, self._tensors, room)
+        self.done |= {each.request_id for each in self._requests}
+        self._next += 1
+        self._requests, self._tensors = [], {}
+        self._held, self._since = 0, time.monotonic()
+
+    def finish(self, **changes: object) -> Manifest:
+        """Write what is held, and the manifest as complete. changes: of the manifest. Returns it."""
+        self.flush()
+        self.manifest = self.manifest.replace(complete=True, **changes)
+        with self._naming_disk():
+            self.manifest.write(self.folder)
+        return self.manifest
+
+    def _begin(self) -> None:
+        with self._naming_disk():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if any(self.folder.iterdir()):
+                raise self._other("the folder holds other files")
+            self.manifest.write(self.folder)
+
+    def _go_on(self) -> None:
+        there = Recording.open(self.folder)
+        before, now = (each.model_dump(mode="json", exclude=FREE_TO_CHANGE) for each in (there.manifest, self.manifest))
+        differing = sorted(key for key in now if now[key] != before[key])
+        if differing:
+            raise self._other(f"it was recorded with another {', '.join(differing)}")
+        for path in there.torn():
+            path.unlink()
+            logger.warning("SD-W243 %s was torn when recording stopped; it is dropped and its requests run again", path)
+        self.manifest = self.manifest.replace(cost=there.manifest.cost, complete=there.manifest.complete)
+        self.done = frozenset(there.request_ids)
+        self._next, self.num_bytes = there.next_shard, there.num_bytes
+
+    def _other(self, found: str) -> ConfigError:
+        facts = {
+            "found": found,
+            "looked in": self.folder.absolute(),
+            "fix": "name another folder, or the same settings",
+        }
+        return ConfigError("SD-E247", f"{str(self.folder)!r} is not the recording to go on with", facts)
+
+    def _full(self, because: str) -> ConfigError:
+        facts = {
+            "because": because,
+            "kept": f"{len(self.done)} requests in {self._next} shards, which can be replayed",
+            "fix": "make room or raise --max-disk, and run the same command again: it goes on from there",
+        }
+        return ConfigError("SD-E248", f"no room for the recording in {str(self.folder)!r}", facts)
+
+    @contextmanager
+    def _naming_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._full(error.strerror or str(error)) from error

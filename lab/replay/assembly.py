@@ -1,0 +1,159 @@
+"""An engine around a recording: everything is the engine's own, except the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.engine.assembly import LoadedModel, Parts, put_together
+from specdec.core.engine.device import device_of, profile_of
+from specdec.core.engine.engine import Engine
+from specdec.core.engine.plan import Plan
+from specdec.core.engine.threads import Threads
+from specdec.core.model.model_support import locate_model
+from specdec.core.model.text_equality import TextEquality
+from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
+from specdec.core.registry import PluginSettings
+from specdec.core.registry.hooks import load_hooks
+from specdec.core.request.request import Committed
+from specdec.sdk import ConfigError, ProposerError, TargetInfo
+
+from ..recording import Recording
+from ..recording.recorder import TOKENIZER
+from .playback import Playback
+from .stand_in import RecordedTarget, require_same_model
+
+EQUALITY = TextEquality("bits", "the text is the recording's")
+
+
+class ReplayEngine(Engine):
+    """An engine whose target says what a recording says. It takes the requests of that recording only."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        speculative_config: SpeculativeSettings = None,
+        plugin_settings: PluginSettings | None = None,
+        *,
+        model: str | Path | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """model: where the target's checkpoint lies, if a proposer asks for its embedding. None means where it was.
+
+        Raises ConfigError: SD-E249 if the proposer needs what was not recorded, SD-E251 for a rule that a recording
+        cannot answer, SD-E246 if `model` is another one.
+        """
+        self.recording = recording
+        config = _config(recording, device)
+        self._playback: Playback | None = None
+        directory = _directory(recording, model)
+        super().__init__(config, speculative_config, plugin_settings, partial(self._assemble, directory))
+
+    @property
+    def playback(self) -> Playback:
+        """What stands in for the target."""
+        assert self._playback is not None, "made with the engine's parts"
+        return self._playback
+
+    def step(self) -> list[Committed]:
+        """As of `Engine`; what a proposer lacks of the recording is raised as what it is."""
+        try:
+            return super().step()
+        except ProposerError as error:
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
+
+    def _assemble(
+        self, directory: Path | None, config: EngineConfig, asked: SpeculativeSettings, settings: PluginSettings
+    ) -> Parts:
+        manifest = self.recording.manifest
+        profile = profile_of(device_of(config.device), config.cpu_kernels)
+        info = _info(self.recording, directory, str(profile.device))
+        hooks = load_hooks(settings)
+        speculation = Speculation.prepare(asked, info, settings, hooks)
+        if speculation is not None:
+            _refuse(self.recording, speculation)
+        dtype = getattr(torch, info.dtype)
+        plan = Plan(config, profile, str(directory or manifest.model), None, dtype, info, hooks, speculation)
+        target: Any = RecordedTarget(manifest, directory, dtype, profile.device)
+        threads = Threads(config.num_threads, None)
+        tokenizer = tokenizer_of(self.recording)
+        model = LoadedModel(target, tokenizer, frozenset(manifest.eos_token_ids), threads, EQUALITY)
+        wanted = speculation.loaded.needs.hidden_states if speculation else ()
+        self._playback = Playback(self.recording, wanted, profile.device)
+        parts = put_together(plan, model, self._playback.on)
+        if parts.host is not None:
+            parts.host.keeps_pace = False
+        return parts
+
+
+def _config(recording: Recording, device: str) -> EngineConfig:
+    """The recorded engine's settings, where they say anything about a replay."""
+    kept = {"max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "max_model_len", "seed"}
+    recorded = {name: value for name, value in recording.manifest.engine.items() if name in kept}
+    values: dict[str, Any] = {"max_num_seqs": 1, "block_size": 16} | recorded
+    if values.get("num_kv_blocks") is None:
+        longest = max((len(each.prompt_token_ids) + len(each.token_ids) for each in recording), default=1)
+        values["num_kv_blocks"] = values["max_num_seqs"] * (longest // values["block_size"] + 8)
+    values |= {"device": device, "cuda_graphs": False, "enable_profiling": True}
+    return EngineConfig(model=recording.manifest.model, **values)
+
+
+def _info(recording: Recording, directory: Path | None, device: str) -> TargetInfo:
+    target = recording.manifest.target
+    if not target:
+        facts = {"recorded by": recording.manifest.source, "fix": "import it with --model, which names the target"}
+        raise ConfigError("SD-E249", "the recording does not say what its target is", facts)
+    return replace(TargetInfo(**target), checkpoint_dir=directory, device=device)
+
+
+def _directory(recording: Recording, model: str | Path | None) -> Path | None:
+    """Where the target's checkpoint lies; None if it is not on this machine."""
+    if model is not None:
+        named = Path(locate_model(model))
+        require_same_model(recording.manifest, named)
+        return named
+    recorded = recording.manifest.target.get("checkpoint_dir")
+    if recorded is not None and Path(recorded).is_dir():
+        return Path(recorded)
+    try:
+        found = Path(locate_model(recording.manifest.model))
+    except ConfigError:
+        return None
+    return found if found.is_dir() else None
+
+
+def tokenizer_of(recording: Recording) -> Any:
+    """The tokenizer that lies in the recording, or None."""
+    folder = recording.folder / TOKENIZER
+    return AutoTokenizer.from_pretrained(folder) if folder.is_dir() else None
+
+
+def _refuse(recording: Recording, speculation: Speculation) -> None:
+    """Raise ConfigError for a proposer that asks for more than there is."""
+    loaded, manifest = speculation.loaded, recording.manifest
+    rule = speculation.config.rejection_sample_method
+    if rule != "standard":
+        facts = {
+            "found": f'"rejection_sample_method": "{rule}"',
+            "fix": "leave it out: replays verify by the standard rule",
+        }
+        raise ConfigError("SD-E251", "a recording cannot answer this rule", facts, plugin=loaded.plugin)
+    missing = [each for each in loaded.needs.hidden_states if each not in manifest.hidden_states]
+    if missing:
+        wanted = ",".join(map(str, dict.fromkeys([*manifest.hidden_states, *loaded.needs.hidden_states])))
+        facts = {
+            "needs": f"hidden states {', '.join(map(str, loaded.needs.hidden_states))}",
+            "recorded": ", ".join(map(str, manifest.hidden_states)) or "none",
+            "fix": f"record again into another folder with --hidden-states {wanted}",
+        }
+        raise ConfigError(
+            "SD-E249", "the proposer needs hidden states that were not recorded", facts, plugin=loaded.plugin
+        )

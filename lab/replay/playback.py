@@ -1,0 +1,131 @@
+"""The target of a replay: its hidden states and its verdicts are those of the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.core.host import (
+    ForwardInput,
+    Request,
+    Schedule,
+    Scheduled,
+    Scheduler,
+    TargetOutput,
+)
+from specdec.core.model.hidden_states import HiddenState
+from specdec.core.rejection.types import DraftRows, SamplingRows, Verdict
+from specdec.sdk.types import PADDING_TOKEN_ID
+
+from ..recording import RecordedRequest, Recording
+from .expected import ExpectedAcceptance
+
+HiddenLayers = Sequence[HiddenState]
+Listener = Callable[[DraftRows, Sequence[tuple[RecordedRequest, int]], Sequence[int]], None]
+
+
+class Playback:
+    """Stands in for a target, its scheduler and its verification rule, of which two know what the first has planned."""
+
+    def __init__(self, recording: Recording, hidden_states: HiddenLayers, device: torch.device) -> None:
+        """`hidden_states`: those that the proposer is shown."""
+        self._recording, self._device = recording, device
+        self._requests = {each.request_id: each for each in recording}
+        self._columns = _columns(recording, hidden_states)
+        self._hidden: dict[str, Tensor] = {}  # of the requests that run
+        self._scheduler: Scheduler | None = None
+        self._shares: list[Scheduled] = []
+        self.expected = ExpectedAcceptance(recording.manifest.top_m)
+        self.listeners: list[Listener] = [self.expected.record]  # told of the distributions of sampled steps
+
+    def on(self, scheduler: Scheduler) -> tuple[Playback, Playback, Callable[..., Verdict]]:
+        """In the place of a target, a scheduler and a rule: see `StandIn`."""
+        self._scheduler = scheduler
+        return self, self, self.verify
+
+    def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
+        """As the engine's own scheduler."""
+        assert self._scheduler is not None, "`on` was called"
+        plan = self._scheduler.schedule(num_drafts)
+        self._shares = plan.shares
+        return plan
+
+    def finish(self, request: Request) -> None:
+        """As the engine's own scheduler."""
+        assert self._scheduler is not None, "`on` was called"
+        self._hidden.pop(request.request_id, None)
+        self._scheduler.finish(request)
+
+    def forward(self, inputs: ForwardInput) -> TargetOutput:
+        """No logits, and the hidden states of every row. Rows of rejected drafts show those of the recorded token."""
+        logits = torch.empty(len(inputs.logits_rows), 0, device=self._device)
+        if not self._columns:
+            return TargetOutput(logits, None)
+        return TargetOutput(logits, torch.cat([self._states(share) for share in self._shares]).to(self._device))
+
+    def verify(
+        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: object = None
+    ) -> Verdict:
+        """A draft is accepted as long as it is what the target said. There are no logits."""
+        drafted = drafts.token_ids.tolist()
+        lengths = drafts.lengths.tolist()
+        said = [self._said(share, length + 1) for share, length in zip(self._shares, lengths, strict=True)]
+        outputs = [_accepted(ids[:n], told) for ids, n, told in zip(drafted, lengths, said, strict=True)]
+        if drafts.distributions is not None and not sampling.all_greedy:
+            self._expect(drafts, [len(each) for each in outputs])
+        width = drafts.token_ids.shape[1] + 1
+        padded = [ids + [PADDING_TOKEN_ID] * (width - len(ids)) for ids in outputs]
+        accepted = [max(len(ids) - 1, 0) for ids in outputs]
+        num_accepted = torch.tensor(accepted, device=self._device)
+        return Verdict(
+            output_ids=torch.tensor(padded, device=self._device).reshape(len(padded), width),
+            num_accepted=num_accepted,
+            status=torch.zeros_like(num_accepted),
+            stop_reason=(num_accepted < drafts.lengths).to(torch.uint8),
+            on_host=[[count, 0, *ids] for count, ids in zip(accepted, padded, strict=True)],
+        )
+
+    def _said(self, share: Scheduled, count: int) -> list[int]:
+        """What the target said next, `count` tokens where they are known; none in the middle of a prompt."""
+        if not share.samples:
+            return []
+        recorded, start = self._requests[share.request.request_id], share.request.num_output_tokens
+        return [*recorded.token_ids[start : start + count], *_past(recorded, start, count)]
+
+    def _states(self, share: Scheduled) -> Tensor:
+        name = share.request.request_id
+        if name not in self._hidden:
+            states = self._recording.hidden_states(name)
+            self._hidden[name] = torch.cat([states[:, part] for part in self._columns], dim=1)
+        states, stop = self._hidden[name], share.start + share.num_tokens + share.num_draft_tokens
+        return states[torch.arange(share.start, stop).clamp(max=len(states) - 1)]
+
+    def _expect(self, drafts: DraftRows, reached: Sequence[int]) -> None:
+        rows = [(self._requests[share.request.request_id], share.request.num_output_tokens) for share in self._shares]
+        for listener in self.listeners:
+            listener(drafts, rows, reached)
+
+
+def _accepted(drafts: Sequence[int], said: Sequence[int]) -> list[int]:
+    """The drafts that were said, and one token more."""
+    count = 0
+    while count < len(drafts) and count < len(said) and drafts[count] == said[count]:
+        count += 1
+    following = list(said[count : count + 1])
+    return (
+        [*drafts[:count], *(following or [0])] if said else []
+    )  # nothing is known past the end: nobody sees that token
+
+
+def _past(recorded: RecordedRequest, start: int, count: int) -> tuple[int, ...]:
+    """What it said past its end, as far as that is asked for."""
+    missing = start + count - len(recorded.token_ids)
+    return recorded.past_token_ids[: max(missing, 0)]
+
+
+def _columns(recording: Recording, wanted: HiddenLayers) -> list[slice]:
+    """Where each wanted layer lies in what was recorded."""
+    size, layers = recording.manifest.target.get("hidden_size", 0), list(recording.manifest.hidden_states)
+    return [slice(layers.index(each) * size, (layers.index(each) + 1) * size) for each in wanted]

@@ -1,0 +1,64 @@
+"""A replay's figures by name: those of a benchmark, and what a live run would take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.proposing.speculation import SpeculativeSettings
+from specdec.core.registry import PluginSettings
+
+from ..recording import Recording
+from ..recording.tap import TAP
+from .run import Replayed, replay
+
+Facts = dict[str, Any]
+
+
+def replay_facts(
+    recording: Recording,
+    speculative_configs: Sequence[SpeculativeSettings],
+    plugins: PluginSettings | None = None,
+    *,
+    model: str | Path | None = None,
+    device: str = "cpu",
+) -> list[tuple[Facts, str | None]]:
+    """The figures of each proposer, and its class path. Arguments and errors as of `replay`."""
+    idle = replay(recording, {"method": TAP}, plugins, model=model) if recording.manifest.cost.rows else None
+    found = []
+    for asked in speculative_configs:
+        replayed = replay(recording, asked, plugins, model=model, device=device)
+        found.append((_facts(recording, asked, replayed, idle), replayed.target))
+    return found
+
+
+def _facts(recording: Recording, asked: SpeculativeSettings, replayed: Replayed, idle: Replayed | None) -> Facts:
+    acceptance, expected = replayed.acceptance, replayed.expected
+    predicted = idle and replayed.predicted_seconds(recording, idle)
+    plainly = idle and idle.predicted_seconds(recording) - idle.propose_seconds
+    return {
+        "proposer": replayed.proposer,
+        "speculative_config": SpeculativeConfig.parse(asked).model_dump(mode="json", exclude_unset=True),
+        "num_speculative_tokens": replayed.num_draft_tokens,
+        "num_requests": len(replayed.outputs),
+        "num_steps": acceptance.num_steps,
+        **acceptance.as_dict(),
+        "conditional_acceptance_per_position": acceptance.conditional_acceptance_per_position,
+        "expected_acceptance_per_position": [list(each) for each in expected.rates()] if expected else None,
+        "expected_tokens_per_step": list(expected.tokens_per_step()) if expected else None,
+        "seconds": replayed.seconds,
+        "propose_seconds": replayed.propose_seconds,
+        "predicted_seconds": predicted,
+        "predicted_plain_seconds": plainly,
+        "predicted_speedup": _speedup(plainly / predicted, replayed) if plainly and predicted else None,
+    }
+
+
+def _speedup(of_this_text: float, replayed: Replayed) -> float | list[float]:
+    """Bounds where drafts are drawn: the steps of this text are counted, and live ones commit what is expected."""
+    if replayed.expected is None:
+        return of_this_text
+    seen = replayed.acceptance.mean_acceptance_length
+    return [of_this_text * tokens / seen for tokens in replayed.expected.tokens_per_step()]

@@ -1,0 +1,110 @@
+"""Replays in the form of benchmarks: requests with their steps, and the times that a live run would take."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec.core.request.metrics import RequestMetrics
+
+from ..measure import Step
+from ..recording import RecordedRequest, Recording
+from ..result import step_facts
+from ..token_texts import texts_of
+from .assembly import tokenizer_of
+from .run import Replayed
+
+
+def steps_of(replayed: Replayed) -> dict[str, list[Step]]:
+    """The steps of each request by its id."""
+    steps: defaultdict[str, list[Step]] = defaultdict(list)
+    for each in replayed.steps:
+        steps[each.request_id].append(Step(each.draft_token_ids, each.num_accepted, len(each.token_ids)))
+    return steps
+
+
+def counts_of(steps: Sequence[Step]) -> RequestMetrics:
+    """What a request's metrics would say of these steps."""
+    counts = RequestMetrics()
+    for step in steps:
+        counts.record(len(step.draft_token_ids), step.num_accepted, step.num_committed)
+    return counts
+
+
+def request_rows(recording: Recording, steps: Mapping[str, Sequence[Step]]) -> list[dict[str, Any]]:
+    """One row per request, as benchmarks have them."""
+    return [
+        {
+            "prompt_id": request.request_id,
+            "category": request.category,
+            "num_prompt_tokens": len(request.prompt_token_ids),
+            "output_token_ids": list(request.token_ids),
+            "output_probabilities": _probabilities(request),
+            **step_facts(steps.get(request.request_id, ())),
+        }
+        for request in recording
+    ]
+
+
+def _probabilities(request: RecordedRequest) -> list[float] | None:
+    """The target's, of the output tokens. None means that they were not recorded."""
+    probs: list[float] = request.token_logprobs.exp().tolist()
+    return None if any(math.isnan(each) for each in probs) else [round(each, 5) for each in probs]
+
+
+def predicted_seconds(recording: Recording, steps: Mapping[str, Sequence[Step]], propose: float) -> list[float] | None:
+    """Of each request, by the recorded cost of a step and its share in the proposer's seconds.
+
+    None means that the cost was not recorded, or that requests ran at the same time and have no times of their own.
+    """
+    manifest = recording.manifest
+    if not manifest.cost.rows or manifest.engine.get("max_num_seqs", 1) != 1:
+        return None
+    num_steps = sum(len(steps[request.request_id]) for request in recording)
+    return [
+        _of_target(recording, request, steps[request.request_id])
+        + propose * len(steps[request.request_id]) / max(num_steps, 1)
+        for request in recording
+    ]
+
+
+def plain_seconds(recording: Recording) -> list[float] | None:
+    """Plain decoding's, predicted the same way."""
+    plain = {each.request_id: [Step((), 0, 1)] * len(each.token_ids) for each in recording}
+    return predicted_seconds(recording, plain, 0.0)
+
+
+def _of_target(recording: Recording, request: RecordedRequest, steps: Sequence[Step]) -> float:
+    """The pass of the prompt, then one pass of each step's drafts behind the newest token."""
+    cost = recording.manifest.cost
+    later = (1 + len(step.draft_token_ids) for step in steps[1:])
+    return cost.step_seconds(len(request.prompt_token_ids)) + sum(map(cost.step_seconds, later))
+
+
+def recorded_texts(recording: Recording, several: Sequence[Mapping[str, Sequence[Step]]]) -> dict[str, str]:
+    """The text of every token that was put out or drafted, by its id, and of the ends of prompts."""
+    token_ids = {token_id for request in recording for token_id in (*request.prompt_token_ids, *request.token_ids)}
+    drafts = (step.draft_token_ids for each in several for steps in each.values() for step in steps)
+    return texts_of(tokenizer_of(recording), token_ids | {token_id for draft in drafts for token_id in draft})
+
+
+def recorded_cell(recording: Recording) -> dict[str, Any]:
+    """What a result says of the recording itself."""
+    manifest = recording.manifest
+    return {
+        "configuration": {
+            "model": manifest.model,
+            "recording": str(recording.folder),
+            "dtype": manifest.target.get("dtype"),
+            "device": manifest.target.get("device"),
+            "top_m": manifest.top_m,
+            "hidden_states": list(manifest.hidden_states),
+            **manifest.dataset,
+            "sampling": manifest.sampling,
+        },
+        "environment": manifest.environment,
+        "num_prompts": len(recording),
+        "num_prompts_skipped": 0,
+    }

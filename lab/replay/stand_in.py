@@ -1,0 +1,102 @@
+"""A target that is not there: what a proposer may still ask of it, read from the checkpoint when it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specdec.core.model.hidden_states import HiddenState
+from specdec.core.proposing.draft_networks import load_tensors
+from specdec.sdk import ConfigError
+
+from ..recording import Manifest, fingerprint
+
+
+class RecordedTarget:
+    """The dtype, the device, and lazily the embedding and the head of a recorded target."""
+
+    layer_shapes: Sequence[Any] = ()  # nothing is cached
+
+    def __init__(self, manifest: Manifest, directory: Path | None, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self._manifest, self._directory = manifest, directory
+
+    @property
+    def model(self) -> RecordedTarget:
+        """What has the embedding and the head."""
+        return self
+
+    def get_input_embeddings(self) -> Callable[[Tensor], Tensor]:
+        """They are read when they are called first."""
+        return lambda token_ids: self._weights[0](token_ids)
+
+    def get_output_embeddings(self) -> Callable[[Tensor], Tensor]:
+        """They are read when they are called first."""
+        return lambda hidden: self._weights[1](hidden)
+
+    def capture(self, hidden_states: Sequence[HiddenState]) -> None:
+        """Nothing: the recording has them."""
+
+    @cached_property
+    def _weights(self) -> tuple[Any, Any]:
+        if self._directory is None:
+            facts = {
+                "needed": "the target's embedding and head",
+                "looked for": self._manifest.model,
+                "fix": "put the checkpoint where it was recorded, or name it with --model",
+            }
+            raise ConfigError(
+                "SD-E249", "the proposer needs weights of the target, which recordings do not hold", facts
+            )
+        require_same_model(self._manifest, self._directory)
+        return embedding_and_head(self._directory, self.dtype, self.device)
+
+
+def require_same_model(manifest: Manifest, directory: Path) -> None:
+    """Raise ConfigError SD-E246 if a checkpoint is not the one that was recorded."""
+    config = AutoConfig.from_pretrained(directory).to_dict()
+    found = fingerprint.of_model(directory, config)
+    if manifest.model_fingerprint not in (None, found):
+        facts = {
+            "recorded": f"{manifest.model} ({manifest.model_fingerprint:.12})",
+            "found": f"{directory} ({found:.12})",
+            "fix": "name the recorded model's checkpoint with --model, or record this model",
+        }
+        raise ConfigError("SD-E246", "the recording is of another model", facts)
+
+
+def require_same_tokenizer(manifest: Manifest, tokenizer: Any) -> None:
+    """Raise ConfigError SD-E246 if token ids mean something else than when they were recorded."""
+    found = fingerprint.of_tokenizer(tokenizer)
+    if None not in (manifest.tokenizer_fingerprint, found) and manifest.tokenizer_fingerprint != found:
+        facts = {
+            "recorded": f"{manifest.tokenizer_fingerprint:.12}",
+            "found": f"{found:.12}",
+            "fix": "use the recorded model's tokenizer, or record with this one",
+        }
+        raise ConfigError("SD-E246", "the recording is of another tokenizer", facts)
+
+
+def embedding_and_head(directory: Path, dtype: torch.dtype, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    """The two modules of a checkpoint, and no layer of it where its tensors have their usual names."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {id(module): name for name, module in model.named_modules()}
+    tensors = load_tensors(directory, (names[id(embedding)], names[id(head)]), device)
+    weights = [tensors.get(f"{names[id(module)]}.weight") for module in (embedding, head)]
+    if weights[1] is None and model.config.get_text_config().tie_word_embeddings:
+        weights[1] = weights[0]
+    if any(weight is None for weight in weights) or any(True for _ in embedding.buffers()) or head.bias is not None:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+        return model.get_input_embeddings(), model.get_output_embeddings()
+    for module, weight in zip((embedding, head), weights, strict=True):
+        assert weight is not None, "seen to above"
+        module.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)
+    return embedding.eval(), head.eval()

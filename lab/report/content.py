@@ -1,0 +1,166 @@
+"""What a report says, whichever command made the result: runs with their figures, requests and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One proposer on one target and data set."""
+
+    label: str
+    facts: Facts
+
+    @property
+    def draft_length(self) -> int | None:
+        """K, where the settings say it."""
+        length = (self.facts.get("speculative_config") or {}).get("num_speculative_tokens")
+        return int(length) if length is not None else None
+
+    @property
+    def family(self) -> str:
+        """What runs that differ in K only have in common."""
+        words = [word for word in self.label.split(" ") if not word.startswith("K=")]
+        return " ".join(words)
+
+    @property
+    def requests(self) -> Sequence[Facts]:
+        """One for each prompt; none where they were not kept."""
+        found: Sequence[Facts] = self.facts.get("requests") or ()
+        return found
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything on a page."""
+
+    title: str
+    runs: Sequence[Run]
+    configuration: Facts
+    environment: Facts
+    token_texts: Mapping[str, str] = field(default_factory=dict)
+    sections: Sequence[Facts] = ()  # further tables: a title, columns and rows
+
+
+TITLES = {"bench": "Benchmark", "compare": "Comparison", "replay": "Replay", "why": "Why drafts were rejected"}
+
+
+def content_of(result: Facts) -> Content:
+    """The page of a result of `bench`, `compare`, `replay` or `why`."""
+    kind = result.get("kind", "bench")
+    cells = result.get("cells") or [result]
+    texts: dict[str, str] = {}
+    for cell in cells:
+        texts |= cell.get("token_texts") or {}
+    settings = {_place(cell): cell["configuration"] for cell in cells} if len(cells) > 1 else cells[0]["configuration"]
+    return Content(
+        title=f"{TITLES[kind]}: {', '.join(dict.fromkeys(str(cell['configuration']['model']) for cell in cells))}",
+        runs=[run for cell in cells for run in _runs(cell, several=len(cells) > 1)],
+        configuration=settings,
+        environment=cells[0]["environment"],
+        token_texts=texts,
+        sections=[section for cell in cells for row in cell.get("rows") or () for section in why_sections(row)],
+    )
+
+
+def _runs(cell: Facts, *, several: bool) -> Iterator[Run]:
+    where = f" · {_place(cell)}" if several else ""
+    if "rows" not in cell:
+        run = cell["configuration"]
+        length = (run.get("speculative_config") or {}).get("num_speculative_tokens")
+        label = f"{run['proposer']} K={length}" if run["proposer"] else "plain decoding"
+        yield Run(label, {**cell, "speculative_config": run.get("speculative_config")})
+        return
+    for row in cell["rows"]:
+        yield Run(row["label"] + where, row)
+
+
+SUMMARY_TITLES = {
+    "position": "draft position",
+    "entropy": "entropy of the target, nats",
+    "context_length": "tokens before it",
+    "category": "category",
+    "token_class": "the target's token",
+}
+
+
+def why_sections(row: Facts) -> Iterator[Facts]:
+    """The tables of a row of `why`; none for other rows."""
+    for name, kinds in (row.get("summary") or {}).items():
+        columns = [SUMMARY_TITLES[name], *next(iter(kinds.values()), {})]
+        rows = [[kind, *tally.values()] for kind, tally in kinds.items()]
+        yield {"title": f"{row['label']}: by {SUMMARY_TITLES[name]}", "columns": columns, "rows": rows}
+    if row.get("trees"):
+        facts = {**row["losses"], **row["trees"], "distributions": row["proposer_distributions"]}
+        rows = [[name.replace("_", " "), value] for name, value in facts.items()]
+        yield {"title": f"{row['label']}: losses and trees", "columns": ["", ""], "rows": rows}
+    contexts = row.get("costliest_contexts")
+    if contexts:
+        quoted = ({**each, "drafted": _quoted(each["drafted"]), "target": _quoted(each["target"])} for each in contexts)
+        rows = [list(each.values()) for each in quoted]
+        yield {"title": f"{row['label']}: costliest contexts", "columns": list(contexts[0]), "rows": rows}
+
+
+def _quoted(text: str) -> str:
+    """With blanks and line breaks that can be seen."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _place(cell: Facts) -> str:
+    run = cell["configuration"]
+    return f"{run['model']}, {run.get('dataset_name', 'recording')}"
+
+
+FIGURES = (
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "tokens_per_second",
+    "tokens_per_target_step",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "num_output_tokens",
+    "num_target_steps",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+)
+
+
+def figure_rows(content: Content) -> list[dict[str, Any]]:
+    """All figures as a table: a row for each run and for each of its categories. Positions count from 0."""
+    rows = []
+    for run in content.runs:
+        parts: dict[str, Any] = {"all": run.facts} | dict(run.facts.get("by_category") or {})
+        for category, facts in parts.items():
+            low, high = facts.get("speedup_interval") or (None, None)
+            values = {**facts, "speedup_low": low, "speedup_high": high}
+            row: dict[str, Any] = {"proposer": run.label, "category": category}
+            row |= {name: values.get(name) for name in FIGURES}
+            rates = enumerate(facts.get("acceptance_per_position") or ())
+            rows.append(row | {f"acceptance_at_pos_{position}": rate for position, rate in rates})
+    known = [
+        name
+        for name in dict.fromkeys(key for row in rows for key in row)
+        if any(row.get(name) is not None for row in rows)
+    ]
+    return [{name: row.get(name) for name in known} for row in rows]
+
+
+def acceptance_rows(content: Content) -> list[dict[str, Any]]:
+    """The rows of `acceptance.csv` as speculators' evaluation writes it; a subset is a proposer on a category."""
+    rows = []
+    for run in content.runs:
+        for category, facts in (dict(run.facts.get("by_category") or {}) or {"all": run.facts}).items():
+            row: dict[str, Any] = {"subset": category if len(content.runs) == 1 else f"{run.label}/{category}"}
+            row |= {name: facts[name] for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")}
+            row["acceptance_length"] = facts["mean_acceptance_length"]
+            rates = enumerate(facts["acceptance_per_position"])
+            rows.append(row | {f"acceptance_at_pos_{position}": rate for position, rate in rates})
+    return rows

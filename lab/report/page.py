@@ -1,0 +1,147 @@
+"""Writes a report: one page that needs no network, and the same figures as JSON and CSV beside it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from specdec.sdk import ConfigError
+
+from .content import Content, Run, acceptance_rows, content_of, figure_rows
+
+HERE = Path(__file__).parent
+MOST_TOKENS = 1_000_000  # drafted or put out, of all token views of a page
+
+
+def require_plotly() -> None:
+    """Raises ConfigError SD-E255 where plotly is not installed."""
+    if find_spec("plotly") is None:
+        facts = {"missing": "plotly", "fix": 'pip install "specdec-sdk[lab]"'}
+        raise ConfigError("SD-E255", "a report has plots, and their library is not installed", facts)
+
+
+def write_report(result: Mapping[str, Any], path: Path) -> list[Path]:
+    """Write the page, and beside it its result as JSON, its figures as CSV and acceptance as speculators has it.
+
+    result: of `bench`, `compare`, `replay` or `why`. Returns the files written. Raises ConfigError SD-E255 without
+    plotly, OSError.
+    """
+    require_plotly()
+    content = content_of(result)
+    page, data, table, acceptance = (
+        path.with_suffix(each) for each in (path.suffix, ".json", ".csv", ".acceptance.csv")
+    )
+    page.write_text(render(content), encoding="utf-8")
+    data.write_text(json.dumps(result, ensure_ascii=False), encoding="utf-8")
+    _write_csv(table, figure_rows(content))
+    _write_csv(acceptance, acceptance_rows(content))
+    return [page, data, table, acceptance]
+
+
+def render(content: Content) -> str:
+    """The page as text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+    from plotly.utils import PlotlyJSONEncoder
+
+    from .plots import plots, reasons
+
+    found = plots(content)
+    figures = [{"name": plot.name, "figure": plot.figure} for plot in found if plot.figure]
+    viewed = _viewed(content.runs)
+    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html.j2").render(
+        content=content,
+        plots=[plot for plot in found if plot.figure],
+        missing=list(reasons(found)),
+        tiles=_tiles(content.runs),
+        rows=figure_rows(content),
+        settings=_flat(content.configuration),
+        environment=_flat(content.environment),
+        viewed=viewed,
+        not_viewed=len([run for run in content.runs if run.requests]) - len(viewed),
+        figures_json=_json(figures, PlotlyJSONEncoder),
+        texts_json=_json(content.token_texts),
+        requests_json=[_json([_view(each) for each in run.requests]) for run in viewed],
+        plotly_js=get_plotlyjs(),
+        css=(HERE / "page.css").read_text(encoding="utf-8"),
+        js=(HERE / "page.js").read_text(encoding="utf-8"),
+        shown=_shown,
+    )
+
+
+def _viewed(runs: Sequence[Run]) -> list[Run]:
+    """The runs whose texts can be looked at, the first ones: a page of all of them could grow too large to open."""
+    viewed: list[Run] = []
+    room = MOST_TOKENS
+    for run in runs:
+        room -= sum(len(each["output_token_ids"]) + sum(each["per_step_drafted"]) for each in run.requests)
+        if run.requests and (room >= 0 or not viewed):
+            viewed.append(run)
+    return viewed
+
+
+def _view(request: Mapping[str, Any]) -> list[Any]:
+    """What the token view needs of a request: a list, because its keys would be most of a large page."""
+    return [
+        request["prompt_id"],
+        request["category"],
+        request["output_token_ids"],
+        request["per_step_draft_token_ids"],
+        request["per_step_accepted"],
+        request.get("misses") or [],
+        request.get("output_probabilities") or [],
+    ]
+
+
+def _tiles(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
+    """The figures at the head of the page, of the first run: what it says, its value, a remark."""
+    facts = runs[0].facts
+    tiles = []
+    if facts.get("speedup") is not None:
+        low, high = facts.get("speedup_interval") or (None, None)
+        tiles.append(("Speed-up", f"{facts['speedup']:.2f}x", f"95 %: {low:.2f}-{high:.2f}" if low is not None else ""))
+    tiles.append(("Tokens per target step", f"{facts['tokens_per_target_step']:.2f}", "all steps"))
+    if facts["num_drafts"]:
+        tiles.append(("Acceptance length", f"{facts['mean_acceptance_length']:.2f}", "drafted steps"))
+        counts = f"{facts['num_accepted_tokens']} of {facts['num_draft_tokens']}"
+        tiles.append(("Draft acceptance", f"{100 * facts['draft_acceptance_rate']:.1f} %", counts))
+    if facts.get("outputs_equal") is not None:
+        tiles.append(("Outputs", "equal" if facts["outputs_equal"] else "DIFFERENT", "to plain decoding's"))
+    return tiles
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings under dotted names."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = "-" if value is None else str(value)
+    return flat
+
+
+def _shown(value: Any) -> str:
+    """A figure for people; the files have all digits."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _json(value: Any, encoder: type[json.JSONEncoder] | None = None) -> str:
+    """JSON that may stand in a script element."""
+    text = json.dumps(value, cls=encoder, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,154 @@
+"""What became of each draft token that verification reached, with what is known of both distributions there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..measure import Step
+
+
+class View(NamedTuple):
+    """The target's distribution at one output position, as far as it was kept."""
+
+    top: Sequence[tuple[int, float]]  # token ids and probabilities, the likeliest first
+    entropy: float | None  # in nats; None: unknown
+
+
+class Choices(NamedTuple):
+    """What the proposer thought of one draft position."""
+
+    token_ids: Sequence[int]  # its likeliest tokens, the first one first
+    probabilities: Sequence[float] | None  # theirs; None: unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """One request's steps, and where to look up what was thought at each place."""
+
+    prompt_id: str
+    category: str
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]  # output
+    steps: Sequence[Step]
+    target: Callable[[int], View | None]  # by output position; None: nothing was kept
+    proposer: Callable[[int, int], Choices | None]  # by step and draft position; None: it reports none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One draft token that verification reached."""
+
+    request: Traced
+    step: int
+    position: int  # in the draft, from 0
+    text_position: int  # in the output, from 0
+    draft_token_id: int
+    num_drafted: int
+
+    @property
+    def target_token_id(self) -> int:
+        """What the target said instead, or the same token."""
+        return self.request.token_ids[self.text_position]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it was verified."""
+        return self.position < self.request.steps[self.step].num_accepted
+
+    @property
+    def num_lost(self) -> int:
+        """Draft tokens that were thrown away with it, itself included; 0 if it was accepted."""
+        return 0 if self.accepted else self.num_drafted - self.position
+
+    @property
+    def context_length(self) -> int:
+        """Tokens before it."""
+        return len(self.request.prompt_token_ids) + self.text_position
+
+    @property
+    def view(self) -> View | None:
+        """What the target thought."""
+        return self.request.target(self.text_position)
+
+    @property
+    def choices(self) -> Choices | None:
+        """What the proposer thought."""
+        return self.request.proposer(self.step, self.position)
+
+    def context(self, count: int) -> list[int]:
+        """The `count` tokens before it, fewer at the beginning."""
+        before = [*self.request.prompt_token_ids, *self.request.token_ids[: self.text_position]]
+        return before[-count:]
+
+
+def trials_of(request: Traced) -> Iterator[Trial]:
+    """Accepted draft tokens and the first rejected one of each step; what is behind it was never looked at."""
+    place = 0
+    for number, step in enumerate(request.steps):
+        reached = min(step.num_accepted + 1, len(step.draft_token_ids), len(request.token_ids) - place)
+        for position in range(reached):
+            yield Trial(
+                request=request,
+                step=number,
+                position=position,
+                text_position=place + position,
+                draft_token_id=step.draft_token_ids[position],
+                num_drafted=len(step.draft_token_ids),
+            )
+        place += step.num_committed
+
+
+def misses_of(request: Traced) -> list[dict[str, Any]]:
+    """The rejected tokens of a request. Whatever is None was not kept or not reported."""
+    return [_miss(trial) for trial in trials_of(request) if not trial.accepted]
+
+
+def _miss(trial: Trial) -> dict[str, Any]:
+    return {
+        "step": trial.step,
+        "position": trial.position,
+        "text_position": trial.text_position,
+        "context_length": trial.context_length,
+        "draft_token_id": trial.draft_token_id,
+        "target_token_id": trial.target_token_id,
+        "num_lost": trial.num_lost,
+        **_of_target(trial.view, trial.draft_token_id),
+        **_of_proposer(trial),
+    }
+
+
+def _of_target(view: View | None, token_id: int) -> dict[str, Any]:
+    """A rank counts from 1; None means that the token is not among those that were kept."""
+    if view is None:
+        return dict.fromkeys(("target_rank", "target_probability", "target_top", "entropy"))
+    ranks: Mapping[int, int] = {each: rank for rank, (each, _) in enumerate(view.top, start=1)}
+    rank = ranks.get(token_id)
+    return {
+        "target_rank": rank,
+        "target_probability": view.top[rank - 1][1] if rank else None,
+        "target_top": [list(pair) for pair in view.top[:5]],
+        "entropy": view.entropy,
+    }
+
+
+def _of_proposer(trial: Trial) -> dict[str, Any]:
+    """A tree of width w would have caught the token if it is among the proposer's w likeliest ones."""
+    choices = trial.choices or Choices((), None)
+    others = [each for each in choices.token_ids if each != trial.draft_token_id]
+    known = dict(zip(choices.token_ids, choices.probabilities or (), strict=False))
+    caught = {width: _is_caught(others, trial.target_token_id, width - 1) for width in (2, 3)}
+    return {
+        "draft_probability": known.get(trial.draft_token_id),
+        "second_choice": others[0] if others else None,
+        "second_probability": known.get(others[0]) if others else None,
+        "second_choice_right": caught[2],
+        "caught_by_width_2": caught[2],
+        "caught_by_width_3": caught[3],
+    }
+
+
+def _is_caught(others: Sequence[int], wanted: int, count: int) -> bool | None:
+    """Whether one of the first `count` is the wanted one; None where not so many are known, and none of them is."""
+    return True if wanted in others[:count] else False if len(others) >= count else None

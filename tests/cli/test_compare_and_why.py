@@ -1,0 +1,99 @@
+"""`specdec compare`, `specdec why`, `generate --show why` and reports, mostly in this process."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from specdec.cli._app import build_app
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+SUFFIX = '{"method": "suffix", "num_speculative_tokens": 3}'
+SMALL = ("--num-prompts", 3, "--output-len", 12)
+QUICK = (*SMALL, "--repeat", 1, "--warmup", 0)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(build_app(), [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings") / "x"
+    assert invoke("record", "tiny", *SMALL, "-o", folder, "-q").exit_code == 0
+    return folder
+
+
+def test_bench_of_two_proposers_names_the_command_that_takes_them():
+    done = invoke("bench", "tiny", "-sc", NGRAM, "-sc", SUFFIX)
+    assert done.exit_code != 0
+    assert "SD-E186" in done.output
+    assert f"specdec compare tiny -sc '{NGRAM}' -sc '{SUFFIX}'" in done.output
+
+
+def test_a_comparison_is_printed_in_order_and_saved(tmp_path):
+    page = tmp_path / "out.html"
+    done = invoke("compare", "tiny", "-sc", NGRAM, "-sc", SUFFIX, *QUICK, "--sort", "draft_acceptance_rate", "-q",
+                  "--report", page, "--save-result", tmp_path / "out2.json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "rate v" in done.output
+    (cell,) = json.loads((tmp_path / "out2.json").read_text())["cells"]
+    rates = [row["draft_acceptance_rate"] for row in cell["rows"]]
+    assert rates == sorted(rates, reverse=True)
+    assert done.output.index(cell["rows"][0]["label"]) < done.output.index(cell["rows"][1]["label"])
+    assert "Comparison: tiny" in page.read_text()
+
+
+def test_several_targets_and_data_sets_make_a_matrix(tmp_path):
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "def main():"}\n{"prompt": "a b c a b c a b"}\n')
+    done = invoke("compare", "tiny", "-sc", NGRAM, "--dataset", "packaged", "--dataset", f"custom={own}",
+                  "--output-len", 8, "--num-prompts", 2, "--repeat", 1, "--warmup", 0, "-q")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "speedup on each" in done.output
+    assert "tiny, custom" in done.output
+
+
+def test_a_recording_is_compared_without_its_target(recording):
+    done = invoke("compare", recording, "-sc", SUFFIX, "--sweep", "num_speculative_tokens=1..3", "--json")
+    assert done.exit_code == 0, done.output
+    (cell,) = json.loads(done.stdout)["cells"]
+    assert {row["label"] for row in cell["rows"]} == {f"suffix K={k}" for k in (1, 2, 3)}
+    assert all(row["speedup"] > 0 for row in cell["rows"])
+
+
+def test_a_bad_sweep_is_refused_before_anything_runs():
+    done = invoke("compare", "no-such-model", "-sc", NGRAM, "--sweep", "num_speculative_tokens")
+    assert "SD-E253" in done.output
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
+    done = invoke("compare", "no-such-model", "-sc", NGRAM, "--report", tmp_path / "none" / "out.html")
+    assert done.exit_code == 2
+    assert "--report takes a file in a directory that exists" in done.output
+
+
+def test_why_prints_sums_and_writes_a_report_with_the_heat_map(recording, tmp_path):
+    done = invoke("why", recording, "-sc", SUFFIX, "-q", "--report", tmp_path / "out.html")
+    assert done.exit_code == 0, done.output
+    for head in ("Draft position", "Entropy of the target", "Tokens before it", "Category", "Costliest contexts"):
+        assert head in done.output
+    assert "What a tree would have caught is unknown" in done.output
+    page = (tmp_path / "out.html").read_text()
+    assert 'id="plot-heatmap"' in page
+    assert "costliest contexts" in page
+
+
+def test_a_replay_writes_a_report(recording, tmp_path):
+    done = invoke("replay", recording, "-sc", SUFFIX, "-q", "--report", tmp_path / "out.html")
+    assert done.exit_code == 0, done.output
+    assert "Replay: tiny" in (tmp_path / "out.html").read_text()
+
+
+def test_generate_says_why_a_token_was_rejected():
+    prompt = "def walk(top, suffix=None):\n    for dirname in"
+    done = invoke("generate", "tiny", "-p", prompt, "-sc", NGRAM, "--max-tokens", 40, "--show", "why")
+    assert done.exit_code == 0, done.output
+    lines = [line for line in done.output.splitlines() if "the target said" in line]
+    assert lines
+    assert all(line.startswith("step ") and "its top: " in line for line in lines)

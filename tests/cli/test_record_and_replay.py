@@ -1,0 +1,61 @@
+"""The commands record and replay, from a model to figures."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from specdec.cli._app import build_app
+
+SMALL = ("--num-prompts", 1, "--output-len", 8, "--no-cost", "-q")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(build_app(), [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "x"
+    result = invoke("record", "tiny", "-o", path, *SMALL)
+    assert result.exit_code == 0, result.stderr
+    return path
+
+
+def test_several_proposers_are_replayed_on_one_recording(folder):
+    ngram, suffix = ('{"method": "ngram", "num_speculative_tokens": 2}', '{"method": "suffix"}')
+    result = invoke("replay", folder, "-sc", ngram, "-sc", suffix, "--json")
+    assert result.exit_code == 0, result.stderr
+    first, second = json.loads(result.stdout)
+    assert first["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 2}
+    assert "suffix" in second["proposer"]
+    assert first["predicted_speedup"] is None  # --no-cost
+    table = invoke("replay", folder, "-sc", ngram, "--format", "human").stdout
+    assert "predicted_speedup" in table
+
+
+def test_recording_again_runs_nothing_and_says_what_there_is(folder):
+    before = sorted(path.name for path in folder.iterdir())
+    result = invoke("record", "tiny", "-o", folder, *SMALL[:-1])
+    assert result.exit_code == 0, result.stderr
+    assert "1 requests" in result.stdout
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_no_plugins_does_not_keep_a_target_from_being_recorded(tmp_path):
+    assert invoke("--no-plugins", "record", "tiny", "-o", tmp_path / "x", *SMALL).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "named"),
+    [
+        (("replay", "nowhere", "-sc", '{"method": "ngram"}'), 2, "SD-E244"),
+        (("record", "tiny", "-o", "{folder}", "--output-len", 9, "--num-prompts", 1), 2, "SD-E247"),
+        (("record", "tiny", "-o", "x", "--hidden-states", "two"), 2, "layers are numbers"),
+        (("replay", "{folder}"), 2, "SD-E251"),
+    ],
+)
+def test_errors_have_their_exit_code_and_name_what_to_do(folder, arguments, exit_code, named):
+    result = invoke(*(str(each).replace("{folder}", str(folder)) for each in arguments))
+    assert result.exit_code == exit_code
+    assert named in result.stderr

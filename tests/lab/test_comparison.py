@@ -1,0 +1,122 @@
+"""Comparisons: what is varied, how rows come out, live and on a recording."""
+
+import pytest
+
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.registry import PluginSettings
+from specdec.core.request.metrics import RequestMetrics
+from specdec.lab.comparison import Measured, Sweep, comparison_facts, run_compare, run_compare_recorded, variants
+from specdec.lab.progress import NoProgress
+from specdec.lab.recording.recorder import RecordSettings, record
+from specdec.lab.run import BenchSettings, RunSettings, run_bench
+from specdec.sdk import ConfigError
+
+ENGINE = EngineConfig(model="tiny", max_num_seqs=1)
+SMALL = {"engine": ENGINE, "num_prompts": 3, "output_len": 16, "repeat": 1, "warmup": 0}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+def run(asked, sweeps=(), sort="tokens_per_target_step"):
+    return run_compare(RunSettings(**SMALL), variants(asked, sweeps), PluginSettings(), NoProgress(), sort)
+
+
+@pytest.fixture(scope="module")
+def live():
+    return run([NGRAM, {"method": "suffix", "num_speculative_tokens": 2}])
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings") / "x"
+    record(RecordSettings(engine=ENGINE, num_prompts=3, output_len=16), PluginSettings(), folder, NoProgress())
+    return folder
+
+
+def test_a_sweep_is_a_range_or_a_list_of_values():
+    assert Sweep.parse("num_speculative_tokens=2..4") == Sweep("num_speculative_tokens", (2, 3, 4))
+    assert Sweep.parse("draft_sample_method=greedy,probabilistic").values == ("greedy", "probabilistic")
+    assert Sweep.parse("x=1,0.5,true").values == (1, 0.5, True)
+
+
+@pytest.mark.parametrize("text", ["", "K", "K=", "=1..3", "K=5..2", "K=1..9999"])
+def test_a_sweep_that_cannot_be_read_is_refused(text):
+    with pytest.raises(ConfigError, match="SD-E253"):
+        Sweep.parse(text)
+
+
+def test_every_combination_has_a_label_of_its_own():
+    found = variants([{"method": "ngram"}, '{"method": "ngram"}'], [Sweep("num_speculative_tokens", (1, 2))])
+    assert [each.label for each in found] == ["ngram K=1", "ngram K=2", "ngram K=1 (2)", "ngram K=2 (2)"]
+    with pytest.raises(ConfigError, match="SD-E254"):
+        variants([], [])
+    with pytest.raises(ConfigError, match="SD-E253"):
+        variants([NGRAM], [Sweep("a", (1,)), Sweep("a", (2,))])
+
+
+def counts(*steps):
+    metrics = RequestMetrics()
+    for drafted, accepted in steps:
+        metrics.record(drafted, accepted, accepted + 1)
+    return metrics
+
+
+def rows_of(sort, **several):
+    measured = [Measured(label, {}, units, [2.0, 2.0, 2.0]) for label, units in several.items()]
+    return comparison_facts(measured, ["a", "a", "b"], [4.0, 5.0, 6.0], sort)
+
+
+def test_rows_are_sorted_and_say_how_far_they_are_from_the_best():
+    good, bad = [counts((2, 2), (2, 2))] * 3, [counts((2, 0), (2, 1))] * 3
+    rows = rows_of("tokens_per_target_step", bad=bad, good=good)
+    assert [row["label"] for row in rows] == ["good", "bad"]
+    assert rows[0]["difference_to_best"] == 0
+    assert rows[1]["difference_to_best"] == pytest.approx(1.5 - 3)
+    assert rows[1]["difference_to_best_interval"] == pytest.approx((-1.5, -1.5))
+    assert rows[0]["speedup"] == pytest.approx(15 / 6)
+    assert rows[0]["by_category"]["b"]["speedup"] == 3
+
+
+def test_the_pareto_front_is_what_nothing_else_beats_in_both():
+    rows = rows_of(
+        "speedup",
+        few=[counts((1, 1))] * 3,
+        wasteful=[counts((4, 1))] * 3,
+        many=[counts((4, 3))] * 3,
+    )
+    assert {row["label"]: row["is_on_pareto_front"] for row in rows} == {"few": True, "wasteful": False, "many": True}
+
+
+def test_a_live_comparison_counts_what_a_benchmark_counts(live):
+    settings = BenchSettings(**SMALL, speculative_config=NGRAM, baseline="off")
+    alone = run_bench(settings, PluginSettings(), NoProgress())
+    row = next(row for row in live["rows"] if row["label"] == "ngram K=3")
+    for key in ("num_target_steps", "num_drafts", "num_accepted_tokens", "acceptance_per_position"):
+        assert row[key] == alone[key]
+    assert row["requests"] == alone["requests"]
+    assert row["outputs_equal"] is True
+    assert live["baseline"]["seconds"] > 0
+
+
+def test_a_comparison_on_a_recording_has_the_counts_of_a_live_one(live, recorded):
+    asked = variants([NGRAM, {"method": "suffix", "num_speculative_tokens": 2}], [])
+    found = run_compare_recorded(recorded, asked, PluginSettings(), NoProgress(), "tokens_per_target_step")
+    assert [row["label"] for row in found["rows"]] == [row["label"] for row in live["rows"]]
+    for mine, theirs in zip(found["rows"], live["rows"], strict=True):
+        keys = ("num_target_steps", "num_draft_tokens", "num_accepted_tokens", "difference_to_best")
+        assert {key: mine[key] for key in keys} == {key: theirs[key] for key in keys}
+        steps = [each["per_step_draft_token_ids"] for each in mine["requests"]]
+        assert steps == [each["per_step_draft_token_ids"] for each in theirs["requests"]]
+
+
+def test_times_on_a_recording_are_those_that_a_replay_predicts(recorded):
+    from specdec.lab.recording import Recording
+    from specdec.lab.replay.rows import plain_seconds, predicted_seconds, steps_of
+    from specdec.lab.replay.run import replay
+
+    recording = Recording.open(recorded)
+    replayed = replay(recording, NGRAM)
+    each = predicted_seconds(recording, steps_of(replayed), replayed.propose_seconds)
+    assert sum(each) == pytest.approx(replayed.predicted_seconds(recording))
+    assert sum(plain_seconds(recording)) == pytest.approx(
+        replay(recording, None).predicted_seconds(recording), rel=1e-3
+    )

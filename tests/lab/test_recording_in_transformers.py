@@ -1,0 +1,33 @@
+"""A recording made inside transformers is the one that the engine makes of the same target."""
+
+import pytest
+import torch
+from recordings import LAYERS, Quiet, settings, shared
+
+from specdec.core.registry import PluginSettings
+from specdec.lab.recording import Recording
+from specdec.lab.recording.in_transformers import record_in_transformers
+from specdec.lab.replay.run import replay
+from specdec.sdk import ConfigError
+
+
+def test_text_probabilities_and_states_are_those_of_the_engine(tmp_path):
+    record_in_transformers(settings(hidden_states=LAYERS), PluginSettings(), tmp_path / "x", Quiet())
+    found, ours = Recording.open(tmp_path / "x"), shared()
+    assert found.manifest.source == "transformers"
+    assert [each.token_ids for each in found] == [each.token_ids for each in ours]
+    for theirs, mine in zip(found, ours, strict=True):
+        assert torch.equal(theirs.top_ids[:, :5], mine.top_ids[:, :5])
+        assert torch.allclose(theirs.tail_mass, mine.tail_mass, atol=1e-4)
+        states = found.hidden_states(theirs.request_id)
+        assert torch.allclose(states, ours.hidden_states(mine.request_id)[: len(states)], atol=1e-3)
+    asked = {"model": "tiny/eagle3", "num_speculative_tokens": 3}
+    each = [replay(recording, asked).steps for recording in (found, ours)]
+    first, second = (sorted((s.request_id, s.position, s.draft_token_ids) for s in steps) for steps in each)
+    assert first == second
+
+
+def test_sampling_inside_transformers_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="only greedy") as raised:
+        record_in_transformers(settings(temperature=0.5), PluginSettings(), tmp_path / "x", Quiet())
+    assert raised.value.code == "SD-E251"

@@ -1,0 +1,194 @@
+"""A replay gives the drafts, accepted counts and text of a live run, for every packaged proposer."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from recordings import live_steps, make, settings, shared
+from transformers import AutoTokenizer
+
+from specdec.core.rejection.types import DistributionKind, DraftDistributions, DraftRows
+from specdec.lab.recording import Recording, recorder
+from specdec.lab.recording.probabilities import distribution_of
+from specdec.lab.replay.expected import ExpectedAcceptance
+from specdec.lab.replay.result import replay_facts
+from specdec.lab.replay.run import replay
+from specdec.lab.replay.stand_in import require_same_model, require_same_tokenizer
+from specdec.lab.replay.watch import Watch, stamps
+from specdec.sdk import ConfigError
+
+PROPOSERS = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 6},
+    "draft_model": {"method": "draft_model", "model": "tiny/draft", "num_speculative_tokens": 3},
+    "eagle": {"model": "tiny/eagle", "num_speculative_tokens": 3},
+    "eagle3": {"model": "tiny/eagle3", "num_speculative_tokens": 3},
+    "dflash": {"model": "tiny/dflash", "num_speculative_tokens": 5},
+    "medusa": {"model": "tiny/medusa"},
+    "mtp": {"method": "mtp", "num_speculative_tokens": 3},
+}
+QUICK = ("ngram", "draft_model", "eagle3")  # a token reader, a network of its own, a head
+SAMPLED = [pytest.param(name, 0.8, marks=() if name in QUICK else pytest.mark.full) for name in PROPOSERS]
+
+
+@pytest.mark.parametrize(("name", "temperature"), [*((name, 0.0) for name in PROPOSERS), *SAMPLED])
+def test_steps_of_a_replay_are_those_of_a_live_run(name, temperature):
+    recording = shared(temperature)
+    replayed = replay(recording, PROPOSERS[name])
+    steps, engine = live_steps(recording, PROPOSERS[name])
+    assert list(replayed.steps) == steps
+    assert replayed.acceptance == engine.metrics.acceptance
+    assert replayed.acceptance.num_draft_tokens > 0
+    assert replayed.outputs == {each.request_id: each.token_ids for each in recording}
+
+
+def test_a_request_that_ends_at_a_token_accepts_what_a_live_run_accepts_past_it(tmp_path, monkeypatch):
+    texts = [request.token_ids for request in shared()]
+    ends = tuple({token_ids[12] for token_ids in texts})
+    sampling = settings().sampling.replace(stop_token_ids=ends)
+    monkeypatch.setattr(recorder.RecordSettings, "sampling", property(lambda self: sampling))
+    recording = make(tmp_path / "x")
+    assert {each.finish_reason for each in recording} == {"stop"}
+    for request, text in zip(recording, texts, strict=True):
+        assert (*request.token_ids, *request.past_token_ids) == text[: len(request.token_ids) + 16]
+    replayed = replay(recording, PROPOSERS["draft_model"])
+    steps, engine = live_steps(recording, PROPOSERS["draft_model"])
+    assert list(replayed.steps) == steps
+    assert replayed.acceptance == engine.metrics.acceptance
+
+
+def test_a_replay_without_a_proposer_is_plain_decoding():
+    recording = shared()
+    plain = replay(recording, None)
+    assert plain.acceptance.tokens_per_target_step == 1
+    assert plain.outputs == {each.request_id: each.token_ids for each in recording}
+
+
+def test_hidden_states_that_were_not_recorded_are_named_with_the_option(tmp_path):
+    recording = make(tmp_path / "x", num_prompts=1, output_len=2)
+    with pytest.raises(ConfigError, match=r"(?s)eagle3.*--hidden-states 2,4,5") as raised:
+        replay(recording, PROPOSERS["eagle3"])
+    assert raised.value.code == "SD-E249"
+
+
+def test_a_rule_under_which_the_text_depends_on_drafts_is_refused():
+    for rule in ("block", "typical"):
+        with pytest.raises(ConfigError, match=rule) as raised:
+            replay(shared(), PROPOSERS["ngram"] | {"rejection_sample_method": rule})
+        assert raised.value.code == "SD-E251"
+
+
+def test_another_model_and_tokenizer_are_refused(tmp_path):
+    recording = shared()
+    manifest = recording.manifest
+    with pytest.raises(ConfigError, match="of another model") as raised:
+        replay(recording, PROPOSERS["eagle"], model="tiny/draft")
+    assert raised.value.code == "SD-E246"
+    other = manifest.replace(tokenizer_fingerprint="0" * 64)
+    tokenizer = AutoTokenizer.from_pretrained(recording.folder / "tokenizer")
+    require_same_tokenizer(manifest, tokenizer)
+    with pytest.raises(ConfigError, match="of another tokenizer") as raised:
+        require_same_tokenizer(other, tokenizer)
+    assert raised.value.code == "SD-E246"
+
+
+def test_the_recorded_checkpoint_is_recognised():
+    manifest = shared().manifest
+    require_same_model(manifest, Path(manifest.target["checkpoint_dir"]))
+
+
+def test_weights_of_a_target_that_is_gone_are_named(tmp_path):
+    recording = shared()
+    gone = recording.manifest.target | {"checkpoint_dir": str(tmp_path / "gone")}
+    moved = Recording(recording.folder, recording.manifest.replace(model=str(tmp_path / "gone"), target=gone))
+    assert replay(moved, PROPOSERS["ngram"]).steps == replay(recording, PROPOSERS["ngram"]).steps
+    assert replay(moved, PROPOSERS["draft_model"]).steps == replay(recording, PROPOSERS["draft_model"]).steps
+    with pytest.raises(ConfigError, match=r"(?s)embedding and head.*--model") as raised:
+        replay(moved, PROPOSERS["eagle"])
+    assert raised.value.code == "SD-E249"
+
+
+def test_expected_acceptance_is_the_sum_of_minima_within_its_bounds():
+    """Against the sum over the whole vocabulary, from the recorded logits."""
+    recording = shared(0.8, full_logits=True)
+    request = next(iter(recording))
+    p = distribution_of(recording.logits(request.request_id), settings(temperature=0.8).sampling)[:1].double()
+    q = torch.rand(1, 1, p.shape[1], generator=torch.Generator().manual_seed(0)).pow(8).double()
+    q[0, 0, request.token_ids[0]] += q.sum()
+    q /= q.sum()
+    exact = float(torch.minimum(p[0], q[0, 0]).sum())
+    kind = torch.tensor([DistributionKind.DENSE_PROBS], dtype=torch.uint8)
+    drafts = DraftRows(
+        torch.tensor([[request.token_ids[0]]]), torch.tensor([1]), DraftDistributions(kind, draft_probs=q)
+    )
+    expected = ExpectedAcceptance(recording.manifest.top_m)
+    expected.record(drafts, [(request, 0)], [1])
+    ((lower, upper),) = expected.rates()
+    assert lower <= exact <= upper + 1e-6
+    assert upper - lower <= float(request.tail_mass[0]) + 1e-6
+    assert lower < upper
+
+
+def test_drawn_drafts_report_bounds_of_what_is_expected():
+    asked = PROPOSERS["draft_model"] | {"draft_sample_method": "probabilistic"}
+    ((facts, target),) = replay_facts(shared(0.8), [asked])
+    assert target.endswith("DraftModelProposer")
+    lower, upper = facts["expected_tokens_per_step"]
+    assert 1 < lower <= upper <= 4
+    assert all(low <= high for low, high in facts["expected_acceptance_per_position"])
+    assert json.dumps(facts)
+
+
+def test_greedy_drafts_have_no_expectation():
+    ((facts, _),) = replay_facts(shared(), [PROPOSERS["draft_model"] | {"draft_sample_method": "probabilistic"}])
+    assert facts["expected_tokens_per_step"] is None
+
+
+def test_predictions_come_from_the_recorded_cost():
+    recording = shared()
+    manifest = recording.manifest
+    cost = manifest.cost.replace(rows=(1, 1000), seconds=(1.0, 1.0))  # a step costs a second whatever it computes
+    known = Recording(recording.folder, manifest.replace(cost=cost))
+    ((facts, _),) = replay_facts(known, [PROPOSERS["ngram"]])
+    plain, replayed = replay(known, None), replay(known, PROPOSERS["ngram"])
+    assert facts["predicted_plain_seconds"] == pytest.approx(len(plain.step_rows), rel=0.05)
+    assert facts["predicted_speedup"] == pytest.approx(len(plain.step_rows) / len(replayed.step_rows), rel=0.05)
+
+
+def test_a_changed_proposer_is_read_anew(tmp_path, monkeypatch):
+    source = (
+        "from specdec.sdk import Draft\n"
+        "class Repeats:\n"
+        "    def __init__(self, config):\n"
+        "        pass\n"
+        "    def propose(self, step):\n"
+        "        tokens = step.newest_token[:, None].expand(-1, step.num_draft_tokens)\n"
+        "        return Draft(tokens, step.budget.clamp(max=LIMIT))\n"
+    )
+    path = tmp_path / "watched_proposer.py"
+    path.write_text(source.replace("LIMIT", "1"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    asked = {"method": "watched_proposer:Repeats", "num_speculative_tokens": 3}
+    counts, errors = [], []
+
+    def run():
+        replayed = replay(shared(), asked)
+        counts.append(max(len(step.draft_token_ids) for step in replayed.steps))
+        return [replayed.target]
+
+    watch = Watch(run, errors.append)
+    watch._modules = ("watched_proposer",)
+    run()
+    before = stamps(watch._modules)
+    path.write_text(source.replace("LIMIT", "2") + "\n")
+    assert stamps(watch._modules) != before
+    watch.again()
+    path.write_text("def broken(:\n")
+    watch.again()
+    path.write_text(source.replace("LIMIT", "3"))
+    watch.again()
+    assert counts == [1, 2, 3]
+    assert len(errors) == 1
