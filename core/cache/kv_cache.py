@@ -18,7 +18,7 @@ from ..kernels.cpu.backend import Backend
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer stores per token."""
+    """What one layer stores per token; nothing where it does not attend."""
 
     num_kv_heads: int
     key_dim: int
@@ -46,7 +46,7 @@ class KVCache:
         self.layout = (
             f"{dtype} {list(layers)}"  # what two caches must have in common for code that knows addresses only
         )
-        self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers}
+        self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers if layer.num_kv_heads}
         self.keys = [self._storage(layer.num_kv_heads, layer.key_dim, dtype) for layer in layers]
         self.values = [self._storage(layer.num_kv_heads, layer.value_dim, dtype) for layer in layers]
 
@@ -81,6 +81,8 @@ class KVCache:
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor of zeros on the CPU whose pages are committed when they are first touched."""
+    if not prod(shape):
+        return torch.zeros(shape, dtype=dtype)
     return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)
 
 

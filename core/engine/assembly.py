@@ -68,7 +68,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     host = build_host(plan, model, cache, metrics, graphs, read_late=drafts.table is not None)
     served = _served(plan, model, cache, graphs)
     runner = Runner(
-        served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule
+        served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule, cache.states
     )
     return Parts(
         info=plan.info,
@@ -154,8 +154,8 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
-    if graphs is None or cache.addressing.table is None:
-        return model.target
+    if graphs is None or cache.addressing.table is None or cache.states is not None:
+        return model.target  # how many inputs are read again differs from step to step
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
 
 

@@ -66,5 +66,6 @@ def _prove(proof: TargetProof, target: TargetModel, plan: Plan) -> None:
     info = replace(plan.info, max_num_seqs=proof.num_requests)
     num_blocks = info.max_num_seqs * -(-proof.num_tokens // info.block_size)
     pool = BlockPool(num_blocks, info.block_size, region_size=num_blocks)
-    cache = PagedCache.build(plan.profile, info, target, pool, info.max_num_seqs * proof.num_tokens, lookahead=0)
-    proof.check(cache.kv, cache.addressing)
+    most = info.max_num_seqs * proof.num_tokens
+    cache = PagedCache.build(plan.profile, info, target, pool, most, lookahead=0, num_drafts=0)
+    proof.check(cache.kv, cache.addressing, cache.states)

@@ -20,8 +20,10 @@ from specdec.sdk import UnsupportedModelError
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
+from ..cache.state_store import StateShare, StateStore
 from ..cache.transfer import upload
 from .attention import ATTENTION_NAME, attention_arguments
+from .forward_input import ForwardInput
 from .loading import loading
 from .target import TargetModel
 
@@ -81,12 +83,12 @@ class TargetProof:
         """Of the longest request."""
         return max(map(len, self._texts))
 
-    def check(self, cache: KVCache, addressing: Addressing) -> None:
+    def check(self, cache: KVCache, addressing: Addressing, states: StateStore | None = None) -> None:
         """Run the served pass over a cache with room for `num_requests` texts of `num_tokens`.
 
         Raises UnsupportedModelError SD-E189 at the first place that differs.
         """
-        served = self._served_pass(cache, addressing)
+        served = self._served_pass(cache, addressing, states)
         measured = zip(served.by_place(), self._expected.by_place(), self._disturbed.by_place(), strict=True)
         for (place, forced, ours), (_, _, expected), (_, _, disturbed) in measured:
             wrong = self._wrong_rows(ours, expected, disturbed)
@@ -132,15 +134,17 @@ class TargetProof:
             start += len(text)
         return _Seen.joined(parts)
 
-    def _served_pass(self, cache: KVCache, addressing: Addressing) -> _Seen:
+    def _served_pass(self, cache: KVCache, addressing: Addressing, states: StateStore | None) -> _Seen:
         device = self._target.device
         tokens = torch.cat(self._texts)[None]
         positions = torch.cat([torch.arange(len(text), device=device) for text in self._texts])[None]
         extents = _extents([len(text) for text in self._texts], addressing.block_size)
         context = addressing.of_batch(cache, extents, upload(addressing.columns(extents), device))
         rows = torch.arange(tokens.shape[1], device=device)
-        with _watched(self._target.attention_modules, self._expected.inputs) as seen, torch.inference_mode():
-            seen.logits.append(self._target.run(tokens, positions, rows, **attention_arguments(context)))
+        passed = states.plan([_state_share(extent) for extent in extents]) if states else None
+        inputs = ForwardInput(tokens[0], positions[0], rows, context, passed)
+        with _watched(self._target.attention_modules, self._expected.inputs) as seen:
+            seen.logits.append(self._target.forward(inputs).logits)
         return seen
 
 
@@ -175,6 +179,10 @@ def _extents(lengths: Sequence[int], block_size: int) -> list[Extent]:
         extents.append(Extent(row, row + 1, blocks, first_query, 0, length))
         first_query, first_block = first_query + length, first_block + count
     return extents
+
+
+def _state_share(extent: Extent) -> StateShare:
+    return StateShare(extent.row, extent.generation, 0, extent.first_query, extent.num_queries, 0)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
+from ..cache.state_store import StateShare, StateStore
 from ..cache.transfer import upload
 from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
@@ -67,7 +68,13 @@ def take_drafts(scheduled: Sequence[Scheduled], store: DraftStore) -> TakenDraft
     )
 
 
-def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing) -> Batch:
+def build_batch(
+    scheduled: Sequence[Scheduled],
+    store: DraftStore,
+    cache: KVCache,
+    addressing: Addressing,
+    states: StateStore | None = None,
+) -> Batch:
     """Take the stored drafts of the scheduled requests and lay everything out, in the order of the schedule."""
     taken = take_drafts(scheduled, store)
     items: list[BatchItem] = []
@@ -94,9 +101,22 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
     rows, numbers = taken.put_in(sent[0], sent[len(own) : place])
     return Batch(
         items=tuple(items),
-        inputs=ForwardInput(sent[0], sent[1], sent[2], addressing.of_batch(cache, extents, sent[place:])),
+        inputs=ForwardInput(
+            sent[0],
+            sent[1],
+            sent[2],
+            addressing.of_batch(cache, extents, sent[place:]),
+            states.plan([_state_share(item) for item in items]) if states else None,
+        ),
         cu_rows=sent[3],
         taken=taken,
         drafts=rows,
         numbers=numbers,
     )
+
+
+def _state_share(item: BatchItem) -> StateShare:
+    share, request = item.scheduled, item.scheduled.request
+    return StateShare(
+        request.row, request.generation, share.start, item.first_token, share.num_tokens, item.num_drafts
+    )  # fmt: skip

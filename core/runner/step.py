@@ -14,6 +14,7 @@ from specdec.sdk import StepStats
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
+from ..cache.state_store import StateStore
 from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
@@ -46,8 +47,9 @@ class Runner:
         profile: bool,
         addressing: Addressing,
         rule: VerificationRule = verify,
+        states: StateStore | None = None,
     ) -> None:
-        """`addressing`: of the cache. `rule`: how drafts are verified."""
+        """addressing: of the cache. rule: how drafts are verified. states: of a target whose layers keep one."""
         self._target = target
         self._addressing = addressing
         self._cache = cache
@@ -57,6 +59,7 @@ class Runner:
         self._host = host
         self._profile = profile
         self._rule = rule
+        self._states = states
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
@@ -81,7 +84,7 @@ class Runner:
             plan = self._scheduler.schedule(self._num_useful_drafts)
             self.progress.preempt(plan.preempted)
             self.progress.start([share.request for share in plan.shares])
-            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
+            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing, self._states)
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
