@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from ..kernels.attention_spec import AttentionSpec, Mode
 from ..kernels.cpu.attention import Span, SpanBatch
 from ..kernels.cpu.backend import Backend
+
+if TYPE_CHECKING:
+    from .state_store import StateStore
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,10 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: StateStore | None = None,
     ) -> None:
+        """states: what layers keep of each request besides. None: nothing."""
+        self.states = states
         self.block_size = block_size
         self.device = device
         self.num_slots = num_blocks * block_size

@@ -89,10 +89,9 @@ class StatePass:
     drafts: tuple[Group, ...]
     order: tuple[int, ...]  # of the pieces of all groups, one for each member, by place in the batch
 
-    @property
-    def num_replayed(self) -> int:
-        """Inputs that every module reads again."""
-        return sum(member.num_replayed for group in self.kept for member in group.members)
+    def replayed_by_row(self) -> dict[int, int]:
+        """Inputs of each request that every module reads again."""
+        return {member.row: member.num_replayed for group in self.kept for member in group.members}
 
 
 class StateStore:

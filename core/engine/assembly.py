@@ -68,7 +68,7 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
     host = build_host(plan, model, cache, metrics, graphs, read_late=drafts.table is not None)
     served = _served(plan, model, cache, graphs)
     runner = Runner(
-        served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule, cache.states
+        served, cache.kv, cache.scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule
     )
     return Parts(
         info=plan.info,
@@ -150,13 +150,27 @@ def _graphs(plan: Plan) -> Graphs | None:
 
 
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:
-    """The target in the form that steps call: compiled where that was asked for, recorded where that is possible."""
+    """The target in the form that steps call: compiled where that was asked for, recorded where that is possible.
+
+    Raises ConfigError SD-E261 where a form was asked for that layers with a state have not.
+    """
+    if cache.kv.states is not None:
+        _refuse_fixed_forms(plan.config)
+        return model.target
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
-    if graphs is None or cache.addressing.table is None or cache.states is not None:
-        return model.target  # how many inputs are read again differs from step to step
+    if graphs is None or cache.addressing.table is None:
+        return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
+
+
+def _refuse_fixed_forms(config: EngineConfig) -> None:
+    """How many inputs layers with a state read again differs from step to step."""
+    asked = [name for name in ("torch_compile", "cuda_graphs") if getattr(config, name)]
+    if asked:
+        facts = {"asked": ", ".join(asked), "fix": f"leave out {' and '.join(asked)}"}
+        raise ConfigError("SD-E261", "a model whose layers keep a state is neither compiled nor recorded", facts)
 
 
 def _vacant_view(cache: KVCache, backend: Backend, num_tokens: int) -> CacheView:

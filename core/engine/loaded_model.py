@@ -57,6 +57,8 @@ def _prepare(target: TargetModel, plan: Plan) -> None:
     proof = proofs() if wanted and quantization is None else None
     room, head = spare_memory(target.device), target.model.get_output_embeddings()
     prepare(target.model, quantization, plan.profile.backend, keep=head, room=room, drop=True)
+    if target.mixers is not None:
+        target.mixers.exchange(plan.profile.backend.recurrences())
     if wanted:
         _prove(proof or proofs(), target, plan)
 
@@ -68,4 +70,4 @@ def _prove(proof: TargetProof, target: TargetModel, plan: Plan) -> None:
     pool = BlockPool(num_blocks, info.block_size, region_size=num_blocks)
     most = info.max_num_seqs * proof.num_tokens
     cache = PagedCache.build(plan.profile, info, target, pool, most, lookahead=0, num_drafts=0)
-    proof.check(cache.kv, cache.addressing, cache.states)
+    proof.check(cache.kv, cache.addressing)

@@ -24,7 +24,6 @@ class PagedCache:
     scheduler: Scheduler
     addressing: Addressing
     kv: KVCache
-    states: StateStore | None = None  # of a target whose layers keep one
 
     @property
     def num_blocks(self) -> int:
@@ -46,19 +45,25 @@ class PagedCache:
 
         lookahead: positions past a request's newest token that a draft pass writes. num_drafts: the most of a request.
         """
-        states = StateStore(target.mixers.layouts, info.max_num_seqs, num_drafts, target.device) if target.mixers else None
+        states = (
+            StateStore(target.mixers.layouts, info.max_num_seqs, num_drafts, target.device) if target.mixers else None
+        )
         scheduler = Scheduler(pool, info.max_num_seqs, most, lookahead, states)
         addressing = profile.addressing(scheduler, info, lookahead)
         num_blocks = pool.num_blocks + addressing.num_pad_blocks
-        kv = KVCache(target.layer_shapes, num_blocks, pool.block_size, target.dtype, target.device)
-        return cls(scheduler, addressing, kv, states)
+        kv = KVCache(target.layer_shapes, num_blocks, pool.block_size, target.dtype, target.device, states)
+        return cls(scheduler, addressing, kv)
 
 
 def build_cache(plan: Plan, target: TargetModel) -> PagedCache:
     """As large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
     config, info, lookahead = plan.config, plan.info, plan.lookahead
     admission = plan.speculation.admission if plan.speculation else None
-    num_blocks = num_kv_blocks(config, info, target, admission, plan.profile.kv_budget, lookahead, plan.num_draft_tokens)
+    num_blocks = num_kv_blocks(
+        config, info, target, admission, plan.profile.kv_budget, lookahead, plan.num_draft_tokens
+    )
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
     pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
-    return PagedCache.build(plan.profile, info, target, pool, config.max_num_batched_tokens, lookahead, plan.num_draft_tokens)
+    return PagedCache.build(
+        plan.profile, info, target, pool, config.max_num_batched_tokens, lookahead, plan.num_draft_tokens
+    )

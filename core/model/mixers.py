@@ -20,10 +20,11 @@ from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, get_
 from specdec.sdk import UnsupportedModelError
 
 from ..cache.state_store import Group, StateLayout, StatePass, StateTensor
+from .few_tokens import Rule, for_few_tokens
 
 _CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 _INERT = {"position_ids", "cache_position"}  # tensors that a recurrence does not read
-_CHECKED = 7, 4  # inputs of a module's check, and after how many of them it is interrupted
+_CHECKED, _INTERRUPTED = 7, 4  # inputs of a module's check, and after how many of them it is interrupted
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}  # of a recurrence computed otherwise
 
 Forward = Callable[..., Any]
@@ -95,7 +96,7 @@ class Mixer:
     def advance(self, given: Tensor, states: Sequence[Tensor], others: Mapping[str, Any], *, is_fresh: bool) -> Tensor:
         """Outputs [g, n, H] of inputs [g, n, H]; `states`, [g, ...] each, are those after them then."""
         if self.by_token and not is_fresh and given.shape[1] > 1:
-            each = [self.advance(one, states, others, is_fresh=False) for one in given.split(1, dim=1)]
+            each = [self.advance(one, states, others, is_fresh=False) for one in torch.split(given, 1, dim=1)]
             return torch.cat(each, dim=1)
         self._show(states, is_fresh)
         output: Tensor = self._inner(given, **others, **{self._argument: self._cache})
@@ -105,6 +106,28 @@ class Mixer:
                 state.copy_(stored)
         return output
 
+    def exchange(self, kernels: Mapping[str, Rule]) -> None:
+        """Compute few tokens in the form that is fastest for them, if that gives the same."""
+        exchanged, inner = for_few_tokens(self.module, kernels), self._inner
+        if exchanged is None:
+            return
+        before = self.sample()
+        self._inner = exchanged
+        if not _agree(self.sample(), before):
+            self._inner = inner
+
+    @torch.inference_mode()
+    def sample(self, interrupted: int | None = None) -> Tensor:
+        """Outputs of some inputs; interrupted: after how many of them it goes on from its state."""
+        device = next(self.module.parameters()).device
+        given = torch.randn(1, _CHECKED, self.layout.input_size, generator=torch.Generator().manual_seed(0))
+        states, parts = (
+            self.new_states(1, device),
+            torch.split(given.to(device, self.layout.dtype), interrupted or _CHECKED, 1),
+        )
+        outputs = [self.advance(part, states, self.others, is_fresh=i == 0) for i, part in enumerate(parts)]
+        return torch.cat(outputs, dim=1) if interrupted else outputs[0]
+
     def _show(self, states: Sequence[Tensor], is_fresh: bool) -> None:
         lane = self._lane
         for layout, state in zip(self.layout.tensors, states, strict=True):
@@ -112,7 +135,9 @@ class Mixer:
             lane.has_previous_state[layout.index] = not is_fresh
 
     def _of_kind(self, layout: StateTensor) -> dict[int, Any]:
-        return self._lane.conv_states if layout.kind == "conv" else self._lane.recurrent_states
+        lane = self._lane
+        states: dict[int, Any] = lane.conv_states if layout.kind == "conv" else lane.recurrent_states
+        return states
 
     def new_states(self, count: int, device: torch.device) -> list[Tensor]:
         """Room for those of so many requests."""
@@ -132,6 +157,11 @@ class Mixers:
     def layouts(self) -> list[StateLayout]:
         """Of each module."""
         return [mixer.layout for mixer in self._mixers]
+
+    def exchange(self, kernels: Mapping[str, Rule]) -> None:
+        """See `Mixer.exchange`."""
+        for mixer in self._mixers:
+            mixer.exchange(kernels)
 
     @contextmanager
     def pass_over(self, states: StatePass) -> Iterator[None]:
@@ -244,25 +274,21 @@ def made_ragged(model_type: str, found: Sequence[Mixer]) -> Mixers | None:
     return Mixers(found) if found else None
 
 
-@torch.inference_mode()
+def _agree(found: Tensor, expected: Tensor) -> bool:
+    difference = (found.float() - expected.float()).norm()
+    return bool(difference <= _TOLERANCE[expected.dtype] * expected.float().norm())
+
+
 def _goes_on_by_token(model_type: str, mixer: Mixer) -> bool:
     """Whether a module goes on from a state for one token only. Raises UnsupportedModelError if not even for one."""
-    length, first = _CHECKED
-    weight = next(mixer.module.parameters())
-    generator = torch.Generator().manual_seed(0)
-    given = torch.randn(1, length, mixer.layout.input_size, generator=generator).to(weight.device, mixer.layout.dtype)
     tensors = [name for name, value in mixer.others.items() if isinstance(value, Tensor)]
     if tensors:
         raise _unserved(model_type, mixer, f"it reads tensors besides its hidden states: {', '.join(tensors)}")
-    whole = mixer.advance(given, mixer.new_states(1, weight.device), mixer.others, is_fresh=True)
-    if not isinstance(whole, Tensor) or whole.shape[:2] != given.shape[:2]:
+    whole = mixer.sample()
+    if not isinstance(whole, Tensor) or whole.shape[:2] != (1, _CHECKED):
         raise _unserved(model_type, mixer, "it returns something else than one row for each token")
     for mixer.by_token in (False, True):
-        states = mixer.new_states(1, weight.device)
-        parts = [mixer.advance(given[:, :first], states, mixer.others, is_fresh=True)]
-        parts.append(mixer.advance(given[:, first:], states, mixer.others, is_fresh=False))
-        difference = (torch.cat(parts, dim=1) - whole).float().norm()
-        if difference <= _TOLERANCE[mixer.layout.dtype] * whole.float().norm():
+        if _agree(mixer.sample(interrupted=_INTERRUPTED), whole):
             return mixer.by_token
     raise _unserved(model_type, mixer, "it does not go on from a state as it does within one text")
 

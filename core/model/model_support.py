@@ -69,7 +69,7 @@ def read_config(path: str) -> tuple[Mapping[str, Any], Path]:
 
 def slides(config: Mapping[str, Any], layer: int) -> bool:
     """Whether the configuration gives this layer a sliding window."""
-    layer_types = config.get("layer_types")
+    layer_types = next((config[key] for key in _LAYER_TYPE_KEYS if config.get(key)), None)
     if layer_types:
         return bool(layer_types[layer] == _SLIDING)
     return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
@@ -120,7 +120,9 @@ def _why_unsupported(config: Mapping[str, Any], with_states: bool) -> str | None
 def _why_layers_unsupported(config: Mapping[str, Any], with_states: bool) -> str | None:
     own = next((key for key in _OWN_STATE_KEYS if config.get(key) is not None), None)
     if own is not None:
-        return f"its state is not in transformers' cache layers, where it could be kept apart (configuration key {own!r})"
+        return (
+            f"its state is not in transformers' cache layers, where it could be kept apart (configuration key {own!r})"
+        )
     key = next((key for key in _LAYER_TYPE_KEYS if config.get(key)), None)
     if (
         key is not None

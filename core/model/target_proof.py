@@ -20,9 +20,9 @@ from specdec.sdk import UnsupportedModelError
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
-from ..cache.state_store import StateShare, StateStore
+from ..cache.state_store import StateShare
 from ..cache.transfer import upload
-from .attention import ATTENTION_NAME, attention_arguments
+from .attention import ATTENTION_NAME
 from .forward_input import ForwardInput
 from .loading import loading
 from .target import TargetModel
@@ -83,12 +83,12 @@ class TargetProof:
         """Of the longest request."""
         return max(map(len, self._texts))
 
-    def check(self, cache: KVCache, addressing: Addressing, states: StateStore | None = None) -> None:
+    def check(self, cache: KVCache, addressing: Addressing) -> None:
         """Run the served pass over a cache with room for `num_requests` texts of `num_tokens`.
 
         Raises UnsupportedModelError SD-E189 at the first place that differs.
         """
-        served = self._served_pass(cache, addressing, states)
+        served = self._served_pass(cache, addressing)
         measured = zip(served.by_place(), self._expected.by_place(), self._disturbed.by_place(), strict=True)
         for (place, forced, ours), (_, _, expected), (_, _, disturbed) in measured:
             wrong = self._wrong_rows(ours, expected, disturbed)
@@ -134,14 +134,14 @@ class TargetProof:
             start += len(text)
         return _Seen.joined(parts)
 
-    def _served_pass(self, cache: KVCache, addressing: Addressing, states: StateStore | None) -> _Seen:
+    def _served_pass(self, cache: KVCache, addressing: Addressing) -> _Seen:
         device = self._target.device
         tokens = torch.cat(self._texts)[None]
         positions = torch.cat([torch.arange(len(text), device=device) for text in self._texts])[None]
         extents = _extents([len(text) for text in self._texts], addressing.block_size)
         context = addressing.of_batch(cache, extents, upload(addressing.columns(extents), device))
         rows = torch.arange(tokens.shape[1], device=device)
-        passed = states.plan([_state_share(extent) for extent in extents]) if states else None
+        passed = cache.states.plan([_state_share(extent) for extent in extents]) if cache.states else None
         inputs = ForwardInput(tokens[0], positions[0], rows, context, passed)
         with _watched(self._target.attention_modules, self._expected.inputs) as seen:
             seen.logits.append(self._target.forward(inputs).logits)

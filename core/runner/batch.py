@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
-from ..cache.state_store import StateShare, StateStore
+from ..cache.state_store import StateShare
 from ..cache.transfer import upload
 from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
@@ -68,13 +68,7 @@ def take_drafts(scheduled: Sequence[Scheduled], store: DraftStore) -> TakenDraft
     )
 
 
-def build_batch(
-    scheduled: Sequence[Scheduled],
-    store: DraftStore,
-    cache: KVCache,
-    addressing: Addressing,
-    states: StateStore | None = None,
-) -> Batch:
+def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing) -> Batch:
     """Take the stored drafts of the scheduled requests and lay everything out, in the order of the schedule."""
     taken = take_drafts(scheduled, store)
     items: list[BatchItem] = []
@@ -106,7 +100,7 @@ def build_batch(
             sent[1],
             sent[2],
             addressing.of_batch(cache, extents, sent[place:]),
-            states.plan([_state_share(item) for item in items]) if states else None,
+            cache.states.plan([_state_share(item) for item in items]) if cache.states else None,
         ),
         cu_rows=sent[3],
         taken=taken,

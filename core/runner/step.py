@@ -14,7 +14,7 @@ from specdec.sdk import StepStats
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
-from ..cache.state_store import StateStore
+from ..cache.state_store import StatePass
 from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
@@ -47,9 +47,8 @@ class Runner:
         profile: bool,
         addressing: Addressing,
         rule: VerificationRule = verify,
-        states: StateStore | None = None,
     ) -> None:
-        """addressing: of the cache. rule: how drafts are verified. states: of a target whose layers keep one."""
+        """`addressing`: of the cache. `rule`: how drafts are verified."""
         self._target = target
         self._addressing = addressing
         self._cache = cache
@@ -59,7 +58,6 @@ class Runner:
         self._host = host
         self._profile = profile
         self._rule = rule
-        self._states = states
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
@@ -84,7 +82,7 @@ class Runner:
             plan = self._scheduler.schedule(self._num_useful_drafts)
             self.progress.preempt(plan.preempted)
             self.progress.start([share.request for share in plan.shares])
-            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing, self._states)
+            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
@@ -147,7 +145,16 @@ class Runner:
             if each.token_ids and each.request.request_id in logprobs:
                 _keep_logprobs(each.request, each.token_ids, logprobs[each.request.request_id])
             committed.append(each)
+        if batch.inputs.states is not None:
+            self._count_replayed(batch, batch.inputs.states)
         self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
+
+    def _count_replayed(self, batch: Batch, states: StatePass) -> None:
+        replayed = states.replayed_by_row()
+        self._metrics.counts["num_replayed_rows"] += sum(replayed.values())
+        for item in batch.items:
+            request = item.scheduled.request
+            request.metrics.num_replayed_rows += replayed[request.row]
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from .attention import attend_in_torch
+from .delta_rule import NativeDeltaRule
 from .fused_linear import fuse_linears
 from .int8_linear import narrow_linears
 from .linear import LinearForm, NativeLinear, PackedLinear, onednn_multiplies, pack_linears, packable_bytes
@@ -25,6 +26,10 @@ class Backend:
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """Whether attention with heads of such sizes is batch-invariant."""
         return False
+
+    def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
+        """Operators that carry a state over few tokens, by name: as modelling code calls them."""
+        return {}
 
     def fuse(self, network: nn.Module) -> None:
         """Join linear layers that read the same input, in place."""
@@ -85,6 +90,10 @@ class NativeBackend(CpuBackend):
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """See `Backend`."""
         return self.kernels.serves_heads(dtype, *sizes)
+
+    def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
+        """See `Backend`."""
+        return {"gated_delta_rule": NativeDeltaRule(self.kernels)}
 
     def linear_form(self, layer: nn.Linear) -> LinearForm | None:
         """See `CpuBackend`."""
