@@ -99,6 +99,8 @@ class TargetModel:
 
     def _probe(self) -> list[LayerShape]:
         """What each layer stores, seen in one pass over two tokens rather than guessed from the configuration."""
+        if not self._takes_positions and len(state_layers(self.config)) < self.config.num_hidden_layers:
+            raise _no_interface(self.config, "its forward takes no position_ids, by which requests share a batch")
         probe = ShapeProbe()
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         positions = torch.arange(2, device=self.device)[None]
@@ -114,8 +116,6 @@ class TargetModel:
             raise _no_interface(self.config, f"{type(error).__name__}: {error}") from error
         if len(logits) != 1:
             raise _no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
-        if probe.layers and not self._takes_positions:
-            raise _no_interface(self.config, "its forward takes no position_ids, by which requests share a batch")
         num_layers = self.config.num_hidden_layers
         self._check_layers(probe.layers, [mixer.layer for mixer in mixers])
         self.mixers = made_ragged(self.config.model_type, mixers)

@@ -81,6 +81,8 @@ class Runner:
         with self._timed("schedule"):
             plan = self._scheduler.schedule(self._num_useful_drafts)
             self.progress.preempt(plan.preempted)
+            if not plan.shares:  # an interrupted step took the state of all of them
+                return
             self.progress.start([share.request for share in plan.shares])
             batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
         with self._timed("forward"):
