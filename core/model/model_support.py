@@ -10,7 +10,7 @@ from typing import Any
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttentionCacheLayerMixin
 from transformers.utils import cached_file
 
-from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk.errors import ConfigError, UnsupportedModelError
 from specdec.sdk.packaged import packaged
 
 from .loading import loading

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specdec.sdk import ConfigError, Refusal, UnsupportedModelError
-from specdec.sdk.errors import did_you_mean
+from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError, did_you_mean
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext
@@ -182,7 +181,7 @@ class TargetModel:
         else:
             with self.mixers.pass_over(inputs.states):
                 logits = self._forward(*tensors)
-        return TargetOutput(logits, self._hidden.take())
+        return TargetOutput(logits, self._hidden.take() if self._hidden.wanted else None)
 
     @property
     def kept_hidden_states(self) -> MutableMapping[HiddenState, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import gcd
 from pathlib import Path
 from threading import Lock
 
@@ -62,7 +63,9 @@ class NativeKernels:
         spec: AttentionSpec,
     ) -> Tensor:  # [N, Hq, Dv]
         """See `attend_in_torch`, which serves what this does not. Keys and values are read once for several rows."""
-        if not self._serves(query, keys, values, stored_keys):
+        is_plain = query.dtype == keys.dtype == values.dtype == stored_keys.dtype
+        is_plain &= query.stride(2) == keys.stride(2) == values.stride(2) == 1
+        if not is_plain or not self.serves_heads(query.dtype, query.shape[2], values.shape[2]):
             return attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
         limits = spec.window or 0, spec.softcap or 0.0
         output: Tensor = self._attend(query, keys, values, stored_keys, stored_values, batch.table, spec.scale, *limits)
@@ -85,14 +88,7 @@ class NativeKernels:
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """Whether it attends with heads of such sizes, rather than PyTorch."""
-        return dtype in DTYPES and all(size % self._head_multiple == 0 and size <= self._longest_head for size in sizes)
-
-    def _serves(self, query: Tensor, keys: Tensor, values: Tensor, stored: Tensor) -> bool:
-        return (
-            self.serves_heads(query.dtype, query.shape[2], values.shape[2])
-            and query.dtype == keys.dtype == values.dtype == stored.dtype
-            and query.stride(2) == keys.stride(2) == values.stride(2) == 1
-        )
+        return dtype in DTYPES and gcd(*sizes) % self._head_multiple == 0 and max(sizes) <= self._longest_head
 
     def can_pack(self, weight: Tensor) -> bool:
         """Whether `linear` multiplies by such weights [out, in]."""
