@@ -154,7 +154,9 @@ class Runner:
 
     def _count_replayed(self, batch: Batch, states: StatePass) -> None:
         replayed = states.replayed_by_row()
-        self._metrics.counts["num_replayed_rows"] += sum(replayed.values())
+        total = sum(replayed.values())
+        self._metrics.counts["num_replayed_rows"] += total
+        self._metrics.acceptance.num_replayed_rows += total
         for item in batch.items:
             request = item.scheduled.request
             request.metrics.num_replayed_rows += replayed[request.row]
