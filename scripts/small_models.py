@@ -111,7 +111,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "olmo_hybrid": _LINEAR | _BOTH,
     "qwen4_exp_text": _LINEAR | _BOTH,
     "kimi_linear": _BOTH,
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid"]},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "mamba_ngroups": 1, "n_mamba_heads": 8},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},

@@ -59,12 +59,16 @@ def served(llm, texts, params=GREEDY):
     return tokens(llm.generate([{"prompt_token_ids": text} for text in texts], params))
 
 
-@pytest.mark.parametrize("name", PROPOSERS)
+QUICK = "none", "mtp"
+MARKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in PROPOSERS]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_greedy_text_is_that_of_transformers(name, texts, truth, known, hybrid):
     assert_same_tokens(served(hybrid_llm(name, known), texts), truth, texts, hybrid)
 
 
-@pytest.mark.parametrize("name", ["none", "mtp", "ragged"])
+@pytest.mark.parametrize("name", ["mtp", *(pytest.param(name, marks=pytest.mark.full) for name in ("none", "ragged"))])
 @pytest.mark.parametrize("settings", [CHUNKED, SCARCE | CHUNKED], ids=["chunks", "preemption"])
 def test_chunks_and_preemption_change_nothing(name, settings, texts, truth, known, hybrid):
     llm = hybrid_llm(name, known, **settings)
@@ -119,7 +123,7 @@ def once_interrupted(function):
     return call
 
 
-@pytest.mark.parametrize("stage", ["forward", "verify"])
+@pytest.mark.parametrize("stage", ["forward", pytest.param("verify", marks=pytest.mark.full)])
 def test_an_interrupted_step_is_computed_anew(stage, texts, truth, hybrid):
     llm = hybrid_llm("ngram")
     llm.engine.add_request(texts[0], GREEDY)
