@@ -43,6 +43,7 @@ try:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from specdec import LLM, SamplingParams
+    from specdec.core.host import parts_of
     from specdec.core.model.target import Target, TargetOutput
     from specdec.core.runner.batch import Batch
     from specdec.sdk import Draft, Needs, ProposerConfig, StepView, StrictModel
@@ -225,7 +226,7 @@ class Bench:
 
     def overhead(self) -> float:
         """Median microseconds of a decoding step at batch 1 beyond the forward pass."""
-        runner = self.plain.engine.parts.runner
+        runner = parts_of(self.plain).runner
         target = runner._target
         runner._target = timed = TimedTarget(target, self.device)
         self.plain.engine.add_request({"prompt_token_ids": self.prompts[0]}, self.params)

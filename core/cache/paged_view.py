@@ -43,7 +43,7 @@ class PagedView:
 
     def _slots(self, num_tokens: int) -> Tensor:
         token = torch.arange(num_tokens, device=self.rows.device)
-        owner = torch.searchsorted(self.cu_queries[1:], token, right=True)  # B for a token that is nobody's
+        owner = torch.searchsorted(self.cu_queries[1:], token, right=True)  # B for a token of no request
         known = owner.clamp(max=len(self.rows) - 1)
         rows = self.rows[known].masked_fill(owner >= len(self.rows), self.table.pad_row)
         positions = self.starts[known] + token - self.cu_queries[known]

@@ -73,6 +73,12 @@ class Parts:
     kv_capacity: int  # tokens of one request that the cache can hold
 
 
+def parts_of(llm: Any) -> Parts:
+    """What an `LLM` is made of. For adapters, the conformance kit and benchmarks: users are promised none of it."""
+    parts: Parts = llm.engine.parts
+    return parts
+
+
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     plan = Plan.make(config, speculative_config, settings)
@@ -243,6 +249,6 @@ def _refuse_fixed_forms(config: EngineConfig) -> None:
 
 
 def _vacant_view(cache: KVCache, backend: Backend, num_tokens: int) -> CacheView:
-    """What serves a pass of so many tokens while the cache is nobody's: all in its first slot."""
+    """Serves a pass of so many tokens while no request owns the cache: all of them use its first slot."""
     slots = torch.zeros(num_tokens, dtype=torch.int64, device=cache.device)
     return CacheView(cache, SpanBatch((Span(0, num_tokens, num_tokens, slots, cache.device),)), backend)

@@ -19,7 +19,6 @@ QUICK = {
     "qwen2_moe": "refused",  # was wrong: its window is only in the mask
     "doge": "refused",  # was wrong: a mask of its own
     "bart": "refused",  # was wrong: no position_ids
-    "nemotron_h": "equal",  # layers that attend, keep a state, or neither
     "qwen3_5_text": "equal",  # linear attention
     "mamba": "equal",  # no attention; goes on from a state token by token
     "minimax": "refused",  # its state is inside of its attention class
