@@ -27,7 +27,7 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.core.host import parts_of
-from specdec.core.kernels.cpu.linear import LaidOutLinear
+from specdec.core.kernels.cpu.layers import LaidOutLinear
 from specdec.lab.environment import environment
 
 from .peers.report import Sheet

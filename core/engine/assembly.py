@@ -31,8 +31,9 @@ from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins
 from ..rejection import plan as plan_workspace
-from ..rejection import verify
+from ..rejection import verify, verify_block
 from ..rejection.sampler import VerificationRule
+from ..rejection.warm_up import warm_up
 from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler
@@ -209,6 +210,8 @@ def _verification(plan: Plan, cache: PagedCache) -> tuple[DraftStore, Verificati
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
+    if workspace is not None and rule in (verify, verify_block):
+        warm_up(rule, workspace, torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device), buffers.examples)
     return DraftStore(buffers, table), partial(rule, workspace=workspace)
 
 

@@ -15,6 +15,7 @@ from specdec.sdk.errors import Refusal, UnsupportedModelError
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext, AttentionSpec
+from ..kernels.layers.rotary import by_token
 
 ATTENTION_NAME = "specdec"
 CONTEXT = "specdec_context"
@@ -53,8 +54,8 @@ def paged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = specdec_context.attend(
         layer,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
+        query[0].transpose(0, 1) if type(query) is Tensor else by_token(query),
+        key[0].transpose(0, 1) if type(key) is Tensor else by_token(key),
         value[0].transpose(0, 1),
         AttentionSpec(scale, sliding_window, softcap),
     )
