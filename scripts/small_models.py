@@ -92,9 +92,30 @@ SIZES: Mapping[str, Any] = {
 }
 """What the settings of any configuration are set to that has them."""
 
+_LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+_BOTH = {"layer_types": ["linear_attention", "full_attention"]}
+
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
-    "granitemoehybrid": {"layer_types": ["full_attention"] * NUM_LAYERS, "mamba_n_heads": 8},
-    "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_d_head": "auto",
+    },
+    "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1], "mamba_d_state": 16},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_ssm": 64},
+    "jamba": {"num_hidden_layers": 4, "attn_layer_offset": 1, "attn_layer_period": 2},
+    "qwen3_next": _LINEAR | _BOTH,
+    "qwen3_5_text": _LINEAR | _BOTH,
+    "qwen3_5_moe_text": _LINEAR | _BOTH,
+    "olmo_hybrid": _LINEAR | _BOTH,
+    "qwen4_exp_text": _LINEAR | _BOTH,
+    "kimi_linear": _BOTH,
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "mamba_ngroups": 1, "n_mamba_heads": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"]},
     "zaya": {"num_experts_per_tok": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 8},

@@ -167,6 +167,8 @@ def _prepare(target: TargetModel, plan: Plan) -> None:
     proof = proofs() if wanted and quantization is None else None
     room, head = spare_memory(target.device), target.model.get_output_embeddings()
     prepare(target.model, quantization, plan.profile.backend, keep=head, room=room, drop=True)
+    if target.mixers is not None:
+        target.mixers.exchange(plan.profile.backend.recurrences())
     if wanted:
         _prove(proof or proofs(), target, plan)
 
@@ -185,10 +187,12 @@ def build_cache(plan: Plan, target: TargetModel) -> PagedCache:
     config, info, lookahead = plan.config, plan.info, plan.lookahead
     draft_kv = plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
     kv_budget, recorded = plan.profile.kv_budget, plan.num_recorded_tokens
-    num_blocks = num_kv_blocks(config, info, target, draft_kv, kv_budget, lookahead, recorded)
+    num_drafts = plan.num_draft_tokens
+    num_blocks = num_kv_blocks(config, info, target, draft_kv, kv_budget, lookahead, recorded, num_drafts)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
     pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
-    return PagedCache.build(plan.profile, info, target, pool, config.max_num_batched_tokens, lookahead)
+    most = config.max_num_batched_tokens
+    return PagedCache.build(plan.profile, info, target, pool, most, lookahead, num_drafts)
 
 
 def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineServices | None:
@@ -252,13 +256,27 @@ def _graphs(plan: Plan) -> Graphs | None:
 
 
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:
-    """The target in the form that steps call: compiled where that was asked for, recorded where that is possible."""
+    """The target in the form that steps call: compiled where that was asked for, recorded where that is possible.
+
+    Raises ConfigError SD-E261 where a form was asked for that layers with a state have not.
+    """
+    if cache.kv.states is not None:
+        _refuse_fixed_forms(plan.config)
+        return model.target
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
     if graphs is None or cache.addressing.table is None:
         return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
+
+
+def _refuse_fixed_forms(config: EngineConfig) -> None:
+    """How many inputs layers with a state read again differs from step to step."""
+    asked = [name for name in ("torch_compile", "cuda_graphs") if getattr(config, name)]
+    if asked:
+        facts = {"asked": ", ".join(asked), "fix": f"leave out {' and '.join(asked)}"}
+        raise ConfigError("SD-E261", "a model whose layers keep a state is neither compiled nor recorded", facts)
 
 
 def _vacant_view(cache: KVCache, backend: Backend, num_tokens: int) -> CacheView:

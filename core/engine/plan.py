@@ -13,6 +13,7 @@ from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
 from ..model.inference_form import check_quantization
+from ..model.mixers import state_layers
 from ..model.model_support import locate_model, longest_length
 from ..model.target import experts_settings, load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
@@ -91,11 +92,7 @@ def target_info(
             "max_model_len is above what the model serves",
             {"asked": max_model_len, "longest": longest},
         )
-    try:
-        num_heads = hf_config.num_attention_heads
-    except AttributeError as error:
-        facts = {"model_type": hf_config.model_type, "reason": "its configuration states no number of attention heads"}
-        raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts) from error
+    num_heads = _num_heads(hf_config)
     return TargetInfo(
         model=str(config.model),
         checkpoint_dir=Path(path) if Path(path).is_dir() else None,
@@ -111,3 +108,15 @@ def target_info(
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
     )
+
+
+def _num_heads(hf_config: Any) -> int:
+    """Of a layer that attends; 1 where every layer keeps a state instead."""
+    try:
+        num_heads: int = hf_config.num_attention_heads
+    except AttributeError as error:
+        if len(state_layers(hf_config)) == hf_config.num_hidden_layers:
+            return 1
+        facts = {"model_type": hf_config.model_type, "reason": "its configuration states no number of attention heads"}
+        raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts) from error
+    return num_heads

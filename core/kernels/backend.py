@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ class Backend:
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """Whether attention with heads of such sizes is batch-invariant."""
         return False
+
+    def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
+        """Operators that carry a state over few tokens, by name: as modelling code calls them."""
+        return {}
 
     def fuse(self, network: nn.Module) -> None:
         """Join linear layers that read the same input, in place."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,8 +20,10 @@ from .attention import ATTENTION_NAME, CONTEXT, ShapeProbe, attention_arguments
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
+from .mixers import Mixers, made_ragged, recorded, state_layers, storing_nothing
 from .model_support import read_config, refuse_unsupported, slides
 
+_NO_KV = LayerShape(0, 0, 0)
 _REMOTE_CODE = "a model whose code comes with its checkpoint needs trust_remote_code=True"
 
 
@@ -50,6 +52,8 @@ class TargetModel:
         self.run: Callable[..., Tensor] = self._run_model  # or another form of the same
         self.attention_modules: dict[int, nn.Module] = {}  # by layer, as the first pass found them
         self.windows: list[int | None] = []  # of the layers
+        self.mixers: Mixers | None = None  # layers that keep a state, as the first pass found them
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.layer_shapes = self._probe()
         self._hidden = HiddenStates(model, (), self.num_layers)
 
@@ -94,14 +98,15 @@ class TargetModel:
 
     def _probe(self) -> list[LayerShape]:
         """What each layer stores, seen in one pass over two tokens rather than guessed from the configuration."""
-        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+        if not self._takes_positions and len(state_layers(self.config)) < self.config.num_hidden_layers:
             raise _no_interface(self.config, "its forward takes no position_ids, by which requests share a batch")
         probe = ShapeProbe()
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         positions = torch.arange(2, device=self.device)[None]
         try:
             rows = torch.ones(1, dtype=torch.int64, device=self.device)
-            logits = self._forward(tokens, positions, probe, rows, self.attention_modules)
+            with recorded(self.model, self.config) as mixers:
+                logits = self._forward(tokens, positions, probe, rows, self.attention_modules)
         except UnsupportedModelError:
             raise
         except Refusal as error:  # attention was called without what serves it
@@ -111,14 +116,22 @@ class TargetModel:
         if len(logits) != 1:
             raise _no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
         num_layers = self.config.num_hidden_layers
-        if not probe.layers or sorted(probe.layers) != list(range(num_layers)):
-            raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
+        self._check_layers(probe.layers, [mixer.layer for mixer in mixers])
+        self.mixers = made_ragged(self.config.model_type, mixers)
         self._check_windows(probe.windows)
-        if probe.dtypes != {self.dtype}:
+        if probe.layers and probe.dtypes != {self.dtype}:
             computed = ", ".join(sorted(map(str, probe.dtypes)))
             raise self._unserved(f"it computes in {computed} where the model is in {self.dtype}")
         self.windows = list(probe.windows.values())
-        return [probe.layers[layer] for layer in range(num_layers)]
+        return [probe.layers.get(layer, _NO_KV) for layer in range(num_layers)]
+
+    def _check_layers(self, attending: Collection[int], stateful: Collection[int]) -> None:
+        """Every layer attends, keeps a state, or is known to transformers' cache as one that stores nothing."""
+        num_layers = self.config.num_hidden_layers
+        known = {*attending, *stateful, *storing_nothing(self.config)}
+        if not (attending or stateful) or not set(range(num_layers)) <= known or not known <= set(range(num_layers)):
+            unknown = f", and {len(stateful)} keep a state in transformers' cache" if state_layers(self.config) else ""
+            raise _no_interface(self.config, f"{len(attending)} of {num_layers} layers call it{unknown}")
 
     def _check_windows(self, windows: Mapping[int, int | None]) -> None:
         """Where a window is only in the mask that transformers would make, attention here sees every key."""
@@ -155,15 +168,19 @@ class TargetModel:
 
     def _run_model(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
         """Logits [R, V] of tokens and positions [1, N], as the library's model computes them."""
-        output = self.model(
-            input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=logits_rows, **attention
-        )
+        placed = {"position_ids": positions} if self._takes_positions else {}
+        output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=logits_rows, **placed, **attention)
         logits: Tensor = output.logits[0]
         return logits
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
         """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
-        logits = self._forward(inputs.token_ids[None], inputs.positions[None], inputs.cache, inputs.logits_rows)
+        tensors = inputs.token_ids[None], inputs.positions[None], inputs.cache, inputs.logits_rows
+        if inputs.states is None or self.mixers is None:
+            logits = self._forward(*tensors)
+        else:
+            with self.mixers.pass_over(inputs.states):
+                logits = self._forward(*tensors)
         return TargetOutput(logits, self._hidden.take() if self._hidden.wanted else None)
 
     @property
@@ -230,7 +247,7 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> Any:
     with loading("SD-E143", f"cannot load the configuration of {path!r}", _CONFIG_FIXES):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         facts = config.to_dict()
-    refuse_unsupported(facts)
+    refuse_unsupported(facts, with_states=True)
     return config
 
 

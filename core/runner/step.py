@@ -15,6 +15,7 @@ from specdec.sdk.hooks import StepStats, VerifiedRequest, VerifiedStep
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
+from ..cache.state_store import StatePass
 from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
@@ -80,6 +81,8 @@ class Runner:
         with self._timed("schedule"):
             plan = self._scheduler.schedule(self._num_useful_drafts)
             self.progress.preempt(plan.preempted)
+            if not plan.shares:  # an interrupted step took the state of all of them
+                return
             self.progress.start([share.request for share in plan.shares])
             batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
         with self._timed("forward"):
@@ -158,7 +161,18 @@ class Runner:
             if each.request.request_id in kept:
                 each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
             committed.append(each)
+        if batch.inputs.states is not None:
+            self._count_replayed(batch, batch.inputs.states)
         self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
+
+    def _count_replayed(self, batch: Batch, states: StatePass) -> None:
+        replayed = states.replayed_by_row()
+        total = sum(replayed.values())
+        self._metrics.counts["num_replayed_rows"] += total
+        self._metrics.acceptance.num_replayed_rows += total
+        for item in batch.items:
+            request = item.scheduled.request
+            request.metrics.num_replayed_rows += replayed[request.row]
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""

@@ -215,13 +215,10 @@ def test_learned_positions_end_the_model_length(save):
     assert info_of(make_llm(model=folder, max_model_len=None)).max_model_len == 256
 
 
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 REFUSED_BY_CONFIGURATION = {
-    "recurrent": (lambda: transformers.MambaConfig(num_hidden_layers=2), "'state_size'"),
-    "recurrent_and_attention": (lambda: configure("Jamba"), "'mamba_d_state'"),
-    "linear_attention": (lambda: configure("Qwen3Next", **EXPERTS, **LINEAR), "linear_attention"),
-    "convolution": (lambda: configure("Lfm2", layer_types=["conv", "full_attention"]), "conv"),
+    "state_of_its_own": (lambda: transformers.RwkvConfig(num_hidden_layers=2), "'rescale_every'"),
+    "state_and_attention": (lambda: transformers.RecurrentGemmaConfig(num_hidden_layers=3), "'lru_width'"),
     "vision": (lambda: transformers.Qwen2VLConfig(), "'vision_config'"),
     "image_tokens": (lambda: transformers.LlavaConfig(), "'vision_config'|'image_token"),
     "multimodal_positions": (lambda: configure("Qwen3", head_dim=8, rope_parameters=MROPE), "M-RoPE"),

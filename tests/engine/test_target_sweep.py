@@ -19,7 +19,9 @@ QUICK = {
     "qwen2_moe": "refused",  # was wrong: its window is only in the mask
     "doge": "refused",  # was wrong: a mask of its own
     "bart": "refused",  # was wrong: no position_ids
-    "nemotron_h": "refused",  # was refused after its weights were loaded
+    "qwen3_5_text": "equal",  # linear attention
+    "mamba": "equal",  # no attention; goes on from a state token by token
+    "minimax": "refused",  # its state is inside of its attention class
 }
 RECORDED = json.loads(RECORD.read_text())["types"]
 
@@ -31,7 +33,7 @@ def test_the_committed_page_is_current():
 def test_every_registered_type_is_on_the_page_and_none_differs():
     assert sorted(RECORDED) == model_types()
     assert {each["outcome"] for each in RECORDED.values()} == {"equal", "refused", "not buildable"}
-    assert sum(each["outcome"] == "equal" for each in RECORDED.values()) > 80
+    assert sum(each["outcome"] == "equal" for each in RECORDED.values()) > 95
 
 
 LONG = [pytest.param(name, marks=pytest.mark.full) for name in RECORDED if name not in QUICK]

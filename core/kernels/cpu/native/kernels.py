@@ -19,7 +19,7 @@ DTYPES = torch.float32, torch.bfloat16
 
 
 class NativeKernels:
-    """Attention over spans, products with packed weights, and norms.
+    """Attention over spans, products with packed weights, norms, and the gated delta rule.
 
     What a query or a row gives depends on it alone, to the last bit, whatever else is in the batch.
     """
@@ -34,6 +34,7 @@ class NativeKernels:
         operators = getattr(torch.ops, library.name)
         self.linear = operators.linear.default
         self.rms_norm = operators.rms_norm.default
+        self.delta_rule = operators.delta_rule.default
         self._attend = operators.attend.default
         self._attend_at = operators.attend_at.default
         self.outputs_per_panel: int = library.functions.outputs_per_panel()

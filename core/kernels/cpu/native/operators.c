@@ -134,6 +134,36 @@ static void rms_norm(Value *stack, uint64_t num_arguments, uint64_t num_results)
     finish(stack, 2, output);
 }
 
+/* It changes the state and does not say so, as attention. */
+static const char DELTA_RULE[] =
+    "delta_rule(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor state, float eps, int normalizes) -> "
+    "Tensor";
+
+static bool has_sizes(const Fields *tensor, int64_t num_dims, const int64_t *sizes) {
+    return tensor->num_dims == num_dims && !memcmp(tensor->sizes, sizes, num_dims * sizeof *sizes);
+}
+
+static void delta_rule(Value *stack, uint64_t num_arguments, uint64_t num_results) {
+    Fields given[6];
+    for (int i = 0; i < 6; i++) {
+        given[i] = fields_of(stack[i]);
+        require(given[i].dtype == aoti_torch_dtype_float32() && is_contiguous(stack[i]), "delta_rule: contiguous fp32", stack, 6);
+    }
+    const Fields *query = given, *value = given + 2;
+    require(query->num_dims == 4 && value->num_dims == 4, "delta_rule: [requests, tokens, heads, size]", stack, 6);
+    const int64_t *sizes = query->sizes, value_dim = value->sizes[3];
+    const int64_t of_values[] = {sizes[0], sizes[1], sizes[2], value_dim}, of_state[] = {sizes[0], sizes[2], sizes[3], value_dim};
+    require(has_sizes(given + 1, 4, sizes) && has_sizes(value, 4, of_values) && has_sizes(given + 3, 3, sizes) &&
+                has_sizes(given + 4, 3, sizes) && has_sizes(given + 5, 4, of_state) && value_dim <= longest_delta_head(),
+            "delta_rule: queries, keys, values, decays and a state that fit together", stack, 6);
+    const Delta delta = {sizes[0], sizes[1], sizes[2], sizes[3], value_dim, (int64_t)stack[7], (float)number_of(stack[6])};
+    Tensor output;
+    char *result = make_result(stack, 6, 4, of_values, query->dtype, &output);
+    take_tokens((float *)given[0].data, (float *)given[1].data, (float *)given[2].data, (float *)given[3].data,
+                (float *)given[4].data, delta, (float *)given[5].data, (float *)result);
+    finish(stack, 6, output);
+}
+
 static bool is_of_heads(const Fields *tensor) { return tensor->num_dims == 3 && tensor->strides[2] == 1; }
 
 static Rows rows_of(const Fields *tensor) { return (Rows){tensor->data, tensor->strides[0], tensor->strides[1]}; }
@@ -208,6 +238,7 @@ EXPORTED int32_t register_operators(const char *name_space) {
     if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &kernels)) return 1;
     return aoti_torch_library_def(names, LINEAR) || aoti_torch_library_impl(kernels, "linear", linear) ||
            aoti_torch_library_def(names, RMS_NORM) || aoti_torch_library_impl(kernels, "rms_norm", rms_norm) ||
+           aoti_torch_library_def(names, DELTA_RULE) || aoti_torch_library_impl(kernels, "delta_rule", delta_rule) ||
            aoti_torch_library_def(names, ATTEND) || aoti_torch_library_impl(kernels, "attend", attend_tensors) ||
            aoti_torch_library_def(names, ATTEND_AT) || aoti_torch_library_impl(kernels, "attend_at", attend_at);
 }
