@@ -17,10 +17,18 @@ from specdec.sdk.errors import did_you_mean
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext
-from .attention import ATTENTION_NAME, CONTEXT, ShapeProbe, attention_arguments
+from .attention import (
+    ATTENTION_NAME,
+    CONTEXT,
+    ShapeProbe,
+    attention_arguments,
+    carry_arguments,
+    collecting_arguments,
+)
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
+from .masks import Limits, asking_for_masks, hand_on
 from .model_support import read_config, refuse_unsupported, slides
 
 _REMOTE_CODE = "a model whose code comes with its checkpoint needs trust_remote_code=True"
@@ -97,12 +105,8 @@ class TargetModel:
         """What each layer stores, seen in one pass over two tokens rather than guessed from the configuration."""
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
             raise _no_interface(self.config, "its forward takes no position_ids, by which requests share a batch")
-        probe = ShapeProbe()
-        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        positions = torch.arange(2, device=self.device)[None]
         try:
-            rows = torch.ones(1, dtype=torch.int64, device=self.device)
-            logits = self._forward(tokens, positions, probe, rows, self.attention_modules)
+            probe, logits = self._first_pass_of_all_layers()
         except UnsupportedModelError:
             raise
         except Refusal as error:  # attention was called without what serves it
@@ -114,20 +118,53 @@ class TargetModel:
         num_layers = self.config.num_hidden_layers
         if not probe.layers or sorted(probe.layers) != list(range(num_layers)):
             raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
-        self._check_windows(probe.windows)
+        self._take_limits(probe)
         if probe.dtypes != {self.dtype}:
             computed = ", ".join(sorted(map(str, probe.dtypes)))
             raise self._unserved(f"it computes in {computed} where the model is in {self.dtype}")
-        self.windows = list(probe.windows.values())
         return [probe.layers[layer] for layer in range(num_layers)]
 
-    def _check_windows(self, windows: Mapping[int, int | None]) -> None:
-        """Where a window is only in the mask that transformers would make, attention here sees every key."""
-        config = self.config.to_dict()
-        unsaid = [layer for layer, window in windows.items() if window is None and slides(config, layer)]
+    def _first_pass_of_all_layers(self) -> tuple[ShapeProbe, Tensor]:
+        """Layers that do not hand their arguments on to attention are helped."""
+        try:
+            return self._first_pass()
+        except Refusal:  # attention was called without what serves it
+            carry_arguments(self.model, self.model.get_decoder())
+            return self._first_pass()
+
+    def _first_pass(self) -> tuple[ShapeProbe, Tensor]:
+        """What two tokens show of the layers, and the logits of the last one.
+
+        Models that cannot do with `Limits` in the place of a mask are not asked for these.
+        """
+        try:
+            with asking_for_masks(self.model, ATTENTION_NAME):
+                return self._probing_pass()
+        except (UnsupportedModelError, Refusal):
+            raise
+        except Exception:
+            return self._probing_pass()
+
+    def _probing_pass(self) -> tuple[ShapeProbe, Tensor]:
+        probe = ShapeProbe()
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        positions = torch.arange(2, device=self.device)[None]
+        rows = torch.ones(1, dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            return probe, self.run(tokens, positions, rows, **collecting_arguments(probe, self.attention_modules))
+
+    def _take_limits(self, probe: ShapeProbe) -> None:
+        """Where a limit is only in the mask that transformers would make, its layer is made to say it."""
+        for layer, mask in probe.masks.items():
+            if mask != Limits(probe.windows[layer]):
+                hand_on(mask, self.attention_modules[layer])
+        config, limits = self.config.to_dict(), {layer: Limits(each) for layer, each in probe.windows.items()}
+        limits |= probe.masks
+        unsaid = [layer for layer, each in limits.items() if each == Limits() and slides(config, layer)]
         if unsaid:
             layers = ", ".join(map(str, sorted(unsaid)))
             raise self._unserved(f"layers {layers} are configured to slide, and call it without a window")
+        self.windows = [each.window or each.chunk for each in limits.values()]
 
     def _unserved(self, reason: str) -> UnsupportedModelError:
         facts = {"model_type": self.config.model_type, "reason": reason}
@@ -146,11 +183,10 @@ class TargetModel:
         positions: Tensor,
         context: AttentionContext,
         logits_rows: Tensor,
-        modules: MutableMapping[int, nn.Module] | None = None,
     ) -> Tensor:
         with torch.inference_mode():
             if len(logits_rows):
-                return self.run(tokens, positions, logits_rows, **attention_arguments(context, modules))
+                return self.run(tokens, positions, logits_rows, **attention_arguments(context))
             one = logits_rows.new_zeros(1)  # none would be one more case for a compiler
             return self.run(tokens, positions, one, **attention_arguments(context))[:0]
 

@@ -29,26 +29,26 @@ GROUP = 4
 
 
 def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = "causal", layer: bool = False):
-    """One variant; `layer`: with a window and a softcap."""
+    """One variant; `layer`: with a window, a softcap, chunks and sinks."""
     out = "fp32" if ranged else dtype
     types = {"query_ptr": f"*{dtype}", "keys_ptr": f"*{dtype}", "values_ptr": f"*{dtype}", "output_ptr": f"*{out}"}
     types |= dict.fromkeys(("query_stride", "keys_stride", "values_stride"), "i32")
     types |= dict.fromkeys(("maxima_ptr", "sums_ptr"), "*fp32")
     types |= dict.fromkeys(("table_ptr", "num_keys_ptr", "cu_queries_ptr"), "*i32")
-    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "range_length", "num_ranges"), "i32")
-    types |= {"scale": "fp32", "softcap": "fp32"}
+    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "chunk", "range_length", "num_ranges"), "i32")
+    types |= {"scale": "fp32", "softcap": "fp32", "sinks_ptr": f"*{dtype}"}
     tile = tile_of(num_rows, dim, DTYPES[dtype])
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
     constants = tile | {"GROUP": GROUP, "DIM": dim, "VALUE_DIM": dim, "BLOCK_SIZE": 16, "MODE": MODES[mode]}
     constants |= {"PADDED_DIM": padded(dim), "PADDED_VALUE_DIM": padded(dim), "RANGED": ranged}
-    constants |= {"WINDOWED": layer, "CAPPED": layer}
+    constants |= dict.fromkeys(("WINDOWED", "CHUNKED", "CAPPED", "SINKING"), layer)
     return aot.flat(attend_pages_kernel, types, constants, options)
 
 
 def joining(dtype: str, dim: int):
     types = {"totals_ptr": "*fp32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
-    types |= {"output_ptr": f"*{dtype}", "num_ranges": "i32"}
-    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": MOST_RANGES}
+    types |= {"output_ptr": f"*{dtype}", "sinks_ptr": f"*{dtype}", "num_heads": "i32", "num_ranges": "i32"}
+    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": MOST_RANGES, "SINKING": False}
     return aot.flat(join_ranges_kernel, types, constants, {"num_warps": 2})
 
 

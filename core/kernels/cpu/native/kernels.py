@@ -35,6 +35,7 @@ class NativeKernels:
         self.rms_norm = operators.rms_norm.default
         self._attend = operators.attend.default
         self._attend_at = operators.attend_at.default
+        self._no_sinks = torch.empty(0)
         self.outputs_per_panel: int = library.functions.outputs_per_panel()
         self._head_multiple: int = library.functions.head_size_multiple()
         self._longest_head: int = library.functions.longest_head()
@@ -63,8 +64,8 @@ class NativeKernels:
         """See `attend_in_torch`, which serves what this does not. Keys and values are read once for several rows."""
         if not self._serves(query, keys, values, stored_keys):
             return attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
-        limits = spec.window or 0, spec.softcap or 0.0
-        output: Tensor = self._attend(query, keys, values, stored_keys, stored_values, batch.table, spec.scale, *limits)
+        stored = stored_keys, stored_values, batch.table, self._sinks(spec)
+        output: Tensor = self._attend(query, keys, values, *stored, *_limits(spec))
         return output
 
     def attend_at(
@@ -78,9 +79,12 @@ class NativeKernels:
         spec: AttentionSpec,
     ) -> Tensor:  # [N, Hq, Dv]
         """The same for heads that are served, of tensors and numbers only, for a compiler."""
-        limits = spec.scale, spec.window or 0, spec.softcap or 0.0
-        output: Tensor = self._attend_at(query, keys, values, table, storage, layer, *limits)
+        output: Tensor = self._attend_at(query, keys, values, table, storage, self._sinks(spec), layer, *_limits(spec))
         return output
+
+    def _sinks(self, spec: AttentionSpec) -> Tensor:
+        """In fp32; empty for none."""
+        return self._no_sinks if spec.sinks is None else spec.sinks.float()
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """Whether it attends with heads of such sizes, rather than PyTorch."""
@@ -122,14 +126,17 @@ class NativeKernels:
             torch.randn(each, generator=generator).to(dtype) for each in shapes
         )
         spans = Span(0, 1, 7, slice(0, 7), query.device), Span(1, 8, 70, slice(8, 78), query.device)
-        batch, spec = SpanBatch(spans), AttentionSpec(0.125)
+        batch = SpanBatch(spans)
         inputs = query, keys, values, stored_keys, stored_values
         query64, keys64, values64, stored_keys64, stored_values64 = (each.double() for each in inputs)
-        expected = attend_in_torch(query64, keys64, values64, stored_keys64, stored_values64, batch, spec)
         addresses = torch.tensor([[stored_keys.data_ptr(), stored_values.data_ptr()]])
-        found = self.attend(*inputs, batch, spec)
-        again = self.attend_at(query, keys, values, batch.table, addresses, 0, spec)
-        return torch.equal(found, again) and torch.allclose(found.double(), expected, tolerance, tolerance)
+        for spec in AttentionSpec(0.125), AttentionSpec(0.125, chunk=66, sinks=torch.tensor([0.5, 1.0])):
+            expected = attend_in_torch(query64, keys64, values64, stored_keys64, stored_values64, batch, spec)
+            found = self.attend(*inputs, batch, spec)
+            again = self.attend_at(query, keys, values, batch.table, addresses, 0, spec)
+            if not torch.equal(found, again) or not torch.allclose(found.double(), expected, tolerance, tolerance):
+                return False
+        return True
 
     def _multiplies(self, dtype: torch.dtype, tolerance: float, generator: torch.Generator) -> bool:
         input, weight, bias = (torch.randn(each, generator=generator) for each in [(8, 40), (70, 40), (70,)])
@@ -143,6 +150,11 @@ class NativeKernels:
         expected = nn.functional.rms_norm(rows.double(), (72,), gain.double(), 1e-5)
         found = [self.rms_norm(rows, gain, 1e-5, rounds_first).double() for rounds_first in (0, 1)]
         return all(torch.allclose(each, expected, tolerance, tolerance) for each in found)
+
+
+def _limits(spec: AttentionSpec) -> tuple[float, int, float, int]:
+    """As the operators take them: 0 for none."""
+    return spec.scale, spec.window or 0, spec.softcap or 0.0, spec.chunk or 0
 
 
 @cache
