@@ -11,6 +11,7 @@ import torch
 from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 
 from ..config.engine_config import EngineConfig
+from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length
 from ..model.quantization import check_quantization
 from ..model.target import experts_settings, load_config
@@ -43,7 +44,7 @@ class Plan:
         profile = profile_of(device_of(config.device), config.cpu_kernels)
         hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
         dtype = profile.dtype(config.dtype, hf_config.dtype)
-        info = target_info(config, path, hf_config, dtype, profile.device)
+        info = target_info(config, path, text_config(hf_config), dtype, profile.device)
         hooks = load_hooks(settings)
         speculation = Speculation.prepare(speculative_config, info, settings, hooks)
         per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)

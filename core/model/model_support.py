@@ -15,8 +15,7 @@ from specdec.sdk.packaged import packaged
 from .loading import loading
 
 _SLIDING = "sliding_attention"
-_SERVED_LAYER_TYPES = {"full_attention", _SLIDING}
-_MULTIMODAL_KEYS = ("vision_config", "audio_config", "image_token_id", "image_token_index", "audio_token_id")
+_SERVED_LAYER_TYPES = {"full_attention", _SLIDING, "chunked_attention"}
 _RECURRENT_KEYS = (
     "state_size",
     "ssm_cfg",
@@ -103,12 +102,6 @@ def longest_length(config: Mapping[str, Any], attribute_map: Mapping[str, str]) 
 
 
 def _why_unsupported(config: Mapping[str, Any]) -> str | None:
-    for key in _MULTIMODAL_KEYS:
-        if config.get(key) is not None:
-            return f"multimodal input is not served yet (configuration key {key!r})"
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if "mrope_section" in rope or "mrope_section" in config:
-        return "multimodal rotary positions (M-RoPE) are not served yet (configuration key 'mrope_section')"
     if config.get("is_encoder_decoder"):
         return "encoder-decoder models are not served (configuration key 'is_encoder_decoder')"
     if config.get("use_bidirectional_attention") not in (None, False, _BIDIRECTIONAL_FOR_IMAGES):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec.sdk import ConfigError, Refusal, UnsupportedModelError
@@ -29,6 +30,8 @@ from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
 from .masks import Limits, asking_for_masks, hand_on
+from .modalities import leave_out_unused
+from .model_class import NO_POSITIONS, auto_class, no_interface, refuse_class, text_config
 from .model_support import read_config, refuse_unsupported, slides
 
 _REMOTE_CODE = "a model whose code comes with its checkpoint needs trust_remote_code=True"
@@ -53,7 +56,7 @@ class TargetModel:
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model = model  # a transformers causal LM
-        self.config = model.config
+        self.config = text_config(model.config)
         self.device = device
         self.dtype: torch.dtype = model.dtype
         self.run: Callable[..., Tensor] = self._run_model  # or another form of the same
@@ -61,6 +64,8 @@ class TargetModel:
         self.windows: list[int | None] = []  # of the layers
         self.layer_shapes = self._probe()
         self._hidden = HiddenStates(model, (), self.num_layers)
+        if self.config is not model.config:
+            leave_out_unused(model, partial(self.dummy_pass, 2, 1))
 
     @classmethod
     def load(
@@ -80,7 +85,7 @@ class TargetModel:
         experts = experts_settings(moe_backend)
         with loading("SD-E143", f"cannot load the model {path!r}", {"trust_remote_code": _REMOTE_CODE}):
             try:
-                model, report = AutoModelForCausalLM.from_pretrained(
+                model, report = auto_class(config).from_pretrained(
                     path,
                     config=config,
                     dtype=dtype,
@@ -92,7 +97,7 @@ class TargetModel:
                 )
             except KeyError as error:
                 if error.args == (ATTENTION_NAME,):
-                    raise _no_interface(config, "its attention classes are its own") from error
+                    raise no_interface(config, "its attention classes are its own") from error
                 raise
             _check_tensors(path, report)
             return cls(model.to(device).eval(), device)
@@ -104,20 +109,20 @@ class TargetModel:
     def _probe(self) -> list[LayerShape]:
         """What each layer stores, seen in one pass over two tokens rather than guessed from the configuration."""
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
-            raise _no_interface(self.config, "its forward takes no position_ids, by which requests share a batch")
+            raise no_interface(self.config, NO_POSITIONS)
         try:
             probe, logits = self._first_pass_of_all_layers()
         except UnsupportedModelError:
             raise
         except Refusal as error:  # attention was called without what serves it
-            raise _no_interface(self.config, f"its layers do not hand {CONTEXT} on to attention") from error
+            raise no_interface(self.config, f"its layers do not hand {CONTEXT} on to attention") from error
         except Exception as error:  # modelling code that expects masks, caches or attention of its own
-            raise _no_interface(self.config, f"{type(error).__name__}: {error}") from error
+            raise no_interface(self.config, f"{type(error).__name__}: {error}") from error
         if len(logits) != 1:
-            raise _no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
+            raise no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
         num_layers = self.config.num_hidden_layers
         if not probe.layers or sorted(probe.layers) != list(range(num_layers)):
-            raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
+            raise no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
         self._take_limits(probe)
         if probe.dtypes != {self.dtype}:
             computed = ", ".join(sorted(map(str, probe.dtypes)))
@@ -253,21 +258,14 @@ def _some(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _no_interface(config: Any, because: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        "SD-E144",
-        "this model does not run through transformers' common interface (attention and logits_to_keep)",
-        {"model_type": config.model_type, "because": because},
-    )
-
-
 def load_config(path: str, *, trust_remote_code: bool = False) -> Any:
     """A checkpoint's transformers configuration. Raises ConfigError SD-E140, SD-E143 or UnsupportedModelError."""
     read_config(path)
     with loading("SD-E143", f"cannot load the configuration of {path!r}", _CONFIG_FIXES):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        facts = config.to_dict()
+        facts = text_config(config).to_dict()
     refuse_unsupported(facts)
+    refuse_class(config)
     return config
 
 
