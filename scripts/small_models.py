@@ -21,7 +21,7 @@ from specdec.core.model.model_class import auto_class
 VOCAB_SIZE = 128
 WINDOW = 8
 NUM_LAYERS = 2
-MOST_PARAMETERS = 20_000_000
+MOST_PARAMETERS = 40_000_000
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -137,8 +137,12 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     },
     "llama4_text": {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 64, "num_hidden_layers": 4},
     "gemma3n_text": {"num_hidden_layers": 3},
+    "mllama_text_model": {"cross_attention_layers": [1]},
     "xmod": {"default_language": "en_XX"},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}, "ffn_config": {"moe_num_experts": 4}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"moe_num_experts": 4},
+    },
     "granitemoehybrid": {"layer_types": ["full_attention"] * NUM_LAYERS, "mamba_n_heads": 8},
     "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
     "zaya": {"num_experts_per_tok": 1},

@@ -13,7 +13,7 @@ from specdec.sdk import ConfigError, TargetInfo, UnsupportedModelError
 from ..config.engine_config import EngineConfig
 from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length
-from ..model.quantization import check_quantization
+from ..model.quantization import check_quantization, check_stored_quantization
 from ..model.target import experts_settings, load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
@@ -43,6 +43,7 @@ class Plan:
         path = locate_model(config.model)
         profile = profile_of(device_of(config.device), config.cpu_kernels)
         hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
+        check_stored_quantization(hf_config, config.quantization)
         dtype = profile.dtype(config.dtype, hf_config.dtype)
         info = target_info(config, path, text_config(hf_config), dtype, profile.device)
         hooks = load_hooks(settings)

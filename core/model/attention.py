@@ -16,7 +16,7 @@ from specdec.sdk import Refusal, UnsupportedModelError
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext, AttentionSpec
-from .masks import ASKING_NAME, LIMITS, Limits
+from .masks import ASKING_NAME, Limits
 
 ATTENTION_NAME = "specdec"
 CONTEXT = "specdec_context"
@@ -27,10 +27,10 @@ MASKS = "specdec_masks"
 """The one that collects what the masks of layers would say."""
 
 _carried: ContextVar[Mapping[str, Any] | None] = ContextVar("specdec_carried", default=None)
-_INERT_TENSORS = {"position_ids", "cache_position"}
+_INERT_TENSORS = {"position_ids", "cache_position", "logits_to_keep"}
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0913  # transformers' interface
     module: torch.nn.Module,
     query: Tensor,  # [1, Hq, N, D]
     key: Tensor,  # [1, Hkv, N, D]

@@ -63,7 +63,7 @@ _operators.define(  # type: ignore[no-untyped-call]
 )
 
 
-def _attend(
+def _attend(  # noqa: PLR0913  # an operator takes no `AttentionSpec`
     query: Tensor,  # [N, Hq, D]
     keys: Tensor,  # [N, Hkv, D]
     values: Tensor,  # [N, Hkv, Dv]

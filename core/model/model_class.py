@@ -23,7 +23,7 @@ def text_config(config: Any) -> Any:
 def auto_class(config: Any) -> Any:
     """transformers' loader of the class that was saved: models of several modalities have one of their own."""
     of_text, of_several = _class_names(config)
-    is_text = of_several is None or (of_text is not None and of_text in (config.architectures or (of_text,)))
+    is_text = of_several is None or of_text in (config.architectures or ())
     return AutoModelForCausalLM if is_text else AutoModelForMultimodalLM
 
 

@@ -51,7 +51,10 @@ class Span:
     def _limits(self, spec: AttentionSpec) -> tuple[int | None, int | None]:
         """Window and chunk, None where they are longer than all keys."""
         window, chunk = spec.window, spec.chunk
-        return None if window and window >= self.num_keys else window, None if chunk and chunk >= self.num_keys else chunk
+        return (
+            None if window and window >= self.num_keys else window,
+            None if chunk and chunk >= self.num_keys else chunk,
+        )
 
     def _visible(self, window: int | None, chunk: int | None) -> Tensor:
         """[n, T] bool, true where a query sees a key."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +131,7 @@ def _packable(model: nn.Module, form_of: FormOf) -> list[_Packable]:
     found: list[_Packable] = []
     for parent in model.modules():
         for name, layer in parent.named_children():
-            if type(layer) is not nn.Linear or not is_plain(layer.weight):
+            if not is_plain_linear(layer) or not is_plain(layer.weight):
                 continue
             form = form_of(layer)
             if form is not None:
@@ -145,6 +145,12 @@ def onednn_multiplies(weight: Tensor, *features: str) -> bool:
         return False
     processor = torch.cpu.get_capabilities()
     return any(processor.get(feature) for feature in features)
+
+
+def is_plain_linear(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether a product with its weights is all that a layer computes: some quantise their input, and say so in a
+    `forward` of their own."""
+    return type(layer) is nn.Linear and "forward" not in vars(layer)
 
 
 def is_plain(weight: Tensor) -> bool:

@@ -120,9 +120,7 @@ def attend_pages_kernel(
         positions = start + rows // GROUP
         tokens, heads = (first_query + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
 
-        begin, stop = keys_of_tile(
-            first_row, start, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED
-        )
+        begin, stop = keys_of_tile(first_row, start, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED)
         if RANGED:
             begin = tl.maximum(begin, tl.program_id(2) * range_length)
             stop = tl.minimum(stop, (tl.program_id(2) + 1) * range_length)
