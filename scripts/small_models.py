@@ -135,6 +135,15 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
         name: {"rope_parameters": _MROPE}
         for name in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_text")
     },
+    **{
+        name: {"rope_parameters": _MROPE | {"mrope_section": sections}}
+        for name, sections in (
+            ("glm4v_moe_text", [1, 1, 0]),
+            ("glm_ocr_text", [1, 1, 2]),
+            ("paddleocr_vl_text", [1, 1, 2]),
+            ("qwen2_5_omni_text", [1, 1, 2]),
+        )
+    },
     "llama4_text": {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 64, "num_hidden_layers": 4},
     "gemma3n_text": {"num_hidden_layers": 3},
     "mllama_text_model": {"cross_attention_layers": [1]},

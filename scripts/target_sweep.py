@@ -71,6 +71,8 @@ def _saved(model_type: str, folder: Path) -> Any:
     except NotBuildableError:
         _refuse_by_configuration(model_type, folder)
         raise
+    if not model.can_generate():
+        raise NotBuildableError("it does not generate text")
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return model

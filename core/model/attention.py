@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -70,9 +71,17 @@ def paged_attention(  # noqa: PLR0913  # transformers' interface
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        AttentionSpec(scale, sliding_window, softcap, chunk, s_aux),
+        _plain_spec(scale, sliding_window, softcap)
+        if chunk is None and s_aux is None
+        else AttentionSpec(scale, sliding_window, softcap, chunk, s_aux),
     )
     return output[None].contiguous(), None  # as the library's own attention functions do: some models view it
+
+
+@lru_cache
+def _plain_spec(scale: float, window: int | None, softcap: float | None) -> AttentionSpec:
+    """Looked up, because to make one takes longer, and each layer asks in each step."""
+    return AttentionSpec(scale, window, softcap)
 
 
 def _is_limit(mask: Any) -> bool:

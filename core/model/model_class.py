@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 from transformers.models.auto.modeling_auto import (
@@ -39,6 +40,17 @@ def refuse_class(config: Any) -> None:
         raise no_interface(config, NO_POSITIONS)
     if not any((model_class._supports_attention_backend, model_class._supports_sdpa, model_class._supports_flash_attn)):
         raise no_interface(config, "its attention is its own: it takes no other implementation")
+
+
+def drops_positions(model: Any) -> bool:
+    """Whether `generate` takes position_ids away from a model, which then counts otherwise than from 0."""
+    tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+    positions = torch.arange(2, device=model.device)[None]
+    given = {"position_ids": positions, "attention_mask": torch.ones_like(tokens), "use_cache": False}
+    try:
+        return "position_ids" not in model.prepare_inputs_for_generation(tokens, **given)
+    except Exception:  # it wants more than text, and the first pass will tell
+        return False
 
 
 NO_POSITIONS = "its forward takes no position_ids, by which requests share a batch"

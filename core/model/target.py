@@ -31,7 +31,7 @@ from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
 from .masks import Limits, asking_for_masks, hand_on
 from .modalities import leave_out_unused
-from .model_class import NO_POSITIONS, auto_class, no_interface, refuse_class, text_config
+from .model_class import NO_POSITIONS, auto_class, drops_positions, no_interface, refuse_class, text_config
 from .model_support import read_config, refuse_unsupported, slides
 
 _REMOTE_CODE = "a model whose code comes with its checkpoint needs trust_remote_code=True"
@@ -110,6 +110,8 @@ class TargetModel:
         """What each layer stores, seen in one pass over two tokens rather than guessed from the configuration."""
         if "position_ids" not in inspect.signature(self.model.forward).parameters:
             raise no_interface(self.config, NO_POSITIONS)
+        if drops_positions(self.model):
+            raise no_interface(self.config, "it counts positions in a way of its own")
         try:
             probe, logits = self._first_pass_of_all_layers()
         except UnsupportedModelError:
