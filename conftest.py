@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]
+LONG_PAGES = {"conformance.md", "draft-checkpoints.md", "test-without-a-gpu.md"}  # run in .ci/full only
 PROMPT = "$ "
 FOR_PYTEST = "tests/"
 SAVED_AS = re.compile(r"# (\S+\.py)\n")
@@ -115,6 +116,12 @@ def pages() -> Sybil:
 
     parsers = [CodeBlockParser("python", run_python), CodeBlockParser("console", run_transcript)]
     return Sybil(parsers=parsers, patterns=PAGES, setup=open_page, teardown=close_page)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Blocks of long pages carry the marker that slow tests carry."""
+    if item.path.name in LONG_PAGES:
+        item.add_marker("full")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -35,6 +35,7 @@ def command(
     from specdec.core.registry.check import check_class
     from specdec.core.registry.importing import import_target
     from specdec.core.registry.load import options_model, static_needs
+    from specdec.core.registry.request_options import request_options_model
 
     session: Session = ctx.obj
     plugin, registrations = _who(target, session)
@@ -55,6 +56,7 @@ def command(
         "needs": needs.model_dump(mode="json", exclude_defaults=True) if needs else "computed from config and target",
         "methods": sorted({"propose", *methods}),
         "options": _options(options),
+        "request options": _options(request_options_model(cls, plugin)),
         "file": _place(cls),
         "documentation": _documentation(plugin),
     }

@@ -32,9 +32,8 @@ from .registry.check import check_class
 from .registry.discovery import SDK_DISTRIBUTION
 from .registry.hooks import Observers, load_hooks
 from .rejection import DraftDistributions, DraftRows, SamplingRows, Verdict, verify
-from .request.committed import Committed
 from .request.metrics import EngineMetrics
-from .request.request import Request
+from .request.request import Committed, Request
 from .runner.batch import Scheduled
 from .runner.request_progress import RequestProgress
 from .runner.scheduler import Schedule, Scheduler

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specdec.sdk import ConfigError, ProposerError
+from specdec.sdk.errors import ConfigError, ProposerError
 
 from .config.engine_config import EngineConfig
 from .config.sampling_params import SamplingParams
@@ -21,10 +21,9 @@ from .engine.verifier_checkpoint import with_verifier
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
 from .request.chat import Message
-from .request.committed import Committed
 from .request.metrics import Metric
 from .request.prompts import Prompt, as_prompts
-from .request.request import Request
+from .request.request import Committed, Request
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -52,8 +51,6 @@ class LLM:
         config = EngineConfig(model=model, **settings)  # first: what is no setting is refused before a file is read
         target, speculative_config = with_verifier(config.model, speculative_config)
         self.engine = Engine(config.replace(model=target), speculative_config, plugin_settings)
-        self.engine.on_progress = self._show
-        self._readers: dict[str, _Reader] = {}  # of the open streams, by request id
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
         """One output per prompt, in order. A list of ints is one prompt; a list of anything else is several.
@@ -86,7 +83,7 @@ class LLM:
             for prompt in submitted
             for index, request in enumerate(prompt.requests)
         }
-        self._readers |= readers
+        self.engine.listeners |= {request_id: reader.show for request_id, reader in readers.items()}
         try:
             while updates or any(prompt.runs for prompt in submitted):
                 if updates:
@@ -100,7 +97,7 @@ class LLM:
                     raise
         finally:
             for request_id in readers:
-                del self._readers[request_id]
+                del self.engine.listeners[request_id]
             self._abort(submitted)
 
     def chat(
@@ -193,12 +190,6 @@ class LLM:
         request_ids = [self.engine.add_request(prompt, one) for one in each]
         return _Prompt([self.engine.get_request(request_id) for request_id in request_ids])
 
-    def _show(self, each: Committed) -> None:
-        """Keep what became of a streamed request for its reader."""
-        reader = self._readers.get(each.request.request_id)
-        if reader is not None and (each.token_ids or each.request.finish_reason is not None):
-            reader.show(each)
-
     def _give_up(self, submitted: Sequence[_Prompt]) -> None:
         """End prompts after an error that says more than one of ending them would."""
         with suppress(ProposerError):
@@ -245,7 +236,9 @@ class _Reader:
     num_shown: int = 0
 
     def show(self, each: Committed) -> None:
-        """What a step committed, with the text that is new."""
+        """What a step committed, with the text that is new; nothing of a step in the middle of a prompt."""
+        if not each.token_ids and each.request.finish_reason is None:
+            return
         text = _text(each.request)
         update = StreamUpdate(
             request_id=self.request_id,

@@ -16,6 +16,8 @@ No base class is needed. A class may add these attributes. The engine looks each
   `default_draft_tokens(model) -> int | None` that may open the checkpoint `model`. Without it, K is the most that the
   proposer can draft.
 * `Options`: a nested `StrictModel` (or other pydantic model) for `proposer_config`.
+* `RequestOptions`: a nested `StrictModel`, each field with a default, for `SamplingParams.extra_args`. An instance is
+  `RequestView.options`.
 * `api_version`: the version of the contract that it was written for, as "major.minor".
 * any method of `Lifecycle`.
 """

@@ -7,7 +7,7 @@ V target vocabulary, Vd draft vocabulary, M entries of a sparse draft distributi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -64,6 +64,9 @@ class RequestView:
     row: int
     generation: int
     prompt_token_ids: Sequence[int]
+    extra_args: Mapping[str, Any] = field(default_factory=dict)  # of its sampling parameters, as the user gave them
+    options: Any = None  # an instance of the class's RequestOptions, made of extra_args; None if it has none
+    namespace: str = ""  # requests may share what is learned of them within a namespace only
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,20 +24,26 @@ def lockstep(stage: Stage, num_steps: int = NUM_STEPS, order: Sequence[int] = (0
         yield shown
 
 
-def ending_together(stage: Stage, order: Sequence[int] = (0, 1, 2)) -> Iterator[Shown]:
+def ending_together(stage: Stage, order: Sequence[int] = (0, 1, 2), namespace: str = "") -> Iterator[Shown]:
     """Three requests that go on from one token in three ways, in the given order, and end in one step; then a fourth.
 
-    The fourth one comes to the same token: whoever learns from requests that ended has three of equal weight.
+    The fourth one comes to the same token: a proposer that learns from ended requests has three of equal weight.
+    `namespace`: that of the three. The fourth has the default one.
     """
     prompts = [[FORK, 1 + number] * 6 for number in range(3)]
     for number, prompt in enumerate(prompts):
-        stage.add(f"request-{number}", prompt, LONG.replace(max_tokens=9))
+        stage.add(f"request-{number}", prompt, LONG.replace(max_tokens=9, namespace=namespace))
     while stage.requests:
         said = stage.number % 2
         moves = [Move(f"request-{index}", num_accepted=0, forced=prompts[index][said]) for index in order]
         shown = stage.step(moves)
         if shown is not None:
             yield shown
+    yield from another(stage)
+
+
+def another(stage: Stage) -> Iterator[Shown]:
+    """A request that comes to the token that `ending_together` is about."""
     stage.add("next", [9, 8])
     for token in (FORK, 7, FORK):
         shown = stage.step([Move("next", num_accepted=0, forced=token)])

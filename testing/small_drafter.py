@@ -70,7 +70,7 @@ class SmallDrafter:
             store = DraftStore(self._buffers(len(rows)))
             reports = [DraftReport(len(row), len(row), int(self.distribution.kind[0]), list(row)) for row in rows]
             store.put(numbers, numbers, CheckedDraft.read(reports, self._distribution_of(rows)))
-            distributions = store.take(numbers, numbers, [self.num_drafts] * len(rows)).distributions()
+            distributions = store.take([(number, number, self.num_drafts) for number in numbers]).distributions()
         return DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
 
     def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:

@@ -47,6 +47,7 @@ class Stage:
     ) -> None:
         """`shown`: the needs that views are built for, where they are not the declared ones."""
         self.info, self.needs, self.seed = info, loaded.needs, seed
+        self._loaded = loaded
         self.script = Script(seed, info.vocab_size)
         self.reads: set[str] = set()
         self.number = 0
@@ -99,6 +100,7 @@ class Stage:
             max_total_tokens=min(len(token_ids) + params.max_tokens, self.info.max_model_len),
             end_token_ids=frozenset(),
             detokenizer=None,
+            options=self._loaded.read_request(params.extra_args, name),
         )
         return self.requests[name]
 

@@ -152,6 +152,11 @@ class Subject:
         if self.needs.state == "shared":
             raise NotApplicable('it declares state="shared": other requests may change its drafts')
 
+    def need_shared_state(self) -> None:
+        """Raises NotApplicable where requests share nothing anyway."""
+        if self.needs.state != "shared":
+            raise NotApplicable('its requests share no state (Needs.state is not "shared")')
+
     def need_distribution(self) -> None:
         """Raises NotApplicable for one-hot proposers."""
         if not self.reports_distribution:

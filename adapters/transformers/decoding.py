@@ -88,6 +88,7 @@ class SpeculativeDecoding:
         needs, k = speculation.loaded.needs, speculation.loaded.config.num_draft_tokens
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._longest, self._num_draft_tokens, self._hidden_states = info.max_model_len, k, needs.hidden_states
+        self._loaded = speculation.loaded
         self._target = GenerateTarget(model)
         self._views = _Views(needs, k, info, model.device)
         num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
@@ -182,6 +183,7 @@ class SpeculativeDecoding:
             max_total_tokens=call.max_tokens,
             end_token_ids=call.end_token_ids,
             detokenizer=None,
+            options=self._loaded.read_request(None, "of generate"),
         )
 
 

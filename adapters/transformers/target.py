@@ -55,7 +55,7 @@ class GenerateTarget:
         length = start + len(inputs.token_ids) - num_drafts
         self._call.write(length, inputs.token_ids[len(inputs.token_ids) - num_drafts :].tolist())
         self.last_scores = self._processed(length)
-        return TargetOutput(self.last_scores, self._states.take())
+        return TargetOutput(self.last_scores, self._states.take() if self._states.wanted else None)
 
     def keep(self, length: int) -> None:
         """Make the cache end after this many tokens."""

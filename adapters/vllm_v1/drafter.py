@@ -44,7 +44,7 @@ class Drafter:
         self.exit = ExitStack()  # closed when the worker shuts down, perhaps before the model was loaded
         from .hooks import install  # imports vLLM's runner
 
-        install()
+        install(Drafter)
 
     def load_model(self, target_model: Any) -> None:
         """After the target's weights: the proposer is made and bound. vLLM's CPU runner requires this method."""

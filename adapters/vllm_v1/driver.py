@@ -15,6 +15,7 @@ from specdec.core.host import (
     EngineMetrics,
     HostAddressing,
     Observers,
+    Request,
     RequestProgress,
     Scheduled,
     Speculation,
@@ -85,9 +86,11 @@ class Driver:
         if not self._keeps_distribution:
             return None
         requests = [self._rows.get(request_id) for request_id in request_ids]
-        rows = [request.row if request and ids else -1 for request, ids in zip(requests, token_ids, strict=True)]
-        generations = [request.generation if request else -1 for request in requests]
-        distributions = self._drafts.take(rows, generations, list(map(len, token_ids))).distributions()
+        wanted = [
+            (request.row, request.generation, len(ids)) if request and ids else (-1, -1, 0)
+            for request, ids in zip(requests, token_ids, strict=True)
+        ]
+        distributions = self._drafts.take(wanted).distributions()
         return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
 
     def close(self) -> None:
@@ -120,11 +123,14 @@ class Driver:
             first_token += num_rows
         return committed
 
+    def _as_request(self, request_id: str, step: EngineStep) -> Request:
+        return as_request(request_id, step.states[request_id], self._info.max_model_len, self._speculation.loaded)
+
     def _share(self, step: EngineStep, request_id: str, start: int, samples: bool) -> Scheduled:
         """What vLLM computed of a request, in a row. One that ended here gets none again, should vLLM run it on."""
         request = self._rows.get(request_id)
         if request is None:
-            request = self._rows.add(as_request(request_id, step.states[request_id], self._info.max_model_len))
+            request = self._rows.add(self._as_request(request_id, step))
         if request.row < 0 and request.finish_reason is None:
             self._rows.seat(request)
         num_drafts = len(step.drafts.get(request_id, []))

@@ -6,8 +6,9 @@ Installed once per process, by the first drafter. Runners without one of ours be
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, wraps
-from typing import Any
+from contextlib import ExitStack
+from functools import cache, partial, wraps
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,32 +17,44 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from specdec.sdk.errors import Refusal
+from specdec.sdk.needs import Needs
 
-from .drafter import Drafter
+from .driver import Driver
 from .engine_step import EngineStep, boundaries
 
 
+class Drafter(Protocol):
+    """What the hooks use of a runner's drafter."""
+
+    needs: Needs
+    driver: Driver
+    exit: ExitStack
+
+    def see(self, step: EngineStep) -> None: ...
+
+
 @cache
-def install() -> None:
-    """Wrap, once."""
-    _wrap("_update_states", _update_states)
-    _wrap("_input_fits_in_drafter", _input_fits_in_drafter)
-    _wrap("_get_spec_decode_draft_probs", _draft_probs)
-    _wrap("_setup_eagle3_aux_hidden_state_outputs", _set_up_hidden_states)
-    _wrap("propose_draft_token_ids", _propose)
-    _wrap("shutdown", _shut_down)
+def install(drafter_class: type[Drafter]) -> None:
+    """Wrap, once, for runners whose drafter is of this class."""
+    wrap = partial(_wrap, drafter_class)
+    wrap("_update_states", _update_states)
+    wrap("_input_fits_in_drafter", _input_fits_in_drafter)
+    wrap("_get_spec_decode_draft_probs", _draft_probs)
+    wrap("_setup_eagle3_aux_hidden_state_outputs", _set_up_hidden_states)
+    wrap("propose_draft_token_ids", _propose)
+    wrap("shutdown", _shut_down)
     if current_platform.is_cpu():
         rejection_sampler.expand_batch_to_tokens = _expand_batch_to_tokens
         rejection_sampler.apply_sampling_constraints = _skipping_no_rows(rejection_sampler.apply_sampling_constraints)
 
 
-def _wrap(name: str, replacement: Callable[..., Any]) -> None:
+def _wrap(drafter_class: type[Drafter], name: str, replacement: Callable[..., Any]) -> None:
     original = getattr(GPUModelRunner, name)
 
     @wraps(original)
     def wrapped(runner: Any, *args: Any, **kwargs: Any) -> Any:
         drafter = getattr(runner, "drafter", None)
-        if not isinstance(drafter, Drafter):
+        if not isinstance(drafter, drafter_class):
             return original(runner, *args, **kwargs)
         return replacement(drafter, original, runner, *args, **kwargs)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 from specdec import SamplingParams
-from specdec.core.host import BlockPool, Request, RowTable
+from specdec.core.host import BlockPool, LoadedProposer, Request, RowTable
+from specdec.sdk import RequestError
+
+logger = logging.getLogger("specdec")
 
 
 class RequestRows(RowTable):
@@ -39,14 +43,18 @@ class RequestRows(RowTable):
         return [self._requests.pop(request_id) for request_id in request_ids if request_id in self._requests]
 
 
-def as_request(request_id: str, state: Any, max_model_len: int) -> Request:
-    """vLLM's request as the core's. `state`: its CachedRequestState in the worker."""
+def as_request(request_id: str, state: Any, max_model_len: int, loaded: LoadedProposer) -> Request:
+    """vLLM's request as the core's. It gets no drafts if its `extra_args` are not what the proposer takes.
+
+    state: its CachedRequestState in the worker.
+    """
     theirs = state.sampling_params
     prompt = list(state.prompt_token_ids)
     max_tokens = max_model_len if theirs.max_tokens is None else theirs.max_tokens
     ends = set(theirs.stop_token_ids or ())
     if theirs.eos_token_id is not None:
         ends.add(theirs.eos_token_id)
+    options, speculative = _options(loaded, theirs.extra_args, request_id)
     params = SamplingParams(
         temperature=theirs.temperature,
         top_k=theirs.top_k,
@@ -54,6 +62,8 @@ def as_request(request_id: str, state: Any, max_model_len: int) -> Request:
         min_p=theirs.min_p,
         max_tokens=max_tokens,
         min_tokens=min(theirs.min_tokens, max_tokens),
+        extra_args=theirs.extra_args,
+        speculative=speculative,
     )
     return Request(
         request_id=request_id,
@@ -63,7 +73,20 @@ def as_request(request_id: str, state: Any, max_model_len: int) -> Request:
         max_total_tokens=min(len(prompt) + max_tokens, max_model_len),
         end_token_ids=frozenset(ends),
         detokenizer=None,
+        options=options,
     )
+
+
+def _options(loaded: LoadedProposer, extra_args: dict[str, Any] | None, request_id: str) -> tuple[Any, bool]:
+    """The request's options, and whether it may have drafts. vLLM cannot refuse a request that runs."""
+    model = loaded.request_options
+    declared = frozenset() if model is None else model.key_names()
+    own = {key: value for key, value in (extra_args or {}).items() if key in declared}
+    try:
+        return loaded.read_request(own, request_id), True
+    except RequestError as error:
+        logger.warning("%s", error)
+        return loaded.read_request(None, request_id), False
 
 
 def _draft_seed(request_id: str, seed: int | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specdec.sdk import IntegrityError
+from specdec.sdk.errors import IntegrityError
 
 _FREE, _USED = b"\x01", b"\x00"
 
@@ -25,21 +25,21 @@ class BlockPool:
         self.num_free = num_blocks
         self._free = bytearray(_FREE * num_blocks)
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
-        return -(-num_tokens // self.block_size)
-
     def can_extend(self, blocks: list[int], num_tokens: int) -> bool:
         """Whether `extend` would succeed."""
-        return self.num_blocks_for(num_tokens) - len(blocks) <= self.num_free
+        return -(-num_tokens // self.block_size) - len(blocks) <= self.num_free
 
-    def extend(self, blocks: list[int], num_tokens: int) -> None:
-        """Append blocks to a request's list until it holds `num_tokens`. The caller has asked `can_extend`."""
-        for _ in range(self.num_blocks_for(num_tokens) - len(blocks)):
+    def extend(self, blocks: list[int], num_tokens: int) -> bool:
+        """Append blocks to a request's list until it holds `num_tokens`. False, and nothing, where too few are free."""
+        num_missing = -(-num_tokens // self.block_size) - len(blocks)
+        if num_missing > self.num_free:
+            return False
+        for _ in range(num_missing):
             block = self._next_after(blocks[-1]) if blocks else self._start_of_new_run()
             self._free[block] = _USED[0]
             self.num_free -= 1
             blocks.append(block)
+        return True
 
     def release(self, blocks: list[int]) -> None:
         """Take all blocks of a request back and empty its list."""

@@ -9,12 +9,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.attention_spec import Mode
-from ..kernels.cpu.attention import SpanBatch
-from ..kernels.cpu.backend import Backend
+from ..kernels.attention_spec import AttentionSpec, Mode
+from ..kernels.backend import Backend
+from ..kernels.cpu.attention import Span, SpanBatch
 from ..request.request import Request
 from .addressing import Extent, Rows
-from .kv_cache import CacheView, KVCache
+from .kv_cache import KVCache
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """The cache as a batch sees it whose slots the host knows."""
+
+    cache: KVCache
+    batch: SpanBatch
+    backend: Backend
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """Store this layer's new keys and values, then attend: [N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
+        stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
+        return self.backend.attend(query, keys, values, stored_keys, stored_values, self.batch, spec)
 
 
 @dataclass(frozen=True)
@@ -55,21 +69,34 @@ class HostAddressing:
 
     def _view(self, cache: KVCache, extents: Sequence[Extent], mode: Mode) -> CacheView:
         spans = [
-            cache.span(blocks, first_query, num_queries, start + num_queries, mode)
+            self._span(blocks, first_query, num_queries, start + num_queries, cache.device, mode)
             for _, _, blocks, first_query, start, num_queries in extents
         ]
         return CacheView(cache, SpanBatch(spans), self._backend)
 
+    def _span(
+        self, blocks: Sequence[int], start: int, num_queries: int, num_keys: int, device: torch.device, mode: Mode
+    ) -> Span:
+        """A request's share of a batch whose first query is the batch's `start`-th."""
+        used = -(-num_keys // self.block_size)
+        if blocks[:used] == list(range(blocks[0], blocks[0] + used)):
+            first = blocks[0] * self.block_size
+            return Span(start, num_queries, num_keys, slice(first, first + num_keys), device, mode)
+        slots = torch.tensor([self._slot(blocks, position) for position in range(num_keys)], device=device)
+        return Span(start, num_queries, num_keys, slots, device, mode)
+
+    def _slot(self, blocks: Sequence[int], position: int) -> int:
+        return blocks[position // self.block_size] * self.block_size + position % self.block_size
+
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""
-        requests, size = self._requests(), self.block_size
-        places = zip(rows.tolist(), positions.tolist(), strict=True)
-        slots = [requests[row].blocks[position // size] * size + position % size for row, position in places]
+        requests, places = self._requests(), zip(rows.tolist(), positions.tolist(), strict=True)
+        slots = [self._slot(requests[row].blocks, position) for row, position in places]
         return torch.tensor(slots, device=rows.device)
 
     def slots_of_row(self, cache: KVCache, row: int, length: int) -> slice | Tensor:
         """See `Addressing`."""
-        return cache.span(self._requests()[row].blocks, 0, length, length).slots
+        return self._span(self._requests()[row].blocks, 0, length, length, cache.device, "causal").slots
 
     def _requests(self) -> Mapping[int, Request | _Vacant]:
         return {request.row: request for request in self._scheduler.running} or defaultdict(self._vacant)

@@ -1,4 +1,4 @@
-"""Keys and values of every layer in paged storage, and what a batch of requests sees of them."""
+"""Keys and values of every layer in paged storage."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from math import prod
 
 import torch
 from torch import Tensor
-
-from ..kernels.attention_spec import AttentionSpec, Mode
-from ..kernels.cpu.attention import Span, SpanBatch
-from ..kernels.cpu.backend import Backend
 
 
 @dataclass(frozen=True)
@@ -43,9 +39,7 @@ class KVCache:
         self.device = device
         self.num_slots = num_blocks * block_size
         self.dtype = dtype
-        self.layout = (
-            f"{dtype} {list(layers)}"  # what two caches must have in common for code that knows addresses only
-        )
+        self.layout = f"{dtype} {list(layers)}"  # two caches of one layout differ in their addresses only
         self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers}
         self.keys = [self._storage(layer.num_kv_heads, layer.key_dim, dtype) for layer in layers]
         self.values = [self._storage(layer.num_kv_heads, layer.value_dim, dtype) for layer in layers]
@@ -61,38 +55,7 @@ class KVCache:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         return lazy_zeros(shape, dtype)
 
-    def slots(self, blocks: Sequence[int], start: int, stop: int) -> list[int]:
-        """Slots of positions start .. stop-1 of a request with these blocks."""
-        size = self.block_size
-        return [
-            blocks[position // size] * size + position % size for position in range(start, stop)
-        ]  # fmt: skip
-
-    def span(self, blocks: Sequence[int], start: int, num_queries: int, num_keys: int, mode: Mode = "causal") -> Span:
-        """A request's share of a batch whose first query is the batch's `start`-th."""
-        size = self.block_size
-        used = -(-num_keys // size)
-        if blocks[:used] == list(range(blocks[0], blocks[0] + used)):
-            first = blocks[0] * size
-            return Span(start, num_queries, num_keys, slice(first, first + num_keys), self.device, mode)
-        slots = torch.tensor(self.slots(blocks, 0, num_keys), device=self.device)
-        return Span(start, num_queries, num_keys, slots, self.device, mode)
-
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor of zeros on the CPU whose pages are committed when they are first touched."""
     return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)
-
-
-@dataclass(frozen=True)
-class CacheView:
-    """The cache as a batch sees it whose slots the host knows."""
-
-    cache: KVCache
-    batch: SpanBatch
-    backend: Backend
-
-    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """Store this layer's new keys and values, then attend: [N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
-        stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
-        return self.backend.attend(query, keys, values, stored_keys, stored_values, self.batch, spec)

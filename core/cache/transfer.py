@@ -21,7 +21,7 @@ def upload(lists: Sequence[Sequence[float]], device: torch.device, dtype: torch.
     """
     if device.type == "cpu":
         flat = torch.as_tensor(np.fromiter(chain.from_iterable(lists), _NUMPY[dtype]))
-        return list(flat.split_with_sizes([len(values) for values in lists]))
+        return list(flat.split_with_sizes(list(map(len, lists))))
     padded, sizes = aligned(lists, ALIGNMENT // dtype.itemsize)
     flat = torch.tensor(padded, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
     return list(torch.split(flat, sizes))[::2]

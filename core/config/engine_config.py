@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from specdec.sdk import StrictModel
+from specdec.sdk.config import StrictModel
 from specdec.sdk.ranges import Count, Gibibytes, NaturalSeed, PositiveShare, Threads
 
 

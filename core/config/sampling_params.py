@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from specdec.sdk import StrictModel
+from specdec.sdk.config import StrictModel
 from specdec.sdk.ranges import (
     Bias,
     Factor,
@@ -50,6 +50,10 @@ class SamplingParams(StrictModel):
     skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
     speculative: bool = Field(True, description="False: no drafts for this request")
     num_speculative_tokens: LimitOrZero | None = Field(None, description="at most this many drafts a step")
+    extra_args: dict[str, Any] | None = Field(
+        None, description="what the proposer's RequestOptions read; a proposer without them sees it as it is"
+    )
+    namespace: str = Field("", description="proposers share what they learn of requests within a namespace only")
 
     @field_validator("stop", "stop_token_ids", mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from specdec.sdk import ConfigError
+from specdec.sdk.errors import ConfigError
 
 EXCERPT = 80
 """Characters shown before and after the place of an error."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from specdec.sdk import ConfigError, DraftSampleMethod
-from specdec.sdk.config import wrong_values
+from specdec.sdk.config import DraftSampleMethod, wrong_values
+from specdec.sdk.errors import ConfigError
 from specdec.sdk.ranges import DraftLength, Share
 
 from .settings_text import as_mapping

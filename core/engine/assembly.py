@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from specdec.sdk import ConfigError, TargetInfo
+from specdec.sdk.errors import ConfigError
+from specdec.sdk.types import TargetInfo
 
-from ..cache.kv_cache import CacheView, KVCache
+from ..cache.block_pool import BlockPool
+from ..cache.host_addressing import CacheView
+from ..cache.kv_cache import KVCache
 from ..config.engine_config import EngineConfig
+from ..device_memory import spare_memory
+from ..kernels.backend import Backend
 from ..kernels.cpu.attention import Span, SpanBatch
-from ..kernels.cpu.backend import Backend
 from ..model.compiled import CompiledFunction, compile_target
+from ..model.inference_form import prepare
+from ..model.model_support import longest_length
+from ..model.stored_quantization import is_stored_quantised
 from ..model.target import Target, TargetModel
+from ..model.target_proof import TargetProof, is_wanted
 from ..model.text_equality import TextEquality
-from ..model.tokenizer import eos_token_ids
+from ..model.tokenizer import eos_token_ids, load_tokenizer
 from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
-from ..registry.hooks import HookPlugins, Observers
+from ..registry.hooks import HookPlugins
 from ..rejection import plan as plan_workspace
 from ..rejection import verify
-from ..rejection.rules import VerificationRule
+from ..rejection.sampler import VerificationRule
 from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler
 from ..runner.step import Runner
-from .loaded_model import LoadedModel, load_model
-from .paged_cache import PagedCache, build_cache
+from .memory import num_kv_blocks
+from .paged_cache import PagedCache
 from .plan import Plan
 from .threads import Threads
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What is loaded from a target's checkpoint, and what follows from its size and layers."""
+
+    target: TargetModel
+    tokenizer: Any
+    threads: Threads
+    text_equality: TextEquality
 
 
 @dataclass(frozen=True)
@@ -49,7 +67,6 @@ class Parts:
     runner: Runner
     metrics: EngineMetrics
     hooks: HookPlugins
-    observers: Observers  # those of `hooks`
     host: ProposerHost | None
     backend: Backend
     threads: Threads
@@ -80,13 +97,64 @@ def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, sett
         runner=runner,
         metrics=metrics,
         hooks=plan.hooks,
-        observers=plan.hooks.observers,
         host=host,
         backend=plan.profile.backend,
         threads=model.threads,
         text_equality=model.text_equality,
         kv_capacity=cache.num_blocks * config.block_size - plan.lookahead,
     )
+
+
+def load_model(plan: Plan) -> LoadedModel:
+    """Raises ConfigError, UnsupportedModelError."""
+    config, profile = plan.config, plan.profile
+    trusts = config.trust_remote_code
+    tokenizer = load_tokenizer(config.tokenizer, plan.path, trust_remote_code=trusts)
+    target = TargetModel.load(
+        plan.path, plan.hf_config, plan.dtype, profile.device, config.moe_backend, trust_remote_code=trusts
+    )
+    _prepare(target, plan)
+    threads = profile.threads(config.num_threads, target.model)
+    text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)
+    if plan.speculation and plan.speculation.is_lossless:
+        text_equality.tell()
+    return LoadedModel(target, tokenizer, threads, text_equality)
+
+
+def _prepare(target: TargetModel, plan: Plan) -> None:
+    """Bring the weights into the form that is served, and prove what they compute there.
+
+    Quantised weights are compared with themselves. Raises UnsupportedModelError SD-E189, ConfigError SD-E192.
+    """
+    quantization = plan.config.quantization
+    longest = longest_length(plan.info.config, target.config.attribute_map)
+    quantised = quantization is not None or is_stored_quantised(plan.hf_config)
+    proofs = partial(TargetProof, target, longest, quantised=quantised)
+    wanted = is_wanted(target, plan.config.prove_target)
+    proof = proofs() if wanted and quantization is None else None
+    room, head = spare_memory(target.device), target.model.get_output_embeddings()
+    prepare(target.model, quantization, plan.profile.backend, keep=head, room=room, drop=True)
+    if wanted:
+        _prove(proof or proofs(), target, plan)
+
+
+def _prove(proof: TargetProof, target: TargetModel, plan: Plan) -> None:
+    """In a cache that is as small as the pass."""
+    info = replace(plan.info, max_num_seqs=proof.num_requests)
+    num_blocks = info.max_num_seqs * -(-proof.num_tokens // info.block_size)
+    pool = BlockPool(num_blocks, info.block_size, region_size=num_blocks)
+    cache = PagedCache.build(plan.profile, info, target, pool, info.max_num_seqs * proof.num_tokens, lookahead=0)
+    proof.check(cache.kv, cache.addressing)
+
+
+def build_cache(plan: Plan, target: TargetModel) -> PagedCache:
+    """As large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
+    config, info, lookahead = plan.config, plan.info, plan.lookahead
+    draft_kv = plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
+    num_blocks = num_kv_blocks(config, info, target, draft_kv, plan.profile.kv_budget, lookahead)
+    longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
+    pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
+    return PagedCache.build(plan.profile, info, target, pool, config.max_num_batched_tokens, lookahead)
 
 
 def build_host(

@@ -10,14 +10,15 @@ from typing import Any, Literal
 
 import torch
 
-from specdec.sdk import ConfigError, TargetInfo
-from specdec.sdk.errors import message
+from specdec.sdk.errors import ConfigError, message
+from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing, Rows
 from ..cache.device_addressing import DeviceAddressing
 from ..cache.host_addressing import HostAddressing
 from ..config.engine_config import EngineConfig
-from ..kernels.cpu.backend import Backend, CpuBackend, NativeBackend
+from ..kernels.backend import Backend
+from ..kernels.cpu.backend import CpuBackend, NativeBackend
 from ..kernels.cpu.native.build import BuildError
 from ..model.target import TargetModel
 from ..model.text_equality import ON_A_GPU, TextEquality

@@ -6,11 +6,11 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import count
 from pathlib import Path
 
-from specdec.sdk import ConfigError, RequestError
+from specdec.sdk.errors import ConfigError, RequestError
 
 from ..config.engine_config import EngineConfig
 from ..config.sampling_params import SamplingParams
@@ -19,11 +19,9 @@ from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.proposer_state import as_path
 from ..request.chat import Message, render_chat
-from ..request.committed import Committed
-from ..request.detokenizer import Detokenizer
 from ..request.metrics import Metric
 from ..request.prompts import Prompt, read_prompt, require_unicode
-from ..request.request import FinishReason, Request
+from ..request.request import Committed, Detokenizer, FinishReason, Request
 from .assembly import Parts, assemble
 from .exporters import PROMETHEUS, export
 from .turn import Turn
@@ -51,13 +49,13 @@ class Engine:
         self.config = config
         self.tokenizer = self.parts.tokenizer
         self.metrics = self.parts.metrics
-        self.on_progress: Callable[[Committed], None] = _nobody_listens  # told of every request that went on or ended
+        self.listeners: dict[str, Callable[[Committed], None]] = {}  # by request: called when it goes on or ends
         self._turn = Turn(self._carry_out_aborts)
         self._aborts: deque[Request] = deque()  # asked for, not yet carried out
         self._requests: dict[str, Request] = {}
         self._num_added = 0
         self._closed = False
-        self.parts.observers.on_engine_start(self)
+        self.parts.hooks.observers.on_engine_start(engine=self)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -84,6 +82,8 @@ class Engine:
     def _new_request(self, prompt: Prompt, params: SamplingParams, request_id: str) -> Request:
         text, token_ids = read_prompt(prompt, request_id, self.encode)
         self._check_request(token_ids, params, request_id)
+        host = self.parts.host
+        options = host.loaded.read_request(params.extra_args, request_id) if host else None
         seed = params.seed
         if seed is None:
             seed = random.Random(f"{self.config.seed}:{self._num_added}").getrandbits(63)
@@ -98,6 +98,7 @@ class Engine:
             end_token_ids=stop_ids if params.ignore_eos else stop_ids | self.parts.eos_token_ids,
             detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens) if needs_text else None,
             prompt=text,
+            options=options,
         )
 
     def encode(self, text: str) -> list[int]:
@@ -126,17 +127,17 @@ class Engine:
         """Advance all requests by one step. Returns what was committed to each; finished requests are gone then.
 
         Where a proposer's error is raised, it is raised last: what the step committed stands in its requests, and
-        `on_progress` and the hooks have been told of it.
+        its listener and the hooks know of it.
         """
         if not self._requests:
             return []
         with self._turn.taken("step", alone=True):
             starting: list[Request] = []
-            if self.parts.observers.wants("on_request_start"):
+            if self.parts.hooks.observers.on_request_start.get_hookimpls():
                 starting = [request for request in self._requests.values() if not request.started]
             committed: list[Committed] = []
             try:
-                with self.parts.threads.used():
+                with self.parts.threads.used() if self.parts.threads.chosen else nullcontext():
                     self.parts.runner.step(committed)
             except BaseException:
                 self._settle_interrupted(committed)
@@ -157,22 +158,26 @@ class Engine:
         ended = [each.request for each in committed if each.request.finish_reason is not None]
         for request in ended:
             del self._requests[request.request_id]
-        for each in committed:
-            self.on_progress(each)
-        observers = self.parts.observers
+        self._notify(committed)
+        observers = self.parts.hooks.observers
         for request in starting:
             if request.started:
-                observers.on_request_start(request.view)
+                observers.on_request_start(request=request.view)
         stats = self.parts.runner.last_stats
         if committed and stats:
-            observers.on_step(stats)
+            observers.on_step(stats=stats)
         self._tell_finished(ended)
 
+    def _notify(self, committed: Sequence[Committed]) -> None:
+        for each in committed:
+            if listener := self.listeners.get(each.request.request_id):
+                listener(each)
+
     def _tell_finished(self, ended: Sequence[Request]) -> None:
-        if self.parts.observers.wants("on_request_finished"):
-            for request in ended:
-                if request.started:
-                    self.parts.observers.on_request_finished(request.view, request.metrics.as_dict())
+        hook = self.parts.hooks.observers.on_request_finished
+        for request in ended if hook.get_hookimpls() else ():
+            if request.started:
+                hook(request=request.view, metrics=request.metrics.as_dict())
 
     def abort(self, request_id: str) -> Request | None:
         """End a request where it stands. Returns it, or None if it is not running or waiting.
@@ -201,8 +206,7 @@ class Engine:
         try:
             self.parts.runner.finish(ended)
         finally:
-            for request in ended:
-                self.on_progress(Committed.nothing(request))
+            self._notify([Committed.nothing(request) for request in ended])
             self._tell_finished(ended)
 
     def get_metrics(self) -> list[Metric]:
@@ -243,7 +247,7 @@ class Engine:
             return
         with self._turn.taken("close", alone=True), ExitStack() as every:  # each, also if one raises; the last first
             self._closed = True
-            every.callback(lambda: self.parts.observers.on_engine_stop(self.metrics.acceptance.as_dict()))
+            every.callback(lambda: self.parts.hooks.observers.on_engine_stop(summary=self.metrics.acceptance.as_dict()))
             if self.parts.host:
                 every.callback(self.parts.host.close)
             every.callback(self._end, list(self._requests.values()))
@@ -276,9 +280,6 @@ class Engine:
                 f"{who} can never fit the KV cache",
                 {"needs": f"{needed} tokens", "capacity": capacity, "fix": "fewer max_tokens, or more num_kv_blocks"},
             )
-
-
-def _nobody_listens(progress: Committed) -> None: ...
 
 
 def finish_reason_of(request: Request) -> str | None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
-from specdec.sdk import ConfigError
-from specdec.sdk.errors import did_you_mean
+from specdec.sdk.errors import ConfigError, did_you_mean
 
 from ..registry.hooks import HookPlugins
 from ..request.metrics import Counter, Metric, Vector

@@ -6,30 +6,31 @@ from collections.abc import Callable
 
 import torch
 
-from specdec.sdk import ConfigError, Needs, TargetInfo
+from specdec.sdk.errors import ConfigError
+from specdec.sdk.needs import Needs
+from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
 from ..device_memory import CudaMemory, DeviceMemory, free_memory, spare_memory
 from ..model.target import TargetModel
-from ..proposing.admission import Admission
 
 
 def num_kv_blocks(
     config: EngineConfig,
     info: TargetInfo,
     target: TargetModel,
-    admission: Admission | None,
+    draft_kv_bytes_per_block: int,
     kv_budget: Callable[[EngineConfig, TargetModel], int],
     lookahead: int = 0,
 ) -> int:
     """As asked; else what all rows can use, within the memory that is given or left, draft KV included.
 
-    kv_budget: bytes where the user names none. lookahead: positions past a request's newest token that its draft pass
-    writes.
+    draft_kv_bytes_per_block: beside the target's own. kv_budget: bytes where the user names none. lookahead: positions
+    past a request's newest token that its draft pass writes.
     """
     usable = config.max_num_seqs * -(-(info.max_model_len + lookahead) // config.block_size)
     per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
-    per_block += admission.draft_kv_bytes_per_block if admission else 0
+    per_block += draft_kv_bytes_per_block
     if config.num_kv_blocks is not None:
         require_memory("num_kv_blocks", config.num_kv_blocks, per_block, target.device)
         return config.num_kv_blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.sdk import TargetInfo
+from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing
 from ..cache.block_pool import BlockPool
@@ -12,8 +12,6 @@ from ..cache.kv_cache import KVCache
 from ..model.target import TargetModel
 from ..runner.scheduler import Scheduler
 from .device import DeviceProfile
-from .memory import num_kv_blocks
-from .plan import Plan
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,3 @@ class PagedCache:
         num_blocks = pool.num_blocks + addressing.num_pad_blocks
         kv = KVCache(target.layer_shapes, num_blocks, pool.block_size, target.dtype, target.device)
         return cls(scheduler, addressing, kv)
-
-
-def build_cache(plan: Plan, target: TargetModel) -> PagedCache:
-    """As large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
-    config, info, lookahead = plan.config, plan.info, plan.lookahead
-    admission = plan.speculation.admission if plan.speculation else None
-    num_blocks = num_kv_blocks(config, info, target, admission, plan.profile.kv_budget, lookahead)
-    longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
-    pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
-    return PagedCache.build(plan.profile, info, target, pool, config.max_num_batched_tokens, lookahead)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 
-from specdec.sdk import RequestError
+from specdec.sdk.errors import RequestError
 
 
 class Turn:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specdec.sdk import ConfigError
+from specdec.sdk.errors import ConfigError
 
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..model.model_support import locate_model, read_config

@@ -38,11 +38,6 @@ class RowDistribution:
         return self.weights[rows].div_(self.mass[rows].to(self.weights.dtype).unsqueeze(2))
 
 
-def compute_dtype(logits: Tensor) -> torch.dtype:
-    """float64 for float64 logits, float32 for all others."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
 def scale_of(temperature: Tensor) -> Tensor:
     """log2(e) / temperature as float64, finite for every temperature."""
     return LOG2_E / temperature.double().clamp(COLDEST, HOTTEST)
@@ -78,7 +73,9 @@ def row_distribution(
     lowest index).
     """
     num_rows, vocab_size = len(scale), logits.shape[1]
-    weights = empty_tiles(num_rows, vocab_size, logits.new_empty(0, dtype=compute_dtype(logits)))
+    weights = empty_tiles(
+        num_rows, vocab_size, logits.new_empty(0, dtype=torch.promote_types(logits.dtype, torch.float32))
+    )
     step = rows_in_cache(vocab_size, logits)
     masses, flags = [], []
     for first in range(0, max(1, num_rows), step):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from specdec.sdk import Refusal, UnsupportedModelError
+from specdec.sdk.errors import Refusal, UnsupportedModelError
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext, AttentionSpec
@@ -54,9 +54,9 @@ def paged_attention(  # noqa: PLR0913  # transformers' interface
         raise _unserved(module, "attends to later tokens as well")
     if attention_mask is not None and not _is_limit(attention_mask):  # nothing here would look at it
         raise _unserved(module, "is given a mask of the model's own")
-    unknown = [name for name, value in others.items() if isinstance(value, Tensor) and name not in _INERT_TENSORS]
-    if unknown:
-        raise _unserved(module, f"takes arguments that the engine does not implement: {', '.join(unknown)}")
+    for name, given in others.items():
+        if isinstance(given, Tensor) and name not in _INERT_TENSORS:
+            raise _unserved(module, f"takes arguments that the engine does not implement: {name}")
     layer: int = module.layer_idx  # type: ignore[assignment]  # set by every attention layer of the library
     if MODULES in others:
         others[MODULES][layer] = module

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from specdec.sdk.errors import message
 
-from ..cache.kv_cache import CacheView, KVCache
+from ..cache.host_addressing import CacheView
+from ..cache.kv_cache import KVCache
 from ..kernels.attention_spec import AttentionContext, AttentionSpec
 from ..kernels.cpu.backend import NativeBackend
 from ..kernels.cpu.native.kernels import NativeKernels, shape_of_attention

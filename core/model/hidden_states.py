@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk import UnsupportedModelError
+from specdec.sdk.errors import UnsupportedModelError
 
 HiddenState = int | Literal["final"]
 
@@ -19,24 +19,22 @@ class HiddenStates:
 
     def __init__(self, model: Any, wanted: Sequence[HiddenState], num_layers: int) -> None:
         """Raises UnsupportedModelError SD-E145 if the states between layers are wanted and the layers not found."""
-        self._wanted = tuple(wanted)
+        self.wanted = tuple(wanted)
         self._model_type: str = model.config.model_type
         self.kept: dict[HiddenState, Tensor] = {}  # by the pass that is running
         decoder = model.get_decoder()
-        boundaries = any(each != "final" for each in self._wanted)
+        boundaries = any(each != "final" for each in self.wanted)
         layers = _decoder_layers(decoder, num_layers, model.config) if boundaries else nn.ModuleList()
-        self._handles = [self._hook(decoder, layers, each) for each in dict.fromkeys(self._wanted)]
+        self._handles = [self._hook(decoder, layers, each) for each in dict.fromkeys(self.wanted)]
 
-    def take(self) -> Tensor | None:
-        """[N, L*H] of the last pass over N tokens; None if nothing is wanted.
+    def take(self) -> Tensor:
+        """[N, L*H] of the last pass over N tokens. Something has to be wanted.
 
         Raises UnsupportedModelError SD-E145 if the layers hand on several states of a token.
         """
-        if not self._wanted:
-            return None
         if any(kept.dim() != 3 for kept in self.kept.values()):  # [1, N, H]
             raise _not_found(self._model_type, "its layers hand on several states of each token")
-        hidden = torch.cat([self.kept[each][0] for each in self._wanted], dim=-1)
+        hidden = torch.cat([self.kept[each][0] for each in self.wanted], dim=-1)
         self.kept.clear()
         return hidden
 

@@ -1,11 +1,28 @@
-"""A network's layers in the form in which they run fastest."""
+"""A network's layers in the form in which they run fastest, its weights in int8 where that is asked for."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-from ..kernels.cpu.backend import Backend
-from .quantization import quantize
+from specdec.sdk.errors import ConfigError, did_you_mean
+
+from ..kernels.backend import Backend, is_plain_linear
+
+QUANTIZATIONS = ("int8_weight_only", "int8_dynamic")
+"""int8 weights with activations as they are; int8 weights and, row by row, int8 activations."""
+
+
+def check_quantization(name: str | None, where: str) -> None:
+    """Raise ConfigError SD-E132 unless `name` is None or one of QUANTIZATIONS."""
+    if name is None or name in QUANTIZATIONS:
+        return
+    suggestion = did_you_mean(name, QUANTIZATIONS)
+    facts = {"found": repr(name), "expected": ", ".join(QUANTIZATIONS)}
+    facts |= {"did you mean": suggestion} if suggestion else {}
+    facts["or"] = "a checkpoint that is stored quantised: it is loaded as it is"
+    raise ConfigError("SD-E132", f"{where}.quantization has a value that is not offered", facts)
 
 
 def prepare(
@@ -25,5 +42,28 @@ def prepare(
     """
     backend.fuse(network)
     if quantization is not None:
-        quantize(network, quantization, backend, keep)
+        _quantize(network, quantization, backend, keep)
     backend.lay_out(network, room=room, drop=drop)
+
+
+def _quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module | None) -> None:
+    """Quantise every linear layer in place but `keep`. Raises ConfigError SD-E176 where torchao is missing."""
+    if name == "int8_weight_only" and backend.narrow(network, keep):
+        return
+    try:
+        from torchao.quantization import quantize_
+    except ImportError as error:
+        facts = {"fix": "pip install torchao", "because": error}
+        raise ConfigError("SD-E176", "quantization needs torchao, which is not installed", facts) from error
+
+    def is_plain(module: nn.Module, path: str) -> bool:
+        """Not `keep`, and not met before: a group's product has a place in each of its layers."""
+        return is_plain_linear(module) and module is not keep and type(module.weight) is nn.Parameter
+
+    quantize_(network, _config(name), is_plain)
+
+
+def _config(name: str) -> Any:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig() if name == "int8_weight_only" else Int8DynamicActivationInt8WeightConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from specdec.sdk import ConfigError, SpecdecError
+from specdec.sdk.errors import ConfigError, SpecdecError
 
 _LONGEST_REASON = 300  # characters; modelling code is quoted in some messages
 

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from specdec.sdk import UnsupportedModelError
+from specdec.sdk.errors import UnsupportedModelError
 
 
 def text_config(config: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers.utils import cached_file
 
-from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk.errors import ConfigError, UnsupportedModelError
 from specdec.sdk.packaged import packaged
 
 from .loading import loading

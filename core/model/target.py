@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specdec.sdk import ConfigError, Refusal, UnsupportedModelError
-from specdec.sdk.errors import did_you_mean
+from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError, did_you_mean
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext
@@ -208,7 +207,7 @@ class TargetModel:
     def forward(self, inputs: ForwardInput) -> TargetOutput:
         """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
         logits = self._forward(inputs.token_ids[None], inputs.positions[None], inputs.cache, inputs.logits_rows)
-        return TargetOutput(logits, self._hidden.take())
+        return TargetOutput(logits, self._hidden.take() if self._hidden.wanted else None)
 
     @property
     def kept_hidden_states(self) -> MutableMapping[HiddenState, Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk import UnsupportedModelError
+from specdec.sdk.errors import UnsupportedModelError
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from specdec.sdk.errors import message
 
-from ..kernels.cpu.backend import Backend
+from ..kernels.backend import Backend
 from ..kernels.cpu.linear import NativeLinear
 
 if TYPE_CHECKING:

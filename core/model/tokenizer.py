@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
-from specdec.sdk import ConfigError
+from specdec.sdk.errors import ConfigError
 
 from .loading import loading
 from .target import TargetModel

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from specdec.sdk import DraftKV, Needs, Refusal, TargetInfo
+from specdec.sdk.errors import Refusal
+from specdec.sdk.needs import DraftKV, Needs
+from specdec.sdk.types import TargetInfo
 
 from ..registry import LoadedProposer
 

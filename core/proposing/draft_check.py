@@ -10,16 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.sdk import (
-    DistributionForm,
-    DistributionKind,
-    Draft,
-    DraftDistribution,
-    Needs,
-    PluginId,
-    ProposerError,
-    StepView,
-)
+from specdec.sdk.errors import PluginId, ProposerError
+from specdec.sdk.needs import DistributionForm, Needs
+from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepView
 
 from .draft_support import target_to_draft
 from .draft_table import CheckedDraft, DraftReport, measure

@@ -11,9 +11,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from specdec.sdk import Checkpoint, CheckpointError, ConfigError, NetworkSettings, Refusal, UnsupportedModelError
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError, ConfigError, Refusal, UnsupportedModelError
+from specdec.sdk.services import NetworkSettings
 
-from ..kernels.cpu.backend import Backend
+from ..kernels.backend import Backend
 from ..model.attention import ATTENTION_NAME
 from ..model.inference_form import prepare
 from ..model.model_support import refuse_unsupported

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.sdk import DistributionForm, DistributionKind, DraftDistribution
+from specdec.sdk.needs import DistributionForm
+from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from ..cache.transfer import upload
 from ..rejection.types import PADDING_TOKEN_ID, DraftDistributions, DraftRows
@@ -124,8 +125,10 @@ class TakenDrafts:
         """What has to be sent with the batch. first_places: where in the batch each draft begins."""
         width = self.width
         if self.table is None:
-            padded = [ids + [PADDING_TOKEN_ID] * (width - len(ids)) for ids in self.token_ids]
-            return [[*self.lengths], [token_id for ids in padded for token_id in ids]]
+            padded: list[int] = []  # [B, width]
+            for ids in self.token_ids:
+                padded += [*ids, *[PADDING_TOKEN_ID] * (width - len(ids))]
+            return [[*self.lengths], padded]
         places: list[int] = []
         sources: list[int] = []  # among [B, width]
         for index, (first, length) in enumerate(zip(first_places, self.lengths, strict=True)):
@@ -149,8 +152,11 @@ class TakenDrafts:
 
     def distributions(self, kind: Tensor | None = None) -> DraftDistributions | None:
         """Those of the drafts, [B, width, ...]. None: every one is one-hot. kind [B]: as the table has it."""
-        device, kinds = self.buffers.device, frozenset[int]().union(*(each.kinds for each in self.stored))
-        if device is None or not kinds:
+        device = self.buffers.device
+        if device is None:
+            return None
+        kinds = frozenset[int]().union(*(each.kinds for each in self.stored))
+        if not kinds:
             return None
         known = [each.report.kind if each.report and each.kinds else 0 for each in self.stored]
         rows, sent = upload([self.rows, known], device)
@@ -212,15 +218,21 @@ class DraftStore:
         if keep and draft.distribution is not None:
             self._buffers.put(into, draft.distribution, draft.kinds)
 
-    def take(self, rows: Sequence[int], generations: Sequence[int], limits: Sequence[int]) -> TakenDrafts:
-        """Remove the drafts of a batch, each cut to a limit: nothing of a row without one of this generation."""
-        stored = [self._take(*each) for each in zip(rows, generations, limits, strict=True)]
-        lengths = [min(each.length, limit) for each, limit in zip(stored, limits, strict=True)]
-        return TakenDrafts(rows, stored, lengths, self.table, self._buffers)
+    def take(self, wanted: Sequence[tuple[int, int, int]]) -> TakenDrafts:
+        """Remove the drafts of a batch: nothing of a row without one of its generation.
 
-    def _take(self, row: int, generation: int, limit: int) -> StoredDraft:
-        stored = self._drafts.pop(row, _NOTHING)
-        return stored if stored.generation == generation and limit else _NOTHING
+        wanted: row, generation and most tokens of each request.
+        """
+        rows: list[int] = []
+        stored: list[StoredDraft] = []
+        lengths: list[int] = []
+        for row, generation, limit in wanted:
+            found = self._drafts.pop(row, _NOTHING)
+            kept = found if found.generation == generation and limit else _NOTHING
+            rows.append(row)
+            stored.append(kept)
+            lengths.append(min(kept.length, limit))
+        return TakenDrafts(rows, stored, lengths, self.table, self._buffers)
 
     def count_late(self, taken: TakenDrafts, reports: Sequence[DraftReport]) -> None:
         """Count what `put` could not, because it was read with the outcome only."""

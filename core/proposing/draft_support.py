@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.sdk import DistributionKind, DraftDistribution
+from specdec.sdk.types import DistributionKind, DraftDistribution
 
 
 def target_to_draft(vocabulary: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:

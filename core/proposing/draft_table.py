@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.sdk import DistributionKind, Draft, DraftDistribution
+from specdec.sdk.types import DistributionKind, Draft, DraftDistribution
 
 from ..rejection.types import NO_PROPOSAL
 from .draft_support import can_draw

@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from specdec.sdk import PluginId, StepStats
-from specdec.sdk.errors import message
+from specdec.sdk.errors import PluginId, message
+from specdec.sdk.hooks import StepStats
 
 logger = logging.getLogger("specdec")
 

@@ -12,15 +12,10 @@ from typing import Literal, TypeVar
 
 import torch
 
-from specdec.sdk import (
-    ProposerError,
-    RequestView,
-    Services,
-    SpecdecError,
-    StepStats,
-    StepView,
-    TargetInfo,
-)
+from specdec.sdk.errors import ProposerError, SpecdecError
+from specdec.sdk.hooks import StepStats
+from specdec.sdk.services import Services
+from specdec.sdk.types import RequestView, StepView, TargetInfo
 
 from ..registry import LoadedProposer, author_frame, construct, describe, is_complete
 from ..registry.attribution import FIELDS, undeclared
@@ -70,6 +65,7 @@ class ProposerHost:
         `read_late`: see `DraftChecker`.
         """
         self.proposer = proposer = construct(loaded)
+        self.loaded = loaded
         self.plugin = loaded.plugin
         self.needs = loaded.needs
         self.num_draft_tokens = loaded.config.num_draft_tokens
@@ -250,7 +246,9 @@ class ProposerHost:
 
     def _attributed(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}
-        missing = undeclared(error, self.needs)
+        needs = self.needs
+        declared = {"history": needs.history, "hidden": needs.hidden_states, "sampling": needs.sampling}
+        missing = undeclared(error, declared)
         if missing:
             facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
             facts["fix"] = f"needs = Needs({', '.join(FIELDS[name] for name in missing)}, ...)"

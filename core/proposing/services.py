@@ -10,12 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk import AttentionMode, DraftKV, DraftKVStore, NetworkSettings, Refusal, TargetInfo
 from specdec.sdk.checkpoint import logit_scale as stated_logit_scale
+from specdec.sdk.errors import Refusal
+from specdec.sdk.needs import DraftKV
+from specdec.sdk.services import AttentionMode, DraftKVStore, NetworkSettings
+from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache, LayerShape
-from ..kernels.cpu.backend import Backend
+from ..kernels.backend import Backend
 from ..model.attention import attention_arguments
 from . import draft_networks
 

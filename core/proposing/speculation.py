@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 
-from specdec.sdk import Services, TargetInfo
-from specdec.sdk.errors import message
+from specdec.sdk.errors import ProposerError, message
+from specdec.sdk.services import Services
+from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..device_memory import spare_memory
-from ..kernels.cpu.backend import Backend
-from ..model.quantization import check_quantization
+from ..kernels.backend import Backend
+from ..model.inference_form import check_quantization
 from ..model.target import experts_settings
 from ..registry import LoadedProposer, PluginSettings, Registry, load_proposer
 from ..registry.hooks import HookPlugins, Observers
-from ..rejection.rules import LOSSY, VerificationRule, rule_of
+from ..rejection.sampler import LOSSY, VerificationRule, rule_of
 from ..request.metrics import EngineMetrics
 from .admission import Admission, admit
 from .draft_store import DistributionBuffers
@@ -136,7 +137,11 @@ class Speculation:
         read_late: bool = False,
     ) -> ProposerHost:
         """The proposer, constructed and bound. `views`, `read_late`: see `ProposerHost`."""
-        policy, on_error = self.config.on_proposer_error, observers.on_proposer_error
+        policy = self.config.on_proposer_error
+
+        def on_error(error: ProposerError) -> None:
+            observers.on_proposer_error(error=error)
+
         host = ProposerHost(self.loaded, info, device, policy, metrics, on_error, views, read_late=read_late)
         host.bind(info, services)
         return host

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..request.committed import Committed
+from ..request.request import Committed
 
 
 class TokenHistory:

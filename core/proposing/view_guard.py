@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.sdk import StepView
+from specdec.sdk.types import StepView
 
 MOST_ENTRIES = 2**16
 """Of a tensor on the host that is copied; a larger one (a long history) is told by its version counter."""

@@ -9,10 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.sdk import KeptRows, Needs, SamplingView, StepView, TargetInfo
+from specdec.sdk.needs import Needs
+from specdec.sdk.types import KeptRows, SamplingView, StepView, TargetInfo
 
 from ..cache.transfer import upload
-from ..request.committed import COLUMNS, Committed
+from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
 from .token_history import TokenHistory
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
 
-from specdec.sdk import Needs, PluginId, PluginLoadError, SpecdecError
-from specdec.sdk.errors import message
+from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, message
 
 DEBUG_HINT = "SPECDEC_DEBUG=1 shows the whole traceback"
 
@@ -83,13 +82,15 @@ FIELDS = {  # of a step that are None unless they were declared: what declares t
 }
 
 
-def undeclared(error: BaseException, needs: Needs) -> list[str]:
-    """Fields that are None for lack of a declaration, and that code reads which stumbled over None."""
+def undeclared(error: BaseException, declared: Mapping[str, object]) -> list[str]:
+    """Fields that are None for lack of a declaration, and that code reads which stumbled over None.
+
+    declared: what the proposer declares of each of FIELDS; something false means that it does not.
+    """
     if not isinstance(error, TypeError | AttributeError) or "NoneType" not in str(error):
         return []
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     read = {name for frame in frames if not _is_engine(frame) for name in frame.f_code.co_names}
-    declared = {"history": needs.history, "hidden": needs.hidden_states, "sampling": needs.sampling}
     return [name for name in FIELDS if name in read and not declared[name]]
 
 

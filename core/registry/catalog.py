@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from specdec.sdk import Checkpoint, PluginId, PluginLoadError
-from specdec.sdk.errors import did_you_mean
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import PluginId, PluginLoadError, did_you_mean
 from specdec.sdk.packaged import packaged
 
 from ..config.speculative_config import SpeculativeConfig

@@ -10,9 +10,8 @@ from typing import Any
 
 import importlib_metadata
 
-from specdec.sdk import API_VERSION, Lifecycle, PluginId, PluginLoadError, Proposer
-from specdec.sdk.errors import SpecdecWarning, did_you_mean
-from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS
+from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecWarning, did_you_mean
+from specdec.sdk.proposer_protocol import API_VERSION, LIFECYCLE_METHODS, Lifecycle, Proposer
 
 from .discovery import SDK_DISTRIBUTION
 

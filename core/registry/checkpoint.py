@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specdec.sdk import Checkpoint, PluginId, PluginLoadError, SpecdecError
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError
 
 from .attribution import attributing
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import importlib_metadata
 
-from specdec.sdk import ConfigError, PluginId
+from specdec.sdk.errors import ConfigError, PluginId
 
 DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 WITH_COLON = re.compile(rf"{DOTTED}:{DOTTED}")
@@ -34,10 +34,23 @@ def class_path(model: str) -> str | None:
 
 
 def unregistered(name: str, target: str) -> PluginId:
-    """Who to blame for a class that no entry point offers: the one distribution that owns its package, if any."""
+    """The plugin of a class that no entry point offers. It belongs to the one distribution that has its package."""
     package = target.partition(":")[0].partition(".")[0]
-    owners = set(importlib_metadata.packages_distributions().get(package, ()))
+    owners = {owner.name: owner for owner in importlib_metadata.distributions() if _has(owner, package)}
     if len(owners) != 1:
         return PluginId(name, target)
-    (owner,) = owners
-    return PluginId(name, target, owner, importlib_metadata.version(owner))
+    (owner,) = owners.values()
+    return PluginId(name, target, owner.name, owner.version)
+
+
+def _has(distribution: importlib_metadata.IDistribution, package: str) -> bool:
+    """Whether `importlib.metadata.packages_distributions` would list it under the package.
+
+    That function parses the file list of every distribution, which takes longer than loading a small target.
+    """
+    declared = distribution.read_text("top_level.txt")
+    if declared:
+        return package in declared.split()
+    if package not in (distribution.read_text("RECORD") or ""):
+        return False
+    return any(file.parts[0] in (package, f"{package}.py") for file in distribution.files or ())

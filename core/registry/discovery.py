@@ -14,7 +14,7 @@ import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from specdec.sdk import ConfigError, PluginId
+from specdec.sdk.errors import ConfigError, PluginId
 
 from .class_path import DOTTED
 
@@ -116,22 +116,30 @@ def with_status(entries: Iterable[PluginEntry], settings: PluginSettings) -> tup
 
 def read_entry_points(kind: Kind) -> Iterator[PluginEntry]:
     """The entries of every installed distribution, as found; of two copies of one the first on the path."""
+    group = f"specdec.{kind}"
     seen: set[str] = set()
     for distribution in importlib_metadata.distributions():
+        if not _mentions(distribution, group):  # a name takes time to read, and this is true of nearly all
+            continue
         try:
             name = canonicalize_name(distribution.name)
         except Exception:  # leftovers of an installation without a readable name: nobody can be asked for or blamed
             continue
         if name not in seen:
             seen.add(name)
-            yield from _entries_of(distribution, kind)
+            yield from _entries_of(importlib_metadata.distribution(name), kind, group)
 
 
-def _entries_of(distribution: importlib_metadata.IDistribution, kind: Kind) -> Iterator[PluginEntry]:
-    group = f"specdec.{kind}"
+def _mentions(distribution: importlib_metadata.IDistribution, group: str) -> bool:
     try:
-        mentioned = group in (distribution.read_text("entry_points.txt") or "")
-        points = tuple(distribution.entry_points.select(group=group)) if mentioned else ()
+        return group in (distribution.read_text("entry_points.txt") or "")
+    except Exception:  # reported with the distribution's name
+        return True
+
+
+def _entries_of(distribution: importlib_metadata.IDistribution, kind: Kind, group: str) -> Iterator[PluginEntry]:
+    try:
+        points = tuple(distribution.entry_points.select(group=group))
     except Exception as error:
         yield _broken(_row(kind, distribution), f"its entry_points.txt cannot be read: {error!r}")
         return

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pluggy
 
-from specdec.sdk import (
-    HookSpecs,
-    PluginId,
-    PluginLoadError,
-    ProposerError,
-    RequestView,
-    SpecdecError,
-    StepStats,
-)
-from specdec.sdk.errors import did_you_mean, message
-from specdec.sdk.hooks import PROJECT_NAME
+from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, did_you_mean, message
+from specdec.sdk.hooks import PROJECT_NAME, HookSpecs
 
 from .attribution import attributing, author_frame, describe
 from .catalog import Registrations
@@ -34,6 +25,9 @@ logger = logging.getLogger("specdec")
 HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 OBSERVER_NAMES = tuple(name for name in HOOK_NAMES if name.startswith("on_"))
 FAILURES_ALLOWED = 3
+
+Observers = pluggy.HookRelay
+"""The `on_*` hooks, as pluggy calls them. A listener that raises loses that call; at its third failure, all calls."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ class HookPlugins:
         self._manager.add_hookspecs(HookSpecs)
         self._failures: Counter[PluginId] = Counter()
         self.entries = tuple(self._loaded(entry) if entry.status == "ok" else entry for entry in entries)
-        self.observers = Observers(self._manager)
+        self.observers: Observers = self._manager.hook
 
     @property
     def registrations(self) -> Registrations:
@@ -168,42 +162,6 @@ class HookPlugins:
 def load_hooks(settings: PluginSettings) -> HookPlugins:
     """Those of installed distributions; of a name offered twice only the preferred one, if any."""
     return HookPlugins(discover("plugins", settings))
-
-
-class Observers:
-    """The `on_*` hooks. A listener that raises loses that call; at its third failure it is unregistered."""
-
-    def __init__(self, manager: pluggy.PluginManager) -> None:
-        self._manager = manager
-
-    def wants(self, hook_name: str) -> bool:
-        """Whether anybody listens: ask before building an argument."""
-        caller: pluggy.HookCaller = getattr(self._manager.hook, hook_name)
-        return bool(caller.get_hookimpls())
-
-    def on_engine_start(self, engine: Any) -> None:
-        """The engine is ready for requests."""
-        self._manager.hook.on_engine_start(engine=engine)
-
-    def on_request_start(self, request: RequestView) -> None:
-        """A request was scheduled for the first time."""
-        self._manager.hook.on_request_start(request=request)
-
-    def on_step(self, stats: StepStats) -> None:
-        """A step was committed."""
-        self._manager.hook.on_step(stats=stats)
-
-    def on_request_finished(self, request: RequestView, metrics: Mapping[str, Any]) -> None:
-        """A request ended."""
-        self._manager.hook.on_request_finished(request=request, metrics=metrics)
-
-    def on_proposer_error(self, error: ProposerError) -> None:
-        """A proposer failed and the engine goes on."""
-        self._manager.hook.on_proposer_error(error=error)
-
-    def on_engine_stop(self, summary: Mapping[str, Any]) -> None:
-        """The engine is shutting down."""
-        self._manager.hook.on_engine_stop(summary=summary)
 
 
 def _attributed(function: Callable[..., Any], hook_name: str, plugin: PluginId) -> Callable[..., Any]:

@@ -8,8 +8,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from specdec.sdk import PluginId, PluginLoadError
-from specdec.sdk.errors import did_you_mean
+from specdec.sdk.errors import PluginId, PluginLoadError, did_you_mean
 
 from .attribution import attributing, author_frame
 

@@ -12,19 +12,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from specdec.sdk import (
-    API_VERSION,
-    CheckpointError,
-    ConfigError,
-    Needs,
-    PluginId,
-    PluginLoadError,
-    Proposer,
-    ProposerConfig,
-    Refusal,
-    TargetInfo,
-)
-from specdec.sdk.config import unknown_keys, wrong_values
+from specdec.sdk.config import ProposerConfig, StrictModel, unknown_keys, wrong_values
+from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
+from specdec.sdk.needs import Needs
+from specdec.sdk.proposer_protocol import API_VERSION, Proposer
+from specdec.sdk.types import TargetInfo
 
 from ..config.speculative_config import SpeculativeConfig
 from ..config.vllm_keys import asked, vllm_keys
@@ -33,6 +25,7 @@ from .catalog import ResolvedProposer
 from .check import check_callable, check_class
 from .discovery import SDK_DISTRIBUTION
 from .proposer_state import as_path, find_state, has_state, require_state
+from .request_options import read_request_options, request_options_model
 
 logger = logging.getLogger("specdec")
 
@@ -47,6 +40,11 @@ class LoadedProposer:
     needs: Needs
     methods: frozenset[str]  # the lifecycle methods that the class implements
     state_dir: Path | None = None  # what its shared state is loaded from at the start and saved to at the end
+    request_options: type[StrictModel] | None = None  # the class's RequestOptions
+
+    def read_request(self, extra_args: Mapping[str, Any] | None, request_id: str) -> BaseModel | None:
+        """What a request tells the proposer. Raises RequestError SD-E270 for what the proposer does not take."""
+        return read_request_options(self.request_options, extra_args or {}, request_id, self.plugin)
 
 
 def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target: TargetInfo) -> LoadedProposer:
@@ -57,6 +55,7 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     """
     plugin, cls = resolved.plugin, resolved.cls
     methods = check_class(cls, plugin)
+    request_options = request_options_model(cls, plugin)
     proposer_config = ProposerConfig(
         num_draft_tokens=config.num_speculative_tokens or 1,
         model=resolved.model,
@@ -75,7 +74,8 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
     if plugin.distribution != SDK_DISTRIBUTION:
         _say_experimental(plugin)
-    return LoadedProposer(plugin, cls, proposer_config, needs, methods, _state_dir(config, plugin, methods))
+    state_dir = _state_dir(config, plugin, methods)
+    return LoadedProposer(plugin, cls, proposer_config, needs, methods, state_dir, request_options)
 
 
 def _state_dir(config: SpeculativeConfig, plugin: PluginId, methods: Collection[str]) -> Path | None:

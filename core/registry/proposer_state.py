@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from specdec.sdk import ConfigError, PluginId, StrictModel
+from specdec.sdk.config import StrictModel
+from specdec.sdk.errors import ConfigError, PluginId
 
 MANIFEST, FORMAT = "manifest.json", 1
 

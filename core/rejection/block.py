@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..kernels.pick import cumulate, pick, rows_where
 from ..kernels.row_distribution import RowDistribution
-from .draft_distribution import DistributionTable, distribution_tables
 from .layout import Layout
+from .ratio import DistributionTable, distribution_tables
 from .torch_backend import draw_rows, greedy_requests, logprobs_of, prob_of, verify
 from .types import (
     NO_PROPOSAL,

@@ -1,9 +1,9 @@
-"""Verification, plain sampling, and the tables that choose a backend by device type."""
+"""Verification, plain sampling, the tables that choose a backend by device type, and rules by their names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Protocol
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import block, torch_backend
+from .lossy import verify_synthetic, verify_typical
 from .types import DraftRows, SamplingRows, Uniforms, Verdict
 from .workspace import Workspace
 
@@ -160,3 +161,58 @@ def _check(
         raise ValueError(
             f"expected accept uniforms [{num_requests}, {num_positions}] because draft distributions are given"
         )
+
+
+class VerificationRule(Protocol):
+    """Verifies one batch with the random numbers of the request seeds; arguments as of `verify`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        cu_rows: Tensor,
+        drafts: DraftRows,
+        sampling: SamplingRows,
+        *,
+        workspace: Workspace | None = None,
+    ) -> Verdict: ...
+
+
+LOSSY = frozenset({"typical", "synthetic"})
+"""The rules under which what is generated does not follow the target's distribution."""
+
+
+def rule_of(name: str, rate: float | None = None) -> VerificationRule:
+    """The rule of a name: "standard", "block", or one of LOSSY. `rate` is what "synthetic" accepts."""
+    match name:
+        case "standard":
+            return verify
+        case "block":
+            return verify_block
+        case "typical":
+            return _typical
+        case "synthetic" if rate is not None:
+            return partial(_synthetic, rate)
+    raise ValueError(f"there is no rule {name!r} with rate {rate}")
+
+
+def _typical(
+    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: Workspace | None = None
+) -> Verdict:
+    if not len(logits):  # prompt chunks only
+        return verify(logits, cu_rows, drafts, sampling, workspace=workspace)
+    return verify_typical(logits, cu_rows, drafts, sampling)
+
+
+def _synthetic(
+    rate: float,
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    *,
+    workspace: Workspace | None = None,
+) -> Verdict:
+    if not len(logits):
+        return verify(logits, cu_rows, drafts, sampling, workspace=workspace)
+    rates = torch.full((drafts.token_ids.shape[1],), rate, device=logits.device)
+    return verify_synthetic(logits, cu_rows, drafts, sampling, rates)

@@ -2,21 +2,23 @@
 
 Every row draws its token y from p by inverse CDF. One-hot and greedy rows accept a draft iff it equals y (the
 coupled rule); rows with a reported distribution accept by ratio and, where they reject, draw from the residual instead.
+A batch that is greedy throughout is compared on the host.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..kernels.filters import FilterRows
 from ..kernels.pick import pick
-from ..kernels.row_distribution import RowDistribution, row_distribution, scale_of
+from ..kernels.row_distribution import RowDistribution, mend, row_distribution, scale_of
 from .chunk import Chunk, places_at_once
-from .greedy import verify_greedy
 from .layout import Layout
 from .ratio import ratio_test, recover
 from .types import (
@@ -213,3 +215,61 @@ def logprobs_of(distribution: RowDistribution, tokens: Tensor, rows: Tensor, gre
     weights = distribution.weights.flatten(1)[rows, tokens.clamp(0, distribution.vocab_size - 1)]
     logprobs = weights.double().log() - distribution.mass.squeeze(1)[rows].log()
     return (logprobs if greedy is None else logprobs.masked_fill(greedy.unsqueeze(1), 0.0)).float()
+
+
+def verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows) -> Verdict:
+    """A batch in which every request takes the maximum: a comparison of a few numbers per request. Waits for a device.
+
+    In Python on the host some forty operations on tensors of this size are saved, which take several times as long.
+    """
+    best, bad = _best_tokens(logits)
+    bounds, num_positions = cu_rows.tolist(), drafts.token_ids.shape[1]
+    rows: list[list[int]] = []
+    reasons: list[StopReason] = []
+    requests = zip(bounds, bounds[1:], drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=False)
+    for first, stop, token_ids, length in requests:
+        output_ids, status, reason = _greedy_end(best[first:stop], bad[first:stop], token_ids[:length])
+        padding = [PADDING_TOKEN_ID] * (num_positions + 1 - len(output_ids))
+        rows.append([max(len(output_ids) - 1, 0), status, *output_ids, *padding])
+        reasons.append(reason)
+    table = torch.tensor(rows, device=logits.device)
+    stop_reason = torch.tensor(reasons, dtype=torch.uint8, device=logits.device)
+    return Verdict(table[:, 2:], table[:, 0], table[:, 1], stop_reason, on_host=rows)
+
+
+def _greedy_end(best: list[int], bad: list[bool], drafts: list[int]) -> tuple[list[int], int, StopReason]:
+    """What one request emits, its status and why it stops: `best` and `bad` of its rows."""
+    if not best:
+        return [], 0, StopReason.NO_ROWS
+    stop = 0
+    while stop < len(drafts) and drafts[stop] == best[stop] and not bad[stop]:
+        stop += 1
+    reason = StopReason.BONUS
+    if stop < len(drafts):
+        reason = StopReason.NO_PROPOSAL if drafts[stop] == NO_PROPOSAL else StopReason.REJECTED
+    return best[: stop + 1], STATUS_BAD_ROW * any(bad[: stop + 1]), reason
+
+
+def _best_tokens(logits: Tensor) -> tuple[list[int], list[bool]]:
+    """Of each row: its first maximum, and whether it has none because of NaN or +inf."""
+    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    maxima, best = first_argmax(values)
+    if math.isfinite(maxima.sum().item()):
+        return best.tolist(), [False] * len(best)
+    values, _, bad = mend(values)
+    best = first_argmax(values)[1]
+    return best.tolist(), [False] * len(best) if bad is None else bad.tolist()
+
+
+def first_argmax(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Row maxima [R] of float32 or float64 values and the lowest index that attains each, int64 [R].
+
+    A row with NaN gives NaN. On a CPU by NumPy, which compares many values at once where torch compares one: six rows
+    of 4096 took 6 us instead of 16, one of 152k 12 us instead of 92.
+    """
+    if values.device.type != "cpu":
+        maxima, ids = values.max(-1)
+        return maxima, ids
+    rows = values.numpy()
+    best = rows.argmax(-1)
+    return torch.from_numpy(rows[np.arange(len(best)), best]), torch.from_numpy(best)

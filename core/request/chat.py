@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec.sdk import RequestError
+from specdec.sdk.errors import RequestError
 
 from .prompts import require_messages
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdec.sdk import RequestError
+from specdec.sdk.errors import RequestError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 

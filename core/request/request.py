@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens, where it stands, and why it ended."""
+"""One request on its way through the engine: its tokens and text, where it stands, what a step did to it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
+from tokenizers.decoders import DecodeStream
 
-from specdec.sdk import RequestView
+from specdec.sdk.types import Phase, RequestView
 
 from ..config.sampling_params import SamplingParams
 from ..kernels.philox import draft_key
-from .detokenizer import Detokenizer
 from .metrics import RequestMetrics
+
+
+class Detokenizer:
+    """Decodes token by token (whole characters only) and looks for stop texts.
+
+    `text` is what may be shown: it never includes a stop text, nor, before the request ended, a beginning of one.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], skip_special_tokens: bool) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._stop = tuple(stop)
+        self._holdback = max((len(text) for text in stop), default=1) - 1
+        self._decoded = ""
+        self._stopped = False
+
+    def append(self, token_id: int, may_stop: bool = True) -> str | None:
+        """Decode one more token. Returns the stop text that the output now contains, if it may stop yet."""
+        piece = self._stream.step(self._backend, token_id)
+        if piece is None:
+            return None
+        searched_from = max(len(self._decoded) - self._holdback, 0)
+        self._decoded += piece
+        if not may_stop or not self._stop:
+            return None
+        found = [(at, text) for text in self._stop if (at := self._decoded.find(text, searched_from)) >= 0]
+        if not found:
+            return None
+        at, text = min(found)
+        self._decoded, self._stopped = self._decoded[:at], True
+        return text
+
+    def text(self, finished: bool) -> str:
+        """The output so far; while the request runs, without an end that may turn out to begin a stop text."""
+        if finished or not self._holdback:
+            return self._decoded
+        return self._decoded[: max(len(self._decoded) - self._holdback, 0)]
 
 
 class Status(Enum):
@@ -46,6 +85,7 @@ class Request:
     end_token_ids: frozenset[int]  # tokens that end it (end of sequence unless ignored, stop tokens)
     detokenizer: Detokenizer | None
     prompt: str | None = None
+    options: Any = None  # what the proposer's RequestOptions made of params.extra_args
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -123,6 +163,9 @@ class Request:
             row=self.row,
             generation=self.generation,
             prompt_token_ids=self.prompt_token_ids,
+            extra_args=self.params.extra_args or {},
+            options=self.options,
+            namespace=self.params.namespace,
         )
 
     def commit(self, token_ids: Sequence[int]) -> int:
@@ -140,10 +183,11 @@ class Request:
         return len(token_ids)
 
     def _ends_with(self, token_id: int) -> bool:
-        ended_by_token = token_id in self.end_token_ids and self.num_output_tokens > self.params.min_tokens
+        may_stop = len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens
+        ended_by_token = may_stop and token_id in self.end_token_ids
         stop_text = None
         if self.detokenizer is not None and not ended_by_token:
-            stop_text = self.detokenizer.append(token_id, self.num_output_tokens > self.params.min_tokens)
+            stop_text = self.detokenizer.append(token_id, may_stop)
         if ended_by_token or stop_text is not None:
             asked_for = token_id in self.params.stop_token_ids
             self._finish(FinishReason.STOP, token_id if ended_by_token and asked_for else stop_text)
@@ -157,3 +201,79 @@ class Request:
     def abort(self) -> None:
         """End the request where it stands."""
         self._finish(FinishReason.ABORT, None)
+
+
+class Committed(NamedTuple):
+    """What a step did to one request, as of the moment after commit: what the request does later does not change it."""
+
+    request: Request
+    row: int
+    generation: int
+    first_token: int  # where its tokens begin in the batch
+    num_rows: int  # tokens computed, drafts included
+    first_position: int  # of the first of them
+    num_kept: int  # rows whose KV survived: everything computed up to, not including, the newest token
+    draft_token_ids: list[int]  # verified
+    num_accepted: int
+    token_ids: list[int]  # committed; empty in the middle of a prompt
+    length: int  # of prompt and output, the newest token included
+
+    @classmethod
+    def now(
+        cls,
+        request: Request,
+        first_token: int,
+        num_rows: int,
+        first_position: int,
+        draft_token_ids: list[int],
+        num_accepted: int,
+        token_ids: list[int],
+    ) -> Committed:
+        """Of a request that has its tokens and stands where its KV ends."""
+        return cls(
+            request,
+            request.row,
+            request.generation,
+            first_token,
+            num_rows,
+            first_position,
+            request.num_computed_tokens - first_position,
+            draft_token_ids,
+            num_accepted,
+            token_ids,
+            len(request.token_ids),
+        )
+
+    @classmethod
+    def nothing(cls, request: Request) -> Committed:
+        """Of a request that ended between steps."""
+        return cls.now(request, 0, 0, request.num_computed_tokens, [], 0, [])
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.draft_token_ids)
+
+    @property
+    def newest_token(self) -> int:
+        """In the middle of a prompt, the next prompt token."""
+        place = self.length - 1 if self.token_ids else self.first_position + self.num_kept
+        return self.request.token_ids[place]
+
+    @property
+    def phase(self) -> Phase:
+        if not self.token_ids:
+            return Phase.PREFILL
+        first = self.length - self.request.num_prompt_tokens == len(self.token_ids)
+        return Phase.PREFILL_DONE if first else Phase.DECODE
+
+
+COLUMNS = {
+    "rows": attrgetter("row"),
+    "generation": attrgetter("generation"),
+    "phase": attrgetter("phase"),
+    "committed_length": attrgetter("length"),
+    "newest_token": attrgetter("newest_token"),
+    "num_drafted": attrgetter("num_drafted"),
+    "num_accepted": attrgetter("num_accepted"),
+}
+"""What a view holds one number of per request, by the view's names."""

@@ -1,10 +1,11 @@
-"""One step's ragged batch: prompts, single tokens and drafts alike, as tensors for one forward pass."""
+"""One step's ragged batch: prompts, single tokens and drafts alike, and their sampling parameters, as tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ..cache.addressing import Addressing, Extent
@@ -12,7 +13,7 @@ from ..cache.kv_cache import KVCache
 from ..cache.transfer import upload
 from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
-from ..rejection.types import DraftRows
+from ..rejection.types import DraftRows, SamplingRows
 from ..request.request import Request
 
 
@@ -58,18 +59,9 @@ class Batch:
     numbers: Tensor  # [B, 0], or [B, 3+K] int64 that the host reads with the outcome; see `TakenDrafts.reports`
 
 
-def take_drafts(scheduled: Sequence[Scheduled], store: DraftStore) -> TakenDrafts:
-    """The stored drafts of the scheduled requests."""
-    return store.take(
-        [share.request.row for share in scheduled],
-        [share.request.generation for share in scheduled],
-        [share.num_draft_tokens for share in scheduled],
-    )
-
-
 def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing) -> Batch:
     """Take the stored drafts of the scheduled requests and lay everything out, in the order of the schedule."""
-    taken = take_drafts(scheduled, store)
+    taken = store.take([(share.request.row, share.request.generation, share.num_draft_tokens) for share in scheduled])
     items: list[BatchItem] = []
     token_ids: list[int] = []
     positions: list[int] = []
@@ -82,8 +74,9 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
         items.append(item)
         token_ids += request.token_ids[start : start + share.num_tokens]
         token_ids += drafts
-        positions += range(start, start + item.num_rows)
-        extents.append(Extent(request.row, request.generation, request.blocks, item.first_token, start, item.num_rows))
+        num_rows = item.num_rows
+        positions += range(start, start + num_rows)
+        extents.append(Extent(request.row, request.generation, request.blocks, item.first_token, start, num_rows))
         if share.samples:
             logits_rows += range(len(token_ids) - len(drafts) - 1, len(token_ids))
         cu_rows.append(len(logits_rows))
@@ -100,3 +93,47 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
         drafts=rows,
         numbers=numbers,
     )
+
+
+def sampling_rows(requests: Sequence[Request], device: torch.device) -> SamplingRows:
+    """The parameters of each request; position is that of the first token it may emit in this step."""
+    params = [request.params for request in requests]
+    floats = upload(
+        [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], device, torch.float32
+    )
+    integers = upload(
+        [
+            [p.top_k for p in params],
+            [request.seed for request in requests],
+            [len(request.token_ids) for request in requests],
+        ],
+        device,
+    )
+    return SamplingRows(
+        temperature=floats[0],
+        top_k=integers[0],
+        top_p=floats[1],
+        min_p=floats[2],
+        seed=integers[1],
+        position=integers[2],
+        all_greedy=all(p.greedy for p in params),
+        any_filter=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
+    )
+
+
+class SamplingTable:
+    """The parameters of the requests that run, sent anew only when other requests do; positions in every step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: list[tuple[int, int]] = []  # row and generation of each request
+        self._rows: SamplingRows | None = None
+
+    def rows(self, requests: Sequence[Request]) -> SamplingRows:
+        """See `sampling_rows`."""
+        running = [(request.row, request.generation) for request in requests]
+        if self._rows is None or running != self._known:
+            self._known, self._rows = running, sampling_rows(requests, self._device)
+            return self._rows
+        (position,) = upload([[len(request.token_ids) for request in requests]], self._device)
+        return replace(self._rows, position=position)

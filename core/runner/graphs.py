@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.sdk import ConfigError
+from specdec.sdk.errors import ConfigError
 
 from ..cache.block_table import BlockTable
 from ..cache.kv_cache import KVCache

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.sdk import RequestView
+from specdec.sdk.types import RequestView
 
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import CheckedDraft
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.views import Computed
-from ..request.committed import Committed
 from ..request.metrics import EngineMetrics
-from ..request.request import Request
+from ..request.request import Committed, Request
 from .batch import Scheduled
 
 

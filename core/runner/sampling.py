@@ -1,64 +1,17 @@
-"""From requests to what verification needs: sampling parameters per row, and logits after bias and penalties."""
+"""Logits after bias, min_tokens and penalties."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..cache.transfer import upload
-from ..rejection.types import SamplingRows
 from ..request.request import Request
 from .batch import Scheduled
 
 _NEVER = float("-inf")
-
-
-def sampling_rows(requests: Sequence[Request], device: torch.device) -> SamplingRows:
-    """The parameters of each request; position is that of the first token it may emit in this step."""
-    params = [request.params for request in requests]
-    floats = upload(
-        [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], device, torch.float32
-    )
-    integers = upload(
-        [
-            [p.top_k for p in params],
-            [request.seed for request in requests],
-            [len(request.token_ids) for request in requests],
-        ],
-        device,
-    )
-    return SamplingRows(
-        temperature=floats[0],
-        top_k=integers[0],
-        top_p=floats[1],
-        min_p=floats[2],
-        seed=integers[1],
-        position=integers[2],
-        all_greedy=all(p.greedy for p in params),
-        any_filter=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
-    )
-
-
-class SamplingTable:
-    """The parameters of the requests that run, sent anew only when other requests do; positions in every step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._known: list[tuple[int, int]] = []  # row and generation of each request
-        self._rows: SamplingRows | None = None
-
-    def rows(self, requests: Sequence[Request]) -> SamplingRows:
-        """See `sampling_rows`."""
-        running = [(request.row, request.generation) for request in requests]
-        if self._rows is None or running != self._known:
-            self._known, self._rows = running, sampling_rows(requests, self._device)
-            return self._rows
-        (position,) = upload([[len(request.token_ids) for request in requests]], self._device)
-        return replace(self._rows, position=position)
 
 
 def adjust_logits(

@@ -67,7 +67,7 @@ class Scheduler:
         while position < len(self.running) and budget > 0:
             request = self.running[position]
             share = self._share(request, budget, num_drafts(request))
-            while not self._fits(share):
+            while not self._reserve(share):
                 if share.num_draft_tokens:
                     share = replace(share, num_draft_tokens=0)
                     continue
@@ -75,7 +75,7 @@ class Scheduler:
                 if preempted[-1] is request:
                     break
             else:
-                budget -= self._reserve(share)
+                budget -= share.num_tokens + share.num_draft_tokens
                 shares.append(share)
                 position += 1
         if not preempted:
@@ -83,20 +83,15 @@ class Scheduler:
         return Schedule(shares, preempted)
 
     def _share(self, request: Request, budget: int, num_drafts: int) -> Scheduled:
-        num_tokens = min(request.num_uncomputed_tokens, budget)
-        samples = num_tokens == request.num_uncomputed_tokens
+        uncomputed = request.num_uncomputed_tokens
+        num_tokens, samples = min(uncomputed, budget), uncomputed <= budget
         num_drafts = min(num_drafts, budget - num_tokens) if samples else 0
         return Scheduled(request, request.num_computed_tokens, num_tokens, num_drafts, samples)
 
-    def _num_positions(self, share: Scheduled) -> int:
-        return share.start + share.num_tokens + share.num_draft_tokens + self._draft_lookahead
-
-    def _fits(self, share: Scheduled) -> bool:
-        return self.pool.can_extend(share.request.blocks, self._num_positions(share))
-
-    def _reserve(self, share: Scheduled) -> int:
-        self.pool.extend(share.request.blocks, self._num_positions(share))
-        return share.num_tokens + share.num_draft_tokens
+    def _reserve(self, share: Scheduled) -> bool:
+        """Give the request blocks for its share. False where too few are free."""
+        num_positions = share.start + share.num_tokens + share.num_draft_tokens + self._draft_lookahead
+        return self.pool.extend(share.request.blocks, num_positions)
 
     def _admit(self, shares: list[Scheduled], budget: int) -> None:
         while self.waiting and self._rows.num_free and budget > 0:
@@ -106,7 +101,8 @@ class Scheduler:
             self._rows.seat(self.waiting.popleft())
             request.status = Status.RUNNING
             share = self._share(request, budget, 0)
-            budget -= self._reserve(share)
+            self._reserve(share)
+            budget -= share.num_tokens
             shares.append(share)
 
     def _preempt(self, request: Request) -> Request:

@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec.sdk import StepStats
+from specdec.sdk.hooks import StepStats
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
@@ -18,15 +18,13 @@ from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
-from ..rejection.rules import VerificationRule
-from ..rejection.sampler import verify
+from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
-from ..request.committed import Committed
 from ..request.metrics import EngineMetrics, StageClock
-from ..request.request import Request
-from .batch import Batch, build_batch
+from ..request.request import Committed, Request
+from .batch import Batch, SamplingTable, build_batch
 from .request_progress import RequestProgress
-from .sampling import SamplingTable, adjust_logits
+from .sampling import adjust_logits
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -93,7 +91,8 @@ class Runner:
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
                 self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden)
-            self._check_late(batch, reports)
+            if batch.numbers.shape[1]:
+                self._check_late(batch, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
@@ -102,12 +101,14 @@ class Runner:
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [item.scheduled.request for item in batch.items]
         logprobs: dict[str, Tensor] = {}
-        if any(request.adjusts_logits or request.params.logprobs is not None for request in requests):
+        shown = [request for request in requests if request.params.logprobs is not None]
+        adjusted = [request for request in requests if request.adjusts_logits]
+        if shown or adjusted:
             bounds = list(accumulate((item.num_logits_rows for item in batch.items), initial=0))
             for request, first, stop in zip(requests, bounds, bounds[1:], strict=False):
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
-            if any(request.adjusts_logits for request in requests):
+            if adjusted:
                 shares = [item.scheduled for item in batch.items]
                 adjust_logits(output.logits, shares, self._drafted(batch), bounds[:-1])
         sampling = self._sampling.rows(requests)
@@ -168,11 +169,11 @@ class Runner:
         self.last_stats = StepStats(
             step=self._num_steps,
             num_requests=len(committed),
-            num_tokens_computed=sum(each.num_rows for each in committed),
+            num_tokens_computed=sum([each.num_rows for each in committed]),
             num_drafts=len(drafted),
-            num_draft_tokens=sum(each.num_drafted for each in drafted),
-            num_accepted_tokens=sum(each.num_accepted for each in drafted),
-            num_committed_tokens=sum(len(each.token_ids) for each in committed),
+            num_draft_tokens=sum([each.num_drafted for each in drafted]),
+            num_accepted_tokens=sum([each.num_accepted for each in drafted]),
+            num_committed_tokens=sum([len(each.token_ids) for each in committed]),
         )
         if self._host:
             self._host.keep_pace(self.last_stats, time.perf_counter() - start)

@@ -1,10 +1,11 @@
-"""Outputs of ended requests, shared by all later ones, within bounds."""
+"""Outputs of ended requests, shared by the later ones of their namespace, within bounds."""
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from specdec.sdk import ConfigError
@@ -12,7 +13,7 @@ from specdec.sdk import ConfigError
 from .automaton import SuffixAutomaton
 
 FILE_NAME = "outputs.jsonl"
-FORMAT = 1
+FORMAT = 2
 
 
 class _Generation:
@@ -71,11 +72,41 @@ class Corpus:
             and 2 * (len(younger.automaton) + num_tokens) <= self._max_tokens
         )
 
+    def outputs(self) -> Iterator[array[int]]:
+        """Those held, the oldest first."""
+        return chain(self._older.outputs, self._younger.outputs)
+
+
+class Corpora:
+    """A corpus for each namespace. Together they hold no more than one may: the one used longest ago gives way."""
+
+    def __init__(self, depth: int, max_outputs: int, max_tokens: int) -> None:
+        self._limits = depth, max_outputs, max_tokens
+        self._by_namespace: dict[str, Corpus] = {}  # the latest used is the last
+
+    def __len__(self) -> int:
+        """The number of outputs held."""
+        return sum(map(len, self._by_namespace.values()))
+
+    def of(self, namespace: str) -> Corpus:
+        """What requests of a namespace share; it counts as used."""
+        corpus = self._by_namespace.pop(namespace, None) or Corpus(*self._limits)
+        self._by_namespace[namespace] = corpus
+        return corpus
+
+    def add(self, namespace: str, output: Sequence[int]) -> None:
+        """Take in an output."""
+        self.of(namespace).add(output)
+        _, max_outputs, max_tokens = self._limits
+        while len(self) > max_outputs or sum(each.num_tokens for each in self._by_namespace.values()) > max_tokens:
+            del self._by_namespace[next(iter(self._by_namespace))]
+
     def save(self, directory: Path, vocab_size: int) -> None:
-        """Write the outputs below a directory, the oldest first."""
+        """Write the outputs below a directory: a line for each, with its namespace."""
         directory.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"format": FORMAT, "vocab_size": vocab_size})]
-        lines += [json.dumps(list(output)) for half in (self._older, self._younger) for output in half.outputs]
+        for namespace, corpus in self._by_namespace.items():
+            lines += [json.dumps([namespace, list(output)]) for output in corpus.outputs()]
         (directory / FILE_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def load(self, directory: Path, vocab_size: int) -> None:
@@ -84,21 +115,25 @@ class Corpus:
         try:
             header, *lines = file.read_text(encoding="utf-8").splitlines()
             found = json.loads(header)
-            outputs = [json.loads(line) for line in lines]
+            entries = [json.loads(line) for line in lines]
         except (OSError, ValueError) as error:
             raise _unusable(file, error) from error
         wanted = {"format": FORMAT, "vocab_size": vocab_size}
         if found != wanted:
             raise _unusable(file, f"it is of {found}, and this target needs {wanted}")
-        for number, output in enumerate(outputs):
-            if not _are_ids(output, vocab_size):
-                raise _unusable(file, f"line {number + 2} is no list of token ids in 0 .. {vocab_size - 1}")
-        for output in outputs:
-            self.add(output)
+        for number, entry in enumerate(entries):
+            if not _is_output(entry, vocab_size):
+                reason = f"line {number + 2} is no namespace with a list of token ids in 0 .. {vocab_size - 1}"
+                raise _unusable(file, reason)
+        for namespace, output in entries:
+            self.add(namespace, output)
 
 
-def _are_ids(output: object, vocab_size: int) -> bool:
-    return isinstance(output, list) and all(type(token) is int and 0 <= token < vocab_size for token in output)
+def _is_output(entry: object, vocab_size: int) -> bool:
+    match entry:
+        case [str(), [*token_ids]]:
+            return all(type(token) is int and 0 <= token < vocab_size for token in token_ids)
+    return False
 
 
 def _unusable(file: Path, reason: object) -> ConfigError:

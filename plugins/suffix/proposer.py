@@ -11,7 +11,7 @@ from pydantic import Field
 from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, Services, StepView, StrictModel, TargetInfo
 
 from .automaton import START, Place, SuffixAutomaton
-from .corpus import Corpus
+from .corpus import Corpora, Corpus
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Guess:
 class _Request:
     """What is known of one request: the automaton of its tokens, and where their ending stands in the corpus."""
 
-    def __init__(self, num_prompt_tokens: int, depth: int) -> None:
+    def __init__(self, num_prompt_tokens: int, depth: int, namespace: str) -> None:
+        self.namespace = namespace
         self.text = SuffixAutomaton(depth)
         self.recent: list[int] = []  # the last `depth` tokens
         self.output: list[int] = []
@@ -73,7 +74,8 @@ class SuffixProposer:
     Tokens are taken in as they are committed. Those of a request only grow: one that was preempted comes back with the
     same ones, and a replay adds nothing until it passes what is known. An ended request leaves its output to the
     corpus, as far as it was shown: the last step of a request is not. With the corpus, timing depends on what others
-    asked before; `suffix_decoding_max_cached_requests=0` keeps requests to themselves.
+    asked before; `suffix_decoding_max_cached_requests=0` keeps requests to themselves, and a request's `namespace`
+    shares with requests of the same one only.
     """
 
     class Options(StrictModel):
@@ -108,7 +110,7 @@ class SuffixProposer:
     def __init__(self, config: ProposerConfig) -> None:
         self._options: SuffixProposer.Options = config.options or self.Options()
         self._requests: dict[str, _Request] = {}
-        self._corpus = Corpus(
+        self._corpora = Corpora(
             self._options.suffix_decoding_max_tree_depth,
             self._options.suffix_decoding_max_cached_requests,
             self._options.suffix_decoding_max_cached_tokens,
@@ -121,7 +123,7 @@ class SuffixProposer:
     def on_start(self, request: RequestView) -> None:
         """Begin with nothing."""
         depth = self._options.suffix_decoding_max_tree_depth
-        self._requests[request.request_id] = _Request(len(request.prompt_token_ids), depth)
+        self._requests[request.request_id] = _Request(len(request.prompt_token_ids), depth, request.namespace)
 
     def observe(self, step: StepView) -> None:
         """Take in the tokens that were committed since each request was last shown."""
@@ -130,7 +132,8 @@ class SuffixProposer:
         places = zip(step.request_ids, step.rows.tolist(), step.committed_length.tolist(), strict=True)
         for request_id, row, length in places:
             request = self._requests[request_id]
-            request.extend(history[row, len(request.text) : length].tolist(), self._corpus)
+            shared = self._corpora.of(request.namespace)
+            request.extend(history[row, len(request.text) : length].tolist(), shared)
 
     def propose(self, step: StepView) -> Draft:
         """For each request, the continuation with the most tokens expected to be right, within its budget."""
@@ -140,15 +143,15 @@ class SuffixProposer:
 
     def on_finish(self, request: RequestView) -> None:
         """Forget the request, and keep its output."""
-        self._corpus.add(self._requests.pop(request.request_id).output)
+        self._corpora.add(request.namespace, self._requests.pop(request.request_id).output)
 
     def save(self, path: Path) -> None:
         """Write the outputs that are kept below `path`."""
-        self._corpus.save(path, self._vocab_size)
+        self._corpora.save(path, self._vocab_size)
 
     def load(self, path: Path) -> None:
         """Add the outputs that `save` wrote. Raises ConfigError SD-E180 if they are of another vocabulary."""
-        self._corpus.load(path, self._vocab_size)
+        self._corpora.load(path, self._vocab_size)
 
     def _draft(self, request: _Request, budget: int) -> list[int]:
         """Of several texts the one with the longest match is followed, the request's own where they are equal."""

@@ -30,7 +30,8 @@ class Combinator(ABC):
 
     `proposer_config` has a section for each part, named after its class (`SmallModelProposer` is `small_model`). A
     section takes the part's own options. It also takes `model`, `num_speculative_tokens`, `dtype`, `quantization`,
-    `moe_backend` and `trust_remote_code`; without them the part inherits the whole's.
+    `moe_backend` and `trust_remote_code`; without them the part inherits the whole's. A request's `extra_args` have
+    the same sections, for the parts that declare RequestOptions.
 
     At most one part may keep draft KV. A part on the host can stand beside a part on a device, but the step then waits
     for the device. An error of a part is not contained here: the engine's `on_proposer_error` applies to the whole. A
@@ -39,12 +40,18 @@ class Combinator(ABC):
 
     parts: ClassVar[tuple[type[Proposer], ...]] = ()
     Options: ClassVar[type[StrictModel]] = StrictModel
+    RequestOptions: ClassVar[type[StrictModel]] = StrictModel
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         sections = {name: section_of(name, part) for name, part in zip(cls.names(), cls.parts, strict=True)}
         fields: dict[str, Any] = {name: (model, Field(default_factory=model)) for name, model in sections.items()}
         cls.Options = create_model("Options", __base__=StrictModel, **cls.own_options(), **fields)
+        asked = {name: getattr(part, "RequestOptions", None) for name, part in zip(cls.names(), cls.parts, strict=True)}
+        per_request: dict[str, Any] = {
+            name: (model, Field(default_factory=model)) for name, model in asked.items() if model is not None
+        }
+        cls.RequestOptions = create_model("RequestOptions", __base__=StrictModel, **per_request)
 
     @classmethod
     def of(cls, *parts: type[Proposer]) -> type[Self]:
@@ -102,15 +109,15 @@ class Combinator(ABC):
 
     def on_start(self, request: RequestView) -> None:
         """Call `on_start` of each part."""
-        self._each(lambda part: part.call("on_start", request))
+        self._each(lambda part: part.call("on_start", part.request(request)))
 
     def on_preempt(self, request: RequestView) -> None:
         """Call `on_preempt` of each part."""
-        self._each(lambda part: part.call("on_preempt", request))
+        self._each(lambda part: part.call("on_preempt", part.request(request)))
 
     def on_finish(self, request: RequestView) -> None:
         """Call `on_finish` of each part."""
-        self._each(lambda part: part.call("on_finish", request))
+        self._each(lambda part: part.call("on_finish", part.request(request)))
 
     def save(self, path: Path) -> None:
         """Save each part, in a directory of its name."""

@@ -16,7 +16,7 @@ from ..errors import ConfigError, Refusal
 from ..needs import Needs, needs_of
 from ..proposer_protocol import LIFECYCLE_METHODS, Proposer
 from ..ranges import DraftLength
-from ..types import Draft, SamplingView, StepView, TargetInfo
+from ..types import Draft, RequestView, SamplingView, StepView, TargetInfo
 from .host_form import host_form
 
 
@@ -111,6 +111,12 @@ class Part:
     def call_below(self, method: str, path: Path) -> None:
         """`save` or `load`, in a directory of the part's own."""
         self.call(method, path / self.name)
+
+    def request(self, request: RequestView) -> RequestView:
+        """The request as this part is shown it: with the section of its options that is the part's."""
+        section = self.name
+        options = getattr(request.options, section, None)  # only parts that declare RequestOptions have a section
+        return replace(request, options=options, extra_args=request.extra_args.get(section, {}))
 
     def propose(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> Draft:
         """The part's draft, as wide as the part drafts. Arguments as of `view`. Raises ValueError for another form."""

@@ -8,7 +8,7 @@ from itertools import product
 from ..compare import require_same
 from ..moves import Shown
 from ..report import Violation
-from ..schedules import PROMPT_LENGTHS, alone, ending_together, lockstep
+from ..schedules import PROMPT_LENGTHS, alone, another, ending_together, lockstep
 from ..subject import Subject
 from .collection import Collection
 
@@ -90,3 +90,19 @@ def row_order(subject: Subject) -> None:
             for name in one.view.request_ids:
                 what = ("one order", "another order of rows")
                 require_same(one, other, name, stage, what, LEARN_BY_ID if shared else FIND_BY_ID)
+
+
+@CHECKS.at("standard")
+def namespaces_kept_apart(subject: Subject) -> None:
+    """What is learned of one namespace's requests changes no draft of another's."""
+    subject.need_determinism()
+    subject.need_shared_state()
+    for probabilistic in subject.modes:
+        stage, other_stage = (subject.stage(probabilistic=probabilistic) for _ in range(2))
+        after_others = [
+            shown for shown in ending_together(stage, namespace="others") if "next" in shown.view.request_ids
+        ]
+        for one, other in zip(after_others, another(other_stage), strict=True):
+            what = ("a namespace after another was served", "the same namespace alone")
+            fix = "keep what requests share in a dict by request.namespace, which on_start is given"
+            require_same(one, other, "next", stage, what, fix)

@@ -15,7 +15,8 @@ from torch._inductor import config as inductor_config
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from specdec import LLM, SamplingParams
-from specdec.core.cache.kv_cache import CacheView, KVCache, LayerShape
+from specdec.core.cache.host_addressing import CacheView
+from specdec.core.cache.kv_cache import KVCache, LayerShape
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.cpu.attention import Span, SpanBatch
 from specdec.core.kernels.cpu.backend import NativeBackend
@@ -98,10 +99,9 @@ def test_compiled_target_computes_what_it_computes_as_it_is(model_path, own_prom
         torch.testing.assert_close(compiled, uncompiled, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 @needs_a_compiler
-@pytest.mark.parametrize(
-    "dtype", [pytest.param("float32", marks=pytest.mark.full), pytest.param("bfloat16", marks=by_onednn)]
-)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=by_onednn)])
 def test_compiled_logits_do_not_depend_on_what_is_computed_beside_them(model_path, own_prompts, dtype):
     """One token and many are compiled apart; neither may skip a rounding that the other does."""
     settings = {"model": model_path, "max_model_len": 256, "dtype": dtype, "torch_compile": True}
@@ -138,6 +138,7 @@ def test_without_a_compiler_the_target_runs_as_it_is(model_path, own_prompts, ca
     assert generated(llm, own_prompts) == generated(make_llm(model=model_path, max_model_len=256), own_prompts)
 
 
+@pytest.mark.full
 @needs_a_compiler
 def test_two_compiled_models_keep_apart(model_path, own_prompts, tmp_path):
     """Same modelling code, other weights and other hooks: nothing of the first may serve the second."""

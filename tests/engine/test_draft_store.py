@@ -39,7 +39,7 @@ def put(drafts, rows, generations, token_ids, distribution):
 
 
 def take(drafts, rows, limit=K, generation=1):
-    return drafts.take(rows, [generation] * len(rows), [limit] * len(rows))
+    return drafts.take([(row, generation, limit) for row in rows])
 
 
 def lengths(drafts, rows, generation=1):

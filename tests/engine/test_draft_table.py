@@ -157,6 +157,7 @@ def test_penalties_see_unread_drafts(by_table, prompts, sequences):
 
 
 ROWS, BUDGETS = [2, 0], [3, 3]
+WANTED = [(row, 1, 3) for row in ROWS]
 
 
 def stored(draft, kinds=frozenset(), buffers=None, vocab_size=10):
@@ -192,7 +193,7 @@ def verified(taken):
 def test_the_host_counts_those_tokens_that_verification_meets(lengths, token_ids, limits, expected):
     store = stored(Draft(torch.tensor(token_ids), torch.tensor(lengths)))
     assert [store.length(row, 1) for row in ROWS] == BUDGETS
-    taken = store.take(ROWS, [1, 1], limits)
+    taken = store.take([(row, 1, limit) for row, limit in zip(ROWS, limits, strict=True)])
     drafts, reports = verified(taken)
     assert taken.verified(reports) == expected
     for row, tokens_there in zip(drafts.token_ids.tolist(), expected, strict=True):
@@ -203,7 +204,7 @@ def test_the_host_counts_those_tokens_that_verification_meets(lengths, token_ids
 
 def test_what_the_host_reads_is_what_was_put():
     draft = Draft(torch.tensor([[1, 2, 3], [4, 12, 6]], dtype=torch.int32), torch.tensor([2, 3], dtype=torch.int32))
-    _, reports = verified(stored(draft).take(ROWS, [1, 1], BUDGETS))
+    _, reports = verified(stored(draft).take(WANTED))
     one_hot = DistributionKind.ONE_HOT
     assert reports == [DraftReport(2, 2, one_hot, [1, 2, 3]), DraftReport(3, 1, one_hot, [4, 12, 6])]
 
@@ -220,7 +221,7 @@ def dense(*kinds):
 def test_distributions_of_two_kinds_lie_beside_each_other():
     distribution = dense(DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS)
     draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution)
-    drafts, _ = verified(stored(draft, BOTH, DENSE).take(ROWS, [1, 1], BUDGETS))
+    drafts, _ = verified(stored(draft, BOTH, DENSE).take(WANTED))
     assert drafts.distributions.kind.tolist() == [DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS]
     assert torch.equal(drafts.distributions.draft_probs[0], distribution.draft_probs[0])
     assert torch.equal(drafts.distributions.draft_logits[1], distribution.draft_logits[1])
@@ -230,7 +231,7 @@ def test_a_row_tagged_with_what_was_not_brought_is_one_hot_and_counted():
     distribution = dense(DistributionKind.DENSE_PROBS, DistributionKind.SPARSE)
     draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution)
     store = stored(draft, BOTH, DENSE)
-    taken = store.take(ROWS, [1, 1], BUDGETS)
+    taken = store.take(WANTED)
     drafts, reports = verified(taken)
     assert drafts.distributions.kind.tolist() == [DistributionKind.DENSE_PROBS, DistributionKind.ONE_HOT]
     assert store.num_one_hot_fallbacks == 0
@@ -245,7 +246,7 @@ def test_rows_whose_distributions_are_not_kept_are_one_hot_beside_others():
     store = stored(draft, BOTH, DENSE)
     again = CheckedDraft(BUDGETS[:1], [None], measure(draft, BOTH, None, 10)[:1], distribution, BOTH)
     store.put(ROWS[:1], [1], again, all_greedy=True)
-    drafts, _ = verified(store.take(ROWS, [1, 1], BUDGETS))
+    drafts, _ = verified(store.take(WANTED))
     assert drafts.distributions.kind.tolist() == [DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS]
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from specdec import LLM
 from specdec.core.kernels.cpu.backend import NativeBackend
-from specdec.core.kernels.cpu.fused_linear import FusedLinear, fuse_linears
+from specdec.core.kernels.cpu.linear import FusedLinear, fuse_linears
 from specdec.core.model.inference_form import prepare
 
 
@@ -47,7 +47,7 @@ def test_one_product_computes_the_group(bias, dtype, monkeypatch):
             assert torch.equal(layer.weight, weight)
             assert (layer.bias is None) == (plain_bias is None)
     assert len(calls) == 1
-    held = attention.q_proj.group._computed
+    held = attention.q_proj.group.computed
     assert held.input is None
     assert not held.outputs
 

@@ -9,8 +9,7 @@ import torch
 
 from specdec import SamplingParams
 from specdec.core.proposing.views import HOST, ViewBuilder
-from specdec.core.request.committed import Committed
-from specdec.core.request.request import Request
+from specdec.core.request.request import Committed, Request
 from specdec.sdk import Needs, Phase, StepView
 from specdec.testing import fake_target_info
 

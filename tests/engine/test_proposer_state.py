@@ -64,7 +64,7 @@ def test_a_save_that_fails_keeps_what_was_saved_before(prompts, tmp_path, monkey
         (path / "half").write_text("half")
         raise RuntimeError("the disk is gone")
 
-    monkeypatch.setattr(proposer_of(llm)._corpus, "save", half)
+    monkeypatch.setattr(proposer_of(llm)._corpora, "save", half)
     with pytest.raises(ProposerError, match="the disk is gone"):
         llm.save_proposer_state(tmp_path)
     assert files(tmp_path) == before

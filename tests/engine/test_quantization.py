@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specdec import LLM
 from specdec.core.kernels.cpu.int8_linear import Int8Linear
-from specdec.core.model.quantization import QUANTIZATIONS
+from specdec.core.model.inference_form import QUANTIZATIONS
 from specdec.sdk import ConfigError
 
 torchao = pytest.importorskip("torchao.quantization")

@@ -6,7 +6,7 @@ import torch
 from engine_helpers import make_llm
 
 from specdec import SamplingParams
-from specdec.core.runner.sampling import SamplingTable, sampling_rows
+from specdec.core.runner.batch import SamplingTable, sampling_rows
 
 NAMES = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
 

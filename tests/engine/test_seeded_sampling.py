@@ -13,7 +13,7 @@ from specdec.core.kernels.philox import Stream, uniform
 from specdec.core.rejection.sampler import sample as draw
 from specdec.core.rejection.types import Uniforms
 from specdec.core.request.request import Request
-from specdec.core.runner.sampling import sampling_rows
+from specdec.core.runner.batch import sampling_rows
 
 pytestmark = pytest.mark.filterwarnings("default:tie")
 VARIANTS = (

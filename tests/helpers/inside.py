@@ -82,7 +82,7 @@ def verify_with(llm: Any, rule: Any) -> None:
 
 def listen(llm: Any, listener: Any) -> None:
     """Tell a hook plugin what observers are told from now on."""
-    _parts(llm).observers._manager.register(listener)
+    _parts(llm).hooks._manager.register(listener)
 
 
 def _parts(llm: Any) -> Parts:

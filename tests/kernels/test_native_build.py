@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from specdec.core.engine.device import profile_of
-from specdec.core.kernels.cpu.backend import Backend
+from specdec.core.kernels.backend import Backend
 from specdec.core.kernels.cpu.native.build import BuildError, load_library
 from specdec.core.kernels.cpu.native.kernels import SOURCES, NativeKernels
 from specdec.sdk import ConfigError

@@ -20,7 +20,7 @@ from specdec import LLM, SamplingParams
 from specdec.plugins.ngram import NgramProposer
 from specdec.plugins.suffix import SuffixProposer
 from specdec.plugins.suffix.automaton import START, SuffixAutomaton
-from specdec.plugins.suffix.corpus import Corpus
+from specdec.plugins.suffix.corpus import Corpora, Corpus
 from specdec.sdk import ConfigError, Draft, Needs, ProposerConfig, RequestView
 from specdec.testing import FakeServices, fake_target_info, step_view
 
@@ -215,6 +215,7 @@ def test_an_ended_request_leaves_its_output_and_nothing_else():
         return sum(type(item) is SuffixAutomaton for item in gc.get_objects())
 
     proposer = proposer_with()
+    proposer._corpora.of("")
     idle = num_automata()
     serve(proposer, "a", [50, 51], [1, 2, 3, 4, 5])
     assert num_automata() == idle
@@ -235,7 +236,7 @@ def test_a_request_ended_before_it_was_shown_leaves_nothing():
     proposer = proposer_with()
     start(proposer, "a", [1, 2])
     finish(proposer, "a")
-    assert len(proposer._corpus) == 0
+    assert len(proposer._corpora) == 0
 
 
 def test_another_output_is_followed_only_where_its_match_is_longer():
@@ -254,6 +255,32 @@ def test_a_long_prompt_is_found_in_the_corpus_by_its_ending():
     for tokens in ([9], [9, *range(20, 40), 1, 2, 3]):  # the second step shows more tokens than the depth
         drafts = run_step(proposer, b=tokens)
     assert drafts == [[4, 5, 6]]
+
+
+def test_a_namespace_drafts_from_its_own_outputs_only(tmp_path):
+    proposer = proposer_with()
+    proposer.on_start(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="one"))
+    run_step(proposer, a=[1, 2, 3, 4, 5])
+    proposer.on_finish(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="one"))
+    proposer.save(tmp_path)
+    again = proposer_with()
+    again.load(tmp_path)
+    for each in (proposer, again):
+        drafts = {}
+        for namespace in ("", "one", "two"):
+            each.on_start(
+                RequestView(request_id=namespace, row=0, generation=1, prompt_token_ids=(), namespace=namespace)
+            )
+            drafts[namespace] = run_step(each, **{namespace: [1, 2]})[0]
+        assert drafts == {"": [], "one": [3, 4, 5], "two": []}
+
+
+def test_namespaces_hold_together_what_one_may_hold():
+    corpora = Corpora(8, 1000, 40)
+    for number in range(30):
+        corpora.add(f"tenant-{number % 7}", [number] * 9)
+        assert 0 < sum(each.num_tokens for each in corpora._by_namespace.values()) <= 40
+    assert len(corpora.of("tenant-1")) == 1, "the latest one"
 
 
 def test_no_cached_requests_keeps_requests_apart():
@@ -309,9 +336,12 @@ def test_saved_outputs_come_back(tmp_path):
         (None, "No such file"),
         ("", "not enough values"),
         ("{", "Expecting"),
-        (json.dumps({"format": 1, "vocab_size": 7}), "'vocab_size': 7"),
-        (json.dumps({"format": 1, "vocab_size": 64}) + "\n[1, 64]", "line 2 is no list of token ids in 0 .. 63"),
-        (json.dumps({"format": 1, "vocab_size": 64}) + "\n[1]\n[true]", "line 3"),
+        (json.dumps({"format": 2, "vocab_size": 7}), "'vocab_size': 7"),
+        (
+            json.dumps({"format": 2, "vocab_size": 64}) + '\n["", [1, 64]]',
+            "line 2 is no namespace with a list of token",
+        ),
+        (json.dumps({"format": 2, "vocab_size": 64}) + '\n["", [1]]\n["", [true]]', "line 3"),
     ],
     ids=["absent", "empty", "cut-off", "other-vocabulary", "id-outside", "no-ids"],
 )
@@ -322,7 +352,7 @@ def test_outputs_that_do_not_fit_are_refused(content, words, tmp_path):
     with pytest.raises(ConfigError, match=words) as caught:
         proposer.load(tmp_path)
     assert caught.value.code == "SD-E180"
-    assert len(proposer._corpus) == 0
+    assert len(proposer._corpora) == 0
 
 
 def lines_run(automaton, token):

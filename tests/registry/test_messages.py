@@ -179,7 +179,7 @@ def test_hook_that_keeps_raising(same, install, write_module, caplog):
     install("specdec-plugin-x", "0.3.1", plugins=["watch = mypkg"])
     observers = load_hooks(PluginSettings(allow=frozenset({"watch"}))).observers
     for _ in range(5):
-        observers.on_step(STATS)
+        observers.on_step(stats=STATS)
     (record,) = (record for record in caplog.records if record.levelname == "WARNING")
     same("W102-unregistered", record.getMessage())
 

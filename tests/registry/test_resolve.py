@@ -1,6 +1,7 @@
 import json
 import sys
 
+import importlib_metadata
 import pytest
 
 from specdec.core.config.speculative_config import SpeculativeConfig
@@ -11,6 +12,7 @@ from specdec.core.registry import (
     Registrations,
     Registry,
 )
+from specdec.core.registry.class_path import unregistered
 from specdec.sdk import ConfigError, PluginId, PluginLoadError
 
 
@@ -82,6 +84,13 @@ def test_method_with_model_is_the_methods_checkpoint(install, write_module):
     write_module("x_mod")
     install("dist-x", proposers=["echo = x_mod:Mine"])
     assert resolve(method="echo", model="some.checkpoint").model == "some.checkpoint"
+
+
+@pytest.mark.parametrize("package", ["torch", "pytest", "_pytest", "yaml", "six", "specdec", "json", "nobody"])
+def test_the_owner_of_a_package_is_the_one_that_python_lists(package):
+    listed = set(importlib_metadata.packages_distributions().get(package, ()))
+    owner = unregistered(package, f"{package}.module:Class").distribution
+    assert ({owner} if owner else set()) == (listed if len(listed) == 1 else set())
 
 
 def test_class_path_that_is_a_directory_too_is_refused(write_module, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .mutation import Mutant
 
-RATIO, LAYOUT, DRAFT_DISTRIBUTION = "rejection/ratio.py", "rejection/layout.py", "rejection/draft_distribution.py"
+RATIO, LAYOUT = "rejection/ratio.py", "rejection/layout.py"
 BACKEND, FILTERS, PICK = "rejection/torch_backend.py", "kernels/filters.py", "kernels/pick.py"
 
 SUBTRACT = "table.subtract(weights.flatten(1)[:, : distribution.vocab_size], requests, of_drafts)"
@@ -75,7 +75,7 @@ MUTANTS = [
     Mutant(
         "residual_temperature_differs",
         "dense",
-        DRAFT_DISTRIBUTION,
+        RATIO,
         before="self.probs[requests, places].to(weights.dtype), self.t2d",
         after="torch.nn.functional.normalize(self.probs[requests, places] ** 0.8, p=1.0, dim=1), self.t2d",
     ),
@@ -96,28 +96,28 @@ MUTANTS = [
     Mutant(
         "mass_outside_draft_vocabulary_dropped",
         "mapped",
-        DRAFT_DISTRIBUTION,
+        RATIO,
         before="distribution[:, t2d.clamp(min=0)], 0.0)",
         after="distribution[:, t2d.clamp(min=0)], 1.0)",
     ),
     Mutant(
         "test_looks_up_target_ids_in_draft_distribution",
         "mapped",
-        DRAFT_DISTRIBUTION,
+        RATIO,
         before="draft_ids = token_ids if t2d is None else t2d[token_ids]",
         after="draft_ids = token_ids",
     ),
     Mutant(
         "draft_logits_not_normalised",
         "logits",
-        DRAFT_DISTRIBUTION,
+        RATIO,
         before="draft_ids].double() / self._mass(rows)",
         after="draft_ids].double()",
     ),
     Mutant(
         "sparse_distribution_not_subtracted",
         "sparse",
-        DRAFT_DISTRIBUTION,
+        RATIO,
         before="torch.where(known, -probs, 0.0)",
         after="torch.zeros_like(probs)",
     ),

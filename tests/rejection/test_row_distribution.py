@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from specdec.core.kernels.filters import FilterRows
-from specdec.core.kernels.pick import cumulate, empty_tiles, first_argmax, pick
+from specdec.core.kernels.pick import cumulate, empty_tiles, pick
 from specdec.core.kernels.row_distribution import RowDistribution, row_distribution, scale_of
+from specdec.core.rejection.torch_backend import first_argmax
 from specdec.testing.rejection.reference import Params, target_distribution
 
 from .problems import SAMPLING, filtered_distribution

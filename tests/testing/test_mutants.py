@@ -34,6 +34,7 @@ CAUGHT = [
     ("row_order", state_mutants.DraftsByPlace),
     ("row_order", state_mutants.LearnsInTheOrderOfRows),
     ("row_order", state_mutants.LearnsWhileItDrafts),
+    ("namespaces_kept_apart", state_mutants.SharesAcrossNamespaces),
     ("accepts_and_rejects", state_mutants.BelievesItsDrafts),
     ("chunked_prefill", state_mutants.OnlyTheLastChunk),
     ("skipped_steps", state_mutants.ForgetsTheAbsent),

@@ -1,44 +1,25 @@
-"""What computes attention over spans, and in which form the layers of a network are served: chosen once per device."""
+"""The backends of a CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .attention import attend_in_torch
-from .fused_linear import fuse_linears
+from ..backend import Backend
 from .int8_linear import narrow_linears
-from .linear import LinearForm, NativeLinear, PackedLinear, onednn_multiplies, pack_linears, packable_bytes
+from .linear import (
+    LinearForm,
+    NativeLinear,
+    PackedLinear,
+    fuse_linears,
+    onednn_multiplies,
+    pack_linears,
+    packable_bytes,
+)
 from .native.kernels import NativeKernels
 from .norm import NativeRMSNorm, Spelled, fuse_rms_norms
-
-
-class Backend:
-    """PyTorch as it is, on any device: every layer stays in its own form."""
-
-    attend: Callable[..., Tensor] = staticmethod(attend_in_torch)
-    is_batch_invariant = False  # whether a row's bits do not depend on the rows beside it
-
-    def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
-        """Whether attention with heads of such sizes is batch-invariant."""
-        return False
-
-    def fuse(self, network: nn.Module) -> None:
-        """Join linear layers that read the same input, in place."""
-
-    def narrow(self, network: nn.Module, keep: nn.Module | None) -> bool:
-        """Store the weights of every linear layer but `keep` in int8, in place; or return False."""
-        return False
-
-    def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
-        """Replace linear layers and norms in place by forms that are faster for a few rows at a time.
-
-        room: the most bytes that second copies of weights may take. None means as many as there are. drop: whether
-        first copies that nothing needs leave the network.
-        """
 
 
 class CpuBackend(Backend):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from .linear import is_plain_linear
+from ..backend import is_plain_linear
 
 _MULTIPLES = 32, 16  # of inputs and outputs that torch's int8 product is made for: it reads past the end of others
 

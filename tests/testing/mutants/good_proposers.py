@@ -73,7 +73,19 @@ class SharedFollowers(Followers):
 
     def __init__(self, config: ProposerConfig) -> None:
         super().__init__(config)
-        self.followers: dict[int, int] = {}
+        self.followers: dict[str, dict[int, int]] = {}  # by namespace
+        self.namespaces: dict[str, str] = {}
+
+    def on_start(self, request: RequestView) -> None:
+        super().on_start(request)
+        self.namespaces[request.request_id] = request.namespace
+
+    def on_finish(self, request: RequestView) -> None:
+        super().on_finish(request)
+        del self.namespaces[request.request_id]
+
+    def shared(self, request_id: str) -> dict[int, int]:
+        return self.followers.setdefault(self.namespaces[request_id], {})
 
     def observe(self, step: StepView) -> None:
         rows, lengths = step.rows.tolist(), step.committed_length.tolist()
@@ -86,12 +98,13 @@ class SharedFollowers(Followers):
     def learn(self, step: StepView, b: int, row: int, length: int) -> None:
         known = len(self.tokens[step.request_ids[b]])  # a replay shows nothing that is new
         super().learn(step, b, row, length)
-        self.followers.update(pairwise(self.tokens[step.request_ids[b]][max(known - 1, 0) :]))
+        request_id = step.request_ids[b]
+        self.shared(request_id).update(pairwise(self.tokens[request_id][max(known - 1, 0) :]))
 
     def draft(self, step: StepView, b: int, budget: int) -> list[int]:
-        draft = [int(step.newest_token[b])]
-        while len(draft) <= budget and draft[-1] in self.followers:
-            draft.append(self.followers[draft[-1]])
+        draft, followers = [int(step.newest_token[b])], self.shared(step.request_ids[b])
+        while len(draft) <= budget and draft[-1] in followers:
+            draft.append(followers[draft[-1]])
         return draft[1:]
 
 

@@ -244,3 +244,10 @@ class SavesNothing(Followers):
 class OnlySaves(Followers):
     def save(self, path):
         path.write_text("")
+
+
+class SharesAcrossNamespaces(SharedFollowers):
+    """Learns from everybody's text for everybody."""
+
+    def shared(self, request_id: str) -> dict[int, int]:
+        return self.followers.setdefault("", {})

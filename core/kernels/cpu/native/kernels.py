@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import gcd
 from pathlib import Path
 from threading import Lock
 
@@ -35,7 +36,7 @@ class NativeKernels:
         self.rms_norm = operators.rms_norm.default
         self._attend = operators.attend.default
         self._attend_at = operators.attend_at.default
-        self._no_sinks = torch.empty(0)
+        self._no_sinks = torch.empty(0)  # limits that are 0 are none either
         self.outputs_per_panel: int = library.functions.outputs_per_panel()
         self._head_multiple: int = library.functions.head_size_multiple()
         self._longest_head: int = library.functions.longest_head()
@@ -62,10 +63,13 @@ class NativeKernels:
         spec: AttentionSpec,
     ) -> Tensor:  # [N, Hq, Dv]
         """See `attend_in_torch`, which serves what this does not. Keys and values are read once for several rows."""
-        if not self._serves(query, keys, values, stored_keys):
+        is_plain = query.dtype == keys.dtype == values.dtype == stored_keys.dtype
+        is_plain &= query.stride(2) == keys.stride(2) == values.stride(2) == 1
+        if not is_plain or not self.serves_heads(query.dtype, query.shape[2], values.shape[2]):
             return attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
-        stored = stored_keys, stored_values, batch.table, self._sinks(spec)
-        output: Tensor = self._attend(query, keys, values, *stored, *_limits(spec))
+        sinks = self._no_sinks if spec.sinks is None else spec.sinks.float()
+        limits = spec.scale, spec.window or 0, spec.softcap or 0.0, spec.chunk or 0
+        output: Tensor = self._attend(query, keys, values, stored_keys, stored_values, batch.table, sinks, *limits)
         return output
 
     def attend_at(
@@ -79,23 +83,14 @@ class NativeKernels:
         spec: AttentionSpec,
     ) -> Tensor:  # [N, Hq, Dv]
         """The same for heads that are served, of tensors and numbers only, for a compiler."""
-        output: Tensor = self._attend_at(query, keys, values, table, storage, self._sinks(spec), layer, *_limits(spec))
+        sinks = self._no_sinks if spec.sinks is None else spec.sinks.float()
+        limits = spec.scale, spec.window or 0, spec.softcap or 0.0, spec.chunk or 0
+        output: Tensor = self._attend_at(query, keys, values, table, storage, sinks, layer, *limits)
         return output
-
-    def _sinks(self, spec: AttentionSpec) -> Tensor:
-        """In fp32; empty for none."""
-        return self._no_sinks if spec.sinks is None else spec.sinks.float()
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """Whether it attends with heads of such sizes, rather than PyTorch."""
-        return dtype in DTYPES and all(size % self._head_multiple == 0 and size <= self._longest_head for size in sizes)
-
-    def _serves(self, query: Tensor, keys: Tensor, values: Tensor, stored: Tensor) -> bool:
-        return (
-            self.serves_heads(query.dtype, query.shape[2], values.shape[2])
-            and query.dtype == keys.dtype == values.dtype == stored.dtype
-            and query.stride(2) == keys.stride(2) == values.stride(2) == 1
-        )
+        return dtype in DTYPES and gcd(*sizes) % self._head_multiple == 0 and max(sizes) <= self._longest_head
 
     def can_pack(self, weight: Tensor) -> bool:
         """Whether `linear` multiplies by such weights [out, in]."""
@@ -150,11 +145,6 @@ class NativeKernels:
         expected = nn.functional.rms_norm(rows.double(), (72,), gain.double(), 1e-5)
         found = [self.rms_norm(rows, gain, 1e-5, rounds_first).double() for rounds_first in (0, 1)]
         return all(torch.allclose(each, expected, tolerance, tolerance) for each in found)
-
-
-def _limits(spec: AttentionSpec) -> tuple[float, int, float, int]:
-    """As the operators take them: 0 for none."""
-    return spec.scale, spec.window or 0, spec.softcap or 0.0, spec.chunk or 0
 
 
 @cache

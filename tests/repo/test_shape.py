@@ -1,0 +1,147 @@
+"""The shape of the house in numbers: who imports whom, how long a chain is, how much one step touches."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins")
+FILES = {
+    ".".join(["specdec", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__"): path
+    for room in ROOMS
+    for path in sorted((ROOT / room).rglob("*.py"))
+}
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imports_of(module: str, nodes: list[ast.stmt], *, everywhere: bool) -> set[str]:
+    """Modules of ours. everywhere: those within functions and for types only as well."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".") if FILES[module].name == "__init__.py" else module.split(".")[:-1]
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            names = {f"{origin}.{alias.name}" for alias in node.names}
+            found |= (names & FILES.keys()) | ({origin} if names - FILES.keys() else set())
+        elif everywhere or not (is_for_types(node) or isinstance(node, ast.FunctionDef)):
+            inner = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt | ast.ExceptHandler)]
+            found |= imports_of(module, inner, everywhere=everywhere)
+    return found & FILES.keys() - {module}
+
+
+@cache
+def graph(*, everywhere: bool) -> dict[str, set[str]]:
+    return {
+        module: imports_of(module, ast.parse(path.read_text(encoding="utf-8")).body, everywhere=everywhere)
+        for module, path in FILES.items()
+    }
+
+
+@cache
+def chain_from(module: str) -> tuple[str, ...]:
+    """The longest chain of imports that happen when a module is loaded."""
+    longest = max((chain_from(each) for each in sorted(graph(everywhere=False)[module])), key=len, default=())
+    return (module, *longest)
+
+
+def floors() -> list[list[set[str]]]:
+    """What import-linter holds: each of its contracts of layers, the top floor first."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    return [[{room.strip() for room in layer.split("|")} for layer in each] for each in layers]
+
+
+def floor_of(module: str, house: list[set[str]]) -> int | None:
+    return next((i for i, rooms in enumerate(house) for room in rooms if f"{module}.".startswith(f"{room}.")), None)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    try:
+        TopologicalSorter(graph(everywhere=True)).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+
+
+def test_at_most_two_imports_run_up() -> None:
+    up = [
+        f"{module} -> {other}"
+        for house in floors()
+        for module, others in graph(everywhere=True).items()
+        for other in others
+        if None not in (floor_of(module, house), floor_of(other, house))
+        and floor_of(module, house) > floor_of(other, house)
+    ]
+    assert len(up) <= 2, up
+
+
+@pytest.mark.parametrize("face", ["specdec.core.llm", "specdec.core.host"])
+def test_the_longest_chain_of_imports_is_at_most_twelve(face: str) -> None:
+    assert len(chain_from(face)) <= 12, " > ".join(chain_from(face))
+
+
+def test_the_core_has_at_most_four_loose_files() -> None:
+    assert len(list((ROOT / "core").glob("*.py"))) <= 4
+
+
+def test_every_function_may_have_a_complexity_of_at_most_twelve() -> None:
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    assert "C90" in lint["select"]
+    assert lint["mccabe"]["max-complexity"] <= 12
+    assert not [path for path in FILES.values() if "noqa: C901" in path.read_text(encoding="utf-8")]
+
+
+STEP = """
+import sys
+from collections import Counter
+from pathlib import Path
+from specdec import LLM, SamplingParams
+
+root, calls = Path(sys.argv[1]), Counter()
+ours = {}
+
+def count(frame, event, argument):
+    name = frame.f_code.co_filename
+    if event == "call":
+        if name not in ours:
+            ours[name] = Path(name).is_absolute() and root in Path(name).resolve().parents
+        calls[name] += ours[name]
+
+engine = LLM(str(root / "assets" / "tiny" / "target")).engine
+for prompt in ([5, 6, 7, 8], [9, 10, 11]):
+    engine.add_request(prompt, SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
+for _ in range(6):
+    engine.step()
+sys.setprofile(count)
+engine.step()
+sys.setprofile(None)
+print(len(+calls), calls.total())
+"""
+
+
+def test_a_plain_step_stays_small() -> None:
+    """Of two requests on the packaged target: calls of our functions, and files that they lie in."""
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, str(ROOT)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    num_files, num_calls = map(int, done.stdout.split())
+    assert num_files <= 20
+    assert num_calls <= 250
