@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from specdec import LLM, SamplingParams
-from specdec.core.kernels.cpu.linear import LaidOutLinear
+from specdec.core.host import parts_of
+from specdec.core.kernels.cpu.layers import LaidOutLinear
 from specdec.lab.environment import environment
 
 from .peers.report import Sheet
@@ -108,8 +109,8 @@ def measure(model: str, settings: dict[str, Any], speculative: dict[str, Any] | 
 
 def weight_bytes(llm: LLM) -> tuple[int, int]:
     """Bytes of plain weights, and of those in a layout of their own; each storage once."""
-    host = llm.engine.parts.host
-    networks = [llm.engine.parts.target.model]
+    host = parts_of(llm).host
+    networks = [parts_of(llm).target.model]
     networks += [each for each in vars(host.proposer).values() if isinstance(each, torch.nn.Module)] if host else []
     modules = [module for network in networks for module in network.modules()]
     tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
@@ -121,7 +122,7 @@ def weight_bytes(llm: LLM) -> tuple[int, int]:
 
 def kv_bytes(llm: LLM) -> int:
     """Bytes of the keys and values of target and drafter for all tokens of the run."""
-    parts = llm.engine.parts
+    parts = parts_of(llm)
     per_token = sum(shape.bytes_per_token(parts.target.dtype) for shape in parts.target.layer_shapes)
     if parts.host and (draft := parts.host.needs.draft_kv):
         dims = draft.head_dim + (draft.value_head_dim or draft.head_dim)
@@ -131,7 +132,7 @@ def kv_bytes(llm: LLM) -> int:
 
 def workspace(llm: LLM) -> int:
     """What a step takes at most, by the formula above."""
-    config = llm.engine.parts.target.config
+    config = parts_of(llm).target.config
     rows = TOKENS_PER_STEP * (6 * config.hidden_size + 3 * config.intermediate_size)
     return 4 * (rows + 3 * BATCH * (K + 1) * config.vocab_size)
 

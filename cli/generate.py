@@ -109,7 +109,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         elif not quiet:
             print(job.summary(), file=sys.stderr)
         if job.differences:
-            print(f"Promised here: {llm.engine.parts.text_equality.sentence}", file=sys.stderr)
+            print(f"Promised here: {llm.engine.text_equality.sentence}", file=sys.stderr)
         for difference in job.differences or ():
             print(difference.sentence(llm.get_tokenizer()), file=sys.stderr)
     if job.differences:
@@ -185,9 +185,10 @@ class _Job:
 
     def compare_with(self, plain: LLM) -> None:
         """Generate again with a plain engine and keep the differences."""
+        from specdec.core.host import parts_of
         from specdec.lab.equality import compare
 
-        assert plain.engine.parts.host is None, "outputs are compared with plain decoding's"
+        assert parts_of(plain).host is None, "outputs are compared with plain decoding's"
         expected = self._stream(plain, None)
         self.differences = compare(
             self._llm.engine,

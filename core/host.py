@@ -5,12 +5,14 @@ It is not for users, whose names are in `specdec`, nor for plugins, which know `
 
 from __future__ import annotations
 
+from . import registry, rejection
 from .cache.block_pool import BlockPool
 from .cache.host_addressing import HostAddressing
 from .cache.kv_cache import KVCache
 from .cache.row_table import RowTable
 from .config.engine_config import EngineConfig
 from .config.speculative_config import SpeculativeConfig
+from .engine.assembly import parts_of
 from .engine.device import profile_of
 from .engine.plan import target_info
 from .engine.verifier_checkpoint import with_verifier
@@ -19,6 +21,7 @@ from .model.hidden_states import HiddenStates
 from .model.model_support import locate_model, refuse_unsupported
 from .model.target import TargetOutput
 from .proposing.admission import admit
+from .proposing.draft_check import SUM_TOLERANCE
 from .proposing.draft_store import DistributionBuffers, DraftStore
 from .proposing.draft_table import CheckedDraft, DraftReport
 from .proposing.proposer_host import ProposerHost
@@ -26,12 +29,6 @@ from .proposing.services import BlockDraftKV, EngineServices, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
 from .proposing.view_guard import Snapshot
 from .proposing.views import ViewBuilder
-from .registry import LoadedProposer, PluginSettings, Registry, ResolvedProposer, author_frame, load_proposer
-from .registry.catalog import CLASS_PATH_METHOD
-from .registry.check import check_class
-from .registry.discovery import SDK_DISTRIBUTION
-from .registry.hooks import Observers, load_hooks
-from .rejection import DraftDistributions, DraftRows, SamplingRows, Verdict, verify
 from .request.metrics import EngineMetrics
 from .request.request import Committed, Request
 from .runner.batch import Scheduled
@@ -40,16 +37,13 @@ from .runner.scheduler import Schedule, Scheduler
 from .runner.step import Runner
 
 __all__ = [
-    "CLASS_PATH_METHOD",
-    "SDK_DISTRIBUTION",
+    "SUM_TOLERANCE",
     "BlockDraftKV",
     "BlockPool",
     "CheckedDraft",
     "Committed",
     "DistributionBuffers",
-    "DraftDistributions",
     "DraftReport",
-    "DraftRows",
     "DraftStore",
     "EngineConfig",
     "EngineMetrics",
@@ -58,17 +52,11 @@ __all__ = [
     "HiddenStates",
     "HostAddressing",
     "KVCache",
-    "LoadedProposer",
-    "Observers",
-    "PluginSettings",
     "ProposerHost",
-    "Registry",
     "Request",
     "RequestProgress",
-    "ResolvedProposer",
     "RowTable",
     "Runner",
-    "SamplingRows",
     "Schedule",
     "Scheduled",
     "Scheduler",
@@ -77,18 +65,15 @@ __all__ = [
     "SpeculativeConfig",
     "SpeculativeSettings",
     "TargetOutput",
-    "Verdict",
     "ViewBuilder",
     "admit",
-    "author_frame",
-    "check_class",
-    "load_hooks",
-    "load_proposer",
     "locate_model",
     "logit_scale",
+    "parts_of",
     "profile_of",
     "refuse_unsupported",
+    "registry",
+    "rejection",
     "target_info",
-    "verify",
     "with_verifier",
 ]

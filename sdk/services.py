@@ -130,12 +130,13 @@ class Services(Protocol):
         """The store that `Needs.draft_kv` declared. Raises Refusal if none was declared."""
         ...
 
-    def capture(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function as a replayable graph where the device has graphs, the function itself elsewhere.
 
-        Every argument is a tensor with one row per request. So is the result, which is valid until the next call. Each
-        row must depend only on its own inputs and on tensors that keep their places (weights, draft KV). The function
-        may read nothing back to the host. A row may be computed and written more than once.
+        Every argument is a tensor with one row per request. So is the result, or each of a tuple of results. Results
+        are valid until the next call. Each row must depend only on its own inputs and on tensors that keep their places
+        (weights, draft KV). The function may read nothing back to the host. A row may be computed and written more than
+        once.
         """
         ...
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from specdec.core.host import DraftDistributions
+from specdec.core.host import rejection
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
@@ -33,7 +33,7 @@ def distribution_of(
     if needs.draft_vocabulary is not None:
         t2d = torch.full((vocab_size,), -1)
         t2d[torch.tensor(needs.draft_vocabulary)] = torch.arange(len(needs.draft_vocabulary))
-    distributions = DraftDistributions(
+    distributions = rejection.DraftDistributions(
         distribution.kind,
         distribution.draft_probs,
         distribution.draft_logits,

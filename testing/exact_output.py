@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.core.host import SamplingRows, verify
+from specdec.core.host import rejection
 from specdec.sdk.errors import SpecdecError
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
@@ -30,7 +30,7 @@ def require_exact_output(subject: Subject) -> None:
     drafter = _excerpt(subject) if subject.resolved.model is not None else _measured(subject)
     limit = HALF_VARIATION if drafter.in_half_precision else MOST_VARIATION
     for params in TARGETS:
-        distribution = exact_distribution(verify, _problem(drafter, params, subject.seed))
+        distribution = exact_distribution(rejection.verify, _problem(drafter, params, subject.seed))
         if distribution.total_variation > limit:
             root = [round(value, 4) for value in drafter.nodes[()].drawn.tolist()]
             raise Violation(
@@ -111,8 +111,8 @@ def _problem(drafter: SmallDrafter, params: Params, seed: int) -> Problem:
     )
 
 
-def _sampling(params: Params) -> SamplingRows:
-    return SamplingRows(
+def _sampling(params: Params) -> rejection.SamplingRows:
+    return rejection.SamplingRows(
         temperature=torch.tensor([params.temperature], dtype=torch.float32),
         top_k=torch.tensor([params.top_k]),
         top_p=torch.tensor([params.top_p], dtype=torch.float32),

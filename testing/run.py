@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from specdec.core.host import PluginSettings, author_frame
+from specdec.core.host import registry
 from specdec.sdk.errors import ConfigError, ProposerError, SpecdecError, did_you_mean
 
 from .checks import ALL_CHECKS, Check, checks_of
@@ -35,7 +35,7 @@ def check_proposer(
     expected_failures: Mapping[str, str] | None = None,
     target: str = "tiny",
     seed: int = 0,
-    plugin_settings: PluginSettings | None = None,
+    plugin_settings: registry.PluginSettings | None = None,
     on_fail: Literal["collect", "raise"] = "collect",
     timeout: float = TIMEOUT_S,
 ) -> list[CheckResult]:
@@ -48,7 +48,9 @@ def check_proposer(
     thread and POSIX signals, and interrupts Python code only. Raises ConfigError SD-E132 for an unknown check or an
     empty reason, PluginLoadError or ConfigError if there is no such proposer.
     """
-    subject = Subject(proposer, dict(speculative_config or {}), target, seed, plugin_settings or PluginSettings())
+    subject = Subject(
+        proposer, dict(speculative_config or {}), target, seed, plugin_settings or registry.PluginSettings()
+    )
     expected = expected_failures or {}
     run = Run(timeout=timeout, expected=expected)
     return list(results(subject, level, only, expected, on_fail=on_fail, run=run))
@@ -142,14 +144,14 @@ def _seen(error: BaseException, subject: Subject, timeout: float) -> tuple[dict[
         error = _out_of_time(error, subject, timeout)
     if isinstance(error, SpecdecError):
         return {"expected": "no error", "found": str(error)}, cause_of(error)
-    place = author_frame(error, subject.resolved.plugin.target)
+    place = registry.author_frame(error, subject.resolved.plugin.target)
     return {"expected": "no error", "found": "".join(traceback.format_exception(error))}, f"{type(error)} {place}"
 
 
 def _out_of_time(error: OutOfTime, subject: Subject, timeout: float) -> ProposerError:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name != "_interrupt"]
     facts = {
-        "where": author_frame(error, subject.resolved.plugin.target),
+        "where": registry.author_frame(error, subject.resolved.plugin.target),
         "stack": "\n".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-NUM_FRAMES:]),
         "fix": "find the loop or the wait that does not end; a check that only needs longer gets a larger timeout",
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.core.host import DraftRows, Request, RowTable, SamplingRows, Schedule, Scheduled, Verdict
+from specdec.core.host import Request, RowTable, Schedule, Scheduled, rejection
 from specdec.sdk.types import PADDING_TOKEN_ID
 
 from .moves import Move
@@ -38,14 +38,20 @@ class Scripted:
             self.rows.unseat(request)
 
     def verify(
-        self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: object = None
-    ) -> Verdict:
+        self,
+        logits: Tensor,
+        cu_rows: Tensor,
+        drafts: rejection.DraftRows,
+        sampling: rejection.SamplingRows,
+        *,
+        workspace: object = None,
+    ) -> rejection.Verdict:
         """See `VerificationRule`. There are no logits."""
         drafted = [ids[:n] for ids, n in zip(drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=True)]
         outputs = list(map(self._output, self.moves, self._shares, drafted))
         width = drafts.token_ids.shape[1] + 1
         num_accepted = torch.tensor([max(len(ids) - 1, 0) for ids in outputs])
-        return Verdict(
+        return rejection.Verdict(
             output_ids=torch.tensor([ids + [PADDING_TOKEN_ID] * (width - len(ids)) for ids in outputs]),
             num_accepted=num_accepted,
             status=torch.zeros_like(num_accepted),

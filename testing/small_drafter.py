@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.core.host import CheckedDraft, DistributionBuffers, DraftReport, DraftRows, DraftStore
+from specdec.core.host import CheckedDraft, DistributionBuffers, DraftReport, DraftStore, rejection
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
@@ -58,7 +58,7 @@ class SmallDrafter:
                 table[prefix] = node.drawn
         return table
 
-    def report(self, drafts: Tensor) -> DraftRows:
+    def report(self, drafts: Tensor) -> rejection.DraftRows:
         """What verification is given for the drafts [T, K], after the engine's own store."""
         rows = [tuple(row) for row in drafts.tolist()]
         lengths = [next((i for i in range(len(row)) if row[:i] not in self.nodes), len(row)) for row in rows]
@@ -71,7 +71,7 @@ class SmallDrafter:
             reports = [DraftReport(len(row), len(row), int(self.distribution.kind[0]), list(row)) for row in rows]
             store.put(numbers, numbers, CheckedDraft.read(reports, self._distribution_of(rows)))
             distributions = store.take([(number, number, self.num_drafts) for number in numbers]).distributions()
-        return DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
+        return rejection.DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
 
     def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:
         """The reported tensors, position by position from the step in which the row's prefix was drawn."""

@@ -16,13 +16,13 @@ from specdec.core.host import (
     EngineMetrics,
     HostAddressing,
     KVCache,
-    LoadedProposer,
     ProposerHost,
     Request,
     RowTable,
     Runner,
     ViewBuilder,
     profile_of,
+    registry,
 )
 from specdec.sdk.errors import ProposerError
 from specdec.sdk.needs import Needs
@@ -43,7 +43,13 @@ class Stage:
     """One proposer, requests, and no opinion on who is scheduled when: every step is given as a list of moves."""
 
     def __init__(
-        self, loaded: LoadedProposer, info: TargetInfo, world: World, *, seed: int = 0, shown: Needs | None = None
+        self,
+        loaded: registry.LoadedProposer,
+        info: TargetInfo,
+        world: World,
+        *,
+        seed: int = 0,
+        shown: Needs | None = None,
     ) -> None:
         """`shown`: the needs that views are built for, where they are not the declared ones."""
         self.info, self.needs, self.seed = info, loaded.needs, seed
@@ -60,7 +66,7 @@ class Stage:
         rows = RowTable(info.max_num_seqs, pool)
         metrics = EngineMetrics(info.model, loaded.plugin.label)
         self._host = WatchedHost(loaded, info, CPU, ViewBuilder(shown, k, info, CPU), metrics, self.reads)
-        self._host.bind(info, world.lend(info, loaded.needs.draft_kv, rows, self.reads))
+        self._host.bind(info, world.services(info, loaded.needs.draft_kv, rows, self.reads))
         self._scripted = Scripted(self.script, rows, lookahead)
         self.requests = self._scripted.requests  # those that have not ended
         self._runner = Runner(

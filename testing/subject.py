@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec import LLM
-from specdec.core.host import (
-    LoadedProposer,
-    PluginSettings,
-    Registry,
-    ResolvedProposer,
-    SpeculativeConfig,
-    admit,
-    load_hooks,
-    load_proposer,
-)
+from specdec.core.host import SpeculativeConfig, admit, registry
 from specdec.sdk.errors import PluginId, Refusal, SpecdecError
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
@@ -45,7 +36,7 @@ class Subject:
     settings: Mapping[str, Any]  # further keys of `speculative_config`
     target_model: str = "tiny"
     seed: int = 0
-    plugin_settings: PluginSettings = field(default_factory=PluginSettings)
+    plugin_settings: registry.PluginSettings = field(default_factory=registry.PluginSettings)
 
     @property
     def label(self) -> str:
@@ -69,17 +60,17 @@ class Subject:
         most = None
         with suppress(SpecdecError):  # whatever it is, the check `loads` shows it
             least = self._given.replace(num_speculative_tokens=1)
-            most = load_proposer(self.resolved, least, self.target.info).needs.max_draft_tokens
+            most = registry.load_proposer(self.resolved, least, self.target.info).needs.max_draft_tokens
         return self._given.replace(num_speculative_tokens=min(NUM_DRAFT_TOKENS, most or NUM_DRAFT_TOKENS))
 
     @cached_property
-    def resolved(self) -> ResolvedProposer:
+    def resolved(self) -> registry.ResolvedProposer:
         """The class, and who to blame. Raises PluginLoadError or ConfigError, as the engine does."""
-        registrations = load_hooks(self.plugin_settings).registrations
+        registrations = registry.load_hooks(self.plugin_settings).registrations
         if isinstance(self.asked, str):
-            return Registry.discover(self.plugin_settings, registrations).resolve(self._given)
+            return registry.Registry.discover(self.plugin_settings, registrations).resolve(self._given)
         cls = registrations.adapt_proposer(self.asked)
-        return ResolvedProposer(PluginId(self.asked.__name__, self.label), cls, self._given.model)
+        return registry.ResolvedProposer(PluginId(self.asked.__name__, self.label), cls, self._given.model)
 
     @cached_property
     def needs(self) -> Needs:
@@ -102,13 +93,13 @@ class Subject:
 
     def load(
         self, *, k: int | None = None, probabilistic: bool | None = None, info: TargetInfo | None = None
-    ) -> LoadedProposer:
+    ) -> registry.LoadedProposer:
         """Checked, and admitted on the target, as the engine does it. Raises SpecdecError."""
         changes: dict[str, Any] = {} if k is None else {"num_speculative_tokens": k}
         if probabilistic is not None:
             changes["draft_sample_method"] = "probabilistic" if probabilistic else "greedy"
         info = info or self.target.info
-        loaded = load_proposer(self.resolved, self.config.replace(**changes), info)
+        loaded = registry.load_proposer(self.resolved, self.config.replace(**changes), info)
         if probabilistic is not True or loaded.needs.distribution != "one_hot":
             admit(loaded, info)
         return loaded

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from specdec.core.host import PluginSettings
+from specdec.core.host import registry
 
 from .checks import Check
 from .report import Level
@@ -52,7 +52,7 @@ class ProposerConformance:
     def subject(self) -> Subject:
         """The proposer under test; override it for one that needs more than these attributes."""
         cls = type(self)
-        return Subject(cls.proposer, dict(cls.speculative_config), cls.target, cls.seed, PluginSettings())
+        return Subject(cls.proposer, dict(cls.speculative_config), cls.target, cls.seed, registry.PluginSettings())
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test for each check of the level."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.core.host import CheckedDraft, EngineMetrics, LoadedProposer, ProposerHost, Snapshot, ViewBuilder
+from specdec.core.host import CheckedDraft, EngineMetrics, ProposerHost, Snapshot, ViewBuilder, registry
 from specdec.sdk import StepStats, StepView, TargetInfo
 
 from .moves import GivenUniforms, Shown
@@ -24,7 +24,7 @@ class WatchedHost(ProposerHost):
 
     def __init__(
         self,
-        loaded: LoadedProposer,
+        loaded: registry.LoadedProposer,
         info: TargetInfo,
         device: torch.device,
         views: ViewBuilder,

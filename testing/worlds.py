@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec import LLM, SamplingParams
-from specdec.core.host import BlockDraftKV, EngineServices, HostAddressing, RowTable, with_verifier
+from specdec.core.host import BlockDraftKV, EngineServices, HostAddressing, RowTable, parts_of, with_verifier
 from specdec.sdk.needs import DraftKV
 from specdec.sdk.services import DraftKVStore, Services
 from specdec.sdk.types import TargetInfo
@@ -29,7 +29,7 @@ class World(Protocol):
     @property
     def info(self) -> TargetInfo: ...
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """Services for one proposer; "draft_kv" enters `reads` when it takes its store."""
         ...
 
@@ -38,7 +38,7 @@ class _WatchedServices(EngineServices):
     """The engine's own services, which remember whether the draft KV was asked for."""
 
     def __init__(self, info: TargetInfo, llm: LLM, store: DraftKVStore | None, reads: set[str]) -> None:
-        parts = llm.engine.parts
+        parts = parts_of(llm)
         super().__init__(info, parts.target, parts.tokenizer, store, parts.backend)
         self._reads = reads
 
@@ -69,11 +69,11 @@ class RealTarget:
 
     @property
     def info(self) -> TargetInfo:
-        return self.llm.engine.parts.info
+        return parts_of(self.llm).info
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """The engine's services, with draft KV on the rows' blocks."""
-        parts = self.llm.engine.parts
+        parts = parts_of(self.llm)
         store = None
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
@@ -85,7 +85,7 @@ class RealTarget:
         """Put every weight back that was written to. Returns their names."""
         written = []
         with torch.no_grad():
-            for name, parameter in self.llm.engine.parts.target.model.named_parameters():
+            for name, parameter in parts_of(self.llm).target.model.named_parameters():
                 if not torch.equal(parameter, self.weights[name]):
                     parameter.copy_(self.weights[name])
                     written.append(name)
@@ -97,9 +97,9 @@ def load_target(model: str) -> RealTarget:
     """The target on the CPU in float32, loaded once per process, and its greedy outputs without drafts."""
     model = str(with_verifier(model, None)[0])  # of a drafter's checkpoint, its target
     llm = LLM(model, device="cpu", max_num_seqs=NUM_PROMPTS)
-    script = Script(seed=0, vocab_size=llm.engine.parts.info.vocab_size)
+    script = Script(seed=0, vocab_size=parts_of(llm).info.vocab_size)
     prompts = [script.prompt(f"prompt-{number}", 3 + 9 * number) for number in range(NUM_PROMPTS)]
-    weights = {name: each.detach().clone() for name, each in llm.engine.parts.target.model.named_parameters()}
+    weights = {name: each.detach().clone() for name, each in parts_of(llm).target.model.named_parameters()}
     return RealTarget(model, llm, weights, tuple(map(tuple, prompts)), generate(llm, prompts))
 
 
@@ -121,6 +121,6 @@ class FewTokens:
     def info(self) -> TargetInfo:
         return replace(fake_target_info(), vocab_size=self.vocab_size)
 
-    def lend(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
         """The fakes of this package."""
         return _FakeServices(info, spec, reads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from specdec.core.host import PluginSettings, SpeculativeSettings
+from specdec.core.host import SpeculativeSettings, registry
 from specdec.sdk.errors import ConfigError
 
 from . import in_transformers, in_vllm
@@ -19,7 +19,7 @@ ENGINES: Mapping[str, Callable[[Asked], HandOver]] = MappingProxyType(
 )
 
 
-def hand_over(engine: str, model: str, config: SpeculativeSettings, plugins: PluginSettings) -> HandOver:
+def hand_over(engine: str, model: str, config: SpeculativeSettings, plugins: registry.PluginSettings) -> HandOver:
     """How `engine` runs `model` with the proposer of `config`. Imports the proposer, loads nothing.
 
     Raises ConfigError: SD-E198 for an engine without an adapter, and otherwise what the config would raise here.

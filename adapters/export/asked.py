@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.core.host import (
-    PluginSettings,
-    Registry,
-    ResolvedProposer,
-    SpeculativeConfig,
-    SpeculativeSettings,
-    check_class,
-    load_hooks,
-    with_verifier,
-)
+from specdec.core.host import SpeculativeConfig, SpeculativeSettings, registry, with_verifier
 from specdec.sdk.errors import ConfigError, PluginId
 from specdec.sdk.packaged import packaged
 
@@ -24,17 +15,17 @@ class Asked:
 
     model: str  # as the other engine is told it
     config: SpeculativeConfig
-    resolved: ResolvedProposer
+    resolved: registry.ResolvedProposer
 
     @classmethod
-    def read(cls, model: str, settings: SpeculativeSettings, plugins: PluginSettings) -> Asked:
+    def read(cls, model: str, settings: SpeculativeSettings, plugins: registry.PluginSettings) -> Asked:
         """Raises ConfigError or PluginLoadError as the engine would."""
         target, asked = with_verifier(model, settings)
         if asked is None:
             raise ConfigError("SD-E133", "there is no speculative_config to hand over", {"fix": "-sc '{...}'"})
         config = SpeculativeConfig.parse(asked)
-        resolved = Registry.discover(plugins, load_hooks(plugins).registrations).resolve(config)
-        check_class(resolved.cls, resolved.plugin)
+        resolved = registry.Registry.discover(plugins, registry.load_hooks(plugins).registrations).resolve(config)
+        registry.check_class(resolved.cls, resolved.plugin)
         return cls(str(packaged(str(target)) or target), config, resolved)
 
     @property

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 
-from specdec.core.host import CLASS_PATH_METHOD, SDK_DISTRIBUTION
+from specdec.core.host import registry
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import ConfigError
 
@@ -21,7 +21,7 @@ _VLLMS = ("num_speculative_tokens", "draft_sample_method", "rejection_sample_met
 
 def hand_over(asked: Asked) -> HandOver:
     """vLLM's own drafter where it has the method, a class written for vLLM as it is, and else the adapter."""
-    native = NATIVE.get(asked.plugin.name) if asked.plugin.distribution == SDK_DISTRIBUTION else None
+    native = NATIVE.get(asked.plugin.name) if asked.plugin.distribution == registry.SDK_DISTRIBUTION else None
     if native is not None:
         return _native(asked, native)
     return _own_class(asked) if issubclass(asked.resolved.cls, VllmClass) else _adapter(asked)
@@ -54,7 +54,7 @@ def _own_class(asked: Asked) -> HandOver:
 
 
 def _adapter(asked: Asked) -> HandOver:
-    method = asked.plugin.name if asked.config.method in (None, CLASS_PATH_METHOD) else asked.config.method
+    method = asked.plugin.name if asked.config.method in (None, registry.CLASS_PATH_METHOD) else asked.config.method
     short = method.isidentifier()
     ours = {key: value for key, value in asked.written.items() if key not in (*_VLLMS, "method", "model")}
     section: dict[str, object] = {} if short else {"method": method}

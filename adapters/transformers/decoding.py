@@ -19,17 +19,15 @@ from specdec.core.host import (
     EngineConfig,
     EngineMetrics,
     KVCache,
-    Observers,
-    PluginSettings,
     Request,
     Runner,
     Scheduler,
     Speculation,
     SpeculativeSettings,
     ViewBuilder,
-    load_hooks,
     profile_of,
     refuse_unsupported,
+    registry,
     target_info,
 )
 from specdec.sdk.errors import ConfigError
@@ -49,7 +47,7 @@ def speculative(
     *,
     tokenizer: Any = None,
     max_model_len: int | None = None,
-    plugin_settings: PluginSettings | None = None,
+    plugin_settings: registry.PluginSettings | None = None,
 ) -> SpeculativeDecoding:
     """What `model.generate(..., custom_generate=...)` takes to decode with a proposer's drafts.
 
@@ -62,13 +60,13 @@ def speculative(
     """
     text_config = model.config.get_text_config(decoder=True)
     refuse_unsupported(text_config.to_dict())
-    plugins = plugin_settings or PluginSettings.from_environment(os.environ)
+    plugins = plugin_settings or registry.PluginSettings.from_environment(os.environ)
     name, device = model.name_or_path or "a model object", model.device
     config = EngineConfig(
         model=name, device=str(device), max_model_len=max_model_len, max_num_seqs=1, block_size=_BLOCK_SIZE
     )
     info = target_info(config, name, text_config, model.dtype, device)
-    hooks = load_hooks(plugins)
+    hooks = registry.load_hooks(plugins)
     speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
@@ -84,7 +82,7 @@ class SpeculativeDecoding:
     """
 
     def __init__(
-        self, model: Any, info: TargetInfo, speculation: Speculation, observers: Observers, tokenizer: Any
+        self, model: Any, info: TargetInfo, speculation: Speculation, observers: registry.Observers, tokenizer: Any
     ) -> None:
         needs, k = speculation.loaded.needs, speculation.loaded.config.num_draft_tokens
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)

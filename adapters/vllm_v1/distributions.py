@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.core.host import DraftDistributions
+from specdec.core.host import rejection
 from specdec.sdk.types import DistributionKind
 
 
-def dense_rows(distributions: DraftDistributions, token_ids: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
+def dense_rows(
+    distributions: rejection.DraftDistributions, token_ids: Sequence[Sequence[int]], vocab_size: int
+) -> Tensor:
     """q of every draft, one after the other: [sum of lengths, V] float32.
 
     distributions: of the requests that `token_ids` holds the drafts of, in the same order. One-hot drafts become
@@ -25,7 +27,9 @@ def dense_rows(distributions: DraftDistributions, token_ids: Sequence[Sequence[i
     return torch.stack(rows)
 
 
-def _row_of(distributions: DraftDistributions, request: int, position: int, token_id: int, vocab_size: int) -> Tensor:
+def _row_of(
+    distributions: rejection.DraftDistributions, request: int, position: int, token_id: int, vocab_size: int
+) -> Tensor:
     kind = DistributionKind(int(distributions.kind[request]))
     q = torch.zeros(vocab_size, device=distributions.kind.device)
     if (

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from transformers import AutoTokenizer
 
-from specdec.core.host import PluginSettings, Speculation, load_hooks
+from specdec.core.host import Speculation, registry
 
 from .compatibility import check_vllm
 from .driver import Driver
@@ -29,8 +29,8 @@ class Drafter:
         refuse_plan(vllm_config)
         asked, additional = vllm_config.speculative_config, vllm_config.additional_config
         config = read_settings(self.method, additional, asked.num_speculative_tokens, asked.draft_sample_method)
-        plugin_settings = PluginSettings.from_environment(os.environ)
-        self._hooks = load_hooks(plugin_settings)
+        plugin_settings = registry.PluginSettings.from_environment(os.environ)
+        self._hooks = registry.load_hooks(plugin_settings)
         self._info = describe_target(vllm_config)
         speculation = Speculation.prepare(config, self._info, plugin_settings, self._hooks)
         assert speculation is not None, "a config was given"

@@ -14,12 +14,12 @@ from specdec.core.host import (
     DraftStore,
     EngineMetrics,
     HostAddressing,
-    Observers,
     Request,
     RequestProgress,
     Scheduled,
     Speculation,
     profile_of,
+    registry,
 )
 from specdec.sdk.types import TargetInfo
 
@@ -33,7 +33,12 @@ class Driver:
     """Does for vLLM's steps what the core's runner does for its own: start, commit, propose, finish."""
 
     def __init__(
-        self, info: TargetInfo, speculation: Speculation, observers: Observers, target: SharedTarget, tokenizer: Any
+        self,
+        info: TargetInfo,
+        speculation: Speculation,
+        observers: registry.Observers,
+        target: SharedTarget,
+        tokenizer: Any,
     ) -> None:
         """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise.
 

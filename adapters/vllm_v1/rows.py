@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from specdec import SamplingParams
-from specdec.core.host import BlockPool, LoadedProposer, Request, RowTable
+from specdec.core.host import BlockPool, Request, RowTable, registry
 from specdec.sdk import RequestError
 
 logger = logging.getLogger("specdec")
@@ -43,7 +43,7 @@ class RequestRows(RowTable):
         return [self._requests.pop(request_id) for request_id in request_ids if request_id in self._requests]
 
 
-def as_request(request_id: str, state: Any, max_model_len: int, loaded: LoadedProposer) -> Request:
+def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry.LoadedProposer) -> Request:
     """vLLM's request as the core's. It gets no drafts if its `extra_args` are not what the proposer takes.
 
     state: its CachedRequestState in the worker.
@@ -77,7 +77,7 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: LoadedPr
     )
 
 
-def _options(loaded: LoadedProposer, extra_args: dict[str, Any] | None, request_id: str) -> tuple[Any, bool]:
+def _options(loaded: registry.LoadedProposer, extra_args: dict[str, Any] | None, request_id: str) -> tuple[Any, bool]:
     """The request's options, and whether it may have drafts. vLLM cannot refuse a request that runs."""
     model = loaded.request_options
     declared = frozenset() if model is None else model.key_names()

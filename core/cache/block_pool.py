@@ -1,4 +1,4 @@
-"""Which blocks of the KV cache belong to whom. Host bookkeeping only; knows nothing of tensors."""
+"""Which request owns which blocks of the KV cache. Host bookkeeping only; knows nothing of tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BlockPool:
 
     Adjacent blocks let the CPU read a request's KV as a view, in one go. So the pool is divided into regions, each for
     one request at full length, and a new run starts in the first region that is all free. Where there is none it
-    starts in the largest gap: in its middle if somebody's run ends where the gap begins, so that both can grow.
+    starts in the largest gap: in its middle if another request's run ends where the gap begins, so that both can grow.
     """
 
     def __init__(self, num_blocks: int, block_size: int, region_size: int | None = None) -> None:

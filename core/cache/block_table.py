@@ -13,8 +13,8 @@ from .transfer import upload
 class BlockTable:
     """Kept from step to step; only blocks that are new are sent.
 
-    Entries behind a row's blocks, and all of the last row, name a block that is nobody's. What computes for padding, or
-    past the end of a request, writes there, and no one reads it.
+    Entries behind a row's blocks, and all of the last row, name a block that no request owns. What computes for
+    padding, or past the end of a request, writes there, and no one reads it.
     """
 
     def __init__(self, num_rows: int, width: int, pad_block: int, device: torch.device) -> None:
@@ -25,7 +25,7 @@ class BlockTable:
         self._sent: dict[int, tuple[int, int]] = {}  # row -> generation, number of blocks
 
     def update(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> None:
-        """Bring rows up to date, each with its generation and the blocks of whoever has it now."""
+        """Bring rows up to date, each with its generation and the blocks of the request that has it now."""
         self.write(*upload(self.changes(owned), self.blocks.device))
 
     def changes(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> tuple[list[int], list[int]]:

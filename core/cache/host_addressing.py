@@ -33,7 +33,7 @@ class CacheView:
 
 @dataclass(frozen=True)
 class _Vacant:
-    """What stands in a row while no request runs: a proposer may warm up on the whole cache, which is nobody's."""
+    """What stands in a row while no request runs: a proposer may warm up on the whole cache, which no request owns."""
 
     blocks: Sequence[int]
     generation: int = 0

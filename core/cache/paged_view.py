@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention_spec import AttentionSpec, Mode
+from ..kernels.layers.rotary import rotation_of
 from ..kernels.paged_attention import Pages
 from ..kernels.paged_attention.dispatch import PAGED_ATTENTION
 from .block_table import BlockTable
@@ -37,13 +38,17 @@ class PagedView:
             self._made[num_tokens] = self._slots(num_tokens), self._pages(num_tokens)
         slots, pages = self._made[num_tokens]
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
-        stored_keys.index_copy_(0, slots, keys)
-        stored_values.index_copy_(0, slots, values)
+        rotation = rotation_of(query, keys)
+        if rotation is not None:
+            query = rotation.into_cache(values, slots, stored_keys, stored_values)
+        else:
+            stored_keys.index_copy_(0, slots, keys)
+            stored_values.index_copy_(0, slots, values)
         return PAGED_ATTENTION[query.device.type](query, stored_keys, stored_values, pages, spec)
 
     def _slots(self, num_tokens: int) -> Tensor:
         token = torch.arange(num_tokens, device=self.rows.device)
-        owner = torch.searchsorted(self.cu_queries[1:], token, right=True)  # B for a token that is nobody's
+        owner = torch.searchsorted(self.cu_queries[1:], token, right=True)  # B for a token of no request
         known = owner.clamp(max=len(self.rows) - 1)
         rows = self.rows[known].masked_fill(owner >= len(self.rows), self.table.pad_row)
         positions = self.starts[known] + token - self.cu_queries[known]

@@ -32,8 +32,9 @@ from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins
 from ..rejection import plan as plan_workspace
-from ..rejection import verify
+from ..rejection import verify, verify_block
 from ..rejection.sampler import VerificationRule
+from ..rejection.warm_up import warm_up
 from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler
@@ -72,6 +73,12 @@ class Parts:
     threads: Threads
     text_equality: TextEquality
     kv_capacity: int  # tokens of one request that the cache can hold
+
+
+def parts_of(llm: Any) -> Parts:
+    """What an `LLM` is made of. For adapters, the conformance kit and benchmarks: users are promised none of it."""
+    parts: Parts = llm.engine.parts
+    return parts
 
 
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
@@ -202,6 +209,8 @@ def _verification(plan: Plan, cache: PagedCache) -> tuple[DraftStore, Verificati
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
+    if workspace is not None and rule in (verify, verify_block):
+        warm_up(rule, workspace, torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device), buffers.examples)
     return DraftStore(buffers, table), partial(rule, workspace=workspace)
 
 
@@ -228,6 +237,6 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
 
 
 def _vacant_view(cache: KVCache, backend: Backend, num_tokens: int) -> CacheView:
-    """What serves a pass of so many tokens while the cache is nobody's: all in its first slot."""
+    """Serves a pass of so many tokens while no request owns the cache: all of them use its first slot."""
     slots = torch.zeros(num_tokens, dtype=torch.int64, device=cache.device)
     return CacheView(cache, SpanBatch((Span(0, num_tokens, num_tokens, slots, cache.device),)), backend)

@@ -20,6 +20,7 @@ from ..config.engine_config import EngineConfig
 from ..kernels.backend import Backend
 from ..kernels.cpu.backend import CpuBackend, NativeBackend
 from ..kernels.cpu.native.build import BuildError
+from ..kernels.layers.backend import GpuBackend
 from ..model.target import TargetModel
 from ..model.text_equality import ON_A_GPU, TextEquality
 from ..runner.graphs import CudaRecorder, Recorder
@@ -93,7 +94,7 @@ def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         raise ConfigError("SD-E137", "cpu_kernels chooses what a CPU computes with", facts)
     return DeviceProfile(
         device,
-        Backend(),
+        GpuBackend(),
         default_dtype=None,
         addressing=by_table,
         recorder=CudaRecorder,

@@ -49,6 +49,7 @@ class Engine:
         self.config = config
         self.tokenizer = self.parts.tokenizer
         self.metrics = self.parts.metrics
+        self.text_equality = self.parts.text_equality
         self.listeners: dict[str, Callable[[Committed], None]] = {}  # by request: called when it goes on or ends
         self._turn = Turn(self._carry_out_aborts)
         self._aborts: deque[Request] = deque()  # asked for, not yet carried out

@@ -73,7 +73,7 @@ class Plan:
 def target_info(
     config: EngineConfig, path: str, hf_config: Any, dtype: torch.dtype, device: torch.device
 ) -> TargetInfo:
-    """What proposers are told of a target. Raises ConfigError SD-E148 (lengths), UnsupportedModelError SD-E142."""
+    """What proposers know of a target. Raises ConfigError SD-E148 (lengths), UnsupportedModelError SD-E142."""
     facts: dict[str, Any] = hf_config.to_dict()
     longest = longest_length(facts, hf_config.attribute_map)
     max_model_len = config.max_model_len or longest

@@ -1,4 +1,4 @@
-"""Whose turn it is with an engine: one thread's at a time, and nobody's within a step."""
+"""Which thread uses an engine: one at a time, and none within a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdec.sdk.errors import RequestError
 
 
 class Turn:
-    """Refuses whoever comes while another thread is inside, who goes on unharmed.
+    """Refuses a thread while another one is inside. That one goes on unharmed.
 
     The thread that is inside may come in again, but only one of its calls may be `alone`.
     """

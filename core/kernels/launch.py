@@ -17,6 +17,7 @@ def registers(count: int) -> dict[str, Any]:
 STREAMING: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 PER_ROW: dict[str, Any] = {"num_warps": 16, "enable_fp_fusion": False, **registers(128)}
 PER_BLOCK: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False, **registers(255)}  # it keeps more alive
+ATTENTION: dict[str, Any] = {"enable_fp_fusion": True}  # one rounding less
 MIN_TILES = 32  # room for the tiles of 262144 logits costs nothing, and every other number would be another variant
 WANTED_PROGRAMS = 256  # enough to fill a large device
 

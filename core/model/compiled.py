@@ -288,7 +288,9 @@ def _compile(
         return [*outputs, *kept.values()]
 
     examples = tuple(arguments.examples())
-    any_size = tuple(dict.fromkeys(range(each.dim()), Dim.AUTO) for each in examples)
+    any_size = tuple(  # but of none and one: the trace is true of these alone, and export warns of what it finds so
+        {place: Dim.AUTO if size > 1 else Dim.STATIC for place, size in enumerate(each.shape)} for each in examples
+    )
     with torch.no_grad():
         program = export(_Traceable(of_tensors), examples, dynamic_shapes=(any_size,), strict=False)
         inputs = [node for node in program.graph.nodes if node.op == "placeholder"]

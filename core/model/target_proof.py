@@ -106,7 +106,7 @@ class TargetProof:
         return int(wrong.sum())
 
     def _most_wrong(self, num_rows: int, forced: bool) -> int:
-        """One row is nobody's fault. What nothing forced also shows experts chosen otherwise by rounding alone."""
+        """A difference in one row proves no fault. Without forced tokens, rounding alone may choose other experts."""
         exact = self._target.dtype == torch.float32 and not self._quantised
         return 1 if forced or exact else num_rows // 4
 

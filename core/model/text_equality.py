@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specdec.sdk.errors import message
 
 from ..kernels.backend import Backend
-from ..kernels.cpu.linear import NativeLinear
+from ..kernels.cpu.layers import NativeLinear
 
 if TYPE_CHECKING:
     from .target import TargetModel

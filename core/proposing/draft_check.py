@@ -25,7 +25,7 @@ _KINDS: dict[DistributionForm, frozenset[DistributionKind]] = {
 }
 _INTEGERS = frozenset({torch.int64, torch.int32})
 _Held = TypeVar("_Held", Draft, DraftDistribution)
-_SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
 class DraftChecker:
@@ -78,7 +78,7 @@ class DraftChecker:
         for b, each in enumerate(reports):
             if each.num_usable < each.length:
                 if draft is not None:
-                    self._check_sums(draft, request_ids)  # what is no distribution at all is told as that
+                    self._check_sums(draft, request_ids)  # a tensor that is no distribution at all gets that error
                 raise self._impossible(request_ids[b], b, each, None if draft is None else draft.distribution)
 
     def _checked_form(self, draft: object, step: StepView) -> Draft:
@@ -166,7 +166,7 @@ class DraftChecker:
         vocabulary = self._needs.draft_vocabulary
         dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
         sparse = (*shape, self._needs.sparse_top_m)
-        floats = set(_SUM_TOLERANCE)
+        floats = set(SUM_TOLERANCE)
         wanted = {
             DistributionKind.DENSE_PROBS: [("draft_probs", distribution.draft_probs, dense, floats)],
             DistributionKind.DENSE_LOGITS: [("draft_logits", distribution.draft_logits, dense, floats)],
@@ -243,7 +243,7 @@ class DraftChecker:
         used = probs[drafted].double()
         if not len(used):
             return
-        tolerance = _SUM_TOLERANCE[probs.dtype]
+        tolerance = SUM_TOLERANCE[probs.dtype]
         sums, least = used.sum(dim=-1), used.amin(dim=-1)
         wrong = ((sums - 1).abs() <= tolerance).logical_and(least >= 0).logical_not()
         if not bool(wrong.any()):

@@ -54,6 +54,18 @@ class DistributionBuffers:
         probs = torch.empty(shape, device=device) if sparse else None
         return cls(dense, ids, probs, t2d)
 
+    def examples(self, count: int) -> list[DraftDistributions]:
+        """One of each kind that may be taken for so many requests: parts of the buffers as they are."""
+        dense, ids, probs = (
+            None if each is None else each[:count] for each in (self.dense, self.sparse_ids, self.sparse_probs)
+        )
+        kind = torch.zeros(count, dtype=torch.uint8, device=self.device)
+        found = [] if ids is None else [DraftDistributions(kind, sparse_ids=ids, sparse_probs=probs, t2d=self.t2d)]
+        if dense is not None:
+            found = [DraftDistributions(kind, draft_logits=dense, t2d=self.t2d)]
+            found.append(DraftDistributions(kind, draft_probs=dense, t2d=self.t2d))
+        return found
+
     def put(self, rows: Tensor, distribution: DraftDistribution, kinds: Set[int]) -> None:
         """Keep distributions in the order of rows [B]. kinds: those that occur; other tensors are not looked at."""
         probs = distribution.draft_probs if DistributionKind.DENSE_PROBS in kinds else None

@@ -146,7 +146,7 @@ class ProposerHost:
         return checked
 
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
-        """Count what a step took as a whole: a proposer that costs more than it saves is told of once."""
+        """Count the time of a whole step. One warning names a proposer that costs more than it saves."""
         if self.enabled:
             self._pace.record(stats, seconds, self._draft_seconds)
         self._draft_seconds = 0.0

@@ -34,7 +34,7 @@ class LayerSource(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-Capture = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
+Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -147,7 +147,7 @@ class EngineServices:
             raise Refusal("draft_kv was asked for but not declared", "declare Needs(draft_kv=DraftKV(...))")
         return self._draft_kv
 
-    def capture(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `specdec.sdk.Services.capture`."""
         return function if self._capture is None else self._capture(function)
 

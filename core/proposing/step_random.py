@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
-from ..kernels.philox import Stream, uniform
+from ..kernels.draft_uniforms import DRAFT_UNIFORMS
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,17 @@ class StepRandom:
 
     keys: Tensor  # [B] int64
     positions: Tensor  # [B] int64
+    num_draft_tokens: int  # K: so many draws are made at once, with the first of them
 
     def uniform(self, draft_index: int) -> Tensor:
         """One number in (0, 1) per request for the draft token at `draft_index`: [B] float64."""
-        return uniform(self.keys, self.positions, Stream.DRAFT, draft_index)
+        if draft_index < self.num_draft_tokens:
+            return self._of_a_draft[draft_index]
+        return self._first(draft_index + 1)[draft_index]
+
+    @cached_property
+    def _of_a_draft(self) -> Tensor:  # [K, B]
+        return self._first(self.num_draft_tokens)
+
+    def _first(self, count: int) -> Tensor:
+        return DRAFT_UNIFORMS[self.keys.device.type](self.keys, self.positions, count)

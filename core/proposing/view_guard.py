@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.sdk.types import StepView
 
 MOST_ENTRIES = 2**16
-"""Of a tensor on the host that is copied; a larger one (a long history) is told by its version counter."""
+"""Of a tensor on the host that is copied; a larger one (a long history) is watched by its version counter."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Snapshot:
 
 
 def _tensors(step: StepView) -> Iterator[tuple[str, Tensor]]:
-    held = vars(step)  # past whoever watches what is read
+    held = vars(step)  # without the properties that watch what is read
     records = {"": held, "kept.": vars(held["kept"]), "sampling.": vars(held["sampling"]) if held["sampling"] else {}}
     for prefix, record in records.items():
         for name, value in record.items():

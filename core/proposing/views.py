@@ -89,7 +89,7 @@ class ViewBuilder:
             num_draft_tokens=self.num_draft_tokens,
             **columns,
             kept=kept,
-            random=StepRandom(keys, columns["committed_length"]),
+            random=StepRandom(keys, columns["committed_length"], self.num_draft_tokens),
             sampling=self._sampling(committed),
             history=self._history.tokens if self._history else None,
         )

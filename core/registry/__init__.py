@@ -1,13 +1,18 @@
 """Which proposers there are, and how the one that the user named is loaded. Nothing else knows of plugins."""
 
 from .attribution import author_frame, describe, is_complete
-from .catalog import Registrations, Registry, ResolvedProposer
+from .catalog import CLASS_PATH_METHOD, Registrations, Registry, ResolvedProposer
+from .check import check_class
 from .checkpoint import Recogniser
-from .discovery import PluginEntry, PluginSettings
+from .discovery import SDK_DISTRIBUTION, PluginEntry, PluginSettings
+from .hooks import Observers, load_hooks
 from .load import LoadedProposer, construct, load_proposer
 
 __all__ = [
+    "CLASS_PATH_METHOD",
+    "SDK_DISTRIBUTION",
     "LoadedProposer",
+    "Observers",
     "PluginEntry",
     "PluginSettings",
     "Recogniser",
@@ -15,8 +20,10 @@ __all__ = [
     "Registry",
     "ResolvedProposer",
     "author_frame",
+    "check_class",
     "construct",
     "describe",
     "is_complete",
+    "load_hooks",
     "load_proposer",
 ]

@@ -35,7 +35,7 @@ class PluginEntry:
     distribution: str | None
     version: str | None
     status: Status = "ok"
-    code: str | None = None  # of the error met by whoever asks for it; None where the status is ok
+    code: str | None = None  # of the error that asking for it raises. None means that the status is ok
     reason: str | None = None  # why the status is not ok
 
     @property

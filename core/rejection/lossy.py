@@ -37,7 +37,7 @@ def verify_typical(
 def verify_synthetic(
     logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, rates: Tensor
 ) -> Verdict:
-    """Accept draft i with probability rates[i], whatever it is; rates float [K]. Lossy, for benchmarks.
+    """Accept draft i with probability rates[i], whatever it is; rates float [K] or []. Lossy, for benchmarks.
 
     A greedy request accepts its argmax only, an id outside the vocabulary is never accepted.
     """

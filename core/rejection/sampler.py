@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -189,22 +189,14 @@ def rule_of(name: str, rate: float | None = None) -> VerificationRule:
         case "block":
             return verify_block
         case "typical":
-            return _typical
+            return partial(_with_rows, verify_typical)
         case "synthetic" if rate is not None:
-            return partial(_synthetic, rate)
+            return partial(_with_rows, partial(verify_synthetic, rates=torch.tensor(rate)))
     raise ValueError(f"there is no rule {name!r} with rate {rate}")
 
 
-def _typical(
-    logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: Workspace | None = None
-) -> Verdict:
-    if not len(logits):  # prompt chunks only
-        return verify(logits, cu_rows, drafts, sampling, workspace=workspace)
-    return verify_typical(logits, cu_rows, drafts, sampling)
-
-
-def _synthetic(
-    rate: float,
+def _with_rows(
+    rule: Callable[..., Verdict],
     logits: Tensor,
     cu_rows: Tensor,
     drafts: DraftRows,
@@ -212,7 +204,7 @@ def _synthetic(
     *,
     workspace: Workspace | None = None,
 ) -> Verdict:
+    """A lossy rule; a step of prompt chunks only has no row for it."""
     if not len(logits):
         return verify(logits, cu_rows, drafts, sampling, workspace=workspace)
-    rates = torch.full((drafts.token_ids.shape[1],), rate, device=logits.device)
-    return verify_synthetic(logits, cu_rows, drafts, sampling, rates)
+    return rule(logits, cu_rows, drafts, sampling)

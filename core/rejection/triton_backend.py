@@ -80,14 +80,16 @@ def _launch(
     distributions = _distributions(drafts, workspace)
     outputs = workspace.outputs(num_requests, num_drafts)
     splits = _splits(stats, distributions, sampling.any_filter)
-    variant = _variant(stats, drafts.distributions, distributions, sampling.any_filter, uniforms is not None)
+    variant = _variant(
+        stats, workspace.max_drafts + 1, drafts.distributions, distributions, sampling.any_filter, uniforms is not None
+    )
     verdict(
         _rows(logits, cu_rows, stats, workspace),
         _requests(drafts, sampling, uniforms),
         distributions,
         workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
         outputs,
-        variant._replace(block=together, shared=splits > 1),
+        variant._replace(block=together, shared=splits > 1 or not together),
         splits,
     )
     return Verdict(
@@ -104,7 +106,13 @@ def _launch(
 def _packed_drafts(drafts: DraftRows) -> DraftRows:
     """With vectors that a kernel can index; they are copied only where they are not dense already."""
     distributions = drafts.distributions
-    distributions = None if distributions is None else replace(distributions, kind=distributions.kind.contiguous())
+    if distributions is not None:
+        distributions = replace(
+            distributions,
+            kind=distributions.kind.contiguous(),
+            draft_probs=_packed(distributions.draft_probs),
+            draft_logits=_packed(distributions.draft_logits),
+        )
     token_ids = drafts.token_ids if drafts.token_ids.stride(1) == 1 else drafts.token_ids.contiguous()
     return DraftRows(token_ids, drafts.lengths.contiguous(), distributions)
 
@@ -123,7 +131,6 @@ def _packed_sampling(sampling: SamplingRows) -> SamplingRows:
 
 
 def _rows(logits: Tensor, cu_rows: Tensor, stats: TileStats, workspace: Workspace) -> Rows:
-    _, num_places, num_tiles = stats.maxima.shape
     return Rows(
         logits=logits,
         stride=logits.stride(0),
@@ -132,8 +139,8 @@ def _rows(logits: Tensor, cu_rows: Tensor, stats: TileStats, workspace: Workspac
         sums=stats.sums,
         cutoff=workspace.cutoff,
         vocab_size=logits.shape[1],
-        num_places=num_places,
-        num_tiles=num_tiles,
+        num_places=0,
+        num_tiles=stats.maxima.shape[2],
     )
 
 
@@ -169,10 +176,8 @@ def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
         logits = _dense(distributions.draft_logits, stats)
     sparse = no_ids
     if distributions.sparse_ids is not None and distributions.sparse_probs is not None:
-        _, num_drafts, num_ids = distributions.sparse_ids.shape
-        sparse = SparseDistribution(
-            distributions.sparse_ids.contiguous(), distributions.sparse_probs.contiguous(), num_ids, num_drafts
-        )
+        ids = distributions.sparse_ids.contiguous()
+        sparse = SparseDistribution(ids, distributions.sparse_probs.contiguous(), ids.shape[2], 0)
     probs = (
         nothing
         if distributions.draft_probs is None
@@ -188,15 +193,17 @@ def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
 
 
 def _dense(values: Tensor, stats: TileStats) -> DenseDistribution:
-    if values.shape[2] > 1 and values.stride(2) != 1:
+    size = values.shape[2]
+    return DenseDistribution(values, 0, size, size, stats.maxima, stats.sums, stats.maxima.shape[-1], 0)
+
+
+def _packed(values: Tensor | None) -> Tensor | None:
+    """Dense distributions [B, K, Vd] without gaps, as those of an engine are."""
+    if values is not None and values.shape[2] > 1 and values.stride(2) != 1:
         raise ValueError(
             f"expected draft distributions with a contiguous last dimension, got strides {values.stride()}"
         )
-    num_drafts, size = values.shape[1:]
-    num_tiles = stats.maxima.shape[-1]
-    return DenseDistribution(
-        values, values.stride(0), values.stride(1), size, stats.maxima, stats.sums, num_tiles, num_drafts
-    )
+    return None if values is None else values.contiguous()
 
 
 def _splits(stats: TileStats, distributions: Distributions, filters: bool) -> int:
@@ -207,14 +214,19 @@ def _splits(stats: TileStats, distributions: Distributions, filters: bool) -> in
 
 
 def _variant(
-    stats: TileStats, given: DraftDistributions | None, distributions: Distributions, filters: bool, uniforms: bool
+    stats: TileStats,
+    most_places: int,
+    given: DraftDistributions | None,
+    distributions: Distributions,
+    filters: bool,
+    uniforms: bool,
 ) -> Variant:
-    """As few variants as possible: each one is compiled when it is first needed."""
-    _, num_places, num_tiles = stats.maxima.shape
+    """As few variants as possible: `warm_up` compiles all that an engine can need."""
+    num_tiles = stats.maxima.shape[2]
     return Variant(
         tile=stats.tile,
         tiles=next_power_of_two(max(MIN_TILES, num_tiles, distributions.logits.num_tiles)),
-        places=next_power_of_two(max(MIN_PLACES, num_places)),
+        places=next_power_of_two(max(MIN_PLACES, most_places)),
         probs=distributions.probs.size > 0,
         logits=distributions.logits.size > 0,
         sparse=next_power_of_two(distributions.sparse.num_ids) if distributions.sparse.num_ids else 0,

@@ -22,6 +22,8 @@ class Workspace:
     """
 
     tile: int  # logits per tile
+    max_requests: int
+    max_drafts: int
     maxima: Tensor  # float32
     sums: Tensor  # float32
     draft_maxima: Tensor  # float32
@@ -60,6 +62,8 @@ class Workspace:
 
         return cls(
             tile=tile,
+            max_requests=max_requests,
+            max_drafts=max_drafts,
             maxima=floats(places * tiles),
             sums=floats(places * tiles),
             draft_maxima=floats(max_requests * max_drafts * draft_tiles),

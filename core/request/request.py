@@ -32,7 +32,6 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._holdback = max((len(text) for text in stop), default=1) - 1
         self._decoded = ""
-        self._stopped = False
 
     def append(self, token_id: int, may_stop: bool = True) -> str | None:
         """Decode one more token. Returns the stop text that the output now contains, if it may stop yet."""
@@ -47,7 +46,7 @@ class Detokenizer:
         if not found:
             return None
         at, text = min(found)
-        self._decoded, self._stopped = self._decoded[:at], True
+        self._decoded = self._decoded[:at]
         return text
 
     def text(self, finished: bool) -> str:

@@ -27,6 +27,7 @@ logger = logging.getLogger("specdec")
 
 MOST_TOKENS = 512  # of a recorded pass: a larger one takes longer than its launches
 Work = Callable[[], None]
+Rows = Tensor | tuple[Tensor, ...]  # with one row per request
 
 
 class Recorder(Protocol):
@@ -182,13 +183,13 @@ class GraphedFunction:
     until the next call. Where recording fails the function runs as it is from then on.
     """
 
-    def __init__(self, function: Callable[..., Tensor], recorder: Recorder, sizes: Sequence[int]) -> None:
+    def __init__(self, function: Callable[..., Rows], recorder: Recorder, sizes: Sequence[int]) -> None:
         self._function = function
         self._recorder: Recorder | None = recorder
         self._sizes = sizes
-        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, list[Tensor]]] = {}
+        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, list[Rows]]] = {}
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
+    def __call__(self, *tensors: Tensor) -> Rows:
         """The function's result, row by row."""
         count = len(tensors[0])
         size = next((size for size in self._sizes if size >= count), None)
@@ -205,14 +206,15 @@ class GraphedFunction:
         inputs, replay, output = self._recorded[key]
         _fill(inputs, tensors)
         replay()
-        return output[0][:count]
+        result = output[0]
+        return result[:count] if isinstance(result, Tensor) else tuple([each[:count] for each in result])
 
     def _record(
         self, recorder: Recorder, size: int, tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Work, list[Tensor]]:
+    ) -> tuple[list[Tensor], Work, list[Rows]]:
         inputs = [tensor.new_empty(size, *tensor.shape[1:]) for tensor in tensors]
         _fill(inputs, tensors)
-        output: list[Tensor] = []
+        output: list[Rows] = []
 
         def work() -> None:
             output[:] = [self._function(*inputs)]
@@ -247,6 +249,6 @@ class Graphs:
             return target
         return graphed
 
-    def function(self, function: Callable[..., Tensor]) -> GraphedFunction:
+    def function(self, function: Callable[..., Rows]) -> GraphedFunction:
         """A function with one row per request, recorded."""
         return GraphedFunction(function, self.recorder, batch_sizes(self.max_num_seqs))

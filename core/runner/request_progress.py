@@ -1,4 +1,4 @@
-"""What a step does to its requests, whoever planned and verified it: start, preempt, commit, finish, propose."""
+"""What a step does to its requests, in every engine: start, preempt, commit, finish, propose."""
 
 from __future__ import annotations
 

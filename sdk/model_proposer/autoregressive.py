@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from ..services import DraftKVStore, Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
 from .each import per_request, width_of
-from .sampling import most_likely
+from .sampling import DrawRule
 
 
 def _draft_kv_of(services: Services) -> DraftKVStore | None:
@@ -77,9 +78,7 @@ class AutoregressiveProposer(ModelProposer):
         self._compiled_next = services.compile(self._next)
         self._compiled_logits = services.compile(self.logits)
         self._captured_first = services.capture(self._first_each)
-        self._captured_pass = services.capture(self._one_each)
-        self._captured_logits = services.capture(self._compiled_logits)
-        self._captured_chain = services.capture(self._chain)
+        self._captured_chains: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
 
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
@@ -105,30 +104,32 @@ class AutoregressiveProposer(ModelProposer):
         if not self.ROWS_ARE_SHIFTED:
             position = position + 1
         budget = self.most_wanted(step)
-        if sampler.is_greedy and budget == self.config.num_draft_tokens:
-            return sampler.draft_of(self._captured_chain(rows, position, states))
-        for index in range(budget):
-            token_ids = sampler.draw(self._captured_logits(states))
-            if index + 1 < budget:
-                states = self._captured_pass(token_ids, rows, position + index, states)
-        return sampler.draft()
+        if budget == 0:
+            return sampler.draft()
+        return sampler.draft_of(*self._drafting(sampler.rule, budget)(rows, position, states, *sampler.numbers(budget)))
 
-    def _chain(self, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
-        """The most likely tokens [b, K], one after the other, from states [b, S]; the first is put at `positions`."""
-        drawn = [most_likely(self._compiled_logits(states), self.vocabulary)]
-        for index in range(self.config.num_draft_tokens - 1):
-            states, logits = self._compiled_next(states, drawn[-1], *self._places(rows, positions + index))
-            drawn.append(most_likely(logits, self.vocabulary))
-        return torch.stack(drawn, dim=1)
+    def _drafting(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
+        """The chain of so many tokens, drawn by a rule: one recording, whether or not it reports distributions."""
+        key = rule.form, num_tokens
+        if key not in self._captured_chains:
+            self._captured_chains[key] = self.services.capture(partial(self._chain, rule, num_tokens))
+        return self._captured_chains[key]
+
+    def _chain(
+        self, rule: DrawRule, num_tokens: int, rows: Tensor, positions: Tensor, states: Tensor, *numbers: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Tokens drawn one after the other from states [b, S]; the first is put at `positions`. See `DrawRule`."""
+        drawing = rule.drawing(numbers, num_tokens)
+        drawn = drawing.draw(self._compiled_logits(states))
+        for index in range(num_tokens - 1):
+            states, logits = self._compiled_next(states, drawn, *self._places(rows, positions + index))
+            drawn = drawing.draw(logits)
+        return drawing.result()
 
     def _next(self, states: Tensor, token_ids: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
         """One drafted token per request, at what `_places` gave: its new states, and the logits after it."""
         states = self._advanced(states, token_ids, *places)
         return states, self.logits(states)
-
-    def _one_each(self, token_ids: Tensor, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
-        """One drafted token per request at `positions` of `rows`; its new states."""
-        return self._advanced(states, token_ids, *self._places(rows, positions))
 
     def _advanced(
         self, states: Tensor, token_ids: Tensor, positions: Tensor, last: Tensor, attention: Mapping[str, Any]

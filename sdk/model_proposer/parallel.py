@@ -14,7 +14,7 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
-from .sampling import most_likely
+from .sampling import DrawRule, most_likely
 
 
 class ParallelOptions(ModelOptions):
@@ -43,7 +43,7 @@ class ParallelProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """See `ModelProposer.bind`."""
         super().bind(target, services)
-        self._captured: dict[tuple[bool, int], Callable[..., Tensor]] = {}
+        self._captured: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
 
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
@@ -56,19 +56,21 @@ class ParallelProposer(ModelProposer):
         inputs = self.block_inputs(step)
         if chosen is not None:
             inputs = [each[chosen] for each in inputs]
-        block = self._pass(num_tokens, greedy=sampler.is_greedy)(*inputs)
-        if sampler.is_greedy:
-            return sampler.draft_of(block)
-        for logits in block.unbind(dim=1):
-            sampler.draw(logits)
-        return sampler.draft()
+        return sampler.draft_of(*self._pass(sampler.rule, num_tokens)(*inputs, *sampler.numbers(num_tokens)))
 
-    def _pass(self, num_tokens: int, *, greedy: bool) -> Callable[..., Tensor]:
-        """The pass for so many tokens: their logits, or the most likely ones' ids."""
-        if (greedy, num_tokens) not in self._captured:
-            function = self._block_ids if greedy else self.block_logits
-            self._captured[greedy, num_tokens] = self.services.capture(partial(function, num_tokens))
-        return self._captured[greedy, num_tokens]
+    def _pass(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
+        """The pass for so many tokens, drawn by a rule."""
+        key = rule.form, num_tokens
+        if key not in self._captured:
+            self._captured[key] = self.services.capture(partial(self._drawn_block, rule, num_tokens))
+        return self._captured[key]
 
-    def _block_ids(self, num_tokens: int, *inputs: Tensor) -> Tensor:
-        return most_likely(self.block_logits(num_tokens, *inputs), self.vocabulary)
+    def _drawn_block(self, rule: DrawRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tokens of a block and what they were drawn from, from its inputs and then the numbers of the rule."""
+        if rule.form == "one_hot":
+            return (most_likely(self.block_logits(num_tokens, *tensors), self.vocabulary),)
+        *inputs, numbers = tensors
+        drawing = rule.drawing([numbers], num_tokens)
+        for logits in self.block_logits(num_tokens, *inputs).unbind(dim=1):
+            drawing.draw(logits)
+        return drawing.result()

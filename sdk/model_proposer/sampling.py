@@ -6,8 +6,9 @@ support that the request's own temperature, top-k, top-p and min-p leave, becaus
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,40 +40,40 @@ class DraftSampler:
     ) -> None:
         self._step = step
         self._chosen = chosen
-        self._vocabulary = vocabulary
-        self._drawn: list[Tensor] = []
-        self._distribution: _Distribution | None = None
-        if form != "one_hot" and step.sampling is not None and not step.sampling.all_greedy:
-            sampling = _rows_of(step.sampling, chosen)
-            self._distribution = (
-                _SparseDistribution(sampling, sparse_top_m) if form == "sparse" else _DenseDistribution(sampling)
-            )
+        sampling = None if form == "one_hot" or step.sampling is None or step.sampling.all_greedy else step.sampling
+        self._sampling = {} if sampling is None else _columns_of(sampling, chosen)
+        self.rule = DrawRule("one_hot" if sampling is None else form, tuple(self._sampling), sparse_top_m, vocabulary)
+        self._uniforms: list[Tensor] = []
+        self._drawing: Drawing | None = None
 
     @property
     def is_greedy(self) -> bool:
         """Whether every row takes its most likely token and no distribution is reported."""
-        return self._distribution is None
+        return self.rule.form == "one_hot"
 
     def draw(self, logits: Tensor) -> Tensor:
         """The next draft token of every row, as target ids [b], from its logits [b, D]."""
-        index = len(self._drawn)
-        if self._distribution is None:
-            ids = most_likely(logits, self._vocabulary)
-        else:
-            uniform = self._step.random.uniform(index)
-            drawn = self._distribution.draw(logits, uniform if self._chosen is None else uniform[self._chosen])
-            ids = target_ids(drawn, self._vocabulary)
-        self._drawn.append(ids)
-        return ids
+        if self._drawing is None:
+            self._drawing = FORMS[self.rule.form](self.rule, self._sampling, self._uniforms)
+        if not self.is_greedy:
+            self._uniforms.append(self._uniform(len(self._uniforms)))
+        return self._drawing.draw(logits)
+
+    def numbers(self, num_tokens: int) -> tuple[Tensor, ...]:
+        """All that `DrawRule.drawing` needs, in one tensor of a row per request; nothing if greedy."""
+        if self.is_greedy:
+            return ()
+        uniforms = [self._uniform(index) for index in range(num_tokens)]
+        return (torch.stack([*uniforms, *self._sampling.values()], dim=1),)  # float64, which holds all of them
 
     def draft(self) -> Draft:
         """All drawn tokens, each row cut to its budget."""
-        if not self._drawn:
+        if self._drawing is None:
             return Draft.from_lists([[]] * len(self._step), self._step.num_draft_tokens)
-        return self.draft_of(torch.stack(self._drawn, dim=1))
+        return self.draft_of(*self._drawing.result())
 
-    def draft_of(self, drawn: Tensor) -> Draft:
-        """A draft of target ids [b, n], each row cut to its budget."""
+    def draft_of(self, drawn: Tensor, *parts: Tensor) -> Draft:
+        """A draft of target ids [b, n], each row cut to its budget, and of what they were drawn from (`DrawRule`)."""
         step = self._step
         token_ids = self._placed(drawn, PADDING_TOKEN_ID)
         lengths = step.budget.clamp(max=drawn.shape[1])
@@ -80,22 +81,23 @@ class DraftSampler:
             lengths = torch.zeros_like(lengths).index_copy(0, self._chosen, lengths[self._chosen])
         beyond = torch.arange(step.num_draft_tokens, device=lengths.device) >= lengths[:, None]
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
-        return Draft(token_ids, lengths, None if self._distribution is None else self._reported(self._distribution))
+        return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts))
 
-    def _reported(self, distribution: _Distribution) -> DraftDistribution:
-        parts = distribution.parts(self._vocabulary)
-        kind = torch.full(
-            (len(self._step),), DistributionKind.ONE_HOT, dtype=torch.uint8, device=distribution.sampled.device
-        )
-        kinds = torch.full_like(kind, int(distribution.kind))[: len(distribution.sampled)].masked_fill(
-            ~distribution.sampled, DistributionKind.ONE_HOT
-        )
-        kind = kinds if self._chosen is None else kind.index_copy(0, self._chosen, kinds)
+    def _uniform(self, index: int) -> Tensor:
+        uniform = self._step.random.uniform(index)
+        return uniform if self._chosen is None else uniform[self._chosen]
+
+    def _reported(self, parts: Sequence[Tensor]) -> DraftDistribution:
+        form = FORMS[self.rule.form]
+        sampled = self._sampling["temperature"] > 0
+        kind = sampled.to(torch.uint8).mul_(int(form.kind))  # greedy rows are one-hot, which is 0
+        if self._chosen is not None:
+            kind = kind.new_zeros(len(self._step)).index_copy(0, self._chosen, kind)
         return DraftDistribution(
             kind=kind,
             **{
                 name: self._placed(part, PADDING_TOKEN_ID if name == "sparse_ids" else 0)
-                for name, part in parts.items()
+                for name, part in zip(form.parts, parts, strict=True)
             },
         )
 
@@ -110,24 +112,71 @@ class DraftSampler:
         return whole
 
 
-class _Distribution(ABC):
-    """Draws from a form of distribution and remembers what it drew from."""
+@dataclass(frozen=True)
+class DrawRule:
+    """How tokens are drawn, without the tensors that change with every step: what recorded work is made with.
 
-    kind: DistributionKind
+    A result is target ids [b, n], then what they were drawn from: nothing for "one_hot", sparse_ids and sparse_probs
+    [b, n, M] for "sparse", draft_logits [b, n, D] for "dense".
+    """
 
-    def __init__(self, sampling: SamplingView) -> None:
-        assert sampling.temperature is not None, "a proposer that reports a distribution declares it"
-        self.sampled = sampling.temperature > 0  # [b] bool; the others are greedy
-        self.temperature = sampling.temperature.masked_fill(~self.sampled, 1.0)[:, None]
-        self.top_k, self.top_p, self.min_p = sampling.top_k, sampling.top_p, sampling.min_p
+    form: DistributionForm
+    columns: tuple[str, ...]  # the sampling parameters that are known of each row
+    sparse_top_m: int
+    vocabulary: DraftVocabulary | None
 
-    @abstractmethod
-    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        """Draft ids [b] for logits [b, D] and one number in (0, 1) per row [b]."""
+    def drawing(self, numbers: Sequence[Tensor], num_tokens: int) -> Drawing:
+        """A new drawing of so many tokens, from what `DraftSampler.numbers` gave. It may be recorded."""
+        columns = [column for packed in numbers for column in packed.unbind(1)]
+        given = zip(self.columns, columns[num_tokens:], strict=True)
+        sampling = {name: column.to(COLUMN_DTYPES[name]) for name, column in given}
+        return FORMS[self.form](self, sampling, columns[:num_tokens])
 
-    @abstractmethod
-    def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
-        """The fields of `DraftDistribution` for every token drawn so far, [b, drawn, ...]."""
+
+class Drawing:
+    """Draws the most likely tokens.
+
+    rule: what is drawn.
+    sampling: the declared sampling parameters by name, each [b]; the greedy form reads none.
+    uniforms: numbers in (0, 1) [b] by the index of the drawn token; the greedy form reads none.
+    """
+
+    kind: ClassVar[DistributionKind] = DistributionKind.ONE_HOT
+    parts: ClassVar[tuple[str, ...]] = ()  # fields of `DraftDistribution`
+
+    def __init__(self, rule: DrawRule, sampling: Mapping[str, Tensor], uniforms: Sequence[Tensor]) -> None:
+        self._rule, self._uniforms = rule, uniforms
+        self._drawn: list[tuple[Tensor, ...]] = []
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """The next token of every row, as target ids [b], from its logits [b, D]."""
+        ids, *parts = self._draw(logits)
+        ids = target_ids(ids, self._rule.vocabulary)
+        self._drawn.append((ids, *parts))
+        return ids
+
+    def result(self) -> tuple[Tensor, ...]:
+        """See `DrawRule`."""
+        return tuple(torch.stack(each, dim=1) for each in zip(*self._drawn, strict=True))
+
+    def _draw(self, logits: Tensor) -> tuple[Tensor, ...]:
+        """Draft ids [b], and the entries of the parts."""
+        return (_largest(logits),)
+
+
+class _FilteredDrawing(Drawing):
+    """Draws from what temperature and filters leave, and remembers it."""
+
+    def __init__(self, rule: DrawRule, sampling: Mapping[str, Tensor], uniforms: Sequence[Tensor]) -> None:
+        super().__init__(rule, sampling, uniforms)
+        assert "temperature" in sampling, "a proposer that reports a distribution declares it"
+        self.sampled = sampling["temperature"] > 0  # [b] bool; the others are greedy
+        self.temperature = sampling["temperature"].masked_fill(~self.sampled, 1.0)[:, None]
+        self.top_k, self.top_p, self.min_p = (sampling.get(name) for name in ("top_k", "top_p", "min_p"))
+
+    @property
+    def _next_uniform(self) -> Tensor:
+        return self._uniforms[len(self._drawn)]
 
     def _inside(self, scaled: Tensor, log_mass: Tensor) -> Tensor:
         """Which entries the filters leave, a prefix of each row: `scaled` [b, M] is sorted, the largest first.
@@ -150,64 +199,59 @@ class _Distribution(ABC):
         return inside
 
 
-class _SparseDistribution(_Distribution):
+class _SparseDrawing(_FilteredDrawing):
     """The M most likely tokens, renormalised: nothing of vocabulary size is kept."""
 
     kind = DistributionKind.SPARSE
+    parts = ("sparse_ids", "sparse_probs")
 
-    def __init__(self, sampling: SamplingView, top_m: int) -> None:
-        super().__init__(sampling)
-        self._top_m = top_m
-        self._ids: list[Tensor] = []  # [b, M] draft ids
-        self._probs: list[Tensor] = []  # [b, M]
-
-    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        top, ids = logits.topk(min(self._top_m, logits.shape[-1]))
+    def _draw(self, logits: Tensor) -> tuple[Tensor, ...]:
+        top, ids = logits.topk(min(self._rule.sparse_top_m, logits.shape[-1]))
         scaled = top.float() / self.temperature
         log_mass = (logits.float() / self.temperature).logsumexp(dim=-1, keepdim=True)
         inside = self._inside(scaled, log_mass)
         probs = scaled.masked_fill(~inside, -torch.inf).softmax(dim=-1)
-        choice = _inverse_cdf(probs, uniform).masked_fill(~self.sampled, 0)
-        self._ids.append(ids.masked_fill(~inside, PADDING_TOKEN_ID))
-        self._probs.append(probs)
-        return ids.gather(1, choice[:, None])[:, 0]
+        choice = _inverse_cdf(probs, self._next_uniform).masked_fill(~self.sampled, 0)
+        return ids.gather(1, choice[:, None])[:, 0], ids.masked_fill(~inside, PADDING_TOKEN_ID), probs
 
-    def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
-        ids, probs = torch.stack(self._ids, dim=1), torch.stack(self._probs, dim=1)
+    def result(self) -> tuple[Tensor, ...]:
+        """See `DrawRule`."""
+        drawn, ids, probs = super().result()
+        vocabulary = self._rule.vocabulary
         if vocabulary is not None:
             ids = vocabulary.target_ids[ids.clamp(min=0)].masked_fill(ids < 0, PADDING_TOKEN_ID)
-        missing = self._top_m - ids.shape[-1]
+        missing = self._rule.sparse_top_m - ids.shape[-1]
         if missing > 0:  # a draft vocabulary smaller than M
             ids = torch.nn.functional.pad(ids, (0, missing), value=PADDING_TOKEN_ID)
             probs = torch.nn.functional.pad(probs, (0, missing))
-        return {"sparse_ids": ids, "sparse_probs": probs}
+        return drawn, ids, probs
 
 
-class _DenseDistribution(_Distribution):
+class _DenseDrawing(_FilteredDrawing):
     """The whole draft vocabulary, as logits with temperature and filters in them."""
 
     kind = DistributionKind.DENSE_LOGITS
+    parts = ("draft_logits",)
 
-    def __init__(self, sampling: SamplingView) -> None:
-        super().__init__(sampling)
-        self._logits: list[Tensor] = []  # [b, D]
-
-    def draw(self, logits: Tensor, uniform: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor) -> tuple[Tensor, ...]:
         scaled, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
         inside = self._inside(scaled, scaled.logsumexp(dim=-1, keepdim=True))
         scaled = scaled.masked_fill(~inside, -torch.inf)
-        choice = _inverse_cdf(scaled.softmax(dim=-1), uniform).masked_fill(~self.sampled, 0)
-        self._logits.append(torch.empty_like(scaled).scatter_(1, order, scaled))
-        return order.gather(1, choice[:, None])[:, 0]
+        choice = _inverse_cdf(scaled.softmax(dim=-1), self._next_uniform).masked_fill(~self.sampled, 0)
+        return order.gather(1, choice[:, None])[:, 0], torch.empty_like(scaled).scatter_(1, order, scaled)
 
-    def parts(self, vocabulary: DraftVocabulary | None) -> dict[str, Tensor]:
-        return {"draft_logits": torch.stack(self._logits, dim=1)}
+
+FORMS: dict[DistributionForm, type[Drawing]] = {"one_hot": Drawing, "sparse": _SparseDrawing, "dense": _DenseDrawing}
+COLUMN_DTYPES = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
 
 
 def most_likely(logits: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
     """Target ids [...] of the largest logits [..., D]."""
-    argmax = ARGMAX.get(logits.device.type, _argmax)
-    return target_ids(argmax(logits), vocabulary)
+    return target_ids(_largest(logits), vocabulary)
+
+
+def _largest(logits: Tensor) -> Tensor:
+    return ARGMAX.get(logits.device.type, _argmax)(logits)
 
 
 def _argmax(values: Tensor) -> Tensor:
@@ -234,9 +278,7 @@ def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     return (cumulated <= uniform[:, None] * cumulated[:, -1:]).sum(dim=-1).clamp(max=probs.shape[1] - 1)
 
 
-def _rows_of(sampling: SamplingView, chosen: Tensor | None) -> SamplingView:
-    if chosen is None:
-        return sampling
-    fields = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    temperature, top_k, top_p, min_p = (None if each is None else each[chosen] for each in fields)
-    return SamplingView(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, all_greedy=sampling.all_greedy)
+def _columns_of(sampling: SamplingView, chosen: Tensor | None) -> dict[str, Tensor]:
+    """The declared sampling parameters of the chosen rows by name, each [b]."""
+    known = {name: getattr(sampling, name) for name in COLUMN_DTYPES}
+    return {name: each if chosen is None else each[chosen] for name, each in known.items() if isinstance(each, Tensor)}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from specdec.core.host import SUM_TOLERANCE
 from specdec.sdk.errors import SpecdecError
 from specdec.sdk.types import DistributionKind
 
@@ -26,7 +27,6 @@ from .collection import Collection
 
 CHECKS = Collection()
 FALSE_ALARM_RATE = 1e-6
-SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 
 @CHECKS.at("standard")

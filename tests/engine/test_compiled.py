@@ -20,7 +20,7 @@ from specdec.core.cache.kv_cache import KVCache, LayerShape
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.cpu.attention import Span, SpanBatch
 from specdec.core.kernels.cpu.backend import NativeBackend
-from specdec.core.kernels.cpu.linear import NativeLinear
+from specdec.core.kernels.cpu.layers import NativeLinear
 from specdec.core.model.attention import CONTEXT
 from specdec.core.model.compiled import MOST_COMPILED, CompiledFunction
 

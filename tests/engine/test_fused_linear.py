@@ -9,7 +9,7 @@ from torch import nn
 
 from specdec import LLM
 from specdec.core.kernels.cpu.backend import NativeBackend
-from specdec.core.kernels.cpu.linear import FusedLinear, fuse_linears
+from specdec.core.kernels.layers.fused_linear import FusedLinear, fuse_linears
 from specdec.core.model.inference_form import prepare
 
 

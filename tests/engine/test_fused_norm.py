@@ -9,7 +9,8 @@ from torch import nn
 
 from specdec import LLM
 from specdec.core.kernels.cpu.backend import CpuBackend
-from specdec.core.kernels.cpu.norm import FusedRMSNorm, NativeRMSNorm, WideRMSNorm
+from specdec.core.kernels.cpu.layers import NativeRMSNorm
+from specdec.core.kernels.layers.norm import FusedRMSNorm, WideRMSNorm
 
 
 class Norm(nn.Module):

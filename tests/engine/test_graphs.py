@@ -117,7 +117,26 @@ def test_no_pass_of_a_decoding_step_runs_outside_what_is_recorded(name, recorder
     assert recorder.num_replays - before == 5 * (1 + PASSES[name])
 
 
-def test_a_chain_with_distributions_is_replayed_token_by_token_and_draws_the_same(recorder, prompts, target_path):
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+@pytest.mark.parametrize("name", PASSES)
+def test_drafts_with_distributions_are_drawn_inside_what_is_recorded(name, form, recorder, prompts, target_path):
+    """As many replays as for greedy drafts, whatever is drawn."""
+    speculative = {"model": str(target_path.parent / name), "draft_sample_method": "probabilistic"}
+    speculative["proposer_config"] = {"draft_distribution": form}
+    llm = make_llm(f"device_steps:{DRAFTERS[name].__name__}", k=3, speculative=speculative, max_num_seqs=4)
+    params = SamplingParams(temperature=0.8, max_tokens=60, ignore_eos=True, seed=5)
+    for index in range(3):
+        llm.engine.add_request(prompts[index], params, str(index))
+    for _ in range(6):
+        llm.engine.step()
+    recorded, before = recorder.num_recorded, recorder.num_replays
+    for _ in range(5):
+        llm.engine.step()
+    assert recorder.num_recorded == recorded
+    assert recorder.num_replays - before == 5 * (1 + PASSES[name])
+
+
+def test_a_chain_with_distributions_draws_the_same_where_it_is_recorded(recorder, prompts, target_path):
     params = SamplingParams(temperature=0.8, max_tokens=32, ignore_eos=True, seed=5)
     found = {}
     for graphs in (None, False):

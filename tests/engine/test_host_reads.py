@@ -14,8 +14,8 @@ from sweeps import covering
 
 from specdec import SamplingParams
 from specdec.core.cache.transfer import aligned
+from specdec.core.kernels.draft_uniforms import DRAFT_UNIFORMS
 from specdec.core.kernels.paged_attention import dispatch
-from specdec.core.proposing import step_random
 from specdec.core.rejection import sampler, torch_backend
 from specdec.sdk.model_proposer import sampling
 
@@ -37,7 +37,7 @@ def waits(monkeypatch):
     address_by_table(monkeypatch)
     monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", mode.kernel(dispatch.PAGED_ATTENTION["cpu"]))
     monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(verdict_on_device)})
-    monkeypatch.setattr(step_random, "uniform", mode.kernel(step_random.uniform))
+    monkeypatch.setitem(DRAFT_UNIFORMS, "cpu", mode.kernel(DRAFT_UNIFORMS["cpu"]))
     monkeypatch.delitem(sampling.ARGMAX, "cpu")
     return mode
 

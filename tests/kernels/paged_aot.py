@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
 
 import aot
 
+from specdec.core.kernels.launch import ATTENTION
 from specdec.core.kernels.paged_attention.kernel import (
     MODES,
-    MOST_RANGES,
     attend_pages_kernel,
     join_ranges_kernel,
     padded,
@@ -29,27 +29,27 @@ GROUP = 4
 
 
 def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = "causal", layer: bool = False):
-    """One variant; `layer`: with a window, a softcap, chunks and sinks."""
+    """One variant; `layer`: with a window and a softcap."""
     out = "fp32" if ranged else dtype
     types = {"query_ptr": f"*{dtype}", "keys_ptr": f"*{dtype}", "values_ptr": f"*{dtype}", "output_ptr": f"*{out}"}
     types |= dict.fromkeys(("query_stride", "keys_stride", "values_stride"), "i32")
     types |= dict.fromkeys(("maxima_ptr", "sums_ptr"), "*fp32")
     types |= dict.fromkeys(("table_ptr", "num_keys_ptr", "cu_queries_ptr"), "*i32")
-    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "chunk", "range_length", "num_ranges"), "i32")
+    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "chunk", "num_ranges"), "i32")
     types |= {"scale": "fp32", "softcap": "fp32", "sinks_ptr": f"*{dtype}"}
     tile = tile_of(num_rows, dim, DTYPES[dtype])
-    options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
+    options = {name: tile.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in tile} | ATTENTION
     constants = tile | {"GROUP": GROUP, "DIM": dim, "VALUE_DIM": dim, "BLOCK_SIZE": 16, "MODE": MODES[mode]}
     constants |= {"PADDED_DIM": padded(dim), "PADDED_VALUE_DIM": padded(dim), "RANGED": ranged}
     constants |= dict.fromkeys(("WINDOWED", "CHUNKED", "CAPPED", "SINKING"), layer)
     return aot.flat(attend_pages_kernel, types, constants, options)
 
 
-def joining(dtype: str, dim: int):
+def joining(dtype: str, dim: int, ranges: int = 16):
     types = {"totals_ptr": "*fp32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
     types |= {"output_ptr": f"*{dtype}", "sinks_ptr": f"*{dtype}", "num_heads": "i32", "num_ranges": "i32"}
-    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": MOST_RANGES, "SINKING": False}
-    return aot.flat(join_ranges_kernel, types, constants, {"num_warps": 2})
+    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": ranges, "SINKING": False}
+    return aot.flat(join_ranges_kernel, types, constants, {"num_warps": 2} | ATTENTION)
 
 
 DECODE, VERIFY, PROMPT = 4, 24, 8192
@@ -61,6 +61,7 @@ BUILDS = {
     "prompt-bf16-128-window": attention("bf16", 128, PROMPT, ranged=False, layer=True),
     **{f"verify-bf16-128-{mode}": attention("bf16", 128, VERIFY, mode=mode, **LAYER) for mode in MODES},
     **{f"join-{t}-{dim}": joining(t, dim) for t in ("bf16", "fp32") for dim in (64, 128, 256)},
+    "join-bf16-128-long": joining("bf16", 128, ranges=64),
 }
 
 

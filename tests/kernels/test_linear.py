@@ -12,7 +12,7 @@ from torch import nn
 from specdec import LLM
 from specdec.core.kernels.cpu import backend
 from specdec.core.kernels.cpu.backend import CpuBackend, NativeBackend
-from specdec.core.kernels.cpu.linear import NativeLinear, PackedLinear, packable_bytes
+from specdec.core.kernels.cpu.layers import NativeLinear, PackedLinear, packable_bytes
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1), (1, 3), (2, 2), (1, 6), (1, 7), (1, 33), (7,), (0,), (), (1, 2, 1, 2)]

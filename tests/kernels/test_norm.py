@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.core.kernels.cpu.norm import FusedRMSNorm, NativeRMSNorm, WideRMSNorm
+from specdec.core.kernels.cpu.layers import NativeRMSNorm
+from specdec.core.kernels.layers.norm import FusedRMSNorm, WideRMSNorm
 
 KINDS = {
     "fp32": (torch.float32, torch.float32),

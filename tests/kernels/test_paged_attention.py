@@ -11,6 +11,8 @@ from inspect import signature
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
@@ -55,6 +57,13 @@ def inputs(
         mode=mode,
     )
     return *(each.to(DEVICE, dtype) for each in (query, keys, values)), pages
+
+
+@triton.jit
+def bounds_kernel(found_ptr):
+    begin, stop = kernel.keys_of_range(tl.program_id(0))
+    tl.store(found_ptr + 2 * tl.program_id(0), begin)
+    tl.store(found_ptr + 2 * tl.program_id(0) + 1, stop)
 
 
 def assert_agree(given: Inputs, spec: AttentionSpec, tolerance: float = 2e-6) -> None:
@@ -104,10 +113,50 @@ def test_the_plain_form_scales_by_the_sigmoid_of_the_log_sum_exp_over_the_sink()
 
 def test_ranges_of_keys_join_to_the_whole():
     """A request that ends in the second of three ranges, one that needs all, and one with a window in the last."""
-    given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=3 * kernel.SHORTEST_RANGE, block_size=16)
-    assert kernel.ranges_of(given[3].max_keys) == (3, kernel.SHORTEST_RANGE)
+    given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=600, block_size=16)
+    assert kernel.num_ranges_of(given[3].max_keys) == 3
     assert_agree(given, AttentionSpec(0.3))
     assert_agree(given, AttentionSpec(0.3, window=10))
+
+
+def test_what_empty_ranges_leave_behind_is_not_read(monkeypatch):
+    """One range in twenty-four has keys, and memory is full of NaN where nothing was written."""
+    given = inputs([(1, 100), (2, 130)], heads="mqa", max_keys=8192, block_size=16)
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(like, *shape, **kind):
+        made = new_empty(like, *shape, **kind)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    assert_agree(given, AttentionSpec(0.3))
+
+
+def test_ranges_follow_one_another_and_the_kernel_has_the_same():
+    bounds = [kernel.bounds_of(number) for number in range(80)]
+    assert [begin for begin, _ in bounds[1:]] == [stop for _, stop in bounds[:-1]]
+    assert bounds[0] == (0, 256)
+    assert bounds[-1][1] == 2**20
+    assert all(stop - begin <= max(256, begin // 8) for begin, stop in bounds)
+    found = torch.empty(80, 2, dtype=torch.int32, device=DEVICE)
+    bounds_kernel[(80,)](found)
+    assert found.tolist() == [list(each) for each in bounds]
+
+
+@pytest.mark.parametrize("max_model_len", [8192, 32768, 131072])
+def test_a_context_of_8k_is_shared_by_as_many_programs_however_long_it_may_become(max_model_len):
+    """At batch 1, a model with 8 key heads on 132 processors: 16 ranges of 256 keys, 8 of 512."""
+    num_ranges = kernel.num_ranges_of(max_model_len)
+    with_keys = [number for number in range(num_ranges) if kernel.bounds_of(number)[0] < 8192]
+    assert 8 * len(with_keys) == 192
+    assert max(stop - begin for begin, stop in map(kernel.bounds_of, with_keys)) == 512
+
+
+@pytest.mark.parametrize("max_model_len", [256, 4096, 131072, 2**20])
+def test_what_ranges_leave_behind_stays_small(max_model_len):
+    num_ranges = kernel.num_ranges_of(max_model_len)
+    assert 128 <= kernel.few_tokens(num_ranges) <= 512
+    assert kernel.few_tokens(num_ranges) * num_ranges * 32 * 128 * 4 <= 2**28, "32 heads of 128 in fp32: 256 MiB"
 
 
 def test_a_prompt_longer_than_a_tile_and_a_program_that_goes_on_to_the_next(monkeypatch):

@@ -11,17 +11,28 @@ from pathlib import Path
 import pytest
 
 AOT = Path(__file__).with_name("paged_aot.py")
-TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
-LARGEST_SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
+LARGEST_SHARED = {
+    "sm_80": 163 * 1024,
+    "sm_89": 99 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "gfx942": 64 * 1024,
+}
 SLICE = ["decode-bf16-128:sm_90", "verify-bf16-64:sm_80", "join-bf16-128:sm_90", "decode-bf16-64:gfx942"]
 
 
 def reports(variants, cache):
+    return printed(AOT, variants, cache)
+
+
+def printed(script, arguments, cache):
     """In a process of its own: one that interprets kernels cannot compile them."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    strict = ["-W", "error:TRITON_DEFAULT_FP_FUSION is unset:UserWarning"]  # every launch pins it
     done = subprocess.run(
-        [sys.executable, str(AOT), *variants], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, *strict, str(script), *arguments], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -59,3 +70,11 @@ def test_the_check_names_what_it_found():
         "decode on gfx942: 131072 bytes of shared memory",
         "decode on gfx942: no 128-bit load",
     ]
+
+
+def test_batches_of_every_size_ask_for_one_kernel_for_each_tile(tmp_path):
+    """16, 32 or 64 rows of queries, keys in ranges or not; numbers of requests, tokens and keys select nothing."""
+    script = AOT.with_name("paged_keys.py")
+    found = {each["name"]: each["warmed"] for each in printed(script, [], tmp_path)}
+    expected = {"attend_pages_kernel": 6, "join_ranges_kernel": 1}
+    assert found == {"4096": expected, "131072": expected}

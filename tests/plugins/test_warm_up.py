@@ -160,7 +160,7 @@ def test_forms_are_made_at_the_start_only(max_num_seqs, small_path, compiled):
     at_start = len(compiled)
     assert llm.engine.metrics.counts == engine(small_path, None).engine.metrics.counts, "no requests"
     assert texts_of(llm) == texts_of(engine(small_path, None))
-    assert len(compiled) == at_start == {1: 8, ROWS: 12}[max_num_seqs]
+    assert len(compiled) == at_start == {1: 7, ROWS: 10}[max_num_seqs]
 
 
 def test_without_compilation_nothing_is_warmed_up(small_path):

@@ -43,6 +43,7 @@ from specdec.core.kernels.verdict.kernel import verdict_kernel
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
@@ -66,7 +67,8 @@ class Build:
 
 def flat(kernel: JITFunction, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any]) -> Build:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    aligned = {(i,) for i, name in enumerate(kernel.arg_names) if name.endswith(("_ptr", "_stride"))}
+    wide = [name for name in kernel.arg_names if name.endswith(("_ptr", "_stride")) or name == "vocab_size"]
+    aligned = {(kernel.arg_names.index(name),) for name in wide if name not in kernel.do_not_specialize}
     return Build(kernel, signature, constants, aligned, options)
 
 
@@ -77,7 +79,7 @@ def statistics(dtype: str, skip_last: bool) -> Build:
 
 
 def draft_statistics(dtype: str) -> Build:
-    types = {"logits_ptr": f"*{dtype}", "request_stride": "i64", "place_stride": "i64", "lengths_ptr": "*i64"}
+    types = {"logits_ptr": f"*{dtype}", "lengths_ptr": "*i64"}
     types |= {"kinds_ptr": "*u8", "kind": "i32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
     types |= {"vocab_size": "i32", "num_places": "i32", "num_tiles": "i32"}
     return flat(draft_stats_kernel, types, {"TILE": TILE}, STREAMING)
@@ -96,25 +98,31 @@ def row_filters(dtype: str, shared: bool) -> Build:
 
 def verdicts(dtype: str, distribution: str = "fp32", **variant: Any) -> Build:
     f32, i64 = "*fp32", "*i64"
-    dense = DenseDistribution(f"*{distribution}", "i64", "i64", "i32", f32, f32, "i32", "i32")
+    dense = DenseDistribution(f"*{distribution}", "i32", "i64", "i32", f32, f32, "i32", "i32")
     arguments = {
-        "rows": Rows(f"*{dtype}", "i64", i64, f32, f32, f32, "i32", "i32", "i32"),
-        "requests": Requests(i64, "i64", i64, f32, i64, i64, "*fp64", "*fp64", "i32"),
+        "rows": Rows(f"*{dtype}", "i64", "i32", f32, f32, f32, "i32", "i32", "i32"),
         "distributions": Distributions("*u8", dense, dense, SparseDistribution(i64, f32, "i32", "i32"), i64),
         "scratch": Scratch(f32, "*i32"),
         "outputs": Outputs(i64, i64, f32, f32, i64, "*u8", f32),
     }
+    of_step = Requests(i64, "i64", i64, f32, i64, i64, "*fp64", "*fp64", "i32")._asdict()
     aligned = {at for i, group in enumerate(arguments.values()) for at in _aligned(group, (i,))}
     constant = Variant(tile=TILE, tiles=TILES, places=16, **variant)
     options = PER_BLOCK if constant.block else PER_ROW
-    return Build(verdict_kernel, {**arguments, "VARIANT": "constexpr"}, {"VARIANT": constant}, aligned, options)
+    return Build(
+        verdict_kernel,
+        {**arguments, "cu_rows": i64, **of_step, "VARIANT": "constexpr"},
+        {"VARIANT": constant},
+        aligned,
+        options,
+    )
 
 
 def _aligned(group: Any, at: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     for i, (name, kind) in enumerate(zip(group._fields, group, strict=True)):
         if isinstance(kind, tuple):
             yield from _aligned(kind, (*at, i))
-        elif kind.startswith("*") or name in ("stride", "step"):
+        elif kind.startswith("*") or name in ("stride", "step", "size"):
             yield (*at, i)
 
 
@@ -133,6 +141,10 @@ BUILDS: dict[str, Build] = {
     "probs-bf16-filters": verdicts("bf16", probs=True, filters=True, shared=True),
     **{f"logits-{d}": verdicts(d, d, logits=True, skip_last=True, shared=True) for d in ("bf16", "fp32")},
     "logits-bf16-mapped": verdicts("bf16", "bf16", logits=True, mapped=True, skip_last=True, shared=True),
+    "sparse256-bf16": verdicts("bf16", sparse=256, skip_last=True, shared=True),
+    "sparse256-bf16-filters": verdicts("bf16", sparse=256, filters=True),
+    "sparse256-fp32": verdicts("fp32", sparse=256, skip_last=True, shared=True),
+    "block_sparse256-bf16": verdicts("bf16", sparse=256, block=True, skip_last=True),
     "sparse-bf16": verdicts("bf16", sparse=64, skip_last=True, shared=True),
     "sparse-bf16-filters": verdicts("bf16", sparse=64, filters=True),
     "block_probs-bf16": verdicts("bf16", probs=True, block=True, skip_last=True),

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdec.core.kernels.draft_uniforms import kernel, naive
 from specdec.core.kernels.philox import FEW, Stream, draft_key, philox, philox_block, uniform
+from specdec.core.proposing.step_random import StepRandom
+
+from .interpreted import DEVICE
 
 ONES = 0xFFFFFFFF
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)
@@ -75,3 +79,20 @@ def test_draft_key_is_a_different_key_and_depends_on_the_whole_seed() -> None:
 def test_draft_keys_of_few_and_many_seeds_agree() -> None:
     seeds = torch.arange(-FEW, FEW) * (2**50 + 7)
     assert draft_key(seeds).tolist() == [int(draft_key(seed)) for seed in seeds]
+
+
+@pytest.mark.parametrize("num_requests", [1, 3, 130])
+def test_the_kernel_draws_the_numbers_of_a_draft_to_the_bit(num_requests: int) -> None:
+    keys = torch.arange(num_requests, device=DEVICE) * (2**55 + 3) + 7
+    positions = torch.arange(num_requests, device=DEVICE) * (2**33 + 5)
+    drawn = kernel.draft_uniforms(keys, positions, 3)
+    assert torch.equal(drawn, naive.draft_uniforms(keys, positions, 3))
+    for index in range(3):
+        assert torch.equal(drawn[index], uniform(keys, positions, Stream.DRAFT, index))
+
+
+def test_a_step_draws_the_same_numbers_one_by_one_and_beyond_its_draft() -> None:
+    keys, positions = torch.tensor([5, 2**62 + 1]), torch.tensor([9, 2**34])
+    random = StepRandom(keys, positions, num_draft_tokens=3)
+    for index in (4, 0, 2, 1):
+        assert torch.equal(random.uniform(index), uniform(keys, positions, Stream.DRAFT, index))

@@ -79,7 +79,7 @@ REST = [
     Mutant("distribution_of_the_next_place", "probs", RESIDUAL, "probs_ptr = distributions.probs.table + request * distributions.probs.stride + place * distributions.probs.step", "probs_ptr = distributions.probs.table + request * distributions.probs.stride + ((place + 1) % 2) * distributions.probs.step"),
     Mutant("draft_logits_not_normalised", "logits", RESIDUAL, "top) * LOG2_E).to(tl.float64) / mass", "top) * LOG2_E).to(tl.float64)"),
     Mutant("sparse_distribution_not_subtracted", "sparse", RESIDUAL, "residual - tl.load(distribution.probs + at).to(tl.float32)", "residual"),
-    Mutant("sparse_masses_of_p", "sparse", RESIDUAL, "left = masses / mass - tl.sum(tl.where(inside, taken[None, :], 0.0), 1)", "left = masses / mass"),
+    Mutant("sparse_masses_of_p", "sparse", RESIDUAL, "left - tl.sum(tl.where(inside, taken, 0.0), 0)", "left"),
     Mutant("mass_outside_the_map_dropped", "mapped", RESIDUAL, "values = tl.load(row_ptr + drafts, mask=known, other=OTHER)", "values = tl.load(row_ptr + drafts, mask=known, other=1.0)"),
     Mutant("no_proposal_verified", "holes", VERIFY, "going = drafted != NO_PROPOSAL", "going = drafted != -3"),
     Mutant("temperature_ignored", "one_hot", STATS, "scale = row_scale(tl.load(temperature_ptr + request))", "scale = row_scale(tl.load(temperature_ptr + request) * 0 + 1.0)"),

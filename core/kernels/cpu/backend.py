@@ -8,18 +8,19 @@ import torch
 from torch import nn
 
 from ..backend import Backend
+from ..layers.fused_linear import fuse_linears
+from ..layers.norm import Spelled, fuse_rms_norms
 from .int8_linear import narrow_linears
-from .linear import (
+from .layers import (
     LinearForm,
     NativeLinear,
+    NativeRMSNorm,
     PackedLinear,
-    fuse_linears,
     onednn_multiplies,
     pack_linears,
     packable_bytes,
 )
-from .native.kernels import NativeKernels
-from .norm import NativeRMSNorm, Spelled, fuse_rms_norms
+from .native.kernels import DTYPES, NativeKernels
 
 
 class CpuBackend(Backend):
@@ -75,4 +76,4 @@ class NativeBackend(CpuBackend):
 
     def norm_form(self, spelled: Spelled) -> nn.Module:
         """See `CpuBackend`."""
-        return NativeRMSNorm(spelled, self.kernels)
+        return NativeRMSNorm(spelled, self.kernels) if spelled.weight.dtype in DTYPES else spelled

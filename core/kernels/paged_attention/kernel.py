@@ -2,13 +2,17 @@
 
 The queries of the heads that share a key lie in one tile, so a key is read once for all of them. A batch of few tokens
 (decoding, verification) has too few tiles to fill a device; keys are then divided into ranges, attended apart and
-joined by their maxima and masses (flash-decoding). Ranges are as long for one request as for many, so that what a
-request gives does not depend on its neighbours in such a batch.
+joined by their maxima and masses (flash-decoding). Where a range begins and ends follows from its number alone, so that
+what a request gives does not depend on its neighbours in such a batch, nor on how long a request may become. Ranges are
+short where every request has keys, and grow with the position: a long request has several in every octave.
 """
 
 # ruff: noqa: ANN001, ANN201, PLR0913
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
+
+from functools import cache
+from itertools import count
 
 import torch
 import triton
@@ -16,16 +20,31 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention_spec import AttentionSpec
-from ..launch import next_power_of_two
+from ..launch import ATTENTION, next_power_of_two, registers
 from . import Pages
 
 MINUS_INF = tl.constexpr(float("-inf"))
 LOG2_E = tl.constexpr(1.4426950408889634)
-SHORTEST_RANGE = 256  # keys; shorter ranges cost more to join than they gain
-MOST_RANGES = 16
-FEW_TOKENS = 512  # up to this many a batch leaves a device idle, and what its ranges leave behind is small
+SHORTEST_RANGE = tl.constexpr(256)  # keys; shorter ranges cost more to join than they gain
+NUM_SHORTEST = tl.constexpr(16)  # ranges of this length, up to position 4096
+PER_OCTAVE = tl.constexpr(8)  # ranges between a position and its double, after that
+JOINED_AT_ONCE = tl.constexpr(16)
+FEW_TOKENS = 512  # up to this many a batch leaves a device idle
+MOST_PARTS = 1 << 14  # of tokens times ranges, each of which leaves fp32 [Hq, Dv] behind
 CAUSAL, CAUSAL_BLOCK, FULL_BLOCK = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 MODES = {"causal": 0, "causal_block": 1, "full_block": 2}
+
+
+@triton.jit
+def keys_of_range(number):
+    """The first key of a range, and the one after the last; `bounds_of` on the host."""
+    octave = tl.maximum(number - NUM_SHORTEST, 0) // PER_OCTAVE
+    doubled = tl.maximum(number - NUM_SHORTEST, 0) % PER_OCTAVE
+    length = tl.full([], NUM_SHORTEST * SHORTEST_RANGE // PER_OCTAVE, tl.int32) << octave
+    begin = (NUM_SHORTEST * SHORTEST_RANGE << octave) + doubled * length
+    is_short = number < NUM_SHORTEST
+    begin = tl.where(is_short, number * SHORTEST_RANGE, begin)
+    return begin, begin + tl.where(is_short, SHORTEST_RANGE, length)
 
 
 @triton.jit
@@ -68,7 +87,7 @@ def is_seen(key, query, start, window, chunk, MODE: tl.constexpr, WINDOWED: tl.c
     return seen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_ptr", "num_keys_ptr", "cu_queries_ptr"])
 def attend_pages_kernel(
     query_ptr,
     query_stride,
@@ -89,7 +108,6 @@ def attend_pages_kernel(
     softcap,
     window,
     chunk,
-    range_length,
     num_ranges,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -122,64 +140,69 @@ def attend_pages_kernel(
 
         begin, stop = keys_of_tile(first_row, start, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED)
         if RANGED:
-            begin = tl.maximum(begin, tl.program_id(2) * range_length)
-            stop = tl.minimum(stop, (tl.program_id(2) + 1) * range_length)
+            range_begin, range_stop = keys_of_range(tl.program_id(2))
+            begin, stop = tl.maximum(begin, range_begin), tl.minimum(stop, range_stop)
         begin = begin // KEYS * KEYS  # tiles of keys lie alike for every query, and so do their sums
-
-        query = tl.load(
-            query_ptr + (tokens * query_stride + heads * DIM)[:, None] + dims[None, :],
-            mask=real[:, None] & (dims[None, :] < DIM),
-            other=0.0,
-        )
-        maxima = tl.full([ROWS], MINUS_INF, tl.float32)
-        sums = tl.full([ROWS], 0.0, tl.float32)
-        if SINKING and not RANGED:  # a key before all others, without a value; `join_ranges_kernel` adds it to ranges
-            maxima = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2_E
-            sums = tl.full([ROWS], 1.0, tl.float32)
-        total = tl.full([ROWS, PADDED_VALUE_DIM], 0.0, tl.float32)
-        for at in range(begin, stop, KEYS):
-            key_positions = at + tl.arange(0, KEYS)
-            there = key_positions < stop
-            block = tl.load(table_ptr + key_positions // BLOCK_SIZE, mask=there, other=0)
-            slots = block.to(tl.int64) * BLOCK_SIZE + key_positions % BLOCK_SIZE
-            keys = tl.load(
-                keys_ptr + (slots * keys_stride)[None, :] + kv_head * DIM + dims[:, None],
-                mask=there[None, :] & (dims[:, None] < DIM),
-                other=0.0,
-            )
-            scores = tl.dot(query, keys, input_precision="ieee") * scale
-            if CAPPED:
-                scores = softcap * (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0)
-            seen = there[None, :] & is_seen(
-                key_positions[None, :], positions[:, None], start, window, chunk, MODE, WINDOWED, CHUNKED
-            )
-            scores = tl.where(seen, scores * LOG2_E, MINUS_INF)
-            new_maxima = tl.maximum(maxima, tl.max(scores, 1))
-            origin = tl.where(new_maxima == MINUS_INF, 0.0, new_maxima)
-            weights = tl.exp2(scores - origin[:, None])
-            shrunk = tl.exp2(maxima - origin)
-            values = tl.load(
-                values_ptr + (slots * values_stride)[:, None] + kv_head * VALUE_DIM + value_dims[None, :],
-                mask=there[:, None] & (value_dims[None, :] < VALUE_DIM),
-                other=0.0,
-            )
-            sums = sums * shrunk + tl.sum(weights, 1)
-            total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
-            maxima = new_maxima
 
         places = tokens * (num_kv_heads * GROUP) + heads
         if RANGED:
             places = places * num_ranges + tl.program_id(2)
-            tl.store(maxima_ptr + places, maxima, mask=real)
-            tl.store(sums_ptr + places, sums, mask=real)
-        else:
-            total = total / sums[:, None]
         if begin < stop:
+            query = tl.load(
+                query_ptr + (tokens * query_stride + heads * DIM)[:, None] + dims[None, :],
+                mask=real[:, None] & (dims[None, :] < DIM),
+                other=0.0,
+            )
+            maxima = tl.full([ROWS], MINUS_INF, tl.float32)
+            sums = tl.full([ROWS], 0.0, tl.float32)
+            if (
+                SINKING and not RANGED
+            ):  # a key without a value; `join_ranges_kernel` adds it to ranges
+                maxima = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2_E
+                sums = tl.full([ROWS], 1.0, tl.float32)
+            total = tl.full([ROWS, PADDED_VALUE_DIM], 0.0, tl.float32)
+            for at in range(begin, stop, KEYS):
+                key_positions = at + tl.arange(0, KEYS)
+                there = key_positions < stop
+                block = tl.load(table_ptr + key_positions // BLOCK_SIZE, mask=there, other=0)
+                slots = block.to(tl.int64) * BLOCK_SIZE + key_positions % BLOCK_SIZE
+                keys = tl.load(
+                    keys_ptr + (slots * keys_stride)[None, :] + kv_head * DIM + dims[:, None],
+                    mask=there[None, :] & (dims[:, None] < DIM),
+                    other=0.0,
+                )
+                scores = tl.dot(query, keys, input_precision="ieee") * scale
+                if CAPPED:
+                    scores = softcap * (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0)
+                seen = there[None, :] & is_seen(
+                    key_positions[None, :], positions[:, None], start, window, chunk, MODE, WINDOWED, CHUNKED
+                )
+                scores = tl.where(seen, scores * LOG2_E, MINUS_INF)
+                new_maxima = tl.maximum(maxima, tl.max(scores, 1))
+                origin = tl.where(new_maxima == MINUS_INF, 0.0, new_maxima)
+                weights = tl.exp2(scores - origin[:, None])
+                shrunk = tl.exp2(maxima - origin)
+                values = tl.load(
+                    values_ptr + (slots * values_stride)[:, None] + kv_head * VALUE_DIM + value_dims[None, :],
+                    mask=there[:, None] & (value_dims[None, :] < VALUE_DIM),
+                    other=0.0,
+                )
+                sums = sums * shrunk + tl.sum(weights, 1)
+                total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
+                maxima = new_maxima
+
+            if RANGED:
+                tl.store(maxima_ptr + places, maxima, mask=real)
+                tl.store(sums_ptr + places, sums, mask=real)
+            else:
+                total = total / sums[:, None]
             tl.store(
                 output_ptr + (places * VALUE_DIM)[:, None] + value_dims[None, :],
                 total.to(output_ptr.dtype.element_ty),
                 mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
             )
+        elif RANGED:
+            tl.store(maxima_ptr + places, tl.full([ROWS], MINUS_INF, tl.float32), mask=real)
 
 
 @triton.jit
@@ -196,24 +219,28 @@ def join_ranges_kernel(
     RANGES: tl.constexpr,
     SINKING: tl.constexpr,
 ):
-    """Grid [N * Hq]."""
+    """Grid [N * Hq]. What a range without keys left behind is not read, but for its maximum."""
     head = tl.program_id(0).to(tl.int64)
     places, value_dims = tl.arange(0, RANGES), tl.arange(0, PADDED_VALUE_DIM)
-    here = places < num_ranges
-    maxima = tl.load(maxima_ptr + head * num_ranges + places, mask=here, other=MINUS_INF)
-    sums = tl.load(sums_ptr + head * num_ranges + places, mask=here, other=0.0)
-    most = tl.max(maxima, 0)
-    weights = tl.exp2(maxima - most)
-    mass = tl.sum(weights * sums, 0)
+    maxima = tl.load(maxima_ptr + head * num_ranges + places, mask=places < num_ranges, other=MINUS_INF)
+    sums = tl.load(sums_ptr + head * num_ranges + places, mask=maxima > MINUS_INF, other=0.0)
+    top = tl.max(maxima, 0)
+    mass = tl.sum(tl.exp2(maxima - top) * sums, 0)
     if SINKING:
-        mass += tl.exp2(tl.load(sinks_ptr + head % num_heads).to(tl.float32) * LOG2_E - most)
-    weights = weights / mass
-    totals = tl.load(
-        totals_ptr + (head * num_ranges + places)[:, None] * VALUE_DIM + value_dims[None, :],
-        mask=(maxima > MINUS_INF)[:, None] & (value_dims[None, :] < VALUE_DIM),
-        other=0.0,
-    )
-    output = tl.sum(totals * weights[:, None], 0).to(output_ptr.dtype.element_ty)
+        mass += tl.exp2(tl.load(sinks_ptr + head % num_heads).to(tl.float32) * LOG2_E - top)
+    output = tl.full([PADDED_VALUE_DIM], 0.0, tl.float32)
+    for first in range(0, num_ranges, JOINED_AT_ONCE):
+        some = head * num_ranges + first + tl.arange(0, JOINED_AT_ONCE)
+        here = first + tl.arange(0, JOINED_AT_ONCE) < num_ranges
+        some_maxima = tl.load(maxima_ptr + some, mask=here, other=MINUS_INF)
+        weights = tl.exp2(some_maxima - top) / mass
+        totals = tl.load(
+            totals_ptr + some[:, None] * VALUE_DIM + value_dims[None, :],
+            mask=(some_maxima > MINUS_INF)[:, None] & (value_dims[None, :] < VALUE_DIM),
+            other=0.0,
+        )
+        output += tl.sum(totals * weights[:, None], 0)
+    output = output.to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + head * VALUE_DIM + value_dims, output, mask=value_dims < VALUE_DIM)
 
 
@@ -226,10 +253,11 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
     output = query.new_empty(num_tokens, num_heads, value_dim)
     totals = maxima = sums = output
     sinks = output if spec.sinks is None else spec.sinks
-    num_queries, num_ranges, range_length = pages.max_queries, 1, 0
-    if num_tokens <= FEW_TOKENS:
+    num_queries, num_ranges = pages.max_queries, num_ranges_of(pages.max_keys)
+    if num_tokens <= few_tokens(num_ranges):
         num_queries = -(-num_tokens // num_requests)  # a program goes on to the next tile where there are more
-        num_ranges, range_length = ranges_of(pages.max_keys)
+    else:
+        num_ranges = 1
     if num_ranges > 1:
         totals = query.new_empty(num_tokens, num_heads, num_ranges, value_dim, dtype=torch.float32)
         maxima, sums = totals.new_empty(2, num_tokens, num_heads, num_ranges)
@@ -255,7 +283,6 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
         spec.softcap or 0.0,
         spec.window or 0,
         spec.chunk or 0,
-        range_length,
         num_ranges,
         GROUP=group,
         DIM=dim,
@@ -270,6 +297,7 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
         SINKING=spec.sinks is not None,
         RANGED=num_ranges > 1,
         **tile,
+        **ATTENTION,
     )
     if num_ranges > 1:
         join_ranges_kernel[(num_tokens * num_heads,)](
@@ -282,25 +310,42 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
             num_ranges,
             value_dim,
             padded(value_dim),
-            MOST_RANGES,
+            next_power_of_two(num_ranges),
             SINKING=spec.sinks is not None,
             num_warps=2,
+            **ATTENTION,
         )
     return output
 
 
-def ranges_of(max_keys: int) -> tuple[int, int]:
-    """Into how many ranges of how many keys the keys of a request are divided."""
-    length = -(-max_keys // (MOST_RANGES * SHORTEST_RANGE)) * SHORTEST_RANGE
-    return -(-max_keys // length), length
+def bounds_of(number: int) -> tuple[int, int]:
+    """The first key of a range, and the one after the last."""
+    if number < NUM_SHORTEST:
+        return number * SHORTEST_RANGE.value, (number + 1) * SHORTEST_RANGE.value
+    octave, doubled = divmod(number - NUM_SHORTEST.value, PER_OCTAVE.value)
+    begin = NUM_SHORTEST.value * SHORTEST_RANGE.value << octave
+    length = begin // PER_OCTAVE.value
+    return begin + doubled * length, begin + (doubled + 1) * length
+
+
+@cache
+def num_ranges_of(num_keys: int) -> int:
+    """How many ranges so many keys have: one for each 256 up to 4096, then eight for each doubling."""
+    return next(number for number in count(1) if bounds_of(number)[0] >= num_keys)
+
+
+def few_tokens(num_ranges: int) -> int:
+    """The largest batch whose keys are divided."""
+    return min(FEW_TOKENS, MOST_PARTS // num_ranges)
 
 
 def tile_of(num_rows: int, dim: int, dtype: torch.dtype) -> dict[str, int]:
     """How many query rows and keys a program works on at a time, and how: what the compiler spills nowhere."""
     exact, wide = dtype == torch.float32, dim > 128
     rows = 16 if num_rows <= 16 or exact else 32 if num_rows <= 32 or wide else 64
-    keys = 16 if wide and exact else 32 if wide or exact or rows == 64 else 64
-    return {"ROWS": rows, "KEYS": keys, "num_warps": 8 if rows == 64 and dim <= 64 else 4, "num_stages": 2}
+    keys = 16 if exact else 32 if wide or rows == 64 or (rows == 32 and dim > 64) else 64
+    tile = {"ROWS": rows, "KEYS": keys, "num_warps": 8 if rows == 64 and dim <= 64 else 4, "num_stages": 2}
+    return tile if exact else tile | registers(255)
 
 
 def padded(dim: int) -> int:

@@ -193,7 +193,10 @@ def survivor_sums(
         tl.store(sums_ptr + tile, kept)
 
 
-@triton.jit(do_not_specialize=["turn"])
+CHANGING = ["cu_rows_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "num_places", "turn"]
+
+
+@triton.jit(do_not_specialize=CHANGING)
 def filter_rows_kernel(
     logits_ptr,
     row_stride,

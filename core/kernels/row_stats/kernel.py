@@ -13,7 +13,7 @@ from ..row_tiles import LOG2_E, load_tile, row_scale, tile_stats
 from . import TileStats
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cu_rows_ptr", "temperature_ptr", "num_places"])
 def row_stats_kernel(
     logits_ptr,
     row_stride,
@@ -39,11 +39,9 @@ def row_stats_kernel(
     tl.store(sums_ptr + place * num_tiles + tile, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lengths_ptr", "kinds_ptr", "kind", "num_places"])
 def draft_stats_kernel(
     logits_ptr,
-    request_stride,
-    place_stride,
     lengths_ptr,
     kinds_ptr,
     kind,
@@ -59,7 +57,7 @@ def draft_stats_kernel(
     place = request.to(tl.int64) * num_places + draft
     if (draft >= tl.load(lengths_ptr + request)) | (tl.load(kinds_ptr + request) != kind):
         return
-    row_ptr = logits_ptr + request.to(tl.int64) * request_stride + draft * place_stride
+    row_ptr = logits_ptr + place * vocab_size
     top, total = tile_stats(load_tile(row_ptr, tile, vocab_size, TILE), LOG2_E)
     tl.store(maxima_ptr + place * num_tiles + tile, top)
     tl.store(sums_ptr + place * num_tiles + tile, total)
@@ -87,12 +85,10 @@ def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileS
 
 
 def draft_stats(logits: Tensor, lengths: Tensor, kinds: Tensor, kind: int, stats: TileStats) -> None:
-    """See `naive.draft_stats`."""
+    """See `naive.draft_stats`; logits are contiguous."""
     num_requests, num_places, num_tiles = stats.maxima.shape
     draft_stats_kernel[(num_tiles, num_places, num_requests)](
         logits,
-        logits.stride(0),
-        logits.stride(1),
         lengths,
         kinds,
         kind,

@@ -1,6 +1,7 @@
 """Verifying the drafts of each request in one launch; its plain torch form is `rejection.torch_backend.verify`.
 
-The kernel's arguments come in groups. Fields are tensors, or integers where it says so.
+The kernel's arguments come in groups. Fields are tensors, or integers where it says so. Those that change from step to
+step are given apart, so that nothing is compiled for their values: in the groups they are 0, and put in by the kernel.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ class Rows(NamedTuple):
 
     logits: Any  # [R, V]
     stride: Any  # int, of a row
-    cu_rows: Any  # [B + 1] int64
+    cu_rows: Any  # [B + 1] int64; put in
     maxima: Any  # [B, places, tiles]
     sums: Any  # [B, places, tiles]
     cutoff: Any  # [B, places]; any tensor if the variant has no filters
     vocab_size: Any  # int
-    num_places: Any  # int
+    num_places: Any  # int, K + 1; put in
     num_tiles: Any  # int
 
 
 class Requests(NamedTuple):
-    """Drafts, sampling parameters and random numbers."""
+    """Drafts, sampling parameters and random numbers; all of it is put in."""
 
     token_ids: Any  # [B, K] int64
     token_stride: Any  # int
@@ -40,13 +41,13 @@ class DenseDistribution(NamedTuple):
     """Draft distributions as probabilities or logits, and statistics of the latter."""
 
     table: Any  # [B, K, Vd]
-    stride: Any  # int, of a request
+    stride: Any  # int, of a request; put in
     step: Any  # int, of a place
     size: Any  # int, Vd
     maxima: Any  # [B, K, draft tiles]
     sums: Any  # [B, K, draft tiles]
     num_tiles: Any  # int
-    num_drafts: Any  # int, K
+    num_drafts: Any  # int, K; put in
 
 
 class SparseDistribution(NamedTuple):
@@ -55,7 +56,7 @@ class SparseDistribution(NamedTuple):
     ids: Any  # [B, K, M] int64
     probs: Any  # [B, K, M]
     num_ids: Any  # int, M
-    num_drafts: Any  # int, K
+    num_drafts: Any  # int, K; put in
 
 
 class Distributions(NamedTuple):

@@ -124,7 +124,9 @@ def block_mass(rows, distributions, scratch, kind, request, place, scale, surviv
         if kind == SPARSE:
             row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
             thin = thinned(row, survival, VARIANT)
-            left = sparse_masses(thin, masses, rows.vocab_size, distributions.sparse, request, place, VARIANT)
+            left = sparse_masses(
+                thin, masses, rows.vocab_size, rows.num_tiles, distributions.sparse, request, place, VARIANT
+            )
             tiles = tl.arange(0, VARIANT.tiles)
             tl.store(sums_ptr + tiles, left.to(tl.float32), mask=tiles < rows.num_tiles)
     if (VARIANT.probs or VARIANT.logits) and not VARIANT.shared:

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ..launch import PER_BLOCK, PER_ROW
 from ..row_tiles import first_argmax, last_to_arrive, load_tile, row_scale, tile_stats
-from . import Distributions, Outputs, Requests, Rows, Scratch, Variant
+from . import DenseDistribution, Distributions, Outputs, Requests, Rows, Scratch, SparseDistribution, Variant
 from .block import block_is_open, residual_at, share_open_places, share_residual, stop_of_block, survivals_of, thinned
 from .residual import (
     ONE_HOT,
@@ -77,7 +77,9 @@ def emit(
                 if VARIANT.block:
                     left = load_residual(sums_ptr, rows.num_tiles, VARIANT)
                 else:
-                    left = sparse_masses(thin, masses, rows.vocab_size, distributions.sparse, request, stop, VARIANT)
+                    left = sparse_masses(
+                        thin, masses, rows.vocab_size, rows.num_tiles, distributions.sparse, request, stop, VARIANT
+                    )
                 residual_mass = tl.sum(left, 0)
                 token, found = draw_sparse_residual(
                     thin, left, rows.vocab_size, distributions.sparse, request, stop, u, VARIANT
@@ -117,8 +119,40 @@ def emit_nothing(requests, outputs, request, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def verdict_kernel(rows, requests, distributions, scratch, outputs, VARIANT: tl.constexpr):
+def with_dense(dense, num_drafts):
+    stride = tl.full([], dense.step, tl.int64) * num_drafts
+    return DenseDistribution(
+        dense.table, stride, dense.step, dense.size, dense.maxima, dense.sums, dense.num_tiles, num_drafts
+    )
+
+
+@triton.jit
+def with_step(rows, distributions, cu_rows, num_drafts):
+    """The groups with what is the step's put in."""
+    sparse = distributions.sparse
+    rows = Rows(
+        rows.logits, rows.stride, cu_rows, rows.maxima, rows.sums, rows.cutoff, rows.vocab_size, num_drafts + 1,
+        rows.num_tiles,
+    )  # fmt: skip
+    distributions = Distributions(
+        distributions.kind,
+        with_dense(distributions.probs, num_drafts),
+        with_dense(distributions.logits, num_drafts),
+        SparseDistribution(sparse.ids, sparse.probs, sparse.num_ids, num_drafts),
+        distributions.t2d,
+    )
+    return rows, distributions
+
+
+@triton.jit(do_not_specialize=("cu_rows", *Requests._fields))
+def verdict_kernel(
+    rows, distributions, scratch, outputs,
+    cu_rows, token_ids, token_stride, lengths, temperature, seed, position, accept, output, num_drafts,
+    VARIANT: tl.constexpr,
+):  # fmt: skip
     """Grid [splits, B]."""
+    rows, distributions = with_step(rows, distributions, cu_rows, num_drafts)
+    requests = Requests(token_ids, token_stride, lengths, temperature, seed, position, accept, output, num_drafts)
     split = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     lead = split == 0
@@ -205,4 +239,5 @@ def verdict(
     """Fill outputs by `splits` programs per request. Nothing is allocated, nothing waits for the device."""
     num_requests = len(outputs.num_accepted)
     options = PER_BLOCK if variant.block else PER_ROW
-    verdict_kernel[(splits, num_requests)](rows, requests, distributions, scratch, outputs, variant, **options)
+    groups = rows._replace(cu_rows=0), distributions, scratch, outputs
+    verdict_kernel[(splits, num_requests)](*groups, rows.cu_rows, *requests, variant, **options)

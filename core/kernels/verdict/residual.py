@@ -167,7 +167,24 @@ def load_sparse(distribution, request, place, VARIANT: tl.constexpr):
 
 
 @triton.jit
-def sparse_masses(row, masses, vocab_size, distribution, request, place, VARIANT: tl.constexpr):
+def summed_probs(ids, distribution, request, place, VARIANT: tl.constexpr):
+    """(q of each of the ids, whether it stands at an earlier lane too) of a sparse distribution that may repeat ids.
+
+    One entry after the other is compared with all lanes. All with all at once would need M * M registers.
+    """
+    lanes = tl.arange(0, VARIANT.sparse)
+    probs = tl.full([VARIANT.sparse], 0.0, tl.float32)
+    repeated = tl.full([VARIANT.sparse], 0, tl.int1)
+    first = (request * distribution.num_drafts + place) * distribution.num_ids
+    for j in range(distribution.num_ids):
+        same = ids == tl.load(distribution.ids + first + j)
+        probs += tl.where(same, tl.load(distribution.probs + first + j).to(tl.float32), 0.0)
+        repeated |= same & (j < lanes)
+    return probs, repeated
+
+
+@triton.jit
+def sparse_masses(row, masses, vocab_size, num_tiles, distribution, request, place, VARIANT: tl.constexpr):
     """Residual mass of each tile without a pass over the vocabulary: tile masses less min(p, q) at the distribution's
     ids.
 
@@ -175,20 +192,20 @@ def sparse_masses(row, masses, vocab_size, distribution, request, place, VARIANT
     mass, so that this is the error of the emitted distribution too.
     """
     row_ptr, top, scale, cutoff, mass = row
-    ids, probs, known = load_sparse(distribution, request, place, VARIANT)
+    ids, _, known = load_sparse(distribution, request, place, VARIANT)
     known = known & (ids < vocab_size)
-    lanes = tl.arange(0, VARIANT.sparse)
-    same = (ids[:, None] == ids[None, :]) & known[None, :]
-    distribution_probs = tl.sum(tl.where(same, probs[None, :], 0.0), 1)
-    repeated = tl.sum((same & (lanes[None, :] < lanes[:, None])).to(tl.int32), 1) > 0
+    distribution_probs, repeated = summed_probs(ids, distribution, request, place, VARIANT)
     values = tl.load(row_ptr + ids, mask=known, other=MINUS_INF).to(tl.float32)
     target = tl.exp2((values - top) * scale) * (1.0 / mass).to(tl.float32)
     if VARIANT.filters:
         target = tl.where(values >= cutoff, target, 0.0)
     taken = tl.minimum(target, distribution_probs, propagate_nan=tl.PropagateNan.ALL)
     taken = tl.where(known & (repeated == 0), taken, 0.0).to(tl.float64)
-    inside = ((ids[None, :] // VARIANT.tile) == tl.arange(0, VARIANT.tiles)[:, None]) & known[None, :]
-    left = masses / mass - tl.sum(tl.where(inside, taken[None, :], 0.0), 1)
+    tiles = tl.arange(0, VARIANT.tiles)
+    left = masses / mass
+    for tile in range(num_tiles):
+        inside = known & (ids // VARIANT.tile == tile)
+        left = tl.where(tiles == tile, left - tl.sum(tl.where(inside, taken, 0.0), 0), left)
     return tl.maximum(left, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 

@@ -112,6 +112,7 @@ class Engine:
 
     def add(self, name, prompt, **params):
         values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "max_tokens": 50}
+        values["extra_args"] = None
         values |= {"min_tokens": 0, "stop_token_ids": [], "eos_token_id": None} | params
         self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=SimpleNamespace(**values))
         self.tokens[name], self.computed[name], self.drafts[name] = list(prompt), 0, []

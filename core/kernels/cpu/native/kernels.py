@@ -158,10 +158,10 @@ def _loaded() -> NativeKernels | BuildError:
 
 
 def shape_of_linear(input: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
-    """What a tracer is told of a product with packed weights, whoever packed them."""
+    """The shape of a product with packed weights, for a tracer."""
     return input.new_empty(*input.shape[:-1], num_outputs)
 
 
 def shape_of_attention(query: Tensor, keys: Tensor, values: Tensor, *others: object) -> Tensor:
-    """What a tracer is told of attention, whoever serves it."""
+    """The shape of attention's output, for a tracer."""
     return query.new_empty(*query.shape[:2], values.shape[2])

@@ -1,7 +1,4 @@
-"""Linear layers on a CPU: those that read the same input joined, in the layouts that products of few rows read fastest.
-
-A layer of a small model is a handful of products of microseconds each, and each costs as long again to begin. Query,
-key and value read the same rows, and so do gate and up. So their weights are laid one behind the other.
+"""Layers on a CPU: linear ones in the layouts that products of few rows read fastest, norms by our kernel.
 
 PyTorch's `linear` repacks its weights in every call with more rows than a matrix-vector product takes, and spends more
 time on beginning a small product than on computing it. Two forms avoid both (figures: decision 0022):
@@ -14,15 +11,14 @@ time on beginning a small product than on computing it. Two forms avoid both (fi
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..backend import is_plain_linear
+from ..layers.norm import Spelled
 from .native.kernels import DTYPES, NativeKernels, shape_of_linear
 
 EXPECTED_ROWS = 8  # oneDNN chooses its blocks by them
@@ -85,6 +81,33 @@ class PackedLinear(LaidOutLinear):
             output: Tensor = torch.ops.specdec.packed_linear(input, self.packed, self.bias, self._num_outputs)
             return output
         return _packed_linear(input, self.packed, self.bias)
+
+
+class NativeRMSNorm(nn.Module):
+    """By our kernel in C.
+
+    A compiler gets the form that is spelled out, which it fuses with what is around it; so does input of another dtype
+    than the weight's, which promotes as PyTorch says.
+    """
+
+    def __init__(self, spelled: Spelled, kernels: NativeKernels) -> None:
+        super().__init__()
+        self.weight = spelled.weight
+        self.spelled = spelled
+        self.register_buffer("wide_gain", spelled.gain.float().contiguous(), persistent=False)
+        self._rounds_first = int(spelled.gain.dtype == torch.bfloat16)
+        self._eps = spelled.eps.item()
+        self._normalize = kernels.rms_norm
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        output: Tensor
+        if type(input) is not Tensor or input.dtype != self.weight.dtype:  # no plain tensor: it is being traced
+            output = self.spelled(input)
+        else:
+            rows = input if input.stride(-1) == 1 else input.contiguous()
+            output = self._normalize(rows, self.wide_gain, self._eps, self._rounds_first)
+        return output
 
 
 def _packed_linear(input: Tensor, packed: Tensor, bias: Tensor | None, *num_outputs: int) -> Tensor:
@@ -156,83 +179,3 @@ def onednn_multiplies(weight: Tensor, *features: str) -> bool:
 def is_plain(weight: Tensor) -> bool:
     """Not, for example, a tensor subclass that keeps quantised values and calls itself fp32."""
     return type(weight) is nn.Parameter and weight.dtype in DTYPES
-
-
-GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-"""Sibling layers in the order of their calls, by the names that transformers gives them."""
-
-
-@dataclass
-class _Computed:
-    """What a group computed and has not handed out, by place."""
-
-    input: Tensor | None = None
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-
-
-class FusedGroup(nn.Module):
-    """The product of a group of layers; `nn.Linear` until it is replaced by another form."""
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        super().__init__()
-        self.sizes = [layer.out_features for layer in layers]
-        self.product = nn.Linear(layers[0].in_features, sum(self.sizes), device="meta")
-        self.product.weight = _joined([layer.weight for layer in layers])
-        self.product.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])
-        self.computed = _Computed()
-
-
-class FusedLinear(nn.Module):
-    """`nn.Linear` for inference: one layer of a group. Its input must not be written to between the group's calls."""
-
-    def __init__(self, group: FusedGroup, place: int) -> None:
-        super().__init__()
-        self.group = group
-        self._computed = group.computed
-        self._place = place
-        stop = list(accumulate(group.sizes))[place]
-        self._rows = slice(stop - group.sizes[place], stop)
-
-    @property
-    def weight(self) -> Tensor:
-        """[out, in], for code that looks at it."""
-        return self.group.product.weight[self._rows]
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[out]."""
-        bias = self.group.product.bias
-        return None if bias is None else bias[self._rows]
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out], a view. Whichever layer of the group is called first computes for all of them."""
-        computed = self._computed
-        if computed.input is not input or self._place not in computed.outputs:
-            computed.outputs = dict(enumerate(self.group.product(input).split(self.group.sizes, dim=-1)))
-            computed.input = input
-        output = computed.outputs.pop(self._place)
-        if not computed.outputs:
-            computed.input = None
-        return output
-
-
-def fuse_linears(model: nn.Module) -> None:
-    """Join the plain linear layers of every group of a model on the CPU, in place."""
-    for parent in list(model.modules()):
-        children = dict(parent.named_children())
-        for names in GROUPS:
-            layers = [child for name in names if is_plain_linear(child := children.get(name))]
-            if len(layers) == len(names) and _can_join(layers):
-                group = FusedGroup(layers)
-                for place, name in enumerate(names):
-                    setattr(parent, name, FusedLinear(group, place))
-
-
-def _can_join(layers: Sequence[nn.Linear]) -> bool:
-    """Whether their weights are plain ones of one kind."""
-    kinds = {(each.in_features, each.weight.dtype, each.bias is None) for each in layers}
-    return len(kinds) == 1 and all(is_plain(layer.weight) for layer in layers)
-
-
-def _joined(parts: Sequence[Tensor]) -> nn.Parameter:
-    return nn.Parameter(torch.cat([part.detach() for part in parts]), requires_grad=False)

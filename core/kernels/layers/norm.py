@@ -1,4 +1,4 @@
-"""Root mean square norms on a CPU, in forms that cost less than what modelling code spells out."""
+"""Root mean square norms, recognised by what they compute, in forms that cost less than modelling code's."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from itertools import product
 
 import torch
 from torch import Tensor, nn
-
-from .native.kernels import NativeKernels
+from torch.func import functional_call
 
 _SCALES = (1e-4, 1e-2, 1.0, 100.0)  # the small ones tell epsilons apart
 
@@ -21,7 +20,7 @@ class Spelled(nn.Module):
     eps: Tensor
 
     def __init__(self, weight: nn.Parameter, gain: Tensor, eps: float) -> None:
-        """`gain`: in fp32 it is applied before the result is rounded, in bfloat16 after that."""
+        """`gain`: in fp32 it is applied before the result is rounded, in 16 bits after that."""
         super().__init__()
         self.weight = weight  # where other code may look for it
         self.register_buffer("gain", gain.detach(), persistent=False)
@@ -45,7 +44,7 @@ class FusedRMSNorm(Spelled):
 
 
 class WideRMSNorm(Spelled):
-    """A norm of bfloat16 that is computed in fp32, to the last bit what modelling code gives."""
+    """A norm of 16 bits that is computed in fp32, to the last bit what modelling code gives."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
@@ -55,35 +54,8 @@ class WideRMSNorm(Spelled):
         return output
 
 
-class NativeRMSNorm(nn.Module):
-    """By our kernel in C.
-
-    A compiler gets the form that is spelled out, which it fuses with what is around it; so does input of another dtype
-    than the weight's, which promotes as PyTorch says.
-    """
-
-    def __init__(self, spelled: Spelled, kernels: NativeKernels) -> None:
-        super().__init__()
-        self.weight = spelled.weight
-        self.spelled = spelled
-        self.register_buffer("wide_gain", spelled.gain.float().contiguous(), persistent=False)
-        self._rounds_first = int(spelled.gain.dtype == torch.bfloat16)
-        self._eps = spelled.eps.item()
-        self._normalize = kernels.rms_norm
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
-        output: Tensor
-        if type(input) is not Tensor or input.dtype != self.weight.dtype:  # no plain tensor: it is being traced
-            output = self.spelled(input)
-        else:
-            rows = input if input.stride(-1) == 1 else input.contiguous()
-            output = self._normalize(rows, self.wide_gain, self._eps, self._rounds_first)
-        return output
-
-
 def fuse_rms_norms(model: nn.Module, form_of: Callable[[Spelled], nn.Module]) -> None:
-    """Replace every module of a model on the CPU that computes an RMS norm, as its outputs show, by its form."""
+    """Replace every module of a model that computes an RMS norm, as its outputs show, by its form."""
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             spelled = _other_form(module)
@@ -103,8 +75,10 @@ def _other_form(module: nn.Module) -> Spelled | None:
     if len(inspect.signature(module.forward).parameters) != 1:
         return None
     inputs = torch.randn(8, weight.numel(), generator=torch.Generator().manual_seed(0)) + 0.3
-    for form in _FORMS[weight.dtype](weight, epsilons):
-        if all(_agree(module, form, (inputs * scale).to(weight.dtype)) for scale in _SCALES):
+    here = nn.Parameter(weight.detach().cpu(), requires_grad=False)  # a device may round otherwise, and is not asked
+    forms = zip(_FORMS[weight.dtype](here, epsilons), _FORMS[weight.dtype](weight, epsilons), strict=True)
+    for shown, form in forms:
+        if all(_agree(module, shown, (inputs * scale).to(weight.dtype)) for scale in _SCALES):
             return form
     return None
 
@@ -122,16 +96,18 @@ def _wide(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
 _FORMS: Mapping[torch.dtype, Callable[[nn.Parameter, set[float]], Iterator[Spelled]]] = {
     torch.float32: _fused,
     torch.bfloat16: _wide,
+    torch.float16: _wide,
 }
 """What a norm of each dtype may be."""
 
-_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.0}
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.0, torch.float16: 0.0}
 
 
-def _agree(module: nn.Module, form: nn.Module, inputs: Tensor) -> bool:
+def _agree(module: nn.Module, form: Spelled, inputs: Tensor) -> bool:
+    (name,) = (name for name, _ in module.named_parameters())
     try:
         with torch.inference_mode():
-            expected = module(inputs.clone())
+            expected = functional_call(module, {name: form.weight}, inputs.clone())
     except Exception:  # whatever it computes, it is not a norm of vectors
         return False
     found, tolerance = form(inputs), _TOLERANCES[inputs.dtype]

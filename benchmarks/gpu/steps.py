@@ -1,0 +1,75 @@
+"""One decoding step of the large model, looked at: its kernels, and what recording and compiling are worth."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from specdec import LLM
+
+from . import figures
+from .run import Run
+
+NAME = "8B"
+MOST_NAMES = 12
+
+
+def one_step(run: Run) -> None:
+    """A profiler's trace of one step, and steps with and without graphs."""
+    with run.engine(NAME) as llm:
+        _put_steps(run, llm, "graphs where the device has them")
+        _trace(run, llm)
+    del llm  # before the next one is made
+    with run.engine(NAME, cuda_graphs=False) as llm:
+        _put_steps(run, llm, "no graphs")
+
+
+def compiled(run: Run) -> None:
+    """The same with `torch_compile`."""
+    with run.engine(NAME, torch_compile=True) as llm:
+        _put_steps(run, llm, "compiled")
+
+
+def _put_steps(run: Run, llm: LLM, how: str) -> None:
+    for batch in run.shape(NAME).batch_sizes:
+        taken = run.steps(llm, NAME, batch)
+        run.figures.put(f"{NAME}, batch {batch}: a step, {how}, us", 1e6 * statistics.median(taken))
+
+
+def _trace(run: Run, llm: LLM) -> None:
+    """Of the last of some steps at batch 1."""
+    llm.engine.add_request(run.prompts(NAME, 1)[0], run.params(NAME))
+    for _ in range(4):
+        llm.engine.step()
+    activities = [ProfilerActivity.CPU, *([] if run.smoke else [ProfilerActivity.CUDA])]
+    with profile(activities=activities) as seen:
+        taken = run.seconds(llm.engine.step)
+    while llm.engine.has_unfinished_requests:
+        llm.engine.step()
+    kernels = _kernels(seen, on_device=not run.smoke)
+    number = sum(count for count, _ in kernels.values())
+    run.figures.put(f"{NAME}, batch 1: a step under the profiler, us", 1e6 * taken)
+    run.figures.put(f"{NAME}, batch 1: kernels of a step", number)
+    run.figures.put(figures.LAYER_KERNELS, number / run.shape(NAME).config["num_hidden_layers"])
+    run.figures.put(f"{NAME}, batch 1: time in kernels, us", sum(spent for _, spent in kernels.values()))
+    longest = sorted(kernels.items(), key=lambda item: -item[1][1])[:MOST_NAMES]
+    for name, (count, spent) in longest:
+        run.figures.put(f"kernel {name[:80]}", f"{count} times, {spent:.1f} us")
+
+
+def _kernels(seen: profile, *, on_device: bool) -> dict[str, tuple[int, float]]:
+    """How often each ran, and its microseconds. On a CPU, operators stand in."""
+    kind = torch.autograd.DeviceType.CUDA if on_device else torch.autograd.DeviceType.CPU
+    found: dict[str, tuple[int, float]] = {}
+    for event in seen.events() or ():
+        if event.device_type == kind and not event.name.startswith(("Memcpy", "Memset")):
+            count, spent = found.get(event.name, (0, 0.0))
+            found[event.name] = count + 1, spent + _microseconds(event, on_device=on_device)
+    return found
+
+
+def _microseconds(event: Any, *, on_device: bool) -> float:
+    return float(event.self_device_time_total if on_device else event.self_cpu_time_total)

@@ -1,0 +1,49 @@
+"""Compiling what verification and the uniforms of drafts can need, before any request waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from ..kernels.draft_uniforms import DRAFT_UNIFORMS
+from .types import DraftDistributions, DraftRows, SamplingRows
+from .workspace import Workspace
+
+
+def warm_up(
+    rule: Callable[..., object],
+    workspace: Workspace,
+    logits: Tensor,
+    distributions: Callable[[int], Sequence[DraftDistributions]],
+) -> None:
+    """Call a rule in every way that selects another kernel; its requests have no rows, so nothing is verified.
+
+    rule: `verify` or `verify_block`. workspace: that of later calls. logits [R, V]: of the dtype of later calls, R at
+    least 1, never read. distributions: one of each kind that drafts may come with, for so many requests.
+    """
+    if workspace.max_drafts:
+        numbers = torch.zeros(1, dtype=torch.int64, device=logits.device)
+        DRAFT_UNIFORMS[logits.device.type](numbers, numbers, workspace.max_drafts)
+    for num_requests, filters in product({1, workspace.max_requests}, (False, True)):
+        sampling = _sampling(num_requests, filters, logits.device)
+        for num_drafts in {0, workspace.max_drafts}:
+            given = distributions(num_requests) if num_drafts else ()
+            for drafts in _drafts(num_requests, num_drafts, given, logits.device):
+                rule(logits, drafts.lengths.new_zeros(num_requests + 1), drafts, sampling, None, workspace)
+
+
+def _sampling(num_requests: int, filters: bool, device: torch.device) -> SamplingRows:
+    floats = torch.ones(num_requests, device=device)
+    integers = torch.ones(num_requests, dtype=torch.int64, device=device)
+    return SamplingRows(floats, integers, floats, floats, integers, integers, all_greedy=False, any_filter=filters)
+
+
+def _drafts(
+    num_requests: int, num_drafts: int, given: Sequence[DraftDistributions], device: torch.device
+) -> list[DraftRows]:
+    token_ids = torch.zeros(num_requests, num_drafts, dtype=torch.int64, device=device)
+    lengths = torch.zeros(num_requests, dtype=torch.int64, device=device)
+    return [DraftRows(token_ids, lengths, distributions) for distributions in (None, *given)]
