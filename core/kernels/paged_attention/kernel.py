@@ -155,9 +155,7 @@ def attend_pages_kernel(
             )
             maxima = tl.full([ROWS], MINUS_INF, tl.float32)
             sums = tl.full([ROWS], 0.0, tl.float32)
-            if (
-                SINKING and not RANGED
-            ):  # a key without a value; `join_ranges_kernel` adds it to ranges
+            if SINKING and not RANGED:  # a key without a value; `join_ranges_kernel` adds it to ranges
                 maxima = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2_E
                 sums = tl.full([ROWS], 1.0, tl.float32)
             total = tl.full([ROWS, PADDED_VALUE_DIM], 0.0, tl.float32)
