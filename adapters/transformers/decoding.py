@@ -60,13 +60,14 @@ def speculative(
     Raises ConfigError, PluginLoadError or UnsupportedModelError for what cannot run, before any draft weight is loaded
     where that can be known. Keep the result: making it loads the proposer, using it does not.
     """
-    refuse_unsupported(model.config.to_dict())
+    text_config = model.config.get_text_config(decoder=True)
+    refuse_unsupported(text_config.to_dict())
     plugins = plugin_settings or registry.PluginSettings.from_environment(os.environ)
     name, device = model.name_or_path or "a model object", model.device
     config = EngineConfig(
         model=name, device=str(device), max_model_len=max_model_len, max_num_seqs=1, block_size=_BLOCK_SIZE
     )
-    info = target_info(config, name, model.config, model.dtype, device)
+    info = target_info(config, name, text_config, model.dtype, device)
     hooks = registry.load_hooks(plugins)
     for listener in listeners:
         hooks.add(listener, type(listener).__name__)

@@ -23,6 +23,7 @@ from ..model.compiled import CompiledFunction, compile_target
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
 from ..model.rotary import freeze_tables
+from ..model.stored_quantization import is_stored_quantised
 from ..model.target import Target, TargetModel
 from ..model.target_proof import TargetProof, is_wanted
 from ..model.text_equality import TextEquality
@@ -162,7 +163,8 @@ def _prepare(target: TargetModel, plan: Plan) -> None:
     """
     quantization = plan.config.quantization
     longest = longest_length(plan.info.config, target.config.attribute_map)
-    proofs = partial(TargetProof, target, longest, quantised=quantization is not None)
+    quantised = quantization is not None or is_stored_quantised(plan.hf_config)
+    proofs = partial(TargetProof, target, longest, quantised=quantised)
     wanted = is_wanted(target, plan.config.prove_target)
     proof = proofs() if wanted and quantization is None else None
     room, head = spare_memory(target.device), target.model.get_output_embeddings()

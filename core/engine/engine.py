@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from pathlib import Path
@@ -18,8 +18,9 @@ from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.proposer_state import as_path
+from ..request.chat import Message, render_chat
 from ..request.metrics import Metric
-from ..request.prompts import Prompt, read_prompt, require_messages, require_unicode
+from ..request.prompts import Prompt, read_prompt, require_unicode
 from ..request.request import Committed, Detokenizer, FinishReason, Request
 from .assembly import Parts, assemble
 from .exporters import PROMETHEUS, export
@@ -111,21 +112,9 @@ class Engine:
         require_unicode(text)
         return list(self.tokenizer(text)["input_ids"])
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation in the tokenizer's template.
-
-        Raises RequestError: SD-E159 if it has none, SD-E211 for messages that it does not render, SD-E212.
-        """
-        if self.tokenizer is None or self.tokenizer.chat_template is None:
-            raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
-        require_messages(messages)
-        try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except Exception as error:  # whatever the template, which came with the model, makes of these messages
-            facts = {"because": f"{type(error).__name__}: {error}", "found": f"{messages!r:.80}"}
-            raise RequestError("SD-E211", "the chat template does not render these messages", facts) from error
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation in the model's template. Raises RequestError: see `render_chat`, and SD-E212."""
+        text = render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
         require_unicode(text)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 

@@ -14,7 +14,9 @@ from specdec.sdk.types import TargetInfo
 from ..config.engine_config import EngineConfig
 from ..model.inference_form import check_quantization
 from ..model.mixers import state_layers
+from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length
+from ..model.stored_quantization import check_stored_quantization
 from ..model.target import experts_settings, load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
@@ -45,8 +47,9 @@ class Plan:
         path = locate_model(config.model)
         profile = profile_of(device_of(config.device), config.cpu_kernels)
         hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
+        check_stored_quantization(hf_config, config.quantization)
         dtype = profile.dtype(config.dtype, hf_config.dtype)
-        info = target_info(config, path, hf_config, dtype, profile.device)
+        info = target_info(config, path, text_config(hf_config), dtype, profile.device)
         hooks = load_hooks(settings)
         speculation = Speculation.prepare(speculative_config, info, settings, hooks)
         per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)

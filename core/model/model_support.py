@@ -16,12 +16,11 @@ from specdec.sdk.packaged import packaged
 from .loading import loading
 
 _SLIDING = "sliding_attention"
-_SERVED_LAYER_TYPES = {"full_attention", _SLIDING}
+_SERVED_LAYER_TYPES = {"full_attention", _SLIDING, "chunked_attention"}
 _STATE_LAYER_TYPES = {
     name for name, layer in DYNAMIC_LAYER_TYPE_MAPPING.items() if issubclass(layer, LinearAttentionCacheLayerMixin)
 }
 """Those of which transformers' own cache keeps a state, or nothing."""
-_MULTIMODAL_KEYS = ("vision_config", "audio_config", "image_token_id", "image_token_index", "audio_token_id")
 _STATE_KEYS = ("state_size", "ssm_cfg", "mamba_d_state", "linear_conv_kernel_dim", "conv_L_cache")
 _OWN_STATE_KEYS = ("lru_width", "rescale_every", "chunkwise_kernel")
 """Of models that keep their state outside of transformers' cache layers."""
@@ -104,12 +103,6 @@ def longest_length(config: Mapping[str, Any], attribute_map: Mapping[str, str]) 
 
 
 def _why_unsupported(config: Mapping[str, Any], with_states: bool) -> str | None:
-    for key in _MULTIMODAL_KEYS:
-        if config.get(key) is not None:
-            return f"multimodal input is not served yet (configuration key {key!r})"
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if "mrope_section" in rope or "mrope_section" in config:
-        return "multimodal rotary positions (M-RoPE) are not served yet (configuration key 'mrope_section')"
     if config.get("is_encoder_decoder"):
         return "encoder-decoder models are not served (configuration key 'is_encoder_decoder')"
     if config.get("use_bidirectional_attention") not in (None, False, _BIDIRECTIONAL_FOR_IMAGES):

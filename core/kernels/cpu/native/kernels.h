@@ -16,8 +16,9 @@ typedef struct {
 typedef struct {
     char *keys, *values; /* [slots, num_kv_heads, key_dim or value_dim] */
     int64_t num_kv_heads, group, key_dim, value_dim, is_bfloat16;
-    int64_t window; /* positions that a query sees; 0 for all */
-    float scale, softcap; /* softcap 0: none */
+    int64_t window, chunk; /* positions that a query sees, and of which its chunk consists; 0 for all */
+    float scale, softcap;  /* softcap 0: none */
+    const float *sinks;    /* [num_heads] scores of a key without a value; null for none */
 } Layer;
 
 typedef struct {

@@ -168,11 +168,12 @@ static bool is_of_heads(const Fields *tensor) { return tensor->num_dims == 3 && 
 
 static Rows rows_of(const Fields *tensor) { return (Rows){tensor->data, tensor->strides[0], tensor->strides[1]}; }
 
-/* stack: query, keys, values, `num_tensors` tensors in all, then numbers; limits: scale, window, softcap. */
+/* stack: query, keys, values, `num_tensors` tensors in all, the last one sinks, then numbers; limits: scale, window,
+   softcap, chunk. */
 static void attend_stored(Value *stack, int num_tensors, char *stored_keys, char *stored_values, Value table,
                           const Value *limits) {
     const Fields query = fields_of(stack[0]), keys = fields_of(stack[1]), values = fields_of(stack[2]);
-    const Fields requests = fields_of(table);
+    const Fields requests = fields_of(table), sinks = fields_of(stack[num_tensors - 1]); /* empty where there are none */
     require(is_served(&query) && query.dtype == keys.dtype && query.dtype == values.dtype,
             "attend: queries, keys and values of one dtype, fp32 or bfloat16", stack, num_tensors);
     require(is_of_heads(&query) && is_of_heads(&keys) && is_of_heads(&values), "attend: [N, heads, size], each head in one piece",
@@ -187,8 +188,12 @@ static void attend_stored(Value *stack, int num_tensors, char *stored_keys, char
     require(requests.dtype == aoti_torch_dtype_int64() && requests.num_dims == 1 && is_contiguous(table) &&
                 requests.sizes[0] % REQUEST_NUMBERS == 0,
             "attend: a table of requests", stack, num_tensors);
+    require(sinks.dtype == aoti_torch_dtype_float32() && is_contiguous(stack[num_tensors - 1]) && sinks.num_dims == 1 &&
+                (!sinks.sizes[0] || sinks.sizes[0] == query.sizes[1]),
+            "attend: a sink for each head, in fp32", stack, num_tensors);
     const Layer layer = {stored_keys, stored_values, num_kv_heads, query.sizes[1] / num_kv_heads, key_dim, value_dim,
-                         is_bfloat16(&query), (int64_t)limits[1], (float)number_of(limits[0]), (float)number_of(limits[2])};
+                         is_bfloat16(&query), (int64_t)limits[1], (int64_t)limits[3], (float)number_of(limits[0]),
+                         (float)number_of(limits[2]), sinks.sizes[0] ? (const float *)sinks.data : 0};
     const int64_t sizes[] = {query.sizes[0], query.sizes[1], value_dim};
     Tensor output;
     char *result = make_result(stack, num_tensors, 3, sizes, query.dtype, &output);
@@ -199,8 +204,8 @@ static void attend_stored(Value *stack, int num_tensors, char *stored_keys, char
 
 /* Both write to what is stored, and do not say so: a tracer would make copies of it. */
 static const char ATTEND[] =
-    "attend(Tensor query, Tensor keys, Tensor values, Tensor stored_keys, Tensor stored_values, Tensor table, float scale, "
-    "int window, float softcap) -> Tensor";
+    "attend(Tensor query, Tensor keys, Tensor values, Tensor stored_keys, Tensor stored_values, Tensor table, Tensor sinks, "
+    "float scale, int window, float softcap, int chunk) -> Tensor";
 
 static bool is_storage_of(const Fields *stored, const Fields *added) {
     return stored->dtype == added->dtype && stored->num_dims == 3 && added->num_dims == 3 &&
@@ -212,23 +217,23 @@ static void attend_tensors(Value *stack, uint64_t num_arguments, uint64_t num_re
     const Fields stored_keys = fields_of(stack[3]), stored_values = fields_of(stack[4]);
     require(is_storage_of(&stored_keys, &keys) && is_storage_of(&stored_values, &values) && is_contiguous(stack[3]) &&
                 is_contiguous(stack[4]),
-            "attend: stored keys and values as the new ones are", stack, 6);
-    attend_stored(stack, 6, stored_keys.data, stored_values.data, stack[5], stack + 6);
+            "attend: stored keys and values as the new ones are", stack, 7);
+    attend_stored(stack, 7, stored_keys.data, stored_values.data, stack[5], stack + 7);
 }
 
 /* storage int64 [layers, 2]: where the keys and values of each layer lie, which the caller compares with the new ones. */
 static const char ATTEND_AT[] =
-    "attend_at(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor storage, int layer, float scale, int window, "
-    "float softcap) -> Tensor";
+    "attend_at(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor storage, Tensor sinks, int layer, float scale, "
+    "int window, float softcap, int chunk) -> Tensor";
 
 static void attend_at(Value *stack, uint64_t num_arguments, uint64_t num_results) {
     const Fields storage = fields_of(stack[4]);
-    const int64_t layer = (int64_t)stack[5];
+    const int64_t layer = (int64_t)stack[6];
     require(storage.dtype == aoti_torch_dtype_int64() && storage.num_dims == 2 && storage.sizes[1] == 2 &&
                 is_contiguous(stack[4]) && 0 <= layer && layer < storage.sizes[0],
-            "attend_at: the addresses of a layer that the cache has", stack, 5);
+            "attend_at: the addresses of a layer that the cache has", stack, 6);
     char **own = (char **)storage.data + 2 * layer;
-    attend_stored(stack, 5, own[0], own[1], stack[3], stack + 6);
+    attend_stored(stack, 6, own[0], own[1], stack[3], stack + 7);
 }
 
 /* Define the operators in a name space. 0: done. */
