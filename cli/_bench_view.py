@@ -97,6 +97,8 @@ def _total_rows(result: Result) -> Iterator[tuple[str, str, str]]:
         yield "Tokens per target step (all steps)", f"{result['tokens_per_target_step']:.2f}", share
         counts = f"{result['num_accepted_tokens']} of {result['num_draft_tokens']} draft tokens"
         yield "Draft acceptance rate", f"{100 * result['draft_acceptance_rate']:.1f} %", counts
+    if result["num_replayed_rows"]:
+        yield "Rows read again", str(result["num_replayed_rows"]), "accepted drafts, by layers that keep a state"
     yield "Tokens per second", f"{result['tokens_per_second']:.1f}", _repeats_remark(result)
     if result["speedup"] is None:
         return

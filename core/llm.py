@@ -21,12 +21,12 @@ from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
+from .request.chat import Message
 from .request.metrics import Counter, Metric
 from .request.prompts import Prompt, as_prompts
 from .request.request import Committed, Request
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-Message = Mapping[str, str]
 
 
 class LLM:
@@ -108,9 +108,10 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """One conversation or several, through the tokenizer's chat template.
+        """One conversation or several, through the chat template of the model's tokenizer or processor.
 
-        Raises RequestError SD-E159 without a template, SD-E211 for messages that it does not render.
+        A message's content is a text, or a list of parts `{"type": "text", "text": ...}`. Raises RequestError SD-E159
+        without a template, SD-E211 for messages that it does not render, SD-E265 for images, sound and video.
         """
         several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], Mapping)
         conversations = list(messages) if several else [messages]

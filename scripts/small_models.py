@@ -1,4 +1,5 @@
-"""Small models, with random weights, of the types that transformers registers for causal language models."""
+"""Small models, with random weights, of the types that transformers registers for language models, and for several
+modalities with text."""
 
 from __future__ import annotations
 
@@ -8,14 +9,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
+
+from specdec.core.model.model_class import auto_class
 
 VOCAB_SIZE = 128
 WINDOW = 8
 NUM_LAYERS = 2
-MOST_PARAMETERS = 20_000_000
+MOST_PARAMETERS = 40_000_000
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -92,9 +98,83 @@ SIZES: Mapping[str, Any] = {
 }
 """What the settings of any configuration are set to that has them."""
 
+OTHER_MODALITY: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "d_model": 32,
+    "embed_dim": 32,
+    "out_hidden_size": 32,
+    "output_dim": 32,
+    "output_hidden_size": 32,
+    "projection_dim": 32,
+    "vocab_size": VOCAB_SIZE,
+    "intermediate_size": 64,
+    "encoder_ffn_dim": 64,
+    "mlp_dim": 64,
+    "depth": 2,
+    "num_hidden_layers": NUM_LAYERS,
+    "encoder_layers": NUM_LAYERS,
+    "num_global_layers": 1,
+    "intermediate_layers_indices": [0, 1],
+    "num_heads": 4,
+    "num_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+    "global_attn_indexes": [1],
+    "fullatt_block_indexes": [1],
+    "deepstack_visual_indexes": [0],
+    "max_position_embeddings": 256,
+    "max_source_positions": 64,
+}
+"""The same for encoders of images and sound."""
+
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+
+_LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+_BOTH = {"layer_types": ["linear_attention", "full_attention"]}
+
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
-    "granitemoehybrid": {"layer_types": ["full_attention"] * NUM_LAYERS, "mamba_n_heads": 8},
-    "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
+    **{
+        name: {"rope_parameters": _MROPE}
+        for name in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_text")
+    },
+    **{
+        name: {"rope_parameters": _MROPE | {"mrope_section": sections}}
+        for name, sections in (
+            ("glm4v_moe_text", [1, 1, 0]),
+            ("glm_ocr_text", [1, 1, 2]),
+            ("paddleocr_vl_text", [1, 1, 2]),
+            ("qwen2_5_omni_text", [1, 1, 2]),
+        )
+    },
+    "llama4_text": {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 64, "num_hidden_layers": 4},
+    "gemma3n_text": {"num_hidden_layers": 3},
+    "mllama_text_model": {"cross_attention_layers": [1]},
+    "xmod": {"default_language": "en_XX"},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"moe_num_experts": 4},
+    },
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_d_head": "auto",
+    },
+    "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1], "mamba_d_state": 16},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_ssm": 64},
+    "jamba": {"num_hidden_layers": 4, "attn_layer_offset": 1, "attn_layer_period": 2},
+    "qwen3_next": _LINEAR | _BOTH,
+    "qwen3_5_text": _LINEAR | _BOTH,
+    "qwen3_5_moe_text": _LINEAR | _BOTH,
+    "olmo_hybrid": _LINEAR | _BOTH,
+    "qwen4_exp_text": _LINEAR | _BOTH,
+    "kimi_linear": _BOTH,
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "mamba_ngroups": 1, "n_mamba_heads": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "minimax": {"layer_types": ["linear_attention", "full_attention"]},
     "zaya": {"num_experts_per_tok": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 8},
@@ -107,26 +187,50 @@ class NotBuildableError(Exception):
 
 
 def model_types() -> list[str]:
-    """All types of the installed transformers."""
+    """All causal language models of the installed transformers."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def multimodal_types() -> list[str]:
+    """All other types that read other modalities and text, and write text."""
+    return sorted(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys())
 
 
 def small_config(model_type: str) -> Any:
     """Raises NotBuildableError."""
-    config_class = CONFIG_MAPPING[model_type]
+    try:
+        return _small_config(CONFIG_MAPPING[model_type], model_type, SIZES)
+    except Exception as error:
+        raise NotBuildableError(f"configuration: {type(error).__name__}: {error}") from error
+
+
+def _small_config(config_class: Any, model_type: str, sizes: Mapping[str, Any]) -> Any:
+    values = _values(config_class, sizes) | _parts(config_class) | SPECIAL.get(model_type, {})
+    return config_class(**values)
+
+
+def _parts(config_class: Any) -> dict[str, Any]:
+    """Small configurations of what a model of several modalities consists of."""
+    parts: dict[str, Any] = {}
+    for name, part_class in config_class.sub_configs.items():
+        own = getattr(config_class(), name) if part_class is AutoConfig else part_class
+        if own is not None:
+            part_class = type(own) if part_class is AutoConfig else part_class
+            sizes = SIZES if name in ("text_config", "decoder") else OTHER_MODALITY
+            parts[name] = _small_config(part_class, part_class.model_type, sizes)
+    return parts
+
+
+def _values(config_class: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
     known = set(inspect.signature(config_class.__init__).parameters)
-    aliases = {common for common, own in config_class.attribute_map.items() if own in SIZES}
-    values = {name: value for name, value in SIZES.items() if name in known - aliases}
+    aliases = {common for common, own in config_class.attribute_map.items() if own in sizes}
+    values = {name: value for name, value in sizes.items() if name in known - aliases}
     values |= {
-        common: SIZES[common] for common in config_class.attribute_map if common in SIZES and common not in aliases
+        common: sizes[common] for common in config_class.attribute_map if common in sizes and common not in aliases
     }
     if "kv_lora_rank" in known:  # every head has a key of its own
         values["num_key_value_heads"] = values["num_attention_heads"]
-    values |= SPECIAL.get(model_type, {})
-    try:
-        return config_class(**values)
-    except Exception as error:
-        raise NotBuildableError(f"configuration: {type(error).__name__}: {error}") from error
+    return values
 
 
 def small_model(config: Any) -> Any:
@@ -135,7 +239,7 @@ def small_model(config: Any) -> Any:
     try:
         with warnings.catch_warnings(action="ignore"):  # of modelling code, when it is imported
             _check_size(config)
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+            model = auto_class(config).from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     except Exception as error:
         raise NotBuildableError(f"model: {type(error).__name__}: {error}") from error
     for parameter in model.parameters():  # biases and norms that are all zero or one would hide mistakes
@@ -146,7 +250,7 @@ def small_model(config: Any) -> Any:
 def _check_size(config: Any) -> None:
     """Sizes that `SIZES` does not know may leave a type as large as it is published."""
     with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(config).parameters()
+        parameters = auto_class(config).from_config(config).parameters()
     size = sum(parameter.numel() for parameter in parameters)
     if size > MOST_PARAMETERS:
         raise ValueError(f"{size} parameters")

@@ -1,11 +1,13 @@
-"""Write the page "model types" of the docs: which of transformers' causal language models are served, and how truly.
+"""Verify model types: which of transformers' language models are served, and how truly.
 
-python -m scripts.target_sweep              render docs/reference/targets.json again
-python -m scripts.target_sweep --verify      verify all types of the installed transformers first (minutes)
-python -m scripts.target_sweep --verify TYPE [TYPE ...]     only these
+python -m scripts.target_sweep                       all types that docs/reference/targets.json lacks
+python -m scripts.target_sweep --again               all types
+python -m scripts.target_sweep TYPE [TYPE ...]       only these
 
-A type is verified by a small model with random weights: its greedy text, plain and with n-gram drafts, is compared with
-that of `generate`, one request at a time.
+A type is verified by a small model with random weights: its greedy text is compared with that of `generate`, one
+request at a time. It is served plainly, with n-gram drafts, and with drafts of which half is garbage. The last is done
+in small chunks, with so few blocks that requests are preempted. Each outcome is written as it is known, so that a sweep
+goes on where it ended. `python -m scripts.target_table` makes the page of the docs from it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +28,29 @@ from specdec import LLM, SamplingParams
 from specdec.core.model.target import load_config
 from specdec.sdk import SpecdecError
 
-from .small_models import VOCAB_SIZE, NotBuildableError, model_types, small_config, small_model
+from .small_models import VOCAB_SIZE, NotBuildableError, model_types, multimodal_types, small_config, small_model
 
-REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
-RECORD = REFERENCE / "targets.json"
-PAGE = REFERENCE / "targets.md"
+RECORD = Path(__file__).parents[1] / "docs" / "reference" / "targets.json"
 
 PROMPT_LENGTHS = 5, 19, 45
 NUM_TOKENS = 24
-DRAFTS: Sequence[Mapping[str, Any] | None] = (None, {"method": "ngram", "num_speculative_tokens": 4})
-
-HEAD = """\
-# Model types that are served
-
-Every type that transformers {version} registers for causal language models, verified by a small model with random
-float32 weights on a CPU. Three prompts ({lengths} tokens) run in one batch, {tokens} greedy tokens each, with sliding
-windows of 8 tokens. Their text, plain and with n-gram drafts, is compared with that of `generate` at batch 1. This page
-is written by `python -m scripts.target_sweep`, and `.ci/full` verifies every type again.
-
-| outcome | types |
-|---|---|
-"""
+NGRAM: Mapping[str, Any] = {"method": "ngram", "num_speculative_tokens": 4}
+FEW_BLOCKS: Mapping[str, Any] = {"num_kv_blocks": 26, "max_num_batched_tokens": 16}
+"""Of 4 tokens: the three requests need 37, and the longest one 18."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of one type."""
 
-    outcome: str  # "equal", "refused", "not buildable", and never "different"
+    outcome: str  # "equal", "refused", "not buildable", and never "different" or "crash"
     code: str | None = None  # of a refusal
     reason: str | None = None
+    hidden_states: str | None = None  # of a type that is served: "shown", or the code of their refusal
 
 
 def verify(model_type: str) -> Outcome:
-    """Build a small model of this type, serve it, and compare. Raises whatever is no refusal."""
+    """Build a small model of this type, serve it, and compare."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             model = _saved(model_type, Path(folder))
@@ -70,6 +60,8 @@ def verify(model_type: str) -> Outcome:
             return Outcome("not buildable", reason=str(error))
         except SpecdecError as error:
             return Outcome("refused", error.code, _reason(error))
+        except Exception as error:
+            return Outcome("crash", reason=f"{type(error).__name__}: {error}")
 
 
 def _saved(model_type: str, folder: Path) -> Any:
@@ -79,6 +71,8 @@ def _saved(model_type: str, folder: Path) -> Any:
     except NotBuildableError:
         _refuse_by_configuration(model_type, folder)
         raise
+    if not model.can_generate():
+        raise NotBuildableError("it does not generate text")
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return model
@@ -95,16 +89,36 @@ def _refuse_by_configuration(model_type: str, folder: Path) -> None:
 
 def _served(folder: str, model: Any) -> Outcome:
     prompts = _prompts()
-    expected = None
-    for drafts in DRAFTS:
-        llm = LLM(folder, max_model_len=128, block_size=4, max_num_seqs=4, speculative_config=drafts)
-        params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-        served = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-        ours = [list(each.outputs[0].token_ids) for each in served]
-        expected = _generated(model, prompts) if expected is None else expected
-        if ours != expected:
-            return Outcome("different", reason="with drafts" if drafts else "plain")
-    return Outcome("equal")
+    plain = _text(folder, prompts, None)
+    expected = _generated(model, prompts)
+    if plain != expected:
+        return Outcome("different", reason="plain")
+    if _text(folder, prompts, NGRAM) != expected:
+        return Outcome("different", reason="with n-gram drafts")
+    texts = [[*prompt, *text] for prompt, text in zip(prompts, expected, strict=True)]
+    states, found = _with_garbage(folder, prompts, texts)
+    return Outcome("equal", hidden_states=states) if found == expected else Outcome("different", reason="with garbage")
+
+
+def _with_garbage(folder: str, prompts: Sequence[Any], texts: Sequence[Any]) -> tuple[str, list[list[int]]]:
+    """Whether hidden states are shown, and the text."""
+    drafts = {"num_speculative_tokens": 4, "texts": texts}
+    try:
+        return "shown", _text(folder, prompts, drafts | {"model": _GARBAGE + "WithStates"}, **FEW_BLOCKS)
+    except SpecdecError as error:
+        if error.code != "SD-E145":
+            raise
+        return error.code, _text(folder, prompts, drafts | {"model": _GARBAGE}, **FEW_BLOCKS)
+
+
+_GARBAGE = "scripts.half_garbage.HalfGarbage"
+
+
+def _text(folder: str, prompts: Sequence[Any], drafts: Mapping[str, Any] | None, **settings: Any) -> list[list[int]]:
+    llm = LLM(folder, max_model_len=128, block_size=4, max_num_seqs=4, speculative_config=drafts, **settings)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    served = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    return [list(each.outputs[0].token_ids) for each in served]
 
 
 def _prompts() -> list[list[int]]:
@@ -128,48 +142,25 @@ def _reason(error: SpecdecError) -> str:
     return str(error.facts.get("reason") or error.facts.get("because") or error.summary)
 
 
-Record = Mapping[str, Mapping[str, Any]]
-
-
-def page(record: Mapping[str, Any]) -> str:
-    """How many of each outcome, then the types: those that are served in a line, the others with their reasons."""
-    types: Record = record["types"]
-    lengths = ", ".join(map(str, PROMPT_LENGTHS))
-    head = HEAD.format(version=record["transformers"], lengths=lengths, tokens=NUM_TOKENS)
-    kinds = {kind: [name for name in types if _kind(types[name]) == kind] for kind in map(_kind, types.values())}
-    counts = "".join(f"| {kind} | {len(kinds[kind])} |\n" for kind in sorted(kinds))
-    equal = "\n## Served\n\n" + ", ".join(f"`{name}`" for name in kinds["equal"]) + "\n"
-    others = sorted((name for name in types if types[name]["outcome"] != "equal"), key=lambda name: _kind(types[name]))
-    sections = [_section(kind, list(names), types) for kind, names in groupby(others, lambda name: _kind(types[name]))]
-    return head + counts + equal + "".join(sections)
-
-
-def _kind(shown: Mapping[str, Any]) -> str:
-    return f"{shown['outcome']}: {shown['code']}" if shown["code"] else str(shown["outcome"])
-
-
-def _section(kind: str, names: Sequence[str], types: Record) -> str:
-    rows = "".join(f"| `{name}` | {_cell(types[name]['reason'])} |\n" for name in names)
-    return f"\n## {kind[0].upper()}{kind[1:]}\n\n| type | reason |\n|---|---|\n{rows}"
-
-
-def _cell(text: str) -> str:
-    line = " ".join(text.split()).replace("|", "\\|")
-    return line if len(line) <= 160 else line[:160] + " ..."
-
-
-def main(verified: Sequence[str] | None) -> None:
-    """Verify the types, if any, and write the page."""
-    record = json.loads(RECORD.read_text()) if RECORD.is_file() else {"types": {}}
-    if verified is not None:
-        record["transformers"] = transformers.__version__
-        record["types"] |= {name: asdict(verify(name)) for name in verified or model_types()}
-        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(record))
+def main(asked: Sequence[str], *, again: bool) -> None:
+    """Verify the types that are asked for, or else those that the record lacks."""
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
+    if again or record.get("transformers") != transformers.__version__:
+        record = {}
+    record = {"transformers": transformers.__version__, "types": {}, "multimodal": {}} | record
+    names = {"types": model_types(), "multimodal": multimodal_types()}
+    for kind, every in names.items():
+        for name in every:
+            if name in asked or (not asked and name not in record[kind]):
+                record[kind][name] = asdict(verify(name))
+                print(name, record[kind][name]["outcome"], flush=True)
+                RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--verify", nargs="*", metavar="TYPE")
+    parser.add_argument("types", nargs="*", metavar="TYPE")
+    parser.add_argument("--again", action="store_true")
     transformers.logging.set_verbosity_error()
-    main(parser.parse_args().verify)
+    arguments = parser.parse_args()
+    main(arguments.types, again=arguments.again)

@@ -67,6 +67,7 @@ class Stage:
         metrics = EngineMetrics(info.model, loaded.plugin.label)
         self._host = WatchedHost(loaded, info, CPU, ViewBuilder(shown, k, info, CPU), metrics, self.reads)
         self._host.bind(info, world.services(info, loaded.needs.draft_kv, rows, self.reads))
+        self._host.warm_up()
         self._scripted = Scripted(self.script, rows, lookahead)
         self.requests = self._scripted.requests  # those that have not ended
         self._runner = Runner(

@@ -37,7 +37,7 @@ class World(Protocol):
 class _WatchedServices(EngineServices):
     """The engine's own services, which remember whether the draft KV was asked for."""
 
-    def __init__(self, info: TargetInfo, llm: LLM, store: DraftKVStore | None, reads: set[str]) -> None:
+    def __init__(self, info: TargetInfo, llm: LLM, store: BlockDraftKV | None, reads: set[str]) -> None:
         parts = parts_of(llm)
         super().__init__(info, parts.target, parts.tokenizer, store, parts.backend)
         self._reads = reads
@@ -78,7 +78,7 @@ class RealTarget:
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             addressing = HostAddressing(rows, parts.backend)
-            store = BlockDraftKV(spec, rows.pool.num_blocks, addressing, dtype, parts.target.device)
+            store = BlockDraftKV(spec, dtype, parts.target.device).lay_out(rows.pool.num_blocks, addressing)
         return _WatchedServices(info, self.llm, store, reads)
 
     def restore_weights(self) -> list[str]:

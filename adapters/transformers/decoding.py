@@ -60,13 +60,14 @@ def speculative(
     Raises ConfigError, PluginLoadError or UnsupportedModelError for what cannot run, before any draft weight is loaded
     where that can be known. Keep the result: making it loads the proposer, using it does not.
     """
-    refuse_unsupported(model.config.to_dict())
+    text_config = model.config.get_text_config(decoder=True)
+    refuse_unsupported(text_config.to_dict())
     plugins = plugin_settings or registry.PluginSettings.from_environment(os.environ)
     name, device = model.name_or_path or "a model object", model.device
     config = EngineConfig(
         model=name, device=str(device), max_model_len=max_model_len, max_num_seqs=1, block_size=_BLOCK_SIZE
     )
-    info = target_info(config, name, model.config, model.dtype, device)
+    info = target_info(config, name, text_config, model.dtype, device)
     hooks = registry.load_hooks(plugins)
     for listener in listeners:
         hooks.add(listener, type(listener).__name__)
@@ -98,8 +99,10 @@ class SpeculativeDecoding:
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
         profile = profile_of(model.device)
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
-        services = speculation.services(info, self._target, tokenizer, num_blocks, addressing, profile.backend)
+        services = speculation.services(info, self._target, tokenizer, profile.backend)
         self._host = speculation.host(info, services, self.metrics, observers, model.device, self._views)
+        services.lay_out_draft_kv(num_blocks, addressing)
+        self._host.warm_up()
         num_blocks += addressing.num_pad_blocks
         self._runner = Runner(
             self._target,

@@ -32,7 +32,8 @@ class GenerateTarget:
     def serving(self, call: Call, hidden_states: tuple[int | Literal["final"], ...]) -> Iterator[None]:
         """Run passes over this call's text and cache, and keep these hidden states meanwhile."""
         self._call = call
-        self._states = HiddenStates(self.model, hidden_states, self.model.config.num_hidden_layers)
+        num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+        self._states = HiddenStates(self.model, hidden_states, num_layers)
         try:
             yield
         finally:

@@ -55,8 +55,10 @@ class Driver:
         self._drafts = DraftStore(speculation.distribution_buffers(info, target.device))
         backend = profile_of(target.device).backend
         addressing = HostAddressing(self._rows, backend)
-        services = speculation.services(info, target, tokenizer, num_blocks, addressing, backend)
+        services = speculation.services(info, target, tokenizer, backend)
         self._host = speculation.host(info, services, self.metrics, observers, target.device)
+        services.lay_out_draft_kv(num_blocks, addressing)
+        self._host.warm_up()
         self._progress = RequestProgress(self._drafts, self._host, self.metrics, self._rows.unseat)
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:

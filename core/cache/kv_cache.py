@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from .state_store import StateStore
+
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer stores per token."""
+    """What one layer stores per token; nothing where it does not attend."""
 
     num_kv_heads: int
     key_dim: int
@@ -34,13 +38,16 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: StateStore | None = None,
     ) -> None:
+        """states: what layers keep of each request besides. None: nothing."""
+        self.states = states
         self.block_size = block_size
         self.device = device
         self.num_slots = num_blocks * block_size
         self.dtype = dtype
         self.layout = f"{dtype} {list(layers)}"  # two caches of one layout differ in their addresses only
-        self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers}
+        self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers if layer.num_kv_heads}
         self.keys = [self._storage(layer.num_kv_heads, layer.key_dim, dtype) for layer in layers]
         self.values = [self._storage(layer.num_kv_heads, layer.value_dim, dtype) for layer in layers]
 
@@ -58,4 +65,6 @@ class KVCache:
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor of zeros on the CPU whose pages are committed when they are first touched."""
+    if not prod(shape):
+        return torch.zeros(shape, dtype=dtype)
     return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)

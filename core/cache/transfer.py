@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NUMPY = {torch.int64: np.int64, torch.uint8: np.uint8, torch.float32: np.float32}
+_NUMPY = {torch.int64: np.int64, torch.uint8: np.uint8, torch.float32: np.float32, torch.float64: np.float64}
 ALIGNMENT = 16
 """Bytes. On a device each list begins at a multiple: a kernel is compiled again for pointers that do not."""
 

@@ -22,12 +22,15 @@ from ..kernels.cpu.attention import Span, SpanBatch
 from ..model.compiled import CompiledFunction, compile_target
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
+from ..model.rotary import freeze_tables
+from ..model.stored_quantization import is_stored_quantised
 from ..model.target import Target, TargetModel
 from ..model.target_proof import TargetProof, is_wanted
 from ..model.text_equality import TextEquality
 from ..model.tokenizer import eos_token_ids, load_tokenizer
 from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
+from ..proposing.services import EngineServices
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins
@@ -39,6 +42,7 @@ from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
+from .device import Working
 from .memory import num_kv_blocks
 from .paged_cache import PagedCache
 from .plan import Plan
@@ -75,6 +79,7 @@ class Parts:
     host: ProposerHost | None
     backend: Backend
     threads: Threads
+    working: Working  # what its calls happen in
     text_equality: TextEquality
     kv_capacity: int  # tokens of one request that the cache can hold
 
@@ -88,17 +93,27 @@ def parts_of(llm: Any) -> Parts:
 def assemble(config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Parts:
     """Resolve and admit first, then load weights, then bind the proposer. Raises SpecdecError."""
     plan = Plan.make(config, speculative_config, settings)
-    return put_together(plan, load_model(plan))
+    with plan.profile.current():
+        return put_together(plan, load_model(plan))
 
 
 def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None) -> Parts:
-    """The parts of a plan around a model. stand_in: takes the model's place in a step. None means the model itself."""
+    """The parts of a plan around a model.
+
+    The proposer is bound and memory for drafts is taken before the cache gets what is left. stand_in: takes the model's
+    place in a step. None means the model itself.
+    """
     config = plan.config
-    cache = build_cache(plan, model.target)
     metrics = EngineMetrics(str(config.model), plan.proposer)
-    drafts, rule = _verification(plan, cache)
     graphs = _graphs(plan)
-    host = build_host(plan, model, cache, metrics, graphs, read_late=drafts.table is not None)
+    services = _services(plan, model, graphs)
+    drafts, rule = _verification(plan)
+    host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)
+    cache = build_cache(plan, model.target)
+    if services is not None and host is not None:
+        services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
+        with model.threads.used():
+            host.warm_up()
     served = _served(plan, model, cache, graphs)
     scheduler: Scheduling = cache.scheduler
     if stand_in is not None:
@@ -118,6 +133,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         host=host,
         backend=plan.profile.backend,
         threads=model.threads,
+        working=plan.profile.working(model.threads),
         text_equality=model.text_equality,
         kv_capacity=cache.num_blocks * config.block_size - plan.lookahead,
     )
@@ -131,6 +147,7 @@ def load_model(plan: Plan) -> LoadedModel:
     target = TargetModel.load(
         plan.path, plan.hf_config, plan.dtype, profile.device, config.moe_backend, trust_remote_code=trusts
     )
+    freeze_tables(target.model, plan.info.max_model_len)
     _prepare(target, plan)
     threads = profile.threads(config.num_threads, target.model)
     text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)
@@ -146,11 +163,14 @@ def _prepare(target: TargetModel, plan: Plan) -> None:
     """
     quantization = plan.config.quantization
     longest = longest_length(plan.info.config, target.config.attribute_map)
-    proofs = partial(TargetProof, target, longest, quantised=quantization is not None)
+    quantised = quantization is not None or is_stored_quantised(plan.hf_config)
+    proofs = partial(TargetProof, target, longest, quantised=quantised)
     wanted = is_wanted(target, plan.config.prove_target)
     proof = proofs() if wanted and quantization is None else None
     room, head = spare_memory(target.device), target.model.get_output_embeddings()
     prepare(target.model, quantization, plan.profile.backend, keep=head, room=room, drop=True)
+    if target.mixers is not None:
+        target.mixers.exchange(plan.profile.backend.recurrences())
     if wanted:
         _prove(proof or proofs(), target, plan)
 
@@ -168,54 +188,55 @@ def build_cache(plan: Plan, target: TargetModel) -> PagedCache:
     """As large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
     config, info, lookahead = plan.config, plan.info, plan.lookahead
     draft_kv = plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
-    num_blocks = num_kv_blocks(config, info, target, draft_kv, plan.profile.kv_budget, lookahead)
+    kv_budget, recorded = plan.profile.kv_budget, plan.num_recorded_tokens
+    num_drafts = plan.num_draft_tokens
+    num_blocks = num_kv_blocks(config, info, target, draft_kv, kv_budget, lookahead, recorded, num_drafts)
     longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
     pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
-    return PagedCache.build(plan.profile, info, target, pool, config.max_num_batched_tokens, lookahead)
+    most = config.max_num_batched_tokens
+    return PagedCache.build(plan.profile, info, target, pool, most, lookahead, num_drafts)
 
 
-def build_host(
-    plan: Plan,
-    model: LoadedModel,
-    cache: PagedCache,
-    metrics: EngineMetrics,
-    graphs: Graphs | None,
-    *,
-    read_late: bool,
-) -> ProposerHost | None:
-    """The proposer, bound; the target keeps the hidden states that it needs. None means plain decoding.
-
-    read_late: see `DraftChecker`.
-    """
+def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineServices | None:
+    """What the proposer is bound to. None means plain decoding."""
     speculation, config = plan.speculation, plan.config
     if speculation is None:
         return None
-    services = speculation.services(
+    return speculation.services(
         plan.info,
         model.target,
         model.tokenizer,
-        cache.num_blocks,
-        cache.addressing,
         plan.profile.backend,
         config.moe_backend,
         graphs.function if graphs else None,
         CompiledFunction if config.torch_compile else None,
     )
+
+
+def _bound_host(
+    plan: Plan, model: LoadedModel, services: EngineServices | None, metrics: EngineMetrics, *, read_late: bool
+) -> ProposerHost | None:
+    """The proposer, bound; the target keeps the hidden states that it needs. None means plain decoding.
+
+    read_late: see `DraftChecker`.
+    """
+    speculation, device = plan.speculation, plan.profile.device
+    if speculation is None or services is None:
+        return None
     with model.threads.used():
-        observers, device = plan.hooks.observers, plan.profile.device
-        host = speculation.host(plan.info, services, metrics, observers, device, read_late=read_late)
+        host = speculation.host(plan.info, services, metrics, plan.hooks.observers, device, read_late=read_late)
     model.target.capture(host.needs.hidden_states)
     return host
 
 
-def _verification(plan: Plan, cache: PagedCache) -> tuple[DraftStore, VerificationRule]:
+def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     """Where drafts wait, and how they are verified."""
     info, device, speculation = plan.info, plan.profile.device, plan.speculation
     buffers, table = DistributionBuffers.none(), None
     rule: VerificationRule = verify
     if speculation is not None:
         buffers, rule = speculation.distribution_buffers(info, device), speculation.rule
-        if cache.addressing.table is not None:
+        if plan.profile.keeps_drafts:
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
@@ -237,13 +258,27 @@ def _graphs(plan: Plan) -> Graphs | None:
 
 
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:
-    """The target in the form that steps call: compiled where that was asked for, recorded where that is possible."""
+    """The target in the form that steps call: compiled where that was asked for, recorded where that is possible.
+
+    Raises ConfigError SD-E261 where a form was asked for that layers with a state have not.
+    """
+    if cache.kv.states is not None:
+        _refuse_fixed_forms(plan.config)
+        return model.target
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
     if graphs is None or cache.addressing.table is None:
         return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
+
+
+def _refuse_fixed_forms(config: EngineConfig) -> None:
+    """How many inputs layers with a state read again differs from step to step."""
+    asked = [name for name in ("torch_compile", "cuda_graphs") if getattr(config, name)]
+    if asked:
+        facts = {"asked": ", ".join(asked), "fix": f"leave out {' and '.join(asked)}"}
+        raise ConfigError("SD-E261", "a model whose layers keep a state is neither compiled nor recorded", facts)
 
 
 def _vacant_view(cache: KVCache, backend: Backend, num_tokens: int) -> CacheView:

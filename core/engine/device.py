@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -23,13 +24,14 @@ from ..kernels.cpu.native.build import BuildError
 from ..kernels.layers.backend import GpuBackend
 from ..model.target import TargetModel
 from ..model.text_equality import ON_A_GPU, TextEquality
-from ..runner.graphs import CudaRecorder, Recorder
+from ..runner.recording import CudaRecorder, Recorder
 from .memory import left_by_a_step, quarter_of_free
 from .threads import Threads
 
 logger = logging.getLogger("specdec")
 
 CpuKernels = Literal["auto", "native", "torch"]
+Working = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,17 @@ class DeviceProfile:
     backend: Backend  # computes attention over spans, and lays networks out
     default_dtype: torch.dtype | None  # None: the checkpoint's own
     addressing: Callable[[Rows, TargetInfo, int], Addressing]  # of rows, a target and the lookahead
+    current: Callable[[], AbstractContextManager[object]]  # inside, what asks for no device by name gets this one
+    working: Callable[[Threads], Working]  # what an engine's calls happen in: its threads, and the device as current
     recorder: Callable[[torch.device], Recorder] | None  # records work for replay; None: nothing does
-    kv_budget: Callable[[EngineConfig, TargetModel], int]  # bytes for the KV cache where the user names none
+    kv_budget: Callable[[EngineConfig, TargetModel, int], int]  # bytes for the KV cache where the user names none
     threads: Callable[[int | None, Any], Threads]  # of what was asked for, and a model
     text_equality: Callable[[torch.dtype], TextEquality]  # of a model whose every layer the backend computes
+
+    @property
+    def keeps_drafts(self) -> bool:
+        """Whether drafts wait there for their verification: where nothing that a pass needs is read by the host."""
+        return self.addressing is by_table
 
     def dtype(self, asked: str, stored: torch.dtype | None) -> torch.dtype:
         """asked: as in `EngineConfig`. stored: the checkpoint's. None means that it states none."""
@@ -60,12 +69,18 @@ def profile_of(device: torch.device, cpu_kernels: CpuKernels = "auto") -> Device
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name, or the best one for "auto". Raises ConfigError SD-E147."""
+    """The device of a name, or the best one for "auto"; one of several with its index. Raises ConfigError SD-E147."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name != "cpu" and not torch.cuda.is_available():
         raise ConfigError("SD-E147", f"device {name!r} was asked for, and torch finds no CUDA device")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    index, count = torch.cuda.current_device() if device.index is None else device.index, torch.cuda.device_count()
+    if index >= count:
+        raise ConfigError("SD-E147", f"device {name!r} was asked for", {"found": f"cuda:0 to cuda:{count - 1}"})
+    return torch.device("cuda", index)
 
 
 def by_table(rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
@@ -81,6 +96,8 @@ def _of_cpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         backend,
         default_dtype=torch.float32,
         addressing=lambda rows, info, lookahead: HostAddressing(rows, backend),
+        current=nullcontext,
+        working=lambda threads: threads.used if threads.chosen else nullcontext,
         recorder=None,
         kv_budget=quarter_of_free,
         threads=Threads.choose,
@@ -97,11 +114,19 @@ def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
         GpuBackend(),
         default_dtype=None,
         addressing=by_table,
+        current=partial(torch.cuda.device, device),
+        working=lambda threads: partial(_on_device, device, threads),
         recorder=CudaRecorder,
         kv_budget=left_by_a_step,
         threads=lambda asked, model: Threads(asked, None),
         text_equality=lambda dtype: ON_A_GPU,
     )
+
+
+@contextmanager
+def _on_device(device: torch.device, threads: Threads) -> Iterator[None]:
+    with torch.cuda.device(device), threads.used():
+        yield
 
 
 PROFILES: dict[str, Callable[[torch.device, CpuKernels], DeviceProfile]] = {"cpu": _of_cpu, "cuda": _of_gpu}

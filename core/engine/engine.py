@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.proposer_state import as_path
+from ..request.chat import Message, render_chat
 from ..request.metrics import Metric
-from ..request.prompts import Prompt, read_prompt, require_messages, require_unicode
+from ..request.prompts import Prompt, read_prompt, require_unicode
 from ..request.request import Committed, Detokenizer, FinishReason, Request
 from .assembly import Parts, assemble
 from .exporters import PROMETHEUS, export
@@ -111,21 +112,9 @@ class Engine:
         require_unicode(text)
         return list(self.tokenizer(text)["input_ids"])
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation in the tokenizer's template.
-
-        Raises RequestError: SD-E159 if it has none, SD-E211 for messages that it does not render, SD-E212.
-        """
-        if self.tokenizer is None or self.tokenizer.chat_template is None:
-            raise RequestError("SD-E159", "chat needs a tokenizer with a chat template; this model has none")
-        require_messages(messages)
-        try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except Exception as error:  # whatever the template, which came with the model, makes of these messages
-            facts = {"because": f"{type(error).__name__}: {error}", "found": f"{messages!r:.80}"}
-            raise RequestError("SD-E211", "the chat template does not render these messages", facts) from error
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation in the model's template. Raises RequestError: see `render_chat`, and SD-E212."""
+        text = render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
         require_unicode(text)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -151,7 +140,7 @@ class Engine:
                 starting = [request for request in self._requests.values() if not request.started]
             committed: list[Committed] = []
             try:
-                with self.parts.threads.used() if self.parts.threads.chosen else nullcontext():
+                with self.parts.working():
                     self.parts.runner.step(committed)
             except BaseException:
                 self._settle_interrupted(committed)
@@ -165,7 +154,8 @@ class Engine:
         ended = [request for request in self._requests.values() if request.finish_reason is not None]
         listed = {each.request.request_id for each in committed}
         committed += [Committed.nothing(request) for request in ended if request.request_id not in listed]
-        self.parts.runner.finish(ended)
+        with self.parts.working():
+            self.parts.runner.finish(ended)
 
     def _tell(self, starting: Sequence[Request], committed: Sequence[Committed]) -> None:
         """Let go of what ended, then tell everybody of the step: hooks find the engine as the next step will."""
@@ -218,7 +208,8 @@ class Engine:
         for request in ended:
             request.abort()
         try:
-            self.parts.runner.finish(ended)
+            with self.parts.working():
+                self.parts.runner.finish(ended)
         finally:
             self._notify([Committed.nothing(request) for request in ended])
             self._tell_finished(ended)
@@ -237,12 +228,12 @@ class Engine:
 
     def save_proposer_state(self, path: str | Path) -> None:
         """See `LLM.save_proposer_state`."""
-        with self._turn.taken("save_proposer_state", alone=True):
+        with self._turn.taken("save_proposer_state", alone=True), self.parts.working():
             self._stateful().save(as_path(path))
 
     def load_proposer_state(self, path: str | Path) -> None:
         """See `LLM.load_proposer_state`."""
-        with self._turn.taken("load_proposer_state", alone=True):
+        with self._turn.taken("load_proposer_state", alone=True), self.parts.working():
             self._stateful().load(as_path(path))
 
     def _stateful(self) -> ProposerHost:
@@ -259,7 +250,7 @@ class Engine:
         """Abort what runs and close the proposer. Safe to call twice."""
         if self._closed:
             return
-        with self._turn.taken("close", alone=True), ExitStack() as every:  # each, also if one raises; the last first
+        with self._turn.taken("close", alone=True), self.parts.working(), ExitStack() as every:  # each; the last first
             self._closed = True
             every.callback(lambda: self.parts.hooks.observers.on_engine_stop(summary=self.metrics.acceptance.as_dict()))
             if self.parts.host:
@@ -271,11 +262,8 @@ class Engine:
         if not token_ids:
             raise RequestError("SD-E154", f"{who} has an empty prompt", {"fix": "pass at least one token"})
         if len(token_ids) >= limit:
-            raise RequestError(
-                "SD-E155",
-                f"{who} has a prompt that leaves no room for output",
-                {"prompt": f"{len(token_ids)} tokens", "max_model_len": limit},
-            )
+            room = {"prompt": f"{len(token_ids)} tokens", "max_model_len": limit}
+            raise RequestError("SD-E155", f"{who} has a prompt that leaves no room for output", room)
         biased = list(params.logit_bias or ())
         named = {"prompt": token_ids, "logit_bias": biased, "stop_token_ids": params.stop_token_ids}
         for where, ids in named.items():

@@ -20,24 +20,29 @@ def num_kv_blocks(
     info: TargetInfo,
     target: TargetModel,
     draft_kv_bytes_per_block: int,
-    kv_budget: Callable[[EngineConfig, TargetModel], int],
+    kv_budget: Callable[[EngineConfig, TargetModel, int], int],
     lookahead: int = 0,
+    num_recorded: int = 0,
+    num_drafts: int = 0,
 ) -> int:
-    """As asked; else what all rows can use, within the memory that is given or left, draft KV included.
+    """As asked; else what all rows can use, within the memory that is given or left, draft KV and states included.
 
     draft_kv_bytes_per_block: beside the target's own. kv_budget: bytes where the user names none. lookahead: positions
-    past a request's newest token that its draft pass writes.
+    past a request's newest token that its draft pass writes. num_recorded: tokens of passes that are recorded after, at
+    most, the target's and the drafter's together. num_drafts: the most of a request.
     """
+    states = _state_bytes(config, target, num_drafts)
     usable = config.max_num_seqs * -(-(info.max_model_len + lookahead) // config.block_size)
     per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
     per_block += draft_kv_bytes_per_block
+    per_block = max(per_block, 1)  # layers that keep a state alone have nothing in blocks
     if config.num_kv_blocks is not None:
         require_memory("num_kv_blocks", config.num_kv_blocks, per_block, target.device)
         return config.num_kv_blocks
     if config.kv_cache_memory_gib is not None:
         budget = int(config.kv_cache_memory_gib * 2**30)
     else:
-        budget = kv_budget(config, target)
+        budget = kv_budget(config, target, num_recorded) - states
     affordable = budget // per_block
     if affordable < 1:
         facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
@@ -45,6 +50,15 @@ def num_kv_blocks(
     if config.kv_cache_memory_gib is not None:
         require_memory("blocks in kv_cache_memory_gib", min(usable, affordable), per_block, target.device)
     return min(usable, affordable)
+
+
+def _state_bytes(config: EngineConfig, target: TargetModel, num_drafts: int) -> int:
+    """What the layers that keep a state take for all rows. Raises ConfigError SD-E178."""
+    if target.mixers is None:
+        return 0
+    per_row = sum(layout.bytes_per_row(num_drafts) for layout in target.mixers.layouts)
+    require_memory("max_num_seqs with a state each", config.max_num_seqs, per_row, target.device)
+    return config.max_num_seqs * per_row
 
 
 def require_memory(what: str, count: int, bytes_each: int, device: torch.device) -> None:
@@ -66,21 +80,28 @@ def bytes_per_row(config: EngineConfig, info: TargetInfo, needs: Needs | None) -
     return 8 * (ROW_RECORDS + blocks + (info.max_model_len if needs and needs.history else 0))
 
 
-def quarter_of_free(config: EngineConfig, target: TargetModel) -> int:
+def quarter_of_free(config: EngineConfig, target: TargetModel, num_recorded: int = 0) -> int:
     """Untouched pages cost a CPU nothing."""
     return spare_memory(target.device)
 
 
 def left_by_a_step(
-    config: EngineConfig, target: TargetModel, memory: Callable[[torch.device], DeviceMemory] = CudaMemory
+    config: EngineConfig,
+    target: TargetModel,
+    num_recorded: int = 0,
+    memory: Callable[[torch.device], DeviceMemory] = CudaMemory,
 ) -> int:
-    """The share of a device that the user gives, less what weights and the largest step take there.
+    """The share of a device that the user gives, less what is there now, the largest step, and what is recorded.
 
-    What is loaded or recorded later (a draft network, graphs) comes out of the share that is not given.
+    A drafter is bound before: its weights and its drafts' distributions count as there. Recorded passes keep memory of
+    their own, which a pass over as many tokens is the measure of. num_recorded: see `num_kv_blocks`.
     """
     device = memory(target.device)
     num_rows = min(config.max_num_batched_tokens, config.max_num_seqs * ROWS_PER_REQUEST)
     peak = device.peak(lambda: target.dummy_pass(config.max_num_batched_tokens, num_rows))
+    if num_recorded:
+        recorded = device.peak(lambda: target.dummy_pass(num_recorded, num_recorded))
+        peak += recorded - device.peak(lambda: None)
     return int(config.gpu_memory_utilization * device.total()) - peak
 
 

@@ -13,11 +13,15 @@ from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
 from ..model.inference_form import check_quantization
+from ..model.mixers import state_layers
+from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length
+from ..model.stored_quantization import check_stored_quantization
 from ..model.target import experts_settings, load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
+from ..runner.graphs import buckets
 from .device import DeviceProfile, device_of, profile_of
 from .memory import bytes_per_row, require_memory
 
@@ -43,8 +47,9 @@ class Plan:
         path = locate_model(config.model)
         profile = profile_of(device_of(config.device), config.cpu_kernels)
         hf_config = load_config(path, trust_remote_code=config.trust_remote_code)
+        check_stored_quantization(hf_config, config.quantization)
         dtype = profile.dtype(config.dtype, hf_config.dtype)
-        info = target_info(config, path, hf_config, dtype, profile.device)
+        info = target_info(config, path, text_config(hf_config), dtype, profile.device)
         hooks = load_hooks(settings)
         speculation = Speculation.prepare(speculative_config, info, settings, hooks)
         per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)
@@ -60,6 +65,14 @@ class Plan:
     def num_draft_tokens(self) -> int:
         """The most drafts of one request in a step."""
         return self.speculation.loaded.config.num_draft_tokens if self.speculation else 0
+
+    @property
+    def num_recorded_tokens(self) -> int:
+        """Tokens of the largest passes that are recorded, one of the target and one of a drafter; 0: none are."""
+        if self.profile.recorder is None or self.config.cuda_graphs is False:
+            return 0
+        largest = buckets(self.info.max_num_seqs, self.num_draft_tokens)[0].num_tokens
+        return largest * (1 + (self.speculation is not None))
 
     @property
     def proposer(self) -> str:
@@ -82,11 +95,7 @@ def target_info(
             "max_model_len is above what the model serves",
             {"asked": max_model_len, "longest": longest},
         )
-    try:
-        num_heads = hf_config.num_attention_heads
-    except AttributeError as error:
-        facts = {"model_type": hf_config.model_type, "reason": "its configuration states no number of attention heads"}
-        raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts) from error
+    num_heads = _num_heads(hf_config)
     return TargetInfo(
         model=str(config.model),
         checkpoint_dir=Path(path) if Path(path).is_dir() else None,
@@ -102,3 +111,15 @@ def target_info(
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
     )
+
+
+def _num_heads(hf_config: Any) -> int:
+    """Of a layer that attends; 1 where every layer keeps a state instead."""
+    try:
+        num_heads: int = hf_config.num_attention_heads
+    except AttributeError as error:
+        if len(state_layers(hf_config)) == hf_config.num_hidden_layers:
+            return 1
+        facts = {"model_type": hf_config.model_type, "reason": "its configuration states no number of attention heads"}
+        raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts) from error
+    return num_heads

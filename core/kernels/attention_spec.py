@@ -19,6 +19,8 @@ class AttentionSpec:
     scale: float
     window: int | None = None  # a query sees this many positions, itself included; None: all before it
     softcap: float | None = None  # scores are softcap * tanh(scores / softcap)
+    chunk: int | None = None  # a query sees its own chunk of so many positions, up to itself; None: all of them
+    sinks: Tensor | None = None  # [Hq] scores of a key without a value, which takes its share of every softmax
 
 
 class AttentionContext(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,10 @@ class Backend:
         """Whether attention with heads of such sizes is batch-invariant."""
         return False
 
+    def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
+        """Operators that carry a state over few tokens, by name: as modelling code calls them."""
+        return {}
+
     def fuse(self, network: nn.Module) -> None:
         """Join linear layers that read the same input, in place."""
 
@@ -33,3 +38,9 @@ class Backend:
         room: the most bytes that second copies of weights may take. None means as many as there are. drop: whether
         first copies that nothing needs leave the network.
         """
+
+
+def is_plain_linear(layer: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether a product with its weights is all that a layer computes: some quantise their input, and say so in a
+    `forward` of their own."""
+    return type(layer) is nn.Linear and "forward" not in vars(layer)

@@ -58,12 +58,13 @@ _serving: ContextVar[Sequence[AttentionContext]] = ContextVar("specdec_attention
 # `torch.library.custom_op` would say this in fewer lines; its checks cost more than the attention of a small model.
 _operators = torch.library.Library("specdec", "FRAGMENT")  # type: ignore[no-untyped-call]
 _operators.define(  # type: ignore[no-untyped-call]
-    "attend(Tensor query, Tensor keys, Tensor values, int context, int layer, float scale, int? window, float? softcap)"
+    "attend(Tensor query, Tensor keys, Tensor values, int context, int layer, float scale, int? window, float? softcap,"
+    " int? chunk, Tensor? sinks)"
     " -> Tensor"
 )
 
 
-def _attend(
+def _attend(  # noqa: PLR0913  # an operator takes no `AttentionSpec`
     query: Tensor,  # [N, Hq, D]
     keys: Tensor,  # [N, Hkv, D]
     values: Tensor,  # [N, Hkv, Dv]
@@ -72,9 +73,12 @@ def _attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    chunk: int | None,
+    sinks: Tensor | None,  # [Hq]
 ) -> Tensor:  # [N, Hq, Dv]
     serving = _serving.get()[context]
-    return serving.attend(layer, query, keys, values, AttentionSpec(scale, window, softcap)).contiguous()
+    spec = AttentionSpec(scale, window, softcap, chunk, sinks)
+    return serving.attend(layer, query, keys, values, spec).contiguous()
 
 
 _operators.impl("attend", _attend, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -89,7 +93,7 @@ class _Operator:
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         output: Tensor = torch.ops.specdec.attend(
-            query, keys, values, self._context, layer, spec.scale, spec.window, spec.softcap
+            query, keys, values, self._context, layer, spec.scale, spec.window, spec.softcap, spec.chunk, spec.sinks
         )
         return output
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from specdec.sdk.errors import ConfigError, did_you_mean
 
-from ..kernels.backend import Backend
+from ..kernels.backend import Backend, is_plain_linear
 
 QUANTIZATIONS = ("int8_weight_only", "int8_dynamic")
 """int8 weights with activations as they are; int8 weights and, row by row, int8 activations."""
@@ -58,7 +58,7 @@ def _quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module |
 
     def is_plain(module: nn.Module, path: str) -> bool:
         """Not `keep`, and not met before: a group's product has a place in each of its layers."""
-        return type(module) is nn.Linear and module is not keep and type(module.weight) is nn.Parameter
+        return is_plain_linear(module) and module is not keep and type(module.weight) is nn.Parameter
 
     quantize_(network, _config(name), is_plain)
 

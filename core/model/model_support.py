@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttentionCacheLayerMixin
 from transformers.utils import cached_file
 
 from specdec.sdk.errors import ConfigError, UnsupportedModelError
@@ -15,18 +16,14 @@ from specdec.sdk.packaged import packaged
 from .loading import loading
 
 _SLIDING = "sliding_attention"
-_SERVED_LAYER_TYPES = {"full_attention", _SLIDING}
-_MULTIMODAL_KEYS = ("vision_config", "audio_config", "image_token_id", "image_token_index", "audio_token_id")
-_RECURRENT_KEYS = (
-    "state_size",
-    "ssm_cfg",
-    "mamba_d_state",
-    "linear_conv_kernel_dim",
-    "conv_L_cache",
-    "lru_width",
-    "rescale_every",
-    "chunkwise_kernel",
-)
+_SERVED_LAYER_TYPES = {"full_attention", _SLIDING, "chunked_attention"}
+_STATE_LAYER_TYPES = {
+    name for name, layer in DYNAMIC_LAYER_TYPE_MAPPING.items() if issubclass(layer, LinearAttentionCacheLayerMixin)
+}
+"""Those of which transformers' own cache keeps a state, or nothing."""
+_STATE_KEYS = ("state_size", "ssm_cfg", "mamba_d_state", "linear_conv_kernel_dim", "conv_L_cache")
+_OWN_STATE_KEYS = ("lru_width", "rescale_every", "chunkwise_kernel")
+"""Of models that keep their state outside of transformers' cache layers."""
 _LAYER_TYPE_KEYS = ("layer_types", "layers_block_type")
 _BIDIRECTIONAL_FOR_IMAGES = "vision"
 
@@ -71,15 +68,18 @@ def read_config(path: str) -> tuple[Mapping[str, Any], Path]:
 
 def slides(config: Mapping[str, Any], layer: int) -> bool:
     """Whether the configuration gives this layer a sliding window."""
-    layer_types = config.get("layer_types")
+    layer_types = next((config[key] for key in _LAYER_TYPE_KEYS if config.get(key)), None)
     if layer_types:
         return bool(layer_types[layer] == _SLIDING)
     return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
 
-def refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError SD-E142 with the configuration key that says why the model cannot be served."""
-    reason = _why_unsupported(config)
+def refuse_unsupported(config: Mapping[str, Any], *, with_states: bool = False) -> None:
+    """Raise UnsupportedModelError SD-E142 with the configuration key that says why the model cannot be served.
+
+    with_states: whether layers may keep a state in transformers' cache layers besides keys and values.
+    """
+    reason = _why_unsupported(config, with_states)
     if reason:
         facts = {"model_type": config.get("model_type"), "reason": reason}
         facts["served"] = "decoder-only causal language models on text with (sliding) softmax attention"
@@ -102,30 +102,30 @@ def longest_length(config: Mapping[str, Any], attribute_map: Mapping[str, str]) 
     return longest
 
 
-def _why_unsupported(config: Mapping[str, Any]) -> str | None:
-    for key in _MULTIMODAL_KEYS:
-        if config.get(key) is not None:
-            return f"multimodal input is not served yet (configuration key {key!r})"
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if "mrope_section" in rope or "mrope_section" in config:
-        return "multimodal rotary positions (M-RoPE) are not served yet (configuration key 'mrope_section')"
+def _why_unsupported(config: Mapping[str, Any], with_states: bool) -> str | None:
     if config.get("is_encoder_decoder"):
         return "encoder-decoder models are not served (configuration key 'is_encoder_decoder')"
     if config.get("use_bidirectional_attention") not in (None, False, _BIDIRECTIONAL_FOR_IMAGES):
         return "bidirectional attention (configuration key 'use_bidirectional_attention')"
-    return _why_layers_unsupported(config)
+    return _why_layers_unsupported(config, with_states)
 
 
-def _why_layers_unsupported(config: Mapping[str, Any]) -> str | None:
+def _why_layers_unsupported(config: Mapping[str, Any], with_states: bool) -> str | None:
+    own = next((key for key in _OWN_STATE_KEYS if config.get(key) is not None), None)
+    if own is not None:
+        return (
+            f"its state is not in transformers' cache layers, where it could be kept apart (configuration key {own!r})"
+        )
     key = next((key for key in _LAYER_TYPE_KEYS if config.get(key)), None)
     if (
         key is not None
     ):  # it says of every layer what it is: keys of recurrent layers that it does not have tell nothing
-        others = sorted(set(config[key]) - _SERVED_LAYER_TYPES)
+        served = _SERVED_LAYER_TYPES | _STATE_LAYER_TYPES if with_states else _SERVED_LAYER_TYPES
+        others = sorted(set(config[key]) - served)
         return (
             f"layers of type {', '.join(others)} keep a state other than keys and values ({key!r})" if others else None
         )
-    for key in _RECURRENT_KEYS:
-        if config.get(key) is not None:
-            return f"recurrent layers keep a state that cannot be rolled back (configuration key {key!r})"
+    stateful = next((key for key in _STATE_KEYS if config.get(key) is not None), None)
+    if stateful is not None and not with_states:
+        return f"recurrent layers keep a state that cannot be rolled back (configuration key {stateful!r})"
     return None

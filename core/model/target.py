@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError, did_you_mean
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext
-from .attention import ATTENTION_NAME, CONTEXT, ShapeProbe, attention_arguments
+from .attention import (
+    ATTENTION_NAME,
+    CONTEXT,
+    ShapeProbe,
+    attention_arguments,
+    carry_arguments,
+    collecting_arguments,
+)
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
+from .masks import Limits, asking_for_masks, hand_on
+from .mixers import Mixer, Mixers, made_ragged, recorded, state_layers, storing_nothing
+from .modalities import leave_out_unused
+from .model_class import NO_POSITIONS, auto_class, drops_positions, no_interface, text_config
 from .model_support import read_config, refuse_unsupported, slides
 
+_NO_KV = LayerShape(0, 0, 0)
+_Probed = tuple[ShapeProbe, list[Mixer], Tensor]
+"""What attention was asked for, the layers that keep a state, and logits."""
 _REMOTE_CODE = "a model whose code comes with its checkpoint needs trust_remote_code=True"
 
 
@@ -44,14 +59,18 @@ class TargetModel:
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model = model  # a transformers causal LM
-        self.config = model.config
+        self.config = text_config(model.config)
         self.device = device
         self.dtype: torch.dtype = model.dtype
         self.run: Callable[..., Tensor] = self._run_model  # or another form of the same
         self.attention_modules: dict[int, nn.Module] = {}  # by layer, as the first pass found them
         self.windows: list[int | None] = []  # of the layers
+        self.mixers: Mixers | None = None  # layers that keep a state, as the first pass found them
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.layer_shapes = self._probe()
         self._hidden = HiddenStates(model, (), self.num_layers)
+        if self.config is not model.config:
+            leave_out_unused(model, partial(self.dummy_pass, 2, 1))
 
     @classmethod
     def load(
@@ -71,7 +90,7 @@ class TargetModel:
         experts = experts_settings(moe_backend)
         with loading("SD-E143", f"cannot load the model {path!r}", {"trust_remote_code": _REMOTE_CODE}):
             try:
-                model, report = AutoModelForCausalLM.from_pretrained(
+                model, report = auto_class(config).from_pretrained(
                     path,
                     config=config,
                     dtype=dtype,
@@ -83,7 +102,7 @@ class TargetModel:
                 )
             except KeyError as error:
                 if error.args == (ATTENTION_NAME,):
-                    raise _no_interface(config, "its attention classes are its own") from error
+                    raise no_interface(config, "its attention classes are its own") from error
                 raise
             _check_tensors(path, report)
             return cls(model.to(device).eval(), device)
@@ -94,39 +113,80 @@ class TargetModel:
 
     def _probe(self) -> list[LayerShape]:
         """What each layer stores, seen in one pass over two tokens rather than guessed from the configuration."""
-        if "position_ids" not in inspect.signature(self.model.forward).parameters:
-            raise _no_interface(self.config, "its forward takes no position_ids, by which requests share a batch")
-        probe = ShapeProbe()
-        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        positions = torch.arange(2, device=self.device)[None]
+        if not self._takes_positions and len(state_layers(self.config)) < self.config.num_hidden_layers:
+            raise no_interface(self.config, NO_POSITIONS)
+        if self._takes_positions and drops_positions(self.model):
+            raise no_interface(self.config, "it counts positions in a way of its own")
         try:
-            rows = torch.ones(1, dtype=torch.int64, device=self.device)
-            logits = self._forward(tokens, positions, probe, rows, self.attention_modules)
+            probe, mixers, logits = self._first_pass_of_all_layers()
         except UnsupportedModelError:
             raise
         except Refusal as error:  # attention was called without what serves it
-            raise _no_interface(self.config, f"its layers do not hand {CONTEXT} on to attention") from error
+            raise no_interface(self.config, f"its layers do not hand {CONTEXT} on to attention") from error
         except Exception as error:  # modelling code that expects masks, caches or attention of its own
-            raise _no_interface(self.config, f"{type(error).__name__}: {error}") from error
+            raise no_interface(self.config, f"{type(error).__name__}: {error}") from error
         if len(logits) != 1:
-            raise _no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
+            raise no_interface(self.config, "its head ignores logits_to_keep, by which rows are chosen")
         num_layers = self.config.num_hidden_layers
-        if not probe.layers or sorted(probe.layers) != list(range(num_layers)):
-            raise _no_interface(self.config, f"{len(probe.layers)} of {num_layers} layers call it")
-        self._check_windows(probe.windows)
-        if probe.dtypes != {self.dtype}:
+        self._check_layers(probe.layers, [mixer.layer for mixer in mixers])
+        self.mixers = made_ragged(self.config.model_type, mixers)
+        self._take_limits(probe)
+        if probe.layers and probe.dtypes != {self.dtype}:
             computed = ", ".join(sorted(map(str, probe.dtypes)))
             raise self._unserved(f"it computes in {computed} where the model is in {self.dtype}")
-        self.windows = list(probe.windows.values())
-        return [probe.layers[layer] for layer in range(num_layers)]
+        return [probe.layers.get(layer, _NO_KV) for layer in range(num_layers)]
 
-    def _check_windows(self, windows: Mapping[int, int | None]) -> None:
-        """Where a window is only in the mask that transformers would make, attention here sees every key."""
-        config = self.config.to_dict()
-        unsaid = [layer for layer, window in windows.items() if window is None and slides(config, layer)]
+    def _check_layers(self, attending: Collection[int], stateful: Collection[int]) -> None:
+        """Every layer attends, keeps a state, or is known to transformers' cache as one that stores nothing."""
+        num_layers = self.config.num_hidden_layers
+        known = {*attending, *stateful, *storing_nothing(self.config)}
+        if not (attending or stateful) or not set(range(num_layers)) <= known or not known <= set(range(num_layers)):
+            unknown = f", and {len(stateful)} keep a state in transformers' cache" if state_layers(self.config) else ""
+            raise no_interface(self.config, f"{len(attending)} of {num_layers} layers call it{unknown}")
+
+    def _first_pass_of_all_layers(self) -> _Probed:
+        """Layers that do not hand their arguments on to attention are helped."""
+        try:
+            return self._first_pass()
+        except Refusal:  # attention was called without what serves it
+            carry_arguments(self.model, self.model.get_decoder())
+            return self._first_pass()
+
+    def _first_pass(self) -> _Probed:
+        """What two tokens show of the layers, and the logits of the last one.
+
+        Models that cannot do with `Limits` in the place of a mask are not asked for these.
+        """
+        try:
+            with asking_for_masks(self.model, ATTENTION_NAME):
+                return self._probing_pass()
+        except (UnsupportedModelError, Refusal):
+            raise
+        except Exception:
+            return self._probing_pass()
+
+    def _probing_pass(self) -> _Probed:
+        probe = ShapeProbe()
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        positions = torch.arange(2, device=self.device)[None]
+        rows = torch.ones(1, dtype=torch.int64, device=self.device)
+        arguments = collecting_arguments(probe, self.attention_modules)
+        with torch.inference_mode(), recorded(self.model, self.config) as mixers:
+            logits = self.run(tokens, positions, rows, **arguments)
+        return probe, mixers, logits
+
+    def _take_limits(self, probe: ShapeProbe) -> None:
+        """Where a limit is only in the mask that transformers would make, its layer is made to say it."""
+        for layer, mask in probe.masks.items():
+            if mask != Limits(probe.windows[layer]):
+                hand_on(mask, self.attention_modules[layer])
+        config, limits = self.config.to_dict(), {layer: Limits(each) for layer, each in probe.windows.items()}
+        limits |= probe.masks
+        unsaid = [layer for layer, each in limits.items() if each == Limits() and slides(config, layer)]
         if unsaid:
             layers = ", ".join(map(str, sorted(unsaid)))
             raise self._unserved(f"layers {layers} are configured to slide, and call it without a window")
+        self.windows = [each.window or each.chunk for each in limits.values()]
 
     def _unserved(self, reason: str) -> UnsupportedModelError:
         facts = {"model_type": self.config.model_type, "reason": reason}
@@ -145,25 +205,28 @@ class TargetModel:
         positions: Tensor,
         context: AttentionContext,
         logits_rows: Tensor,
-        modules: MutableMapping[int, nn.Module] | None = None,
     ) -> Tensor:
         with torch.inference_mode():
             if len(logits_rows):
-                return self.run(tokens, positions, logits_rows, **attention_arguments(context, modules))
+                return self.run(tokens, positions, logits_rows, **attention_arguments(context))
             one = logits_rows.new_zeros(1)  # none would be one more case for a compiler
             return self.run(tokens, positions, one, **attention_arguments(context))[:0]
 
     def _run_model(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
         """Logits [R, V] of tokens and positions [1, N], as the library's model computes them."""
-        output = self.model(
-            input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=logits_rows, **attention
-        )
+        placed = {"position_ids": positions} if self._takes_positions else {}
+        output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=logits_rows, **placed, **attention)
         logits: Tensor = output.logits[0]
         return logits
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
         """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
-        logits = self._forward(inputs.token_ids[None], inputs.positions[None], inputs.cache, inputs.logits_rows)
+        tensors = inputs.token_ids[None], inputs.positions[None], inputs.cache, inputs.logits_rows
+        if inputs.states is None or self.mixers is None:
+            logits = self._forward(*tensors)
+        else:
+            with self.mixers.pass_over(inputs.states):
+                logits = self._forward(*tensors)
         return TargetOutput(logits, self._hidden.take() if self._hidden.wanted else None)
 
     @property
@@ -216,21 +279,13 @@ def _some(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _no_interface(config: Any, because: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        "SD-E144",
-        "this model does not run through transformers' common interface (attention and logits_to_keep)",
-        {"model_type": config.model_type, "because": because},
-    )
-
-
 def load_config(path: str, *, trust_remote_code: bool = False) -> Any:
     """A checkpoint's transformers configuration. Raises ConfigError SD-E140, SD-E143 or UnsupportedModelError."""
     read_config(path)
     with loading("SD-E143", f"cannot load the configuration of {path!r}", _CONFIG_FIXES):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         facts = config.to_dict()
-    refuse_unsupported(facts)
+    refuse_unsupported(facts, with_states=True)
     return config
 
 

@@ -20,8 +20,10 @@ from specdec.sdk.errors import UnsupportedModelError
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
+from ..cache.state_store import StateShare
 from ..cache.transfer import upload
-from .attention import ATTENTION_NAME, attention_arguments
+from .attention import ATTENTION_NAME
+from .forward_input import ForwardInput
 from .loading import loading
 from .target import TargetModel
 
@@ -139,8 +141,10 @@ class TargetProof:
         extents = _extents([len(text) for text in self._texts], addressing.block_size)
         context = addressing.of_batch(cache, extents, upload(addressing.columns(extents), device))
         rows = torch.arange(tokens.shape[1], device=device)
-        with _watched(self._target.attention_modules, self._expected.inputs) as seen, torch.inference_mode():
-            seen.logits.append(self._target.run(tokens, positions, rows, **attention_arguments(context)))
+        passed = cache.states.plan([_state_share(extent) for extent in extents]) if cache.states else None
+        inputs = ForwardInput(tokens[0], positions[0], rows, context, passed)
+        with _watched(self._target.attention_modules, self._expected.inputs) as seen:
+            seen.logits.append(self._target.forward(inputs).logits)
         return seen
 
 
@@ -175,6 +179,10 @@ def _extents(lengths: Sequence[int], block_size: int) -> list[Extent]:
         extents.append(Extent(row, row + 1, blocks, first_query, 0, length))
         first_query, first_block = first_query + length, first_block + count
     return extents
+
+
+def _state_share(extent: Extent) -> StateShare:
+    return StateShare(extent.row, extent.generation, 0, extent.first_query, extent.num_queries, 0)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class TextEquality:
         level: Level = "ties" if wide else "distribution"
         if not backend.is_batch_invariant:
             return replace(self, level=level)
-        shapes = {(layer.key_dim, layer.value_dim) for layer in target.layer_shapes}
+        shapes = {(layer.key_dim, layer.value_dim) for layer in target.layer_shapes if layer.num_kv_heads}
         if not all(backend.serves_heads(target.dtype, *sizes) for sizes in shapes):
             sizes = " and ".join(str(size) for size in sorted({size for shape in shapes for size in shape}))
             return TextEquality(level, f"PyTorch attends, with heads of size {sizes}")

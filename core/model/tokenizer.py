@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.utils import cached_file
 
 from specdec.sdk.errors import ConfigError
 
@@ -31,7 +34,17 @@ def load_tokenizer(asked: str | Path | None, path: str, *, trust_remote_code: bo
     if not tokenizer.is_fast:
         facts = {"found": type(tokenizer).__name__, "fix": "pass token ids, or a tokenizer.json"}
         raise ConfigError("SD-E149", "the tokenizer has no tokenizer.json, which streaming needs", facts)
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _template_of_processor(name)
     return tokenizer
+
+
+def _template_of_processor(name: str) -> str | None:
+    """Models of several modalities may have their template in a file of their own. None means that there is none."""
+    with suppress(OSError, ValueError):
+        template = json.loads(Path(cached_file(name, "chat_template.json")).read_text(encoding="utf-8"))
+        return str(template["chat_template"]) if "chat_template" in template else None
+    return None
 
 
 def _has_tokenizer(path: str, needs_library: bool) -> bool:

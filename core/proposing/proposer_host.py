@@ -104,8 +104,11 @@ class ProposerHost:
             raise held[0]
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Bind it to the services, let it warm up, load its state. A failure stops the start under any policy."""
+        """Bind it to the services: it loads its weights. A failure stops the start under any policy."""
         self._must("bind", target, services)
+
+    def warm_up(self) -> None:
+        """Let it warm up where its draft KV is, and load its state. A failure stops the start under any policy."""
         self._must("warmup")
         if self._state_dir is not None and has_state(self._state_dir):
             self.load(self._state_dir)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache, LayerShape
 from ..kernels.backend import Backend
 from ..model.attention import attention_arguments
+from ..model.rotary import freeze_tables
 from . import draft_networks
 
 
@@ -39,16 +40,26 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class BlockDraftKV:
-    """Draft KV laid out on the blocks that the target's cache gave each request."""
+    """Draft KV on the blocks that the target's cache gives each request.
 
-    def __init__(
-        self, spec: DraftKV, num_blocks: int, addressing: Addressing, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """`num_blocks`: those of the pool; what the addressing needs beyond them is added."""
+    There is none of it until `lay_out`: a cache is sized from the memory that a bound drafter leaves.
+    """
+
+    _cache: KVCache
+    _addressing: Addressing
+
+    def __init__(self, spec: DraftKV, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec, self._dtype, self._device = spec, dtype, device
+
+    def lay_out(self, num_blocks: int, addressing: Addressing) -> Self:
+        """Allocate it. `num_blocks`: those of the pool; what the addressing needs beyond them is added."""
+        spec = self._spec
         layer = LayerShape(spec.num_heads, spec.head_dim, spec.value_head_dim or spec.head_dim)
         num_blocks += addressing.num_pad_blocks
-        self._cache = KVCache([layer] * spec.num_layers, num_blocks, addressing.block_size, dtype, device)
+        layers = [layer] * spec.num_layers
+        self._cache = KVCache(layers, num_blocks, addressing.block_size, self._dtype, self._device)
         self._addressing = addressing
+        return self
 
     def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [N, heads, head_dim] of the tokens at (rows [N], positions [N])."""
@@ -76,7 +87,7 @@ class EngineServices:
         info: TargetInfo,
         target: LayerSource,
         tokenizer: Any,
-        draft_kv: DraftKVStore | None,
+        draft_kv: BlockDraftKV | None,
         backend: Backend,
         moe_backend: str | None = None,
         capture: Capture | None = None,
@@ -97,6 +108,11 @@ class EngineServices:
         self._compiling = compiling
         self._backend = backend
 
+    def lay_out_draft_kv(self, num_blocks: int, addressing: Addressing) -> None:
+        """Allocate the draft KV, if there is any. `num_blocks`, `addressing`: of the cache whose blocks it shares."""
+        if self._draft_kv is not None:
+            self._draft_kv.lay_out(num_blocks, addressing)
+
     @property
     def logit_scale(self) -> float:
         """The configuration's factor on the head's output; 1 where it has none."""
@@ -113,7 +129,7 @@ class EngineServices:
     def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
         """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
         model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device, self._backend)
-        self._compile_forward(model.get_decoder())
+        self._serve(model.get_decoder())
         return model
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
@@ -123,9 +139,11 @@ class EngineServices:
     def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
         """Device, dtype, quantization and the layout of weights, in place."""
         draft_networks.finish(network, self._inherited(settings), self.device, self._backend)
-        self._compile_forward(network)
+        self._serve(network)
 
-    def _compile_forward(self, network: nn.Module) -> None:
+    def _serve(self, network: nn.Module) -> None:
+        """The last that is done to a network."""
+        freeze_tables(network, self.target.max_model_len)
         if self._compiling is not None:
             network.forward = self._compiling(network.forward)
 

@@ -13,7 +13,6 @@ from specdec.sdk.errors import ProposerError, message
 from specdec.sdk.services import Services
 from specdec.sdk.types import TargetInfo
 
-from ..cache.addressing import Addressing
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..device_memory import spare_memory
 from ..kernels.backend import Backend
@@ -106,23 +105,21 @@ class Speculation:
         info: TargetInfo,
         target: LayerSource,
         tokenizer: Any,
-        num_blocks: int,
-        addressing: Addressing,
         backend: Backend,
         moe_backend: str | None = None,
         capture: Capture | None = None,
         compiling: Compile | None = None,
     ) -> EngineServices:
-        """What the engine provides to the proposer, its draft KV included if it declared any.
+        """What the engine provides to the proposer.
 
-        `num_blocks`, `addressing`: of the target's cache, or of one that only drafts have. `backend`: lays networks
-        out. `compiling`: makes compiled forms of what drafters run; None: nothing is compiled.
+        `EngineServices.lay_out_draft_kv` follows. `backend`: lays networks out. `compiling`: makes compiled forms of
+        what drafters run; None: nothing is compiled.
         """
         spec = self.loaded.needs.draft_kv
         draft_kv = None
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            draft_kv = BlockDraftKV(spec, num_blocks, addressing, dtype, target.device)
+            draft_kv = BlockDraftKV(spec, dtype, target.device)
         return EngineServices(info, target, tokenizer, draft_kv, backend, moe_backend, capture, compiling)
 
     def host(
@@ -136,7 +133,10 @@ class Speculation:
         *,
         read_late: bool = False,
     ) -> ProposerHost:
-        """The proposer, constructed and bound. `views`, `read_late`: see `ProposerHost`."""
+        """The proposer, constructed and bound; `ProposerHost.warm_up` follows.
+
+        `views`, `read_late`: see `ProposerHost`.
+        """
         policy = self.config.on_proposer_error
 
         def on_error(error: ProposerError) -> None:

@@ -19,6 +19,7 @@ class RequestMetrics:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_committed_tokens: int = 0
+    num_replayed_rows: int = 0  # inputs of accepted drafts that layers with a state read again
     outcomes: Tally[tuple[int, int]] = field(default_factory=Tally)  # drafted steps by tokens drafted and accepted
 
     def record(self, num_drafted: int, num_accepted: int, num_committed: int) -> None:
@@ -39,6 +40,7 @@ class RequestMetrics:
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
         self.num_committed_tokens += other.num_committed_tokens
+        self.num_replayed_rows += other.num_replayed_rows
         self.outcomes.update(other.outcomes)
 
     @property

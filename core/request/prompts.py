@@ -9,10 +9,16 @@ from specdec.sdk.errors import RequestError
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
+_OTHER_MODALITIES = "multi_modal", "mm_"  # how the keys begin that vLLM's prompts have for them
+
 
 def read_prompt(prompt: Prompt, request_id: str, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
-    """The text, if it is one, and token ids. Raises RequestError SD-E152."""
+    """The text, if it is one, and token ids. Raises RequestError SD-E152, SD-E265."""
     if isinstance(prompt, Mapping):
+        others = sorted(key for key in prompt if str(key).startswith(_OTHER_MODALITIES))
+        if others:
+            facts = {"found": ", ".join(others), "fix": "leave them out; text is served"}
+            raise RequestError("SD-E265", f"request {request_id!r}: images, sound and video are not served", facts)
         if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
             raise RequestError(
                 "SD-E152",

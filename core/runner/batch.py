@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
+from ..cache.state_store import StateShare
 from ..cache.transfer import upload
 from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
@@ -87,12 +88,25 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
     rows, numbers = taken.put_in(sent[0], sent[len(own) : place])
     return Batch(
         items=tuple(items),
-        inputs=ForwardInput(sent[0], sent[1], sent[2], addressing.of_batch(cache, extents, sent[place:])),
+        inputs=ForwardInput(
+            sent[0],
+            sent[1],
+            sent[2],
+            addressing.of_batch(cache, extents, sent[place:]),
+            cache.states.plan([_state_share(item) for item in items]) if cache.states else None,
+        ),
         cu_rows=sent[3],
         taken=taken,
         drafts=rows,
         numbers=numbers,
     )
+
+
+def _state_share(item: BatchItem) -> StateShare:
+    share, request = item.scheduled, item.scheduled.request
+    return StateShare(
+        request.row, request.generation, share.start, item.first_token, share.num_tokens, item.num_drafts
+    )  # fmt: skip
 
 
 def sampling_rows(requests: Sequence[Request], device: torch.device) -> SamplingRows:

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.sdk.errors import ConfigError
 
@@ -22,42 +23,12 @@ from ..cache.kv_cache import KVCache
 from ..cache.paged_view import PagedView
 from ..model.forward_input import ForwardInput
 from ..model.target import Target, TargetOutput
+from .recording import Recorder, Work, copy_together
 
 logger = logging.getLogger("specdec")
 
 MOST_TOKENS = 512  # of a recorded pass: a larger one takes longer than its launches
-Work = Callable[[], None]
 Rows = Tensor | tuple[Tensor, ...]  # with one row per request
-
-
-class Recorder(Protocol):
-    """What recording asks of a device."""
-
-    def record(self, work: Work) -> Work:
-        """Run the work, then record it. Returns what replays it. Raises RuntimeError if it cannot be recorded."""
-        ...
-
-
-class CudaRecorder:
-    """CUDA graphs that share one pool of memory: at most one of them is running."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, work: Work) -> Work:
-        """See `Recorder`. Kernels are compiled and workspaces made in two runs before, on a stream of their own."""
-        with torch.cuda.device(self._device):
-            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                work()
-                work()
-            torch.cuda.current_stream().wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                work()
-        return graph.replay
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -91,30 +62,34 @@ class StaticInputs:
         def integers(count: int) -> Tensor:
             return torch.zeros(count, dtype=torch.int64, device=device)
 
-        self._pad_row = pad_row
         self.token_ids = integers(largest.num_tokens)
         self.positions = integers(largest.num_tokens)
         self.logits_rows = integers(largest.num_tokens)
         self.rows = integers(max_requests)
         self.starts = integers(max_requests)
         self.cu_queries = integers(max_requests + 1)
+        self._zeros = integers(max(largest.num_tokens, max_requests))
+        self._pad_rows = torch.full_like(self.rows, pad_row)
         self.rows.fill_(pad_row)
 
     def load(self, batch: ForwardInput, view: PagedView, bucket: Bucket) -> None:
         """Put a batch in. Padding requests have no tokens and the pad row; tokens of nobody go to the pad block."""
         count, requests = bucket.num_tokens, bucket.num_requests
-        _put(self.token_ids[:count], batch.token_ids, 0)
-        _put(self.positions[:count], batch.positions, 0)
-        _put(self.logits_rows[:count], batch.logits_rows, 0)
-        _put(self.rows[:requests], view.rows, self._pad_row)
-        _put(self.starts[:requests], view.starts, 0)
-        _put(self.cu_queries[: requests + 1], view.cu_queries, len(batch.token_ids))
-
-
-def _put(place: Tensor, values: Tensor, padding: int) -> None:
-    place[: len(values)].copy_(values)
-    if len(values) < len(place):
-        place[len(values) :].fill_(padding)
+        places: list[Tensor] = []
+        values: list[Tensor] = []
+        for place, given, padding in (
+            (self.token_ids[:count], batch.token_ids, self._zeros),
+            (self.positions[:count], batch.positions, self._zeros),
+            (self.logits_rows[:count], batch.logits_rows, self._zeros),
+            (self.rows[:requests], view.rows, self._pad_rows),
+            (self.starts[:requests], view.starts, self._zeros),
+            (self.cu_queries[: len(view.cu_queries)], view.cu_queries, self._zeros),
+        ):
+            places += [place[: len(given)], place[len(given) :]]
+            values += [given, padding[: len(place) - len(given)]]
+        copy_together(places, values)
+        if len(view.cu_queries) <= requests:
+            self.cu_queries[len(view.cu_queries) : requests + 1].fill_(len(batch.token_ids))
 
 
 class GraphedTarget:
@@ -179,15 +154,17 @@ class GraphedTarget:
 class GraphedFunction:
     """A function of tensors with one row per request, recorded for each number of rows when it is first needed.
 
-    Missing rows are copies of the first: it is computed again, and what it writes is written twice. The result is valid
-    until the next call. Where recording fails the function runs as it is from then on.
+    Missing rows are copies of others: they are computed again, and what they write is written twice. The result is
+    valid until the next call. Where recording fails, and where nothing is computed because the result is a view of an
+    argument, the function runs as it is from then on.
     """
 
     def __init__(self, function: Callable[..., Rows], recorder: Recorder, sizes: Sequence[int]) -> None:
         self._function = function
         self._recorder: Recorder | None = recorder
         self._sizes = sizes
-        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, list[Rows]]] = {}
+        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, Rows]] = {}
+        self._largest: dict[tuple[object, ...], Tensor] = {}  # what the places of all sizes are the front of
 
     def __call__(self, *tensors: Tensor) -> Rows:
         """The function's result, row by row."""
@@ -198,35 +175,70 @@ class GraphedFunction:
         key = (size, *((tensor.shape[1:], tensor.dtype) for tensor in tensors))
         if key not in self._recorded:
             try:
-                self._recorded[key] = self._record(self._recorder, size, tensors)
+                recorded = self._record(self._recorder, size, tensors)
             except RuntimeError as error:
                 logger.warning("a draft network cannot be recorded as a CUDA graph and runs without: %s", error)
+                recorded = None
+            if recorded is None:
                 self._recorder = None
                 return self._function(*tensors)
-        inputs, replay, output = self._recorded[key]
+            self._recorded[key] = recorded
+        inputs, replay, results = self._recorded[key]
         _fill(inputs, tensors)
         replay()
-        result = output[0]
-        return result[:count] if isinstance(result, Tensor) else tuple([each[:count] for each in result])
+        return results[:count] if isinstance(results, Tensor) else tuple([each[:count] for each in results])
 
     def _record(
         self, recorder: Recorder, size: int, tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Work, list[Rows]]:
-        inputs = [tensor.new_empty(size, *tensor.shape[1:]) for tensor in tensors]
+    ) -> tuple[list[Tensor], Work, Rows] | None:
+        """The places of the arguments, what replays the function upon them, and where it leaves its results."""
+        inputs = [self._place(index, size, tensor) for index, tensor in enumerate(tensors)]
         _fill(inputs, tensors)
-        output: list[Rows] = []
+        with _Computing() as computing:
+            found = self._function(*inputs)
+        if not computing.seen:
+            return None
+        results = [self._place(f"result {index}", size, each) for index, each in enumerate(_each(found))]
 
         def work() -> None:
-            output[:] = [self._function(*inputs)]
+            copy_together(results, _each(self._function(*inputs)))
 
-        return inputs, recorder.record(work), output
+        return inputs, recorder.record(work), results[0] if isinstance(found, Tensor) else tuple(results)
+
+    def _place(self, name: object, size: int, like: Tensor) -> Tensor:
+        """Memory outside of the graphs' pool for so many rows."""
+        key = (name, like.shape[1:], like.dtype)
+        if key not in self._largest:
+            self._largest[key] = like.new_empty(self._sizes[-1], *like.shape[1:])
+        return self._largest[key][:size]
+
+
+def _each(result: Rows) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else result
+
+
+class _Computing(TorchDispatchMode):
+    """Whether anything inside computes: an operator that is no view."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen = self.seen or not function.is_view
+        return function(*args, **(kwargs or {}))
 
 
 def _fill(inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    for place, values in zip(inputs, tensors, strict=True):
-        place[: len(values)].copy_(values)
-        if len(values) < len(place):
-            place[len(values) :].copy_(values[:1].expand_as(place[len(values) :]))
+    """Put rows in; a size is at most twice as large as the rows are many, so that these also serve as the others."""
+    places: list[Tensor] = []
+    values: list[Tensor] = []
+    for place, given in zip(inputs, tensors, strict=True):
+        places += [place[: len(given)], place[len(given) :]]
+        values += [given, given[: len(place) - len(given)]]
+    copy_together(places, values)
 
 
 @dataclass(frozen=True)

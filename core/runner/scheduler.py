@@ -9,6 +9,7 @@ from typing import Protocol
 
 from ..cache.block_pool import BlockPool
 from ..cache.row_table import RowTable
+from ..cache.state_store import StateStore
 from ..request.request import Request, Status
 from .batch import Scheduled
 
@@ -41,14 +42,21 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int, draft_lookahead: int = 0
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        draft_lookahead: int = 0,
+        states: StateStore | None = None,
     ) -> None:
+        """states: of a target whose layers keep one."""
         self.pool = pool
         self.waiting: deque[Request] = deque()
         self._rows = RowTable(max_num_seqs, pool)
         self.running = self._rows.running
         self._max_num_batched_tokens = max_num_batched_tokens
         self._draft_lookahead = draft_lookahead
+        self._states = states
 
     @property
     def has_requests(self) -> bool:
@@ -61,7 +69,7 @@ class Scheduler:
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
         """See `Scheduling`."""
         shares: list[Scheduled] = []
-        preempted: list[Request] = []
+        preempted = self._without_state() if self._states else []
         budget = self._max_num_batched_tokens
         position = 0
         while position < len(self.running) and budget > 0:
@@ -81,6 +89,13 @@ class Scheduler:
         if not preempted:
             self._admit(shares, budget)
         return Schedule(shares, preempted)
+
+    def _without_state(self) -> list[Request]:
+        """Preempt requests whose state an interrupted step left half advanced: they are computed anew."""
+        assert self._states is not None
+        fits = self._states.fits
+        lost = [each for each in self.running if not fits(each.row, each.generation, each.num_computed_tokens)]
+        return [self._preempt(each) for each in reversed(lost)]
 
     def _share(self, request: Request, budget: int, num_drafts: int) -> Scheduled:
         uncomputed = request.num_uncomputed_tokens

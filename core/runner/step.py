@@ -15,6 +15,7 @@ from specdec.sdk.hooks import StepStats, VerifiedRequest, VerifiedStep
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
+from ..cache.state_store import StatePass
 from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
@@ -25,7 +26,7 @@ from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
 from .batch import Batch, SamplingTable, build_batch
 from .request_progress import RequestProgress
-from .sampling import adjust_logits
+from .sampling import adjust_logits, likely, read_likely
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -80,6 +81,8 @@ class Runner:
         with self._timed("schedule"):
             plan = self._scheduler.schedule(self._num_useful_drafts)
             self.progress.preempt(plan.preempted)
+            if not plan.shares:  # an interrupted step took the state of all of them
+                return
             self.progress.start([share.request for share in plan.shares])
             batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
         with self._timed("forward"):
@@ -116,7 +119,15 @@ class Runner:
                 shares = [item.scheduled for item in batch.items]
                 adjust_logits(output.logits, shares, self._drafted(batch), bounds[:-1])
         sampling = self._sampling.rows(requests)
-        return self._rule(output.logits, batch.cu_rows, batch.drafts, sampling), logprobs
+        verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, sampling)
+        if logprobs:
+            emitted = zip(requests, verdict.output_ids.unbind(), strict=True)
+            wanted = [(each, ids) for each, ids in emitted if each.request_id in logprobs]
+            logprobs |= {
+                each.request_id: likely(logprobs[each.request_id], ids, each.params.logprobs or 0)
+                for each, ids in wanted
+            }
+        return verdict, logprobs
 
     @staticmethod
     def _drafted(batch: Batch) -> list[list[int]]:
@@ -142,14 +153,26 @@ class Runner:
         logprobs: dict[str, Tensor],
         committed: list[Committed],
     ) -> None:
+        kept = read_likely(logprobs) if logprobs else {}
         for item, drafts, (accepted, status, *ids) in zip(batch.items, drafted, outcome, strict=True):
             share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
             each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids)
-            if each.token_ids and each.request.request_id in logprobs:
-                _keep_logprobs(each.request, each.token_ids, logprobs[each.request.request_id])
+            if each.request.request_id in kept:
+                each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
             committed.append(each)
+        if batch.inputs.states is not None:
+            self._count_replayed(batch, batch.inputs.states)
         self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
+
+    def _count_replayed(self, batch: Batch, states: StatePass) -> None:
+        replayed = states.replayed_by_row()
+        total = sum(replayed.values())
+        self._metrics.counts["num_replayed_rows"] += total
+        self._metrics.acceptance.num_replayed_rows += total
+        for item in batch.items:
+            request = item.scheduled.request
+            request.metrics.num_replayed_rows += replayed[request.row]
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""
@@ -202,11 +225,3 @@ def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> V
         if each.token_ids
     ]
     return VerifiedStep(requests=tuple(shown), logits=logits)
-
-
-def _keep_logprobs(request: Request, token_ids: Sequence[int], logprobs: Tensor) -> None:
-    """Of each emitted token and of the most likely ones, before bias and penalties."""
-    for token_id, row in zip(token_ids, logprobs, strict=False):
-        top = row.topk(request.params.logprobs or 0)
-        kept = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-        request.logprobs.append(kept | {token_id: float(row[token_id])})

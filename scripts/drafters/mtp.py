@@ -6,6 +6,8 @@ after the final norm, or the module's own output after `mtp.norm`; the target's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +23,21 @@ CONFIG_KEY = "mtp_num_hidden_layers"
 class Mtp(nn.Module):
     """Embedding and language-model head are the target's, read but not saved."""
 
-    def __init__(self, embedding: Tensor, unembedding: Tensor) -> None:
+    def __init__(
+        self,
+        embedding: Tensor,
+        unembedding: Tensor,
+        dims: Dims = DIMS,
+        layer: Callable[[Dims], nn.Module] = Qwen3Layer,
+        norm: Callable[[int, float], nn.Module] = RMSNorm,
+    ) -> None:
+        """layer, norm: those of the target's kind."""
         super().__init__()
-        self.pre_fc_norm_embedding = RMSNorm(DIMS.hidden, DIMS.eps)
-        self.pre_fc_norm_hidden = RMSNorm(DIMS.hidden, DIMS.eps)
-        self.fc = nn.Linear(2 * DIMS.hidden, DIMS.hidden, bias=False)
-        self.layers = nn.ModuleList([Qwen3Layer(DIMS)])
-        self.norm = RMSNorm(DIMS.hidden, DIMS.eps)
+        self.pre_fc_norm_embedding = norm(dims.hidden, dims.eps)
+        self.pre_fc_norm_hidden = norm(dims.hidden, dims.eps)
+        self.fc = nn.Linear(2 * dims.hidden, dims.hidden, bias=False)
+        self.layers = nn.ModuleList([layer(dims)])
+        self.norm = norm(dims.hidden, dims.eps)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("unembedding", unembedding, persistent=False)
 

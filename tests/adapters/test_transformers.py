@@ -384,7 +384,7 @@ def test_another_model_and_models_with_another_state_are_refused(model, small_mo
         greedy(small_model, torch.tensor([[1, 2]]), custom_generate=counting, max_new_tokens=4)
 
     class Recurrent:
-        config = type("Config", (), {"to_dict": lambda self: {"model_type": "x", "state_size": 4}})()
+        config = transformers.MambaConfig()
 
     with pytest.raises(UnsupportedModelError, match="state_size"):
         speculative(Recurrent(), COUNTING)

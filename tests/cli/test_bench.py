@@ -288,3 +288,10 @@ def test_errors_have_their_exit_code_and_name_what_is_wrong(flags, exit_code, na
     assert result.exit_code == exit_code
     assert named in result.stderr
     assert result.stdout == ""
+
+
+def test_rows_that_layers_with_a_state_read_again_are_shown():
+    config = '{"method": "ngram", "num_speculative_tokens": 4}'
+    arguments = ["-sc", config, "--num-prompts", 1, "--output-len", 24, "--repeat", 1, "--warmup", 0]
+    result = CliRunner().invoke(build_app(), ["bench", "tiny/hybrid", *map(str, arguments)])
+    assert re.search(r"Rows read again +[1-9]", result.output), result.output

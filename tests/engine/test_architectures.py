@@ -7,7 +7,7 @@ import torch
 import transformers
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, tokens
 from inside import info_of, proposer_of, target_of
-from scripts.small_models import small_model
+from scripts.small_models import small_config, small_model
 
 from specdec.sdk import ConfigError, UnsupportedModelError
 
@@ -215,18 +215,10 @@ def test_learned_positions_end_the_model_length(save):
     assert info_of(make_llm(model=folder, max_model_len=None)).max_model_len == 256
 
 
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
-MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 REFUSED_BY_CONFIGURATION = {
-    "recurrent": (lambda: transformers.MambaConfig(num_hidden_layers=2), "'state_size'"),
-    "recurrent_and_attention": (lambda: configure("Jamba"), "'mamba_d_state'"),
-    "linear_attention": (lambda: configure("Qwen3Next", **EXPERTS, **LINEAR), "linear_attention"),
-    "convolution": (lambda: configure("Lfm2", layer_types=["conv", "full_attention"]), "conv"),
-    "vision": (lambda: transformers.Qwen2VLConfig(), "'vision_config'"),
-    "image_tokens": (lambda: transformers.LlavaConfig(), "'vision_config'|'image_token"),
-    "multimodal_positions": (lambda: configure("Qwen3", head_dim=8, rope_parameters=MROPE), "M-RoPE"),
+    "state_of_its_own": (lambda: transformers.RwkvConfig(num_hidden_layers=2), "'rescale_every'"),
+    "state_and_attention": (lambda: transformers.RecurrentGemmaConfig(num_hidden_layers=3), "'lru_width'"),
     "encoder_decoder": (lambda: transformers.T5Config(), "'is_encoder_decoder'"),
-    "chunked_attention": (lambda: configure("Llama4Text", head_dim=8, num_local_experts=2), "chunked_attention"),
 }
 
 
@@ -240,14 +232,19 @@ def test_what_cannot_be_served_is_refused_by_its_configuration(name, tmp_path):
     assert "model_type" in caught.value.facts
 
 
+@pytest.mark.parametrize("model_type", ["bloom", "mpt", "codegen", "openai-gpt", "xlnet"])
+def test_classes_that_cannot_be_served_are_refused_before_weights_are_loaded(model_type, tmp_path):
+    small_config(model_type).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"SD-E144 (.|\n)*(position_ids|its attention is its own)"):
+        make_llm(model=tmp_path, max_model_len=64)
+
+
 REFUSED_BY_ATTENTION = {
-    "sinks": (lambda: configure("GptOss", head_dim=8, num_local_experts=4), "SD-E141", "s_aux"),
     "bidirectional": (lambda: configure("Bert"), "SD-E141", "later tokens"),
     "twice_in_a_layer": (lambda: configure("DiffLlama"), "SD-E141", "more than once"),
     "alibi": (lambda: transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4), "SD-E144", "position_ids"),
-    "no_interface": (lambda: transformers.OpenAIGPTConfig(**GPT2), "SD-E144", "0 of 2 layers"),
+    "no_interface": (lambda: transformers.OpenAIGPTConfig(**GPT2), "SD-E144", "its attention is its own"),
     "classes_of_its_own": (lambda: transformers.GPTJConfig(**GPT2, rotary_dim=4), "SD-E144", "its own"),
-    "deaf_to_arguments": (lambda: configure("StableLm"), "SD-E144", "specdec_context"),
 }
 
 

@@ -37,7 +37,7 @@ def target():
 def test_the_cache_gets_what_a_step_leaves_of_the_given_share(share, target):
     config = EngineConfig(model="tiny", gpu_memory_utilization=share, max_num_batched_tokens=32, max_num_seqs=4)
     card = Card()
-    assert left_by_a_step(config, target, lambda device: card) == int(share * 10 * GIB) - 4 * GIB
+    assert left_by_a_step(config, target, memory=lambda device: card) == int(share * 10 * GIB) - 4 * GIB
     assert card.num_runs == 1
 
 

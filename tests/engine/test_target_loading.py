@@ -174,7 +174,7 @@ def test_a_broken_tokenizer_is_an_error(folder):
         load(folder)
 
 
-@pytest.mark.parametrize("model_type", ["nemotron_h", "xlstm"])
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "xlstm"])
 def test_other_layers_are_refused_before_weights_are_loaded(model_type, tmp_path):
     small_config(model_type).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="SD-E142"):

@@ -94,13 +94,17 @@ def test_keys_of_another_request_are_refused(save, monkeypatch):
         load(folder)
 
 
-def test_a_window_that_is_only_in_the_mask_is_found_without_looking_at_the_configuration(save, monkeypatch):
+def test_a_window_that_is_only_in_the_mask_is_said_for_its_layer(save, monkeypatch):
     folder = save("qwen2_moe")
-    with pytest.raises(UnsupportedModelError, match=r"SD-E141 (.|\n)*without a window"):
-        load(folder)
-    monkeypatch.setattr(target_module, "slides", lambda config, layer: False)
+    assert target_of(load(folder)).windows == [WINDOW, None]
+    monkeypatch.setattr(target_module, "hand_on", lambda limits, module: None)
     with pytest.raises(UnsupportedModelError, match=r"SD-E189 (.|\n)*attention of layer 0"):
         load(folder)
+
+
+def test_a_window_that_neither_call_nor_mask_names_is_refused(save):
+    with pytest.raises(UnsupportedModelError, match=r"SD-E141 (.|\n)*without a window"):
+        load(save("moshi"))
 
 
 def test_windows_are_exceeded_by_the_text(save):

@@ -42,7 +42,7 @@ def on_gpu(record):
 def assert_agree(attend, given, spec):
     query, keys, values, pages = given
     expected = naive.attend_pages(query.float(), keys.float(), values.float(), pages, spec)
-    found = attend(query.cuda(), keys.cuda(), values.cuda(), on_gpu(pages), spec).float().cpu()
+    found = attend(query.cuda(), keys.cuda(), values.cuda(), on_gpu(pages), on_gpu(spec)).float().cpu()
     torch.testing.assert_close(found, expected, atol=TOLERANCE[query.dtype], rtol=TOLERANCE[query.dtype])
 
 
@@ -61,6 +61,7 @@ def test_paged_attention(mode, shapes, dim, dtype):
     given = paged(SHAPES[shapes], (8, 2), dim, dtype, mode)
     assert_agree(kernel.attend_pages, given, AttentionSpec(dim**-0.5))
     assert_agree(kernel.attend_pages, given, AttentionSpec(dim**-0.5, window=50, softcap=20.0))
+    assert_agree(kernel.attend_pages, given, AttentionSpec(dim**-0.5, chunk=50, sinks=torch.linspace(-2.0, 2.0, 8)))
 
 
 def test_a_graph_of_paged_attention_follows_its_inputs():

@@ -35,20 +35,20 @@ def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = 
     types |= dict.fromkeys(("query_stride", "keys_stride", "values_stride"), "i32")
     types |= dict.fromkeys(("maxima_ptr", "sums_ptr"), "*fp32")
     types |= dict.fromkeys(("table_ptr", "num_keys_ptr", "cu_queries_ptr"), "*i32")
-    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "num_ranges"), "i32")
-    types |= {"scale": "fp32", "softcap": "fp32"}
+    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "chunk", "num_ranges"), "i32")
+    types |= {"scale": "fp32", "softcap": "fp32", "sinks_ptr": f"*{dtype}"}
     tile = tile_of(num_rows, dim, DTYPES[dtype])
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in tile} | ATTENTION
     constants = tile | {"GROUP": GROUP, "DIM": dim, "VALUE_DIM": dim, "BLOCK_SIZE": 16, "MODE": MODES[mode]}
     constants |= {"PADDED_DIM": padded(dim), "PADDED_VALUE_DIM": padded(dim), "RANGED": ranged}
-    constants |= {"WINDOWED": layer, "CAPPED": layer}
+    constants |= dict.fromkeys(("WINDOWED", "CHUNKED", "CAPPED", "SINKING"), layer)
     return aot.flat(attend_pages_kernel, types, constants, options)
 
 
 def joining(dtype: str, dim: int, ranges: int = 16):
     types = {"totals_ptr": "*fp32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
-    types |= {"output_ptr": f"*{dtype}", "num_ranges": "i32"}
-    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": ranges}
+    types |= {"output_ptr": f"*{dtype}", "sinks_ptr": f"*{dtype}", "num_heads": "i32", "num_ranges": "i32"}
+    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": ranges, "SINKING": False}
     return aot.flat(join_ranges_kernel, types, constants, {"num_warps": 2} | ATTENTION)
 
 

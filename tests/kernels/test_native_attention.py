@@ -68,6 +68,16 @@ def test_equals_pytorch_in_double_precision(native, heads, window, softcap, mode
     assert_equals_torch(native, batch, tensors(num_tokens(batch), heads), AttentionSpec(0.2, window, softcap))
 
 
+@pytest.mark.parametrize("mode", ["causal", "full_block"])
+@pytest.mark.parametrize("chunk", [None, 1, 7, 500], ids=str)
+@pytest.mark.parametrize("heads", [(2, 2), (6, 1)], ids=str)
+def test_sinks_and_chunks(native, heads, chunk, mode):
+    torch.manual_seed(0)
+    batch = batch_of(MIXED, mode, scattered=(1, 4))
+    spec = AttentionSpec(0.2, chunk=chunk, sinks=torch.linspace(-2.0, 4.0, heads[0]))
+    assert_equals_torch(native, batch, tensors(num_tokens(batch), heads), spec)
+
+
 def test_new_keys_go_where_the_last_keys_of_their_requests_lie():
     batch = batch_of([(2, 5), (1, 3), (3, 3)], scattered=(1,))
     assert batch.slots.tolist() == [6, 7, int(batch.spans[1].slots[-1]), 13, 14, 15]

@@ -81,6 +81,36 @@ def test_kernel_on_a_ragged_batch(mode, window):
     assert_agree(inputs(RAGGED, mode=mode), AttentionSpec(0.3, window, 5.0 if window else None))
 
 
+def sinks_of(given: Inputs) -> Tensor:
+    return torch.linspace(-3.0, 3.0, given[0].shape[1], device=DEVICE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunk", [None, 4], ids=["all", "chunk"])
+def test_kernel_with_sinks_and_chunks(mode, chunk):
+    given = inputs(RAGGED, mode=mode)
+    assert_agree(given, AttentionSpec(0.3, chunk=chunk, sinks=sinks_of(given)))
+
+
+def test_ranges_of_keys_join_with_a_sink_and_within_a_chunk():
+    given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=3 * kernel.SHORTEST_RANGE, block_size=16)
+    assert_agree(given, AttentionSpec(0.3, sinks=sinks_of(given)))
+    assert_agree(given, AttentionSpec(0.3, chunk=529, sinks=sinks_of(given)))
+
+
+def test_the_plain_form_scales_by_the_sigmoid_of_the_log_sum_exp_over_the_sink():
+    given = inputs([(1, 9), (3, 7)], heads="mha")
+    sinks = sinks_of(given)
+    found = naive.attend_pages(*given, AttentionSpec(0.3, sinks=sinks))
+    without = naive.attend_pages(*given, AttentionSpec(0.3))
+    query, keys, _, pages = given
+    position = torch.arange(9, device=DEVICE)
+    slots = pages.block_table[0, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE
+    scores = torch.einsum("hd,thd->ht", query[0], keys[slots]) * 0.3
+    share = torch.sigmoid(scores.logsumexp(-1) - sinks)
+    torch.testing.assert_close(found[0], without[0] * share[:, None])
+
+
 def test_ranges_of_keys_join_to_the_whole():
     """A request that ends in the second of three ranges, one that needs all, and one with a window in the last."""
     given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=600, block_size=16)
@@ -166,12 +196,23 @@ def test_queries_of_nobody_change_nothing():
 @pytest.mark.parametrize("window", [None, 1, 4, 100], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_plain_form_gives_what_attention_by_spans_gives(mode, window, softcap, heads):
+    assert_spans_agree(mode, heads, lambda num_heads: AttentionSpec(0.3, window, softcap))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("chunk", [None, 1, 5, 100], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_plain_form_gives_what_attention_by_spans_gives_with_sinks_and_chunks(mode, chunk, heads):
+    assert_spans_agree(mode, heads, lambda num_heads: AttentionSpec(0.3, chunk=chunk, sinks=torch.randn(num_heads)))
+
+
+def assert_spans_agree(mode, heads, spec_of):
     """Which is compared with attention written out in fp64: one distribution on every device."""
     shapes = [(1, 9), (7, 7), (1, 1), (4, 11), (3, 33)]
     query, keys, values, pages = (
         each.cpu() if isinstance(each, Tensor) else each for each in inputs(shapes, heads=heads, mode=mode)
     )
-    spec, spans, start = AttentionSpec(0.3, window, softcap), [], 0
+    spec, spans, start = spec_of(query.shape[1]), [], 0
     for row, (num_queries, num_keys) in zip(pages.block_table.cpu(), shapes, strict=True):
         position = torch.arange(num_keys)
         slots = row[position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE

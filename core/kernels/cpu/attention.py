@@ -30,32 +30,41 @@ class Span:
     slots: slice | Tensor  # where its keys lie in the cache: a view if its blocks are adjacent, else [T] indices
     device: torch.device
     mode: Mode = "causal"
-    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _masks: dict[tuple[int | None, int | None, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def stop(self) -> int:
         return self.start + self.num_queries
 
-    def mask(self, window: int | None, group: int) -> Tensor | None:
+    def mask(self, spec: AttentionSpec, group: int) -> Tensor | None:
         """[group*n, T] bool, true where a query sees a key; None if every query sees every key.
 
         The queries of the `group` heads that share a key follow each other head by head. Made once, shared by layers.
         """
-        if window is None and (self.num_queries == 1 or self.mode == "full_block"):
+        window, chunk = self._limits(spec)
+        if window is None and chunk is None and (self.num_queries == 1 or self.mode == "full_block"):
             return None
-        if (window, group) not in self._masks:
-            self._masks[window, group] = self._visible(window).repeat(group, 1)
-        return self._masks[window, group]
+        if (window, chunk, group) not in self._masks:
+            self._masks[window, chunk, group] = self._visible(window, chunk).repeat(group, 1)
+        return self._masks[window, chunk, group]
 
-    def _visible(self, window: int | None) -> Tensor:
+    def _limits(self, spec: AttentionSpec) -> tuple[int | None, int | None]:
+        """Window and chunk, None where they are longer than all keys."""
+        window, chunk = spec.window, spec.chunk
+        return (
+            None if window and window >= self.num_keys else window,
+            None if chunk and chunk >= self.num_keys else chunk,
+        )
+
+    def _visible(self, window: int | None, chunk: int | None) -> Tensor:
         """[n, T] bool, true where a query sees a key."""
         keys = torch.arange(self.num_keys, device=self.device)
         first = self.num_keys - self.num_queries  # position of the first query
         queries = torch.arange(first, self.num_keys, device=self.device)[:, None]
         visible = (keys < self.num_keys).expand(len(queries), -1) if self.mode == "full_block" else keys <= queries
-        if window is None:
-            return visible
-        return visible & (keys > queries - window if self.mode == "causal" else keys >= first - window)
+        if window is not None:
+            visible = visible & (keys > queries - window if self.mode == "causal" else keys >= first - window)
+        return visible if chunk is None else visible & (keys >= queries // chunk * chunk)
 
     @property
     def rows(self) -> Sequence[Span]:
@@ -71,9 +80,10 @@ class Span:
         slots = slice(own.start, own.start + num_keys) if isinstance(own, slice) else own[:num_keys]
         return Span(self.start + index, 1, num_keys, slots, self.device)
 
-    @property
-    def is_plain_causal(self) -> bool:
-        """Every key belongs to a query of this batch: a prompt's first chunk."""
+    def is_plain_causal(self, spec: AttentionSpec) -> bool:
+        """Every key belongs to a query of this batch, a prompt's first chunk, and each query sees all before it."""
+        if spec.softcap is not None or spec.sinks is not None or self._limits(spec) != (None, None):
+            return False
         return self.num_queries == self.num_keys > 1 and self.mode != "full_block"
 
 
@@ -155,8 +165,7 @@ def _attend_one(
 ) -> Tensor:  # [n, Hkv, G, Dv]
     num_queries, num_kv_heads, group, _ = query.shape
     keys, values = (stored[span.slots].transpose(0, 1)[None] for stored in (keys, values))  # [1, Hkv, T, D]
-    window = None if spec.window is None or spec.window >= span.num_keys else spec.window
-    if spec.softcap is None and window is None and span.is_plain_causal:
+    if span.is_plain_causal(spec):
         by_head = query.flatten(1, 2).transpose(0, 1)[None]
         output = scaled_dot_product_attention(
             by_head, keys, values, is_causal=True, scale=spec.scale, enable_gqa=group > 1
@@ -165,7 +174,7 @@ def _attend_one(
     # Heads that share a key are queries of one head: [1, Hkv, G*n, D] against [1, Hkv, T, D].
     if num_queries > 1:
         query = query.permute(1, 2, 0, 3).flatten(1, 2)[None]
-    output = _softmax_attention(query, keys, values, span.mask(window, group), spec)
+    output = _softmax_attention(query, keys, values, span.mask(spec, group), spec)
     if num_queries > 1:
         output = output.reshape(num_kv_heads, group, num_queries, -1).permute(2, 0, 1, 3)
     return output
@@ -178,9 +187,21 @@ def _softmax_attention(
     mask: Tensor | None,  # [G*n, T] bool
     spec: AttentionSpec,
 ) -> Tensor:  # [1, Hkv, G*n, Dv]
-    if spec.softcap is None:
+    if spec.softcap is None and spec.sinks is None:
         return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=spec.scale)
-    scores = spec.softcap * torch.tanh(query @ keys.transpose(-1, -2) * (spec.scale / spec.softcap))
+    scores = query @ keys.transpose(-1, -2) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
-    return scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ values
+    if spec.sinks is not None:  # one more key, which has no value
+        scores = torch.cat([scores, _by_row(spec.sinks, scores).to(scores)], dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+    return weights[..., : values.shape[-2]] @ values
+
+
+def _by_row(sinks: Tensor, scores: Tensor) -> Tensor:
+    """[Hq] -> [1, Hkv, G*n, 1], as the scores [1, Hkv, G*n, T] of heads that share a key are laid out."""
+    num_kv_heads, num_rows = scores.shape[-3:-1]
+    grouped = sinks.view(num_kv_heads, -1)
+    return grouped.repeat_interleave(num_rows // grouped.shape[1], dim=1)[None, :, :, None]

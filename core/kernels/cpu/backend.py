@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..backend import Backend
 from ..layers.fused_linear import fuse_linears
 from ..layers.norm import Spelled, fuse_rms_norms
+from .delta_rule import NativeDeltaRule
 from .int8_linear import narrow_linears
 from .layers import (
     LinearForm,
@@ -67,6 +69,10 @@ class NativeBackend(CpuBackend):
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """See `Backend`."""
         return self.kernels.serves_heads(dtype, *sizes)
+
+    def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
+        """See `Backend`."""
+        return {"gated_delta_rule": NativeDeltaRule(self.kernels)}
 
     def linear_form(self, layer: nn.Linear) -> LinearForm | None:
         """See `CpuBackend`."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from ..backend import is_plain_linear
+
 _MULTIPLES = 32, 16  # of inputs and outputs that torch's int8 product is made for: it reads past the end of others
 
 
@@ -52,5 +54,5 @@ def narrow_linears(network: nn.Module, keep: nn.Module | None) -> None:
     """Replace every linear layer of a network on the CPU, but `keep`, by its int8 form."""
     for parent in list(network.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and layer is not keep:
+            if is_plain_linear(layer) and layer is not keep:
                 setattr(parent, name, Int8Linear(layer))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..backend import is_plain_linear
 from ..layers.norm import Spelled
 from .native.kernels import DTYPES, NativeKernels, shape_of_linear
 
@@ -159,7 +160,7 @@ def _packable(model: nn.Module, form_of: FormOf) -> list[_Packable]:
     found: list[_Packable] = []
     for parent in model.modules():
         for name, layer in parent.named_children():
-            if type(layer) is not nn.Linear or not is_plain(layer.weight):
+            if not is_plain_linear(layer) or not is_plain(layer.weight):
                 continue
             form = form_of(layer)
             if form is not None:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..backend import is_plain_linear
+
 GROUPS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 """Sibling layers in the order of their calls, by the names that transformers gives them."""
 
@@ -78,7 +80,7 @@ def fuse_linears(model: nn.Module) -> None:
     for parent in list(model.modules()):
         children = dict(parent.named_children())
         for names in GROUPS:
-            layers = [child for name in names if type(child := children.get(name)) is nn.Linear]
+            layers = [child for name in names if is_plain_linear(child := children.get(name))]
             if len(layers) == len(names) and _can_join(layers):
                 group = FusedGroup(layers)
                 for place, name in enumerate(names):

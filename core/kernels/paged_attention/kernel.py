@@ -53,10 +53,12 @@ def keys_of_tile(
     start,
     num_keys,
     window,
+    chunk,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     MODE: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
 ):
     """The first key that any query of a tile sees, and the one after the last."""
     begin, stop = start * 0, num_keys
@@ -67,17 +69,21 @@ def keys_of_tile(
         if MODE == CAUSAL:
             first += first_row // GROUP + 1
         begin = tl.maximum(first, 0)
+    if CHUNKED:
+        begin = tl.maximum(begin, (start + first_row // GROUP) // chunk * chunk)
     return begin, stop
 
 
 @triton.jit
-def is_seen(key, query, start, window, MODE: tl.constexpr, WINDOWED: tl.constexpr):
+def is_seen(key, query, start, window, chunk, MODE: tl.constexpr, WINDOWED: tl.constexpr, CHUNKED: tl.constexpr):
     """Whether queries [ROWS, 1] see keys [1, KEYS], by their positions; `start` is that of the pass's first query."""
     seen = key >= 0
     if MODE != FULL_BLOCK:
         seen = key <= query
     if WINDOWED:
         seen = seen & (key > query - window if MODE == CAUSAL else key >= start - window)
+    if CHUNKED:
+        seen = seen & (key >= query // chunk * chunk)
     return seen
 
 
@@ -96,10 +102,12 @@ def attend_pages_kernel(
     table_width,
     num_keys_ptr,
     cu_queries_ptr,
+    sinks_ptr,
     num_kv_heads,
     scale,
     softcap,
     window,
+    chunk,
     num_ranges,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -111,7 +119,9 @@ def attend_pages_kernel(
     KEYS: tl.constexpr,
     MODE: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SINKING: tl.constexpr,
     RANGED: tl.constexpr,
 ):
     """Grid [any, B * Hkv, ranges]. With RANGED the output is fp32 [N, Hq, ranges, Dv] and not yet divided."""
@@ -128,7 +138,7 @@ def attend_pages_kernel(
         positions = start + rows // GROUP
         tokens, heads = (first_query + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
 
-        begin, stop = keys_of_tile(first_row, start, num_keys, window, GROUP, ROWS, MODE, WINDOWED)
+        begin, stop = keys_of_tile(first_row, start, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED)
         if RANGED:
             range_begin, range_stop = keys_of_range(tl.program_id(2))
             begin, stop = tl.maximum(begin, range_begin), tl.minimum(stop, range_stop)
@@ -145,6 +155,9 @@ def attend_pages_kernel(
             )
             maxima = tl.full([ROWS], MINUS_INF, tl.float32)
             sums = tl.full([ROWS], 0.0, tl.float32)
+            if SINKING and not RANGED:  # a key without a value; `join_ranges_kernel` adds it to ranges
+                maxima = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2_E
+                sums = tl.full([ROWS], 1.0, tl.float32)
             total = tl.full([ROWS, PADDED_VALUE_DIM], 0.0, tl.float32)
             for at in range(begin, stop, KEYS):
                 key_positions = at + tl.arange(0, KEYS)
@@ -160,7 +173,7 @@ def attend_pages_kernel(
                 if CAPPED:
                     scores = softcap * (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0)
                 seen = there[None, :] & is_seen(
-                    key_positions[None, :], positions[:, None], start, window, MODE, WINDOWED
+                    key_positions[None, :], positions[:, None], start, window, chunk, MODE, WINDOWED, CHUNKED
                 )
                 scores = tl.where(seen, scores * LOG2_E, MINUS_INF)
                 new_maxima = tl.maximum(maxima, tl.max(scores, 1))
@@ -196,10 +209,13 @@ def join_ranges_kernel(
     maxima_ptr,
     sums_ptr,
     output_ptr,
+    sinks_ptr,
+    num_heads,
     num_ranges,
     VALUE_DIM: tl.constexpr,
     PADDED_VALUE_DIM: tl.constexpr,
     RANGES: tl.constexpr,
+    SINKING: tl.constexpr,
 ):
     """Grid [N * Hq]. What a range without keys left behind is not read, but for its maximum."""
     head = tl.program_id(0).to(tl.int64)
@@ -208,6 +224,8 @@ def join_ranges_kernel(
     sums = tl.load(sums_ptr + head * num_ranges + places, mask=maxima > MINUS_INF, other=0.0)
     top = tl.max(maxima, 0)
     mass = tl.sum(tl.exp2(maxima - top) * sums, 0)
+    if SINKING:
+        mass += tl.exp2(tl.load(sinks_ptr + head % num_heads).to(tl.float32) * LOG2_E - top)
     output = tl.full([PADDED_VALUE_DIM], 0.0, tl.float32)
     for first in range(0, num_ranges, JOINED_AT_ONCE):
         some = head * num_ranges + first + tl.arange(0, JOINED_AT_ONCE)
@@ -232,6 +250,7 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
     query = query.contiguous()
     output = query.new_empty(num_tokens, num_heads, value_dim)
     totals = maxima = sums = output
+    sinks = output if spec.sinks is None else spec.sinks
     num_queries, num_ranges = pages.max_queries, num_ranges_of(pages.max_keys)
     if num_tokens <= few_tokens(num_ranges):
         num_queries = -(-num_tokens // num_requests)  # a program goes on to the next tile where there are more
@@ -256,10 +275,12 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
         pages.block_table.stride(0),
         pages.num_keys,
         pages.cu_queries,
+        sinks,
         num_kv_heads,
         spec.scale,
         spec.softcap or 0.0,
         spec.window or 0,
+        spec.chunk or 0,
         num_ranges,
         GROUP=group,
         DIM=dim,
@@ -269,7 +290,9 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
         BLOCK_SIZE=pages.block_size,
         MODE=MODES[pages.mode],
         WINDOWED=spec.window is not None,
+        CHUNKED=spec.chunk is not None,
         CAPPED=spec.softcap is not None,
+        SINKING=spec.sinks is not None,
         RANGED=num_ranges > 1,
         **tile,
         **ATTENTION,
@@ -280,10 +303,13 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
             maxima,
             sums,
             output,
+            sinks,
+            num_heads,
             num_ranges,
             value_dim,
             padded(value_dim),
             next_power_of_two(num_ranges),
+            SINKING=spec.sinks is not None,
             num_warps=2,
             **ATTENTION,
         )

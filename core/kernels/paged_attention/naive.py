@@ -24,20 +24,20 @@ def attend_pages(
         position = torch.arange(num_keys, device=query.device)
         block = pages.block_table[b, position // pages.block_size].long()
         slots = block * pages.block_size + position % pages.block_size
-        seen = _seen(num_keys, own.stop - own.start, spec.window, pages.mode).to(query.device)
+        seen = _seen(num_keys, own.stop - own.start, spec, pages.mode).to(query.device)
         output[own] = _attend(query[own], keys[slots], values[slots], seen, spec)
     return output
 
 
-def _seen(num_keys: int, num_queries: int, window: int | None, mode: Mode) -> Tensor:
+def _seen(num_keys: int, num_queries: int, spec: AttentionSpec, mode: Mode) -> Tensor:
     """[n, T] bool, true where a query sees a key."""
     key = torch.arange(num_keys)
     first = num_keys - num_queries
     query = first + torch.arange(num_queries)[:, None]
     seen = (key <= query) if mode != "full_block" else torch.ones(num_queries, num_keys, dtype=torch.bool)
-    if window is None:
-        return seen
-    return seen & (key > query - window if mode == "causal" else key >= first - window)
+    if spec.window is not None:
+        seen = seen & (key > query - spec.window if mode == "causal" else key >= first - spec.window)
+    return seen if spec.chunk is None else seen & (key >= query // spec.chunk * spec.chunk)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, spec: AttentionSpec) -> Tensor:
@@ -47,5 +47,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, spec: Att
     scores = torch.einsum("nhd,thd->hnt", query.float(), keys) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if spec.sinks is not None:
+        scores = torch.cat([scores, spec.sinks.float()[:, None, None].expand(-1, len(query), 1)], -1)
+    weights = scores.softmax(-1)[..., : len(values)]
     return torch.einsum("hnt,thd->nhd", weights, values).to(query.dtype)

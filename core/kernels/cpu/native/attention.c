@@ -159,10 +159,11 @@ ALWAYS void attend_rows(const Layer *layer, const Request *request, int64_t head
                 store(queries[r] + 4 * d + sizeof first, second);
             }
         memset(sums[r], 0, (value_dim + PAIR) * sizeof(float));
-        maximum[r] = -INFINITY;
-        total[r] = 0;
+        maximum[r] = layer->sinks ? layer->sinks[query_head[r]] : -INFINITY;
+        total[r] = layer->sinks ? 1 : 0;
         int64_t position = first_query + number, from = 0;
         if (layer->window) from = request->mode == 0 ? position - layer->window + 1 : first_query - layer->window;
+        if (layer->chunk) from = position / layer->chunk * layer->chunk;
         low[r] = from > 0 ? from : 0;
         high[r] = request->mode == 2 ? request->num_keys : position + 1;
         if (low[r] < seen_from) seen_from = low[r];

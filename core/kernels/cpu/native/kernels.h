@@ -16,8 +16,9 @@ typedef struct {
 typedef struct {
     char *keys, *values; /* [slots, num_kv_heads, key_dim or value_dim] */
     int64_t num_kv_heads, group, key_dim, value_dim, is_bfloat16;
-    int64_t window; /* positions that a query sees; 0 for all */
-    float scale, softcap; /* softcap 0: none */
+    int64_t window, chunk; /* positions that a query sees, and of which its chunk consists; 0 for all */
+    float scale, softcap;  /* softcap 0: none */
+    const float *sinks;    /* [num_heads] scores of a key without a value; null for none */
 } Layer;
 
 typedef struct {
@@ -50,5 +51,18 @@ typedef struct {
    rounds_first: whether bfloat16 is rounded before the gain as well. */
 void normalize(const char *input, Grid grid, const float *gain, float eps, char *output, int64_t is_bfloat16,
                int64_t rounds_first);
+
+typedef struct {
+    int64_t num_requests, num_tokens, num_heads, key_dim, value_dim;
+    int64_t normalizes; /* whether queries and keys are divided by their norms */
+    float eps;
+} Delta;
+
+EXPORTED int64_t longest_delta_head(void);
+
+/* All fp32 without gaps: query, key [requests, tokens, heads, key_dim], value and output [..., value_dim], decay (logarithms) and
+   beta [requests, tokens, heads]; state [requests, heads, key_dim, value_dim] is the one after the last token then. */
+void take_tokens(const float *query, const float *key, const float *value, const float *decay, const float *beta, Delta sizes,
+                 float *state, float *output);
 
 #endif

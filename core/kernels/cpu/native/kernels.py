@@ -19,7 +19,7 @@ DTYPES = torch.float32, torch.bfloat16
 
 
 class NativeKernels:
-    """Attention over spans, products with packed weights, and norms.
+    """Attention over spans, products with packed weights, norms, and the gated delta rule.
 
     What a query or a row gives depends on it alone, to the last bit, whatever else is in the batch.
     """
@@ -34,8 +34,10 @@ class NativeKernels:
         operators = getattr(torch.ops, library.name)
         self.linear = operators.linear.default
         self.rms_norm = operators.rms_norm.default
+        self.delta_rule = operators.delta_rule.default
         self._attend = operators.attend.default
         self._attend_at = operators.attend_at.default
+        self._no_sinks = torch.empty(0)  # limits that are 0 are none either
         self.outputs_per_panel: int = library.functions.outputs_per_panel()
         self._head_multiple: int = library.functions.head_size_multiple()
         self._longest_head: int = library.functions.longest_head()
@@ -66,8 +68,9 @@ class NativeKernels:
         is_plain &= query.stride(2) == keys.stride(2) == values.stride(2) == 1
         if not is_plain or not self.serves_heads(query.dtype, query.shape[2], values.shape[2]):
             return attend_in_torch(query, keys, values, stored_keys, stored_values, batch, spec)
-        limits = spec.window or 0, spec.softcap or 0.0
-        output: Tensor = self._attend(query, keys, values, stored_keys, stored_values, batch.table, spec.scale, *limits)
+        sinks = self._no_sinks if spec.sinks is None else spec.sinks.float()
+        limits = spec.scale, spec.window or 0, spec.softcap or 0.0, spec.chunk or 0
+        output: Tensor = self._attend(query, keys, values, stored_keys, stored_values, batch.table, sinks, *limits)
         return output
 
     def attend_at(
@@ -81,8 +84,9 @@ class NativeKernels:
         spec: AttentionSpec,
     ) -> Tensor:  # [N, Hq, Dv]
         """The same for heads that are served, of tensors and numbers only, for a compiler."""
-        limits = spec.scale, spec.window or 0, spec.softcap or 0.0
-        output: Tensor = self._attend_at(query, keys, values, table, storage, layer, *limits)
+        sinks = self._no_sinks if spec.sinks is None else spec.sinks.float()
+        limits = spec.scale, spec.window or 0, spec.softcap or 0.0, spec.chunk or 0
+        output: Tensor = self._attend_at(query, keys, values, table, storage, sinks, layer, *limits)
         return output
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
@@ -118,14 +122,17 @@ class NativeKernels:
             torch.randn(each, generator=generator).to(dtype) for each in shapes
         )
         spans = Span(0, 1, 7, slice(0, 7), query.device), Span(1, 8, 70, slice(8, 78), query.device)
-        batch, spec = SpanBatch(spans), AttentionSpec(0.125)
+        batch = SpanBatch(spans)
         inputs = query, keys, values, stored_keys, stored_values
         query64, keys64, values64, stored_keys64, stored_values64 = (each.double() for each in inputs)
-        expected = attend_in_torch(query64, keys64, values64, stored_keys64, stored_values64, batch, spec)
         addresses = torch.tensor([[stored_keys.data_ptr(), stored_values.data_ptr()]])
-        found = self.attend(*inputs, batch, spec)
-        again = self.attend_at(query, keys, values, batch.table, addresses, 0, spec)
-        return torch.equal(found, again) and torch.allclose(found.double(), expected, tolerance, tolerance)
+        for spec in AttentionSpec(0.125), AttentionSpec(0.125, chunk=66, sinks=torch.tensor([0.5, 1.0])):
+            expected = attend_in_torch(query64, keys64, values64, stored_keys64, stored_values64, batch, spec)
+            found = self.attend(*inputs, batch, spec)
+            again = self.attend_at(query, keys, values, batch.table, addresses, 0, spec)
+            if not torch.equal(found, again) or not torch.allclose(found.double(), expected, tolerance, tolerance):
+                return False
+        return True
 
     def _multiplies(self, dtype: torch.dtype, tolerance: float, generator: torch.Generator) -> bool:
         input, weight, bias = (torch.randn(each, generator=generator) for each in [(8, 40), (70, 40), (70,)])

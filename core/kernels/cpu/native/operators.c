@@ -134,15 +134,46 @@ static void rms_norm(Value *stack, uint64_t num_arguments, uint64_t num_results)
     finish(stack, 2, output);
 }
 
+/* It changes the state and does not say so, as attention. */
+static const char DELTA_RULE[] =
+    "delta_rule(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor state, float eps, int normalizes) -> "
+    "Tensor";
+
+static bool has_sizes(const Fields *tensor, int64_t num_dims, const int64_t *sizes) {
+    return tensor->num_dims == num_dims && !memcmp(tensor->sizes, sizes, num_dims * sizeof *sizes);
+}
+
+static void delta_rule(Value *stack, uint64_t num_arguments, uint64_t num_results) {
+    Fields given[6];
+    for (int i = 0; i < 6; i++) {
+        given[i] = fields_of(stack[i]);
+        require(given[i].dtype == aoti_torch_dtype_float32() && is_contiguous(stack[i]), "delta_rule: contiguous fp32", stack, 6);
+    }
+    const Fields *query = given, *value = given + 2;
+    require(query->num_dims == 4 && value->num_dims == 4, "delta_rule: [requests, tokens, heads, size]", stack, 6);
+    const int64_t *sizes = query->sizes, value_dim = value->sizes[3];
+    const int64_t of_values[] = {sizes[0], sizes[1], sizes[2], value_dim}, of_state[] = {sizes[0], sizes[2], sizes[3], value_dim};
+    require(has_sizes(given + 1, 4, sizes) && has_sizes(value, 4, of_values) && has_sizes(given + 3, 3, sizes) &&
+                has_sizes(given + 4, 3, sizes) && has_sizes(given + 5, 4, of_state) && value_dim <= longest_delta_head(),
+            "delta_rule: queries, keys, values, decays and a state that fit together", stack, 6);
+    const Delta delta = {sizes[0], sizes[1], sizes[2], sizes[3], value_dim, (int64_t)stack[7], (float)number_of(stack[6])};
+    Tensor output;
+    char *result = make_result(stack, 6, 4, of_values, query->dtype, &output);
+    take_tokens((float *)given[0].data, (float *)given[1].data, (float *)given[2].data, (float *)given[3].data,
+                (float *)given[4].data, delta, (float *)given[5].data, (float *)result);
+    finish(stack, 6, output);
+}
+
 static bool is_of_heads(const Fields *tensor) { return tensor->num_dims == 3 && tensor->strides[2] == 1; }
 
 static Rows rows_of(const Fields *tensor) { return (Rows){tensor->data, tensor->strides[0], tensor->strides[1]}; }
 
-/* stack: query, keys, values, `num_tensors` tensors in all, then numbers; limits: scale, window, softcap. */
+/* stack: query, keys, values, `num_tensors` tensors in all, the last one sinks, then numbers; limits: scale, window,
+   softcap, chunk. */
 static void attend_stored(Value *stack, int num_tensors, char *stored_keys, char *stored_values, Value table,
                           const Value *limits) {
     const Fields query = fields_of(stack[0]), keys = fields_of(stack[1]), values = fields_of(stack[2]);
-    const Fields requests = fields_of(table);
+    const Fields requests = fields_of(table), sinks = fields_of(stack[num_tensors - 1]); /* empty where there are none */
     require(is_served(&query) && query.dtype == keys.dtype && query.dtype == values.dtype,
             "attend: queries, keys and values of one dtype, fp32 or bfloat16", stack, num_tensors);
     require(is_of_heads(&query) && is_of_heads(&keys) && is_of_heads(&values), "attend: [N, heads, size], each head in one piece",
@@ -157,8 +188,12 @@ static void attend_stored(Value *stack, int num_tensors, char *stored_keys, char
     require(requests.dtype == aoti_torch_dtype_int64() && requests.num_dims == 1 && is_contiguous(table) &&
                 requests.sizes[0] % REQUEST_NUMBERS == 0,
             "attend: a table of requests", stack, num_tensors);
+    require(sinks.dtype == aoti_torch_dtype_float32() && is_contiguous(stack[num_tensors - 1]) && sinks.num_dims == 1 &&
+                (!sinks.sizes[0] || sinks.sizes[0] == query.sizes[1]),
+            "attend: a sink for each head, in fp32", stack, num_tensors);
     const Layer layer = {stored_keys, stored_values, num_kv_heads, query.sizes[1] / num_kv_heads, key_dim, value_dim,
-                         is_bfloat16(&query), (int64_t)limits[1], (float)number_of(limits[0]), (float)number_of(limits[2])};
+                         is_bfloat16(&query), (int64_t)limits[1], (int64_t)limits[3], (float)number_of(limits[0]),
+                         (float)number_of(limits[2]), sinks.sizes[0] ? (const float *)sinks.data : 0};
     const int64_t sizes[] = {query.sizes[0], query.sizes[1], value_dim};
     Tensor output;
     char *result = make_result(stack, num_tensors, 3, sizes, query.dtype, &output);
@@ -169,8 +204,8 @@ static void attend_stored(Value *stack, int num_tensors, char *stored_keys, char
 
 /* Both write to what is stored, and do not say so: a tracer would make copies of it. */
 static const char ATTEND[] =
-    "attend(Tensor query, Tensor keys, Tensor values, Tensor stored_keys, Tensor stored_values, Tensor table, float scale, "
-    "int window, float softcap) -> Tensor";
+    "attend(Tensor query, Tensor keys, Tensor values, Tensor stored_keys, Tensor stored_values, Tensor table, Tensor sinks, "
+    "float scale, int window, float softcap, int chunk) -> Tensor";
 
 static bool is_storage_of(const Fields *stored, const Fields *added) {
     return stored->dtype == added->dtype && stored->num_dims == 3 && added->num_dims == 3 &&
@@ -182,23 +217,23 @@ static void attend_tensors(Value *stack, uint64_t num_arguments, uint64_t num_re
     const Fields stored_keys = fields_of(stack[3]), stored_values = fields_of(stack[4]);
     require(is_storage_of(&stored_keys, &keys) && is_storage_of(&stored_values, &values) && is_contiguous(stack[3]) &&
                 is_contiguous(stack[4]),
-            "attend: stored keys and values as the new ones are", stack, 6);
-    attend_stored(stack, 6, stored_keys.data, stored_values.data, stack[5], stack + 6);
+            "attend: stored keys and values as the new ones are", stack, 7);
+    attend_stored(stack, 7, stored_keys.data, stored_values.data, stack[5], stack + 7);
 }
 
 /* storage int64 [layers, 2]: where the keys and values of each layer lie, which the caller compares with the new ones. */
 static const char ATTEND_AT[] =
-    "attend_at(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor storage, int layer, float scale, int window, "
-    "float softcap) -> Tensor";
+    "attend_at(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor storage, Tensor sinks, int layer, float scale, "
+    "int window, float softcap, int chunk) -> Tensor";
 
 static void attend_at(Value *stack, uint64_t num_arguments, uint64_t num_results) {
     const Fields storage = fields_of(stack[4]);
-    const int64_t layer = (int64_t)stack[5];
+    const int64_t layer = (int64_t)stack[6];
     require(storage.dtype == aoti_torch_dtype_int64() && storage.num_dims == 2 && storage.sizes[1] == 2 &&
                 is_contiguous(stack[4]) && 0 <= layer && layer < storage.sizes[0],
-            "attend_at: the addresses of a layer that the cache has", stack, 5);
+            "attend_at: the addresses of a layer that the cache has", stack, 6);
     char **own = (char **)storage.data + 2 * layer;
-    attend_stored(stack, 5, own[0], own[1], stack[3], stack + 6);
+    attend_stored(stack, 6, own[0], own[1], stack[3], stack + 7);
 }
 
 /* Define the operators in a name space. 0: done. */
@@ -208,6 +243,7 @@ EXPORTED int32_t register_operators(const char *name_space) {
     if (aoti_torch_library_init_impl(name_space, "CPU", __FILE__, __LINE__, &kernels)) return 1;
     return aoti_torch_library_def(names, LINEAR) || aoti_torch_library_impl(kernels, "linear", linear) ||
            aoti_torch_library_def(names, RMS_NORM) || aoti_torch_library_impl(kernels, "rms_norm", rms_norm) ||
+           aoti_torch_library_def(names, DELTA_RULE) || aoti_torch_library_impl(kernels, "delta_rule", delta_rule) ||
            aoti_torch_library_def(names, ATTEND) || aoti_torch_library_impl(kernels, "attend", attend_tensors) ||
            aoti_torch_library_def(names, ATTEND_AT) || aoti_torch_library_impl(kernels, "attend_at", attend_at);
 }

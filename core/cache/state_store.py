@@ -1,0 +1,181 @@
+"""What modules keep of each request besides keys and values: a state that every token changes for good.
+
+A kept state is advanced over committed tokens only. Drafts are computed from a copy that is dropped, and the inputs
+that they gave a module are kept. Where a request goes on, it tells by its position how many of them were accepted: the
+module reads those inputs again, before its new tokens. Nothing else of the model is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import IntegrityError
+
+from .kv_cache import lazy_zeros
+
+Kind = Literal["conv", "recurrent"]
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of a state, without the dimension of requests."""
+
+    kind: Kind
+    index: int  # among those of its kind in a layer
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """What one module keeps of a request, and what it reads of a token."""
+
+    tensors: tuple[StateTensor, ...]
+    input_size: int
+    dtype: torch.dtype  # of its input
+
+    def bytes_per_row(self, num_drafts: int) -> int:
+        """Of one request: its state, and the inputs of its drafts."""
+        state = sum(prod(each.shape) * each.dtype.itemsize for each in self.tensors)
+        return state + num_drafts * self.input_size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StateShare:
+    """A request's share of a pass."""
+
+    row: int
+    generation: int
+    start: int  # position of its first token
+    first: int  # where its tokens begin in the batch
+    num_committed: int
+    num_drafts: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """Tokens of a request that a module computes in one call."""
+
+    row: int
+    first: int  # where they begin in the batch
+    num_tokens: int
+    num_replayed: int  # inputs of accepted drafts that are read before them
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests that a module computes in one call, in the order of their rows."""
+
+    members: tuple[Member, ...]
+    rows: slice | Tensor  # a slice where they lie side by side
+    length: int  # inputs of each
+    is_fresh: bool  # whether their texts begin here
+
+
+@dataclass(frozen=True)
+class StatePass:
+    """How the requests of a pass are computed by modules with a state."""
+
+    store: StateStore
+    shares: tuple[StateShare, ...]
+    kept: tuple[Group, ...]  # committed tokens
+    drafts: tuple[Group, ...]
+    order: tuple[int, ...]  # of the pieces of all groups, one for each member, by place in the batch
+
+    def replayed_by_row(self) -> dict[int, int]:
+        """Inputs of each request that every module reads again."""
+        return {member.row: member.num_replayed for group in self.kept for member in group.members}
+
+
+class StateStore:
+    """States of all rows by module, and where each row's state is in its text."""
+
+    def __init__(self, layouts: Sequence[StateLayout], num_rows: int, num_drafts: int, device: torch.device) -> None:
+        """num_drafts: the most of one request in a pass."""
+        self._device = device
+        self.tensors = [
+            [self._storage((num_rows, *each.shape), each.dtype) for each in layout.tensors] for layout in layouts
+        ]
+        self.inputs = [self._storage((num_rows, num_drafts, each.input_size), each.dtype) for each in layouts]
+        self._books = [_NOBODY] * num_rows
+
+    def _storage(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self._device.type == "cpu":
+            return lazy_zeros(shape, dtype)
+        return torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def fits(self, row: int, generation: int, start: int) -> bool:
+        """Whether a request can go on at position `start`; not if a pass over it was interrupted."""
+        return start == 0 or self._books[row].serves(generation, start)
+
+    def plan(self, shares: Sequence[StateShare]) -> StatePass:
+        """A pass over these requests. Raises IntegrityError SD-E264 for one that cannot go on where it wants to."""
+        kept = [self._member(share) for share in shares]
+        drafts = [
+            Member(share.row, share.first + share.num_committed, share.num_drafts, 0)
+            for share in shares
+            if share.num_drafts
+        ]
+        fresh = {share.row for share in shares if share.start == 0}
+        groups = self._groups(kept, fresh), self._groups(drafts, set())
+        places = [member.first for part in groups for group in part for member in group.members]
+        order = sorted(range(len(places)), key=places.__getitem__)
+        return StatePass(self, tuple(shares), *groups, tuple(order))
+
+    def _member(self, share: StateShare) -> Member:
+        if not self.fits(share.row, share.generation, share.start):
+            facts = {"row": share.row, "position": share.start, "state": str(self._books[share.row])}
+            raise IntegrityError("SD-E264", "a request's state is not where its text is", facts)
+        replayed = share.start - self._books[share.row].position if share.start else 0
+        return Member(share.row, share.first, share.num_committed, replayed)
+
+    def _groups(self, members: Sequence[Member], fresh: set[int]) -> tuple[Group, ...]:
+        """Those of equal lengths together."""
+
+        def kind(member: Member) -> tuple[bool, int]:
+            return member.row in fresh, member.num_replayed + member.num_tokens
+
+        ordered = sorted(members, key=lambda member: (kind(member), member.row))
+        groups = []
+        for (is_fresh, length), each in groupby(ordered, kind):
+            together = tuple(each)
+            rows = [member.row for member in together]
+            groups.append(Group(together, self._places(rows), length, is_fresh))
+        return tuple(groups)
+
+    def _places(self, rows: list[int]) -> slice | Tensor:
+        first, stop = rows[0], rows[-1] + 1
+        return slice(first, stop) if stop - first == len(rows) else torch.tensor(rows, device=self._device)
+
+    def begin(self, passed: StatePass) -> None:
+        """From here to `settle` the states of the pass are nobody's."""
+        for share in passed.shares:
+            self._books[share.row] = _NOBODY
+
+    def settle(self, passed: StatePass) -> None:
+        """The pass is done."""
+        for share in passed.shares:
+            position = share.start + share.num_committed
+            self._books[share.row] = _Book(share.generation, position, share.num_drafts)
+
+
+@dataclass(frozen=True)
+class _Book:
+    """Whose state it is, and how far it goes."""
+
+    generation: int
+    position: int  # tokens that it has seen
+    num_drafts: int  # whose inputs are kept
+
+    def serves(self, generation: int, start: int) -> bool:
+        return generation == self.generation and 0 <= start - self.position <= self.num_drafts
+
+
+_NOBODY = _Book(-1, 0, 0)

@@ -1,0 +1,43 @@
+"""Proposers that know what a target will say and lie in half of their drafts: for checks of types of targets."""
+
+from __future__ import annotations
+
+from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, StepView, StrictModel
+
+
+class HalfGarbage:
+    """Drafts a known text; of every four positions two hold another token."""
+
+    needs = Needs()
+
+    class Options(StrictModel):
+        """What is known."""
+
+        texts: tuple[tuple[int, ...], ...]  # prompts with what follows them
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self._texts: tuple[tuple[int, ...], ...] = config.options.texts
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def on_start(self, request: RequestView) -> None:
+        """Find the text that begins with the prompt."""
+        prompt = tuple(request.prompt_token_ids)
+        self._known[request.request_id] = next(text for text in self._texts if text[: len(prompt)] == prompt)
+
+    def observe(self, step: StepView) -> None:
+        """Nothing is learned."""
+
+    def propose(self, step: StepView) -> Draft:
+        """As many tokens as each request may take."""
+        wanted = zip(step.request_ids, step.committed_length.tolist(), step.budget.tolist(), strict=True)
+        return Draft.from_lists([self._draft(*each) for each in wanted], step.num_draft_tokens)
+
+    def _draft(self, request_id: str, start: int, budget: int) -> list[int]:
+        true = self._known[request_id][start : start + budget]
+        return [token if position % 4 < 2 else token ^ 1 for position, token in enumerate(true, start)]
+
+
+class HalfGarbageWithStates(HalfGarbage):
+    """The same; it is shown hidden states."""
+
+    needs = Needs(hidden_states=(1, "final"))

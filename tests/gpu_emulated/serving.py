@@ -1,0 +1,92 @@
+"""Engines with every first-party proposer on the emulated device, and requests that come, go and are preempted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+from itertools import count
+from pathlib import Path
+
+import specdec
+from specdec import LLM, SamplingParams
+
+TINY = (Path(specdec.__file__).parent / "assets" / "tiny").resolve()
+K = 3
+HOST = {"ngram": {"method": "ngram"}, "suffix": {"method": "suffix"}}
+DEVICE = {
+    "eagle": {"method": "eagle", "model": str(TINY / "eagle")},
+    "eagle3": {"method": "eagle3", "model": str(TINY / "eagle3")},
+    "dflash": {"method": "dflash", "model": str(TINY / "dflash")},
+    "medusa": {"method": "medusa", "model": str(TINY / "medusa")},
+    "mtp": {"method": "mtp"},
+    "draft_model": {"method": "draft_model", "model": str(TINY / "draft")},
+}
+FORMS = ("greedy", "sparse", "dense")
+CASES = [
+    ("plain", "greedy"),
+    *((name, "greedy") for name in HOST),
+    *((name, form) for name in DEVICE for form in FORMS),
+]
+"""Proposers, and what their drafts report."""
+QUICK_CASES = [(name, "greedy") for name in ("plain", *HOST, "eagle", "dflash", "mtp")]
+QUICK_CASES += [("eagle3", "sparse"), ("draft_model", "sparse"), ("medusa", "dense")]
+"""Each proposer once, and each form of both bases: tokens one after the other, and all at once."""
+
+PROMPTS = [json.loads(line)["prompt"] for line in (TINY / "prompts.jsonl").read_text().splitlines()][::3]
+
+
+def speculation(name: str, form: str) -> dict | None:
+    """The settings of a case; None for plain decoding."""
+    if name == "plain":
+        return None
+    settings = (HOST | DEVICE)[name] | {"num_speculative_tokens": K}
+    if form == "greedy":
+        return settings
+    return settings | {"draft_sample_method": "probabilistic", "proposer_config": {"draft_distribution": form}}
+
+
+def make_mtp_target(folder: Path) -> Path:
+    """The tiny target with a module of random weights that drafts."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
+    try:
+        made = importlib.import_module("mtp_checkpoints")
+    finally:
+        sys.path.pop(0)
+    tensors = made.tiny_module().tensors(made.QWEN, 0)
+    return made.tiny_target(folder / "target", tensors, mtp_num_hidden_layers=1)
+
+
+def engine(name: str, form: str, mtp_target: Path, **settings) -> LLM:
+    """In fp32, so that nearly equal logits are rare."""
+    model = str(mtp_target) if name == "mtp" else "tiny"
+    settings = {"device": "cuda", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 3} | settings
+    return LLM(model, speculative_config=speculation(name, form), **settings)
+
+
+def prompt(llm: LLM, index: int) -> list[int]:
+    """Token ids of one of the shipped prompts."""
+    return llm.engine.encode(PROMPTS[index % len(PROMPTS)])[:20]
+
+
+def churn(llm: LLM, num_requests: int, seed: int = 0) -> tuple[dict[str, list[int]], tuple[int, int]]:
+    """Serve requests that come at any step, greedy and sampled ones, and abort some. Tokens by id, and acceptance."""
+    rng, serving, requests = random.Random(seed), llm.engine, {}
+    for step in count():
+        if len(requests) < num_requests and step % 4 == 0:
+            for _ in range(rng.choice([1, 1, 2, 4])):
+                params = SamplingParams(
+                    temperature=rng.choice([0, 0.8]), max_tokens=rng.choice([4, 20, 20]), seed=step, ignore_eos=True
+                )
+                name = serving.add_request(prompt(llm, rng.randrange(9)), params)
+                requests[name] = serving.get_request(name)
+        if step % 11 == 10:
+            serving.abort(rng.choice(list(requests)))
+        if not serving.has_unfinished_requests and len(requests) >= num_requests:
+            break
+        serving.step()
+        serving.check_integrity()
+    acceptance = llm.engine.metrics.acceptance
+    tokens = {name: list(request.output_token_ids) for name, request in requests.items()}
+    return tokens, (acceptance.num_accepted_tokens, acceptance.num_draft_tokens)

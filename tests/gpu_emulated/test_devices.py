@@ -1,0 +1,152 @@
+"""Engines on other devices than the first, two of them in one process, captures that fail, memory that is little."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from emulated_cuda import emulated_cuda, plain_kernels
+from inside import info_of, pool_of
+from serving import TINY, engine, prompt
+
+from specdec import LLM, SamplingParams
+from specdec.core.runner.graphs import GraphedFunction
+from specdec.core.runner.recording import CudaRecorder
+from specdec.sdk import ConfigError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+SAMPLED = GREEDY.replace(temperature=0.8, seed=1)
+MIB = 1 << 20
+
+
+def generate(llm, params=GREEDY):
+    outputs = llm.generate([{"prompt_token_ids": prompt(llm, index)} for index in range(3)], params)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_engines_on_two_devices_step_in_turn(cuda):
+    first, second = (engine("eagle", "sparse", None, device=f"cuda:{index}") for index in (0, 1))
+    expected = [generate(llm, SAMPLED) for llm in (first, second)]
+    assert expected[0] == expected[1]
+    for llm in (first, second):
+        for index in range(3):
+            llm.engine.add_request(prompt(llm, index), SAMPLED, str(index))
+    tokens = {(place, name): [] for place in (0, 1) for name in "012"}
+    while first.engine.has_unfinished_requests or second.engine.has_unfinished_requests:
+        for place, llm in enumerate((first, second)):
+            for each in llm.engine.step():
+                tokens[place, each.request.request_id] += each.token_ids
+    for place, rows in enumerate(expected):
+        assert [tokens[place, name] for name in "012"] == rows
+    for llm in (first, second):
+        llm.close()
+    assert torch.cuda.current_device() == 0, "the caller's device stays the current one"
+
+
+def test_a_device_without_a_number_is_the_current_one(cuda):
+    with torch.cuda.device(1):
+        llm = engine("ngram", "greedy", None)
+    assert generate(llm)
+    assert info_of(llm).device == "cuda:1"
+
+
+def test_a_device_that_is_not_there_is_refused(cuda):
+    with pytest.raises(ConfigError, match=r"'cuda:2'(.|\n)*cuda:0 to cuda:1"):
+        engine("plain", "greedy", None, device="cuda:2")
+
+
+def test_after_a_failed_capture_work_goes_on_upon_the_stream_from_before(cuda, caplog):
+    x = torch.arange(4.0, device="cuda")
+    function = GraphedFunction(lambda value: value * value.max().item(), CudaRecorder(x.device), [4])
+    before = torch.cuda.current_stream()
+    with caplog.at_level(logging.WARNING, "specdec"):
+        assert function(x).tolist() == [0, 3, 6, 9]
+    assert "cannot be recorded" in caplog.text
+    assert torch.cuda.current_stream() is before
+    assert cuda.capture is None
+
+
+def test_captures_are_of_their_thread(cuda, monkeypatch):
+    modes = []
+    begin = torch.cuda.CUDAGraph.capture_begin
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph,
+        "capture_begin",
+        lambda graph, *pool, **options: (modes.append(options["capture_error_mode"]), begin(graph, *pool, **options)),
+    )
+    engine("plain", "greedy", None)
+    assert set(modes) == {"thread_local"}
+
+
+def test_a_result_outlives_the_replays_of_other_functions(cuda):
+    """Three functions in the order in which drafting records them: the first keeps scratch where results would lie."""
+    recorder, x = CudaRecorder(torch.device("cuda:0")), torch.ones(4, 1000, device="cuda")
+    wide = GraphedFunction(lambda value: (value * 3 + 1).sum(-1), recorder, [4])
+    states = GraphedFunction(lambda value: value * 7, recorder, [4])
+    wide(x)
+    kept = states(x)
+    assert wide(x).tolist() == [4000.0] * 4
+    assert kept.unique().tolist() == [7.0]
+
+
+def test_what_only_views_its_arguments_is_not_recorded(cuda):
+    x = torch.ones(4, 6, device="cuda")
+    function = GraphedFunction(lambda value: value[:, :3], CudaRecorder(x.device), [4])
+    with cuda.counting() as counts:
+        assert function(x).shape == function(x).shape == (4, 3)
+    assert counts.replays == 0
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128},
+    ],
+    ids=["dynamic", "longrope"],
+)
+def test_steps_of_targets_with_scaled_positions_are_recorded(rope, cuda, tmp_path):
+    shutil.copytree(TINY / "target", tmp_path / "target")
+    place = tmp_path / "target" / "config.json"
+    config = json.loads(place.read_text())
+    if rope["rope_type"] == "longrope":
+        width = config["head_dim"] // 2
+        rope = rope | {"short_factor": [1.0] * width, "long_factor": [2.0] * width}
+    place.write_text(json.dumps(config | {"rope_parameters": rope}))
+    settings = {"device": "cuda", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 3, "cuda_graphs": True}
+    llm = LLM(str(place.parent), **settings)
+    assert generate(llm)
+    llm.engine.add_request(prompt(llm, 0), GREEDY)
+    llm.engine.step()
+    with cuda.counting() as counts:
+        llm.engine.step()
+    assert counts.waits.total() == 1
+    assert counts.replays == 1
+
+
+@pytest.mark.parametrize("case", [("draft_model", "dense"), ("eagle3", "greedy")], ids="-".join)
+def test_the_cache_is_sized_from_what_a_drafter_leaves(case):
+    with emulated_cuda(memory=192 * MIB) as cuda, plain_kernels(cuda):
+        llm = engine(*case, None, max_num_seqs=64, max_model_len=512)
+        assert generate(llm)
+        heap, num_blocks = cuda.heaps[0], pool_of(llm).num_blocks
+        assert 10 < num_blocks < 64 * 512 // 16, "all that memory allows, and less than could be used"
+        assert 0.5 * heap.total < heap.peak <= 0.9 * heap.total, "the share that is given, drafter and graphs included"
+
+
+def test_penalties_and_logprobs_are_one_upload_and_one_read_more(cuda):
+    llm = engine("ngram", "greedy", None)
+    params = GREEDY.replace(
+        max_tokens=60, repetition_penalty=1.2, presence_penalty=0.3, logit_bias={5: 1.0}, min_tokens=50, logprobs=3
+    )
+    for index in range(3):
+        llm.engine.add_request(prompt(llm, index), params)
+    for _ in range(4):
+        llm.engine.step()
+    with cuda.counting() as counts:
+        llm.engine.step()
+    assert counts.waits.total() == 2, counts.waits
+    assert counts.uploads.total() == 3, counts.uploads
