@@ -36,7 +36,9 @@ def test_a_teacher_forced_replay_drafts_at_every_position():
 def test_drafts_at_a_position_are_those_of_an_ordinary_replay():
     forced = {(step.request_id, step.position): step for step in replay(shared(), HEAD, teacher_forced=True).steps}
     for step in replay(shared(), HEAD).steps:
-        assert step.draft_token_ids == forced[step.request_id, step.position].draft_token_ids[: len(step.draft_token_ids)]
+        assert (
+            step.draft_token_ids == forced[step.request_id, step.position].draft_token_ids[: len(step.draft_token_ids)]
+        )
 
 
 def test_replay_and_engine_agree_by_depth(rows):
