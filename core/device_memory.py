@@ -1,12 +1,15 @@
-"""How much memory a device has free, and how much a piece of work takes at most."""
+"""How much memory a device has free, how much a piece of work takes at most, and memory that is taken when touched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Protocol
 
 import psutil
 import torch
+from torch import Tensor
 
 
 class DeviceMemory(Protocol):
@@ -54,3 +57,10 @@ def free_memory(device: torch.device) -> int:
 def spare_memory(device: torch.device) -> int:
     """A quarter of the free memory, in bytes: what may be taken unasked, as other processes use it too."""
     return free_memory(device) // 4
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros on the CPU whose pages are committed when they are first touched."""
+    if not prod(shape):
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)

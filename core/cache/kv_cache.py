@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .state_store import StateStore
+from ..device_memory import lazy_zeros
+from .state_store import StateStore
 
 
 @dataclass(frozen=True)
@@ -61,10 +58,3 @@ class KVCache:
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=self.device)
         return lazy_zeros(shape, dtype)
-
-
-def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros on the CPU whose pages are committed when they are first touched."""
-    if not prod(shape):
-        return torch.zeros(shape, dtype=dtype)
-    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(*shape)

@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specdec.sdk import IntegrityError
+from specdec.sdk.errors import IntegrityError
 
-from .kv_cache import lazy_zeros
+from ..device_memory import lazy_zeros
 
 Kind = Literal["conv", "recurrent"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, get_layer_types_and_kwargs
 
-from specdec.sdk import UnsupportedModelError
+from specdec.sdk.errors import UnsupportedModelError
 
 from ..cache.state_store import Group, StateLayout, StatePass, StateTensor
 from .few_tokens import Rule, for_few_tokens

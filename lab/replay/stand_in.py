@@ -22,6 +22,7 @@ class RecordedTarget:
     """The dtype, the device, and lazily the embedding and the head of a recorded target."""
 
     layer_shapes: Sequence[Any] = ()  # nothing is cached
+    mixers = None  # and no layer keeps a state
 
     def __init__(self, manifest: Manifest, directory: Path | None, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.core.cache.kv_cache import lazy_zeros
+from specdec.core.device_memory import lazy_zeros
 from specdec.core.kernels.cpu.attention import AttentionSpec, Span, attend_by_span
 
 CPU = torch.device("cpu")
