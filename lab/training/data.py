@@ -71,7 +71,7 @@ def _columns(recording: Recording, kind: Format, layers: tuple[int, ...]) -> tup
         return ()  # its trainer asks a server for states that are missing
     num_layers = int(recording.manifest.target.get("num_layers", 0))
     last: HiddenState = num_layers if kind == "speculators" else "final"
-    read = layers or tuple(each for each in recorded if each not in ("final", num_layers))
+    read = layers or tuple(each for each in recorded if each != "final" and each != num_layers)
     columns: tuple[HiddenState, ...] = (*read, last)
     if not read or any(each not in recorded for each in columns):
         facts = {

@@ -40,7 +40,7 @@ def _row(recording: Recording, request: RecordedRequest, layers: Sequence[Hidden
     if layers:
         recorded = recording.manifest.hidden_states
         flat = recording.hidden_states(request.request_id)
-        states = flat.unflatten(1, (len(recorded), -1))[:, [recorded.index(each) for each in layers]]
+        states = flat.reshape(len(flat), len(recorded), -1)[:, [recorded.index(each) for each in layers]]
         ids = ids[: len(states)]
     num_prompt = min(len(request.prompt_token_ids), len(ids))
     return TrainingRow(ids, [0] * num_prompt + [1] * (len(ids) - num_prompt), states)

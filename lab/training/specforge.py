@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, cast
 
 import torch
 
@@ -32,9 +33,7 @@ def write(folder: Path, rows: Iterable[TrainingRow], drafter: str, *, compress: 
         first = number - number % ROWS_PER_FOLDER
         path = folder / f"rows_{first}-{first + ROWS_PER_FOLDER}" / f"data_{number}.ckpt"
         path.parent.mkdir(exist_ok=True)
-        if compress:
-            with gzip.open(path.with_suffix(".ckpt.gz"), "wb") as file:
-                torch.save(values, file)
-        else:
-            torch.save(values, path)
+        packed = path.with_suffix(".ckpt.gz")
+        with cast("IO[bytes]", gzip.open(packed, "wb")) if compress else path.open("wb") as file:
+            torch.save(values, file)
     return number + 1

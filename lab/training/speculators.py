@@ -24,7 +24,7 @@ FEATURES: dict[str, Any] = {  # with the types that `datasets` itself gives colu
     "seq_len": {"dtype": "int64", "_type": "Value"},
 }
 INFO = {"citation": "", "description": "", "features": FEATURES, "homepage": "", "license": ""}
-STATE = {
+STATE: dict[str, Any] = {
     "_data_files": [{"filename": ARROW}],
     "_fingerprint": "specdec",
     "_format_columns": None,
