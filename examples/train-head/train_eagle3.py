@@ -70,7 +70,7 @@ def agreement(head: Head, rows: list) -> list[float]:
             asked[depth] += (alive & known).sum()
             alive &= known & (logits.argmax(-1) == text)
             right[depth] += alive.sum()
-    return (right / asked).tolist()
+    return (right / asked.clamp(min=1)).tolist()
 
 
 def write(head: Head, folder: Path, sizes: dict, arguments: argparse.Namespace) -> None:
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--layers", type=lambda text: [int(each) for each in text.split(",")], required=True)
     parser.add_argument("--held-out", type=Path, help="exported data that is not trained on")
     parser.add_argument("--minutes", type=float, default=4)
+    parser.add_argument("--steps", type=int, help="so many instead of minutes")
     parser.add_argument("--lr", type=float, default=1e-3)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -120,21 +121,24 @@ def main() -> None:
     trained = [each for each in head.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.01)
     rows, generator = load_rows(arguments.data), torch.Generator().manual_seed(0)
-    start, seconds, step = time.monotonic(), 60 * arguments.minutes, 0
-    while (done := (time.monotonic() - start) / seconds) < 1:
+    start, step = time.monotonic(), 0
+
+    def done() -> float:
+        return step / arguments.steps if arguments.steps else (time.monotonic() - start) / (60 * arguments.minutes)
+
+    while done() < 1:
         for batch in batches(rows, 8, generator):
             logits = target.lm_head(target.model.norm(batch[2][:, :, -1]))
             loss = loss_of(head, logits, batch)
-            optimizer.param_groups[0]["lr"] = arguments.lr * min((step + 1) / 20, max(1 - done, 0.02))
+            optimizer.param_groups[0]["lr"] = arguments.lr * min((step + 1) / 20, max(1 - done(), 0.02))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             step += 1
-            done = (time.monotonic() - start) / seconds
             if step % 20 == 0:
                 print(f"step {step} loss {loss.item():.3f}", flush=True)
-            if done >= 1:
+            if done() >= 1:
                 break
     write(head, arguments.out, sizes, arguments)
     found = {"train": agreement(head, rows[:64])}

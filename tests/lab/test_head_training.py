@@ -61,13 +61,13 @@ def test_a_head_that_is_trained_on_a_recording_is_served_as_it_was_trained(tmp_p
     recording = make(tmp_path / "x", num_prompts=12, output_len=48, max_num_seqs=4, hidden_states=(2, 4, 5, 8, "final"))
     export_data(recording, tmp_path / "data", "speculators", layers=(2, 4, 5))
     target, head = locate_model("tiny"), tmp_path / "head"
-    asked = ["--target", target, "--layers", "2,4,5", "--minutes", "0.5", "--held-out", tmp_path / "data"]
+    asked = ["--target", target, "--layers", "2,4,5", "--steps", "50", "--held-out", tmp_path / "data"]
     subprocess.run([sys.executable, TRAINER, tmp_path / "data", head, *asked], check=True, cwd=tmp_path)
     said = json.loads((head / TRAINERS_FILE).read_text())["held_out"]
     config = {"model": str(head), "num_speculative_tokens": 3}
     rows = head_agreement(recording, recording, config, PluginSettings())
     trained, served = (next(each.depths for each in rows if each.how == how) for how in ("trainer", "teacher-forced"))
     assert list(trained) == said
-    assert trained[0] > 0.4, "it has learnt these texts"
+    assert trained[0] > 0.35, "it has learnt these texts"
     assert served == pytest.approx(trained[:3], abs=0.06)  # bf16 weights, and the places past the recorded states
     assert replay(recording, config).acceptance.mean_acceptance_length > 1.4
