@@ -19,6 +19,7 @@ from torch import Tensor
 from specdec.sdk.errors import IntegrityError
 
 from ..device_memory import lazy_zeros
+from .transfer import upload
 
 Kind = Literal["conv", "recurrent"]
 
@@ -152,7 +153,7 @@ class StateStore:
 
     def _places(self, rows: list[int]) -> slice | Tensor:
         first, stop = rows[0], rows[-1] + 1
-        return slice(first, stop) if stop - first == len(rows) else torch.tensor(rows, device=self._device)
+        return slice(first, stop) if stop - first == len(rows) else upload([rows], self._device)[0]
 
     def begin(self, passed: StatePass) -> None:
         """From here to `settle` the states of the pass are nobody's."""

@@ -30,6 +30,8 @@ CASES = [
     *((name, form) for name in DEVICE for form in FORMS),
 ]
 """Proposers, and what their drafts report."""
+HYBRID_CASES = [(f"hybrid-{name}", "greedy") for name in ("plain", "ngram", "mtp")]
+"""On the packaged target of which some layers keep a state."""
 QUICK_CASES = [(name, "greedy") for name in ("plain", *HOST, "eagle", "dflash", "mtp")]
 QUICK_CASES += [("eagle3", "sparse"), ("draft_model", "sparse"), ("medusa", "dense")]
 """Each proposer once, and each form of both bases: tokens one after the other, and all at once."""
@@ -61,6 +63,8 @@ def make_mtp_target(folder: Path) -> Path:
 def engine(name: str, form: str, mtp_target: Path, **settings) -> LLM:
     """In fp32, so that nearly equal logits are rare."""
     model = str(mtp_target) if name == "mtp" else "tiny"
+    if name.startswith("hybrid-"):
+        model, name = str(TINY / "hybrid"), name.removeprefix("hybrid-")
     settings = {"device": "cuda", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 3} | settings
     return LLM(model, speculative_config=speculation(name, form), **settings)
 

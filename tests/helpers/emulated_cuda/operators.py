@@ -38,7 +38,7 @@ class Operators:
 
     def __call__(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ours = [each for each in tensors_in((args, kwargs)) if isinstance(each, DeviceTensor)]
-        asked = kwargs.get("device")
+        asked = kwargs.get("device") or next((each for each in args if isinstance(each, torch.device)), None)
         if not ours and (asked is None or asked.type != "cuda"):
             return self._on_host(operator, args, kwargs)
         with torch.inference_mode(False), torch.no_grad():
