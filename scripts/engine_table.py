@@ -42,6 +42,7 @@ CAPABILITIES = (
     "a draft network beside a prefix cache",
     "CUDA graphs of draft passes",
     "drafts in trees",
+    "targets whose layers keep a state",
     "classes written for vLLM's custom_class",
     "candidate generators of transformers",
 )

@@ -59,7 +59,7 @@ def verify(model_type: str) -> Outcome:
         except NotBuildableError as error:
             return Outcome("not buildable", reason=str(error))
         except SpecdecError as error:
-            return Outcome("refused", error.code, _reason(error))
+            return Outcome("refused", error.code, _reason(error).replace(f" {folder!r}", ""))
         except Exception as error:
             return Outcome("crash", reason=f"{type(error).__name__}: {error}")
 

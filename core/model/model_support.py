@@ -75,13 +75,17 @@ def slides(config: Mapping[str, Any], layer: int) -> bool:
 
 
 def refuse_unsupported(config: Mapping[str, Any], *, with_states: bool = False) -> None:
-    """Raise UnsupportedModelError SD-E142 with the configuration key that says why the model cannot be served.
+    """Raise UnsupportedModelError with the configuration key that says why the model cannot be served.
 
-    with_states: whether layers may keep a state in transformers' cache layers besides keys and values.
+    with_states: whether layers may keep a state in transformers' cache layers besides keys and values. If only that is
+    in the way, the code is SD-E262, and else SD-E142.
     """
     reason = _why_unsupported(config, with_states)
     if reason:
         facts = {"model_type": config.get("model_type"), "reason": reason}
+        if not with_states and _why_unsupported(config, True) is None:
+            facts["fix"] = "`specdec.LLM` serves such a model as its target, with the same proposers"
+            raise UnsupportedModelError("SD-E262", "here a model may have no layers that keep a state", facts)
         facts["served"] = "decoder-only causal language models on text with (sliding) softmax attention"
         raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts)
 

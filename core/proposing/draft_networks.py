@@ -18,6 +18,7 @@ from specdec.sdk.services import NetworkSettings
 from ..kernels.backend import Backend
 from ..model.attention import ATTENTION_NAME
 from ..model.inference_form import prepare
+from ..model.model_class import text_config
 from ..model.model_support import refuse_unsupported
 from ..model.target import TargetModel, experts_settings, load_config
 
@@ -27,6 +28,7 @@ _STUB_VOCABULARY = 1
 def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device, backend: Backend) -> Any:
     """A transformers causal LM that runs through our attention. Raises ConfigError, UnsupportedModelError."""
     config = load_config(path, trust_remote_code=settings.trust_remote_code)
+    refuse_unsupported(text_config(config).to_dict())  # nobody keeps states of a draft network
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model

@@ -61,6 +61,15 @@ def test_draft_networks_change_no_output(batch, plain, record, name):
     record(llm, "a draft network with KV of its own")
 
 
+def test_drafts_change_no_output_of_a_target_with_states(batch, record):
+    expected, drafted = (
+        LLM("tiny/hybrid", device="cpu", speculative_config=config, max_model_len=512)
+        for config in (None, {"method": "mtp", "num_speculative_tokens": 4})
+    )
+    assert generate(drafted, batch[:2]) == generate(expected, batch[:2])
+    record(drafted, "targets whose layers keep a state")
+
+
 def test_a_combinator_changes_no_output(batch, plain, record):
     llm = make({"method": "adapter_proposers:LookUpThenHead", "model": str(packaged("tiny/eagle3"))}, k=3)
     assert generate(llm, batch) == plain

@@ -379,12 +379,15 @@ def test_trees_are_refused(model, record):
     record(None, "drafts in trees", refused=refused.value.reason)
 
 
-def test_another_model_and_models_with_another_state_are_refused(model, small_model, prompts, counting):
+def test_another_model_is_refused(model, small_model, prompts, counting):
     with pytest.raises(ConfigError, match="another model"):
         greedy(small_model, torch.tensor([[1, 2]]), custom_generate=counting, max_new_tokens=4)
 
+
+def test_models_with_another_state_are_refused_and_told_of_what_serves_them(record):
     class Recurrent:
         config = transformers.MambaConfig()
 
-    with pytest.raises(UnsupportedModelError, match="state_size"):
+    with pytest.raises(UnsupportedModelError, match=r"state_size(.|\n)*specdec\.LLM") as refused:
         speculative(Recurrent(), COUNTING)
+    record(None, "targets whose layers keep a state", refused=refused.value.summary + "; `specdec.LLM` serves them")

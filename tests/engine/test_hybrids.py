@@ -153,7 +153,8 @@ def test_forms_that_fix_the_rows_of_a_step_are_refused(asked):
         hybrid_llm("none", **{asked: True})
 
 
-def test_inside_of_transformers_a_hybrid_is_refused_by_name(hybrid):
-    with pytest.raises(UnsupportedModelError, match="SD-E142") as caught:
+def test_inside_of_transformers_and_as_a_draft_model_a_hybrid_is_refused_by_name(hybrid):
+    with pytest.raises(UnsupportedModelError, match=r"SD-E262 (.|\n)*linear_attention(.|\n)*specdec\.LLM"):
         speculative(hybrid, {"method": "ngram", "num_speculative_tokens": 4})
-    assert "linear_attention" in caught.value.facts["reason"]
+    with pytest.raises(UnsupportedModelError, match=r"SD-E262 (.|\n)*linear_attention"):
+        make_llm("draft_model", speculative={"model": str(HYBRID)})
