@@ -38,6 +38,7 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "DFlash (block 8)": ("tiny", {"model": "tiny/dflash"}),
     "Medusa (3 heads)": ("tiny", {"model": "tiny/medusa", "num_speculative_tokens": 3}),
     "MTP": ("tiny", {"method": "mtp"}),
+    "MTP of the hybrid": ("tiny/hybrid", {"method": "mtp"}),
     "MoE draft model": ("tiny/moe", {"model": "tiny/moe_draft"}),
 }
 
