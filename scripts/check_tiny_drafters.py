@@ -29,6 +29,7 @@ from .drafters.first_round import (
     first_rounds,
     held_out_prompts,
 )
+from .drafters.gated import HYBRID, GatedLayer, ZeroCentredNorm
 from .drafters.target import FrozenTarget, continue_greedily
 from .drafters.unroll import RowDrafter, draft_token_by_token
 from .train_tiny_target import next_token_loss
@@ -89,6 +90,11 @@ def load_mtp(path: Path, target: FrozenTarget) -> Draft:
     return RowDrafts(load_module(mtp.Mtp(target.embedding, target.unembedding), path, mtp.PREFIX))
 
 
+def load_hybrid_mtp(path: Path, target: FrozenTarget) -> Draft:
+    module = mtp.Mtp(target.embedding, target.unembedding, HYBRID, GatedLayer, ZeroCentredNorm)
+    return RowDrafts(load_module(module, path, mtp.PREFIX))
+
+
 def load_dflash(path: Path, target: FrozenTarget) -> Draft:
     mask_token_id = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))["mask_token_id"]
     head = load_module(dflash.DFlash(target.embedding, target.unembedding, mask_token_id), path)
@@ -116,6 +122,7 @@ DRAFTERS = (
     Drafter("mtp", "target", "target/mtp.safetensors", load_mtp),
     Drafter("dflash", "target", "dflash/model.safetensors", load_dflash),
     Drafter("medusa", "target", "medusa/model.safetensors", load_medusa),
+    Drafter("hybrid_mtp", "hybrid", "hybrid/mtp.safetensors", load_hybrid_mtp),
     Drafter("moe_draft", "moe", "moe_draft/model.safetensors", load_language_model),
 )
 

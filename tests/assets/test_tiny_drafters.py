@@ -249,6 +249,7 @@ FEWEST_TOKENS_PER_VERIFY = {
     "mtp": 2.4,
     "dflash": 1.8,
     "medusa": 1.2,
+    "hybrid_mtp": 2.4,
     "moe_draft": 1.3,
 }
 
