@@ -9,11 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from specdec.core.kernels import draft_uniforms
 from specdec.core.kernels.layers import naive as layers
 from specdec.core.kernels.layers.operations import LAYER_KERNELS
 from specdec.core.kernels.paged_attention import dispatch, naive
 from specdec.core.rejection import block, sampler, torch_backend
+from specdec.core.rejection.types import Verdict
 
 from .cuda import EmulatedCuda
 
@@ -41,8 +44,12 @@ def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
 
 
 def _verification(cuda: EmulatedCuda, plain: Any) -> Any:
-    def on_device(logits: Any, cu_rows: Any, *given: Any) -> Any:
-        return replace(plain(logits, cu_rows, *given), on_host=None)  # a device's verdict lies there only
+    def on_device(logits: Any, cu_rows: Any, drafts: Any, *given: Any) -> Any:
+        if not cu_rows[-1]:  # a kernel is compiled by such a call, and prompts are computed in chunks
+            nothing = torch.zeros(len(cu_rows) - 1, dtype=torch.int64)
+            output_ids = torch.full((len(nothing), drafts.token_ids.shape[1] + 1), -1)
+            return Verdict(output_ids, nothing, nothing.clone(), nothing.to(torch.uint8))
+        return replace(plain(logits, cu_rows, drafts, *given), on_host=None)  # a device's verdict lies there only
 
     on_device.__qualname__ = plain.__qualname__
     launch = cuda.kernel(on_device, LAUNCHES["verification"])
