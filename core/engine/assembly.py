@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specdec.sdk.errors import ConfigError
+from specdec.sdk.errors import ConfigError, message
 from specdec.sdk.types import TargetInfo
 
 from ..cache.block_pool import BlockPool
@@ -47,6 +48,9 @@ from .memory import num_kv_blocks
 from .paged_cache import PagedCache
 from .plan import Plan
 from .threads import Threads
+from .warm_up import warm_up_target
+
+logger = logging.getLogger("specdec")
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 """What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
@@ -105,7 +109,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     """
     config = plan.config
     metrics = EngineMetrics(str(config.model), plan.proposer)
-    graphs = _graphs(plan)
+    graphs = _graphs(plan, model.target)
     services = _services(plan, model, graphs)
     drafts, rule = _verification(plan)
     host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)
@@ -245,8 +249,8 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     return DraftStore(buffers, table), partial(rule, workspace=workspace)
 
 
-def _graphs(plan: Plan) -> Graphs | None:
-    """None where none are wanted or the device has none. Raises ConfigError SD-E147 if they were asked for there."""
+def _graphs(plan: Plan, target: TargetModel) -> Graphs | None:
+    """None where none are wanted or can be made. Raises ConfigError SD-E147, SD-E234 if they were asked for there."""
     asked, profile = plan.config.cuda_graphs, plan.profile
     if asked is False:
         return None
@@ -254,7 +258,24 @@ def _graphs(plan: Plan) -> Graphs | None:
         if asked:
             raise ConfigError("SD-E147", f"cuda_graphs were asked for, and device {str(profile.device)!r} has none")
         return None
+    if target.waits_for_experts:
+        _refuse_recording(asked)
+        return None
     return Graphs(profile.recorder(profile.device), plan.info.max_num_seqs, required=asked is True)
+
+
+def _refuse_recording(asked: bool | None) -> None:
+    """Raises ConfigError SD-E234 if it was asked for; warns else."""
+    what, facts = (
+        "a step with moe_backend='eager' cannot be recorded",
+        {
+            "because": "it waits for the device in every layer, to read which experts are wanted",
+            "fix": "leave moe_backend out, or set grouped_mm or batched_mm",
+        },
+    )
+    if asked:
+        raise ConfigError("SD-E234", what, facts)
+    logger.warning("%s", message("SD-W306", what, facts | {"so": "each of its kernels is launched, more slowly"}))
 
 
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:
@@ -268,7 +289,10 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
-    if graphs is None or cache.addressing.table is None:
+    if cache.addressing.table is None:
+        return model.target
+    warm_up_target(model.target, cache.kv, cache.addressing.table)
+    if graphs is None:
         return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
 
