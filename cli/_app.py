@@ -71,7 +71,7 @@ def build_app() -> typer.Typer:
     )
     for verb in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if not verb.name.startswith("_"):
-            app.command(verb.name)(import_module(f".{verb.name}", __package__).command)
+            app.command(verb.name.replace("_", "-"))(import_module(f".{verb.name}", __package__).command)
     return app
 
 

@@ -38,6 +38,7 @@ class Playback:
         self._scheduler: Scheduler | None = None
         self._shares: list[Scheduled] = []
         self.expected = ExpectedAcceptance(recording.manifest.top_m)
+        self.teacher_forced = False  # True: no draft is accepted, so that the proposer drafts at every position
         self.listeners: list[Listener] = [self.expected.record]  # told of the distributions of sampled steps
 
     def on(self, scheduler: Scheduler) -> tuple[Playback, Playback, Callable[..., Verdict]]:
@@ -73,6 +74,8 @@ class Playback:
         lengths = drafts.lengths.tolist()
         said = [self._said(share, length + 1) for share, length in zip(self._shares, lengths, strict=True)]
         outputs = [_accepted(ids[:n], told) for ids, n, told in zip(drafted, lengths, said, strict=True)]
+        if self.teacher_forced:
+            outputs = [each[:1] for each in outputs]
         if drafts.distributions is not None and not sampling.all_greedy:
             self._expect(drafts, [len(each) for each in outputs])
         width = drafts.token_ids.shape[1] + 1
@@ -97,7 +100,11 @@ class Playback:
     def _states(self, share: Scheduled) -> Tensor:
         name = share.request.request_id
         if name not in self._hidden:
-            states = self._recording.hidden_states(name)
+            if len(self._requests[name].token_ids) < 2:  # it ends before its states are shown to anybody
+                dtype = getattr(torch, self._recording.manifest.target["dtype"])
+                states = torch.zeros(1, max(part.stop for part in self._columns), dtype=dtype)
+            else:
+                states = self._recording.hidden_states(name)
             self._hidden[name] = torch.cat([states[:, part] for part in self._columns], dim=1)
         states, stop = self._hidden[name], share.start + share.num_tokens + share.num_draft_tokens
         return states[torch.arange(share.start, stop).clamp(max=len(states) - 1)]

@@ -67,13 +67,15 @@ def replay(
     device: str = "cpu",
     listener: Listener | None = None,
     temperature: float | None = None,
+    teacher_forced: bool = False,
 ) -> Replayed:
     """Run a proposer along a recording. Other arguments and errors as of `ReplayEngine`.
 
     listener: told of reported distributions. temperature: what the proposer is shown, without filters, in place of the
-    recorded sampling parameters.
+    recorded sampling parameters. teacher_forced: accept no draft, so that the proposer drafts at every position.
     """
     with closing(ReplayEngine(recording, speculative_config, plugins, model=model, device=device)) as engine:
+        engine.playback.teacher_forced = teacher_forced
         if listener is not None:
             engine.playback.listeners.append(listener)
         steps: list[ReplayedStep] = []

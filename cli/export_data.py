@@ -1,0 +1,55 @@
+"""`specdec export-data`: a recording as training data for heads."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._engine_options import QuietOption, silence_libraries
+
+
+class Trainer(StrEnum):
+    """Whose format."""
+
+    SPECULATORS = "speculators"
+    SPECFORGE = "specforge"
+
+
+class Drafter(StrEnum):
+    """What SpecForge trains."""
+
+    EAGLE3 = "eagle3"
+    DFLASH = "dflash"
+    DSPARK = "dspark"
+
+
+def command(
+    ctx: typer.Context,
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A folder that `specdec record` has written.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder.")],
+    trainer: Annotated[Trainer, typer.Option("--format", help="Whose trainer reads it.")] = Trainer.SPECULATORS,
+    layers: Annotated[
+        str, typer.Option(metavar="2,4,5", help="What the head reads; every recorded layer but the target's last.")
+    ] = "",
+    drafter: Annotated[Drafter, typer.Option(help="specforge: what is trained.")] = Drafter.EAGLE3,
+    compress: Annotated[bool, typer.Option("--compress", help="specforge: gzip each file.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a recording as training data, as the trainers of speculators or SpecForge read it."""
+    words = [word.strip() for word in layers.split(",") if word.strip()]
+    if not all(word.isdigit() for word in words):
+        raise typer.BadParameter(f"layers are numbers, such as 2,4,5; found {layers!r}")
+    silence_libraries()
+    from specdec.lab.recording import Recording
+    from specdec.lab.training.data import export_data
+
+    chosen = tuple(map(int, words))
+    done = export_data(
+        Recording.open(recording), output, trainer.value, layers=chosen, drafter=drafter.value, compress=compress
+    )
+    if not (quiet or ctx.find_root().params.get("quiet")):
+        states = f"hidden states {', '.join(map(str, done.layers))}" if done.layers else "no hidden states"
+        print(f"{output}: {done.num_rows} texts, {states}")

@@ -1,0 +1,96 @@
+"""How often a head agrees with its target, by depth: as its trainer says, as it is served, and in the engine.
+
+The rows lie side by side so that overfitting, and a head that is served differently from how it was trained, look
+different. Every figure is conditional: of the drafts whose predecessors agreed, how many agree.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.core.engine.engine import Engine
+from specdec.core.proposing.speculation import SpeculativeSettings
+from specdec.core.registry import PluginSettings
+from specdec.core.request.metrics import RequestMetrics
+
+from ..recording import Recording
+from ..replay.run import Replayed, params_of, replay
+
+TRAINERS_FILE = "agreement.json"
+"""In the head's folder: {"train": [of each depth], "held_out": [...]}, by the code that trained it."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One row."""
+
+    how: str  # "trainer", "teacher-forced", "replay" or "engine"
+    data: str  # "training" or "held-out"
+    depths: tuple[float, ...]
+
+
+def head_agreement(
+    train: Recording,
+    held_out: Recording,
+    speculative_config: SpeculativeSettings,
+    plugins: PluginSettings,
+    *,
+    model: str | None = None,
+    live: bool = True,
+) -> list[Agreement]:
+    """Every row that can be had. model: the target, if it lies elsewhere than when it was recorded.
+
+    live: also run the target on the prompts of `held_out`. Raises ConfigError as `replay` and `Engine` do.
+    """
+    rows = _by_trainer(speculative_config)
+    for data, recording in (("training", train), ("held-out", held_out)):
+        replayed = replay(recording, speculative_config, plugins, model=model, teacher_forced=True)
+        rows.append(Agreement("teacher-forced", data, _teacher_forced(recording, replayed)))
+    replayed = replay(held_out, speculative_config, plugins, model=model)
+    rows.append(Agreement("replay", "held-out", _conditional(replayed.acceptance)))
+    if live:
+        rows.append(Agreement("engine", "held-out", _conditional(_run(held_out, speculative_config, plugins, model))))
+    return rows
+
+
+def _by_trainer(speculative_config: SpeculativeSettings) -> list[Agreement]:
+    path = Path(SpeculativeConfig.parse(speculative_config).model or "") / TRAINERS_FILE
+    if not path.is_file():
+        return []
+    said = json.loads(path.read_text(encoding="utf-8"))
+    names = {"train": "training", "held_out": "held-out"}
+    return [Agreement("trainer", names[key], tuple(said[key])) for key in names if key in said]
+
+
+def _teacher_forced(recording: Recording, replayed: Replayed) -> tuple[float, ...]:
+    """At every position of the text, where drafts begin with the recorded states before it."""
+    texts = {each.request_id: (*each.token_ids, *each.past_token_ids) for each in recording}
+    counts = RequestMetrics()
+    for step in replayed.steps:
+        text = texts[step.request_id][step.position :]
+        pairs = list(zip(step.draft_token_ids, text, strict=False))
+        agreed = next((at for at, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
+        counts.record(len(pairs), agreed, 1 + agreed)
+    return _conditional(counts)
+
+
+def _conditional(counts: RequestMetrics) -> tuple[float, ...]:
+    return tuple(counts.conditional_acceptance_per_position)
+
+
+def _run(
+    recording: Recording, speculative_config: SpeculativeSettings, plugins: PluginSettings, model: str | None
+) -> RequestMetrics:
+    seats = recording.manifest.engine.get("max_num_seqs", 1)
+    config = EngineConfig(model=model or recording.manifest.model, max_num_seqs=seats)
+    with closing(Engine(config, speculative_config, plugins)) as engine:
+        for request in recording:
+            engine.add_request(list(request.prompt_token_ids), params_of(recording, request), request.request_id)
+        while engine.has_unfinished_requests:
+            engine.step()
+        return engine.metrics.acceptance
