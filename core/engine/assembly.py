@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specdec.sdk.errors import ConfigError, message
+from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import TargetInfo
 
 from ..cache.block_pool import BlockPool
@@ -47,10 +46,9 @@ from .device import Working
 from .memory import num_kv_blocks
 from .paged_cache import PagedCache
 from .plan import Plan
+from .recorded import graphs_of
 from .threads import Threads
 from .warm_up import warm_up_target
-
-logger = logging.getLogger("specdec")
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 """What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
@@ -109,7 +107,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     """
     config = plan.config
     metrics = EngineMetrics(str(config.model), plan.proposer)
-    graphs = _graphs(plan, model.target)
+    graphs = graphs_of(plan, model.target)
     services = _services(plan, model, graphs)
     drafts, rule = _verification(plan)
     host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)
@@ -118,9 +116,11 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
         with model.threads.used():
             host.warm_up()
-    served = _served(plan, model, cache, graphs)
+    served: Target
     scheduler: Scheduling = cache.scheduler
-    if stand_in is not None:
+    if stand_in is None:
+        served = _served(plan, model, cache, graphs)
+    else:
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
     runner.on_verified = plan.hooks.observers.on_verified
@@ -247,35 +247,6 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     if workspace is not None and rule in (verify, verify_block):
         warm_up(rule, workspace, torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device), buffers.examples)
     return DraftStore(buffers, table), partial(rule, workspace=workspace)
-
-
-def _graphs(plan: Plan, target: TargetModel) -> Graphs | None:
-    """None where none are wanted or can be made. Raises ConfigError SD-E147, SD-E234 if they were asked for there."""
-    asked, profile = plan.config.cuda_graphs, plan.profile
-    if asked is False:
-        return None
-    if profile.recorder is None:
-        if asked:
-            raise ConfigError("SD-E147", f"cuda_graphs were asked for, and device {str(profile.device)!r} has none")
-        return None
-    if target.waits_for_experts:
-        _refuse_recording(asked)
-        return None
-    return Graphs(profile.recorder(profile.device), plan.info.max_num_seqs, required=asked is True)
-
-
-def _refuse_recording(asked: bool | None) -> None:
-    """Raises ConfigError SD-E234 if it was asked for; warns else."""
-    what, facts = (
-        "a step with moe_backend='eager' cannot be recorded",
-        {
-            "because": "it waits for the device in every layer, to read which experts are wanted",
-            "fix": "leave moe_backend out, or set grouped_mm or batched_mm",
-        },
-    )
-    if asked:
-        raise ConfigError("SD-E234", what, facts)
-    logger.warning("%s", message("SD-W306", what, facts | {"so": "each of its kernels is launched, more slowly"}))
 
 
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:

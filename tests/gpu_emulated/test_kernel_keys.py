@@ -9,11 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving import CASES
 
 SCRIPT = Path(__file__).with_name("kernel_keys.py")
-QUICK = [("plain", "greedy"), ("eagle3", "sparse")]
-OTHERS = [case for case in CASES if case not in QUICK and case[0] not in ("mtp", "ngram", "suffix")]
+QUICK = [("plain", "greedy")]
+OTHERS = [
+    ("eagle", "dense"),
+    ("eagle3", "sparse"),
+    ("dflash", "greedy"),
+    ("medusa", "sparse"),
+    ("draft_model", "greedy"),
+]
 
 
 @pytest.mark.parametrize(
