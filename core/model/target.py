@@ -31,7 +31,7 @@ from .loading import loading
 from .masks import Limits, asking_for_masks, hand_on
 from .mixers import Mixer, Mixers, made_ragged, recorded, state_layers, storing_nothing
 from .modalities import leave_out_unused
-from .model_class import NO_POSITIONS, auto_class, drops_positions, no_interface, text_config
+from .model_class import NO_POSITIONS, auto_class, drops_positions, no_interface, refuse_class, text_config
 from .model_support import read_config, refuse_unsupported, slides
 
 _NO_KV = LayerShape(0, 0, 0)
@@ -290,8 +290,9 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> Any:
     read_config(path)
     with loading("SD-E143", f"cannot load the configuration of {path!r}", _CONFIG_FIXES):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        facts = config.to_dict()
+        facts = text_config(config).to_dict()
     refuse_unsupported(facts, with_states=True)
+    refuse_class(config)
     return config
 
 

@@ -332,9 +332,9 @@ def test_every_option_of_every_verb_has_a_sentence_of_help():
 
 def test_every_public_module_is_a_verb():
     folder = Path(_checks.__file__).parent
-    names = {path.stem for path in folder.glob("[a-z]*.py")}
+    names = {path.stem.replace("_", "-") for path in folder.glob("[a-z]*.py")}
     assert {"list", "info", "doctor"} <= names == set(typer.main.get_command(build_app()).commands)
-    assert all(callable(import_module(f"specdec.cli.{name}").command) for name in names)
+    assert all(callable(import_module(f"specdec.cli.{name.replace('-', '_')}").command) for name in names)
 
 
 def findings(settings=None):

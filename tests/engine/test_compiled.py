@@ -75,6 +75,7 @@ def generated(llm, prompts):
     return tokens(llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY))
 
 
+@pytest.mark.full
 @needs_a_compiler
 def test_compiled_target_computes_what_it_computes_as_it_is(model_path, own_prompts):
     """Tokens and hidden states of passes of one, few and many tokens, with drafts; compiled at the start only."""

@@ -346,7 +346,7 @@ def test_draft_numbers_are_not_the_uniforms_of_the_verifier(prompts, sequences):
 def test_draft_numbers_of_one_position_differ_between_the_steps_that_draft_for_it():
     """Numbers by absolute position would come again after a rejection, when the block rule has used them already."""
     keys, positions = torch.tensor([5, 5, 5]), torch.tensor([10, 11, 12])
-    random = StepRandom(keys, positions)
+    random = StepRandom(keys, positions, num_draft_tokens=3)
     of_position_12 = [random.uniform(2)[0], random.uniform(1)[1], random.uniform(0)[2]]
     assert len(set(map(float, of_position_12))) == 3
-    assert torch.equal(random.uniform(1)[1:], StepRandom(keys[1:], positions[1:]).uniform(1))
+    assert torch.equal(random.uniform(1)[1:], StepRandom(keys[1:], positions[1:], num_draft_tokens=3).uniform(1))
