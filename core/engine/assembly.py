@@ -107,7 +107,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     """
     config = plan.config
     metrics = EngineMetrics(str(config.model), plan.proposer)
-    graphs = graphs_of(plan, model.target)
+    graphs = graphs_of(config.cuda_graphs, plan.profile, model.target, plan.info.max_num_seqs)
     services = _services(plan, model, graphs)
     drafts, rule = _verification(plan)
     host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)

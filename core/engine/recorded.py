@@ -8,14 +8,13 @@ from specdec.sdk.errors import ConfigError, message
 
 from ..model.target import TargetModel
 from ..runner.graphs import Graphs
-from .plan import Plan
+from .device import DeviceProfile
 
 logger = logging.getLogger("specdec")
 
 
-def graphs_of(plan: Plan, target: TargetModel) -> Graphs | None:
+def graphs_of(asked: bool | None, profile: DeviceProfile, target: TargetModel, max_num_seqs: int) -> Graphs | None:
     """None where none are wanted or can be made. Raises ConfigError SD-E147, SD-E234 if they were asked for there."""
-    asked, profile = plan.config.cuda_graphs, plan.profile
     if asked is False:
         return None
     if profile.recorder is None:
@@ -25,7 +24,7 @@ def graphs_of(plan: Plan, target: TargetModel) -> Graphs | None:
     if target.waits_for_experts:
         _refuse_recording(asked)
         return None
-    return Graphs(profile.recorder(profile.device), plan.info.max_num_seqs, required=asked is True)
+    return Graphs(profile.recorder(profile.device), max_num_seqs, required=asked is True)
 
 
 def _refuse_recording(asked: bool | None) -> None:
