@@ -46,7 +46,9 @@ from .device import Working
 from .memory import num_kv_blocks
 from .paged_cache import PagedCache
 from .plan import Plan
+from .recorded import graphs_of
 from .threads import Threads
+from .warm_up import warm_up_target
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 """What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
@@ -105,7 +107,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     """
     config = plan.config
     metrics = EngineMetrics(str(config.model), plan.proposer)
-    graphs = _graphs(plan)
+    graphs = graphs_of(config.cuda_graphs, plan.profile, model.target, plan.info.max_num_seqs)
     services = _services(plan, model, graphs)
     drafts, rule = _verification(plan)
     host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)
@@ -114,9 +116,11 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
         with model.threads.used():
             host.warm_up()
-    served = _served(plan, model, cache, graphs)
+    served: Target
     scheduler: Scheduling = cache.scheduler
-    if stand_in is not None:
+    if stand_in is None:
+        served = _served(plan, model, cache, graphs)
+    else:
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
     runner.on_verified = plan.hooks.observers.on_verified
@@ -245,18 +249,6 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     return DraftStore(buffers, table), partial(rule, workspace=workspace)
 
 
-def _graphs(plan: Plan) -> Graphs | None:
-    """None where none are wanted or the device has none. Raises ConfigError SD-E147 if they were asked for there."""
-    asked, profile = plan.config.cuda_graphs, plan.profile
-    if asked is False:
-        return None
-    if profile.recorder is None:
-        if asked:
-            raise ConfigError("SD-E147", f"cuda_graphs were asked for, and device {str(profile.device)!r} has none")
-        return None
-    return Graphs(profile.recorder(profile.device), plan.info.max_num_seqs, required=asked is True)
-
-
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:
     """The target in the form that steps call: compiled where that was asked for, recorded where that is possible.
 
@@ -268,7 +260,10 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
-    if graphs is None or cache.addressing.table is None:
+    if cache.addressing.table is None:
+        return model.target
+    warm_up_target(model.target, cache.kv, cache.addressing.table)
+    if graphs is None:
         return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
 

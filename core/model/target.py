@@ -234,6 +234,12 @@ class TargetModel:
         """Filled by hooks in every pass, and emptied after it."""
         return self._hidden.kept
 
+    @property
+    def waits_for_experts(self) -> bool:
+        """Whether a pass reads on the host which experts are wanted: transformers' "eager" form loops over them."""
+        offers_forms: bool = self.model._can_set_experts_implementation()
+        return offers_forms and self.config._experts_implementation == "eager"
+
     def capture(self, hidden_states: Sequence[HiddenState]) -> None:
         """Make every forward pass return these hidden states: boundaries 0 .. num_layers, or 'final'. Called once."""
         self._hidden = HiddenStates(self.model, hidden_states, self.num_layers)

@@ -115,10 +115,12 @@ class ModelProposer(ABC):
     def warmup(self) -> None:
         """Observe and draft for made-up steps where the engine compiles: nothing is left to compile for requests.
 
+        A device compiles kernels: there each step is observed, and the first one drafted for.
         What a subclass learns at `observe` it would learn from them too: it gives its own then. Where one cannot be
         done, a log entry says so, and forms are compiled when they first come.
         """
-        if self.services.compile(self.build) == self.build:  # the function itself: nothing is compiled
+        is_compiled = self.services.compile(self.build) != self.build  # the function itself: nothing is compiled
+        if not is_compiled and torch.device(self.target.device).type == "cpu":
             return
         try:
             warm_up = WarmUp(
@@ -127,9 +129,9 @@ class ModelProposer(ABC):
                 self.config.num_draft_tokens,
                 self.services.dtype,
             )
-            for step in warm_up.steps():
+            for index, step in enumerate(warm_up.steps()):
                 self.observe(step)
-                for asked in warm_up.budgets(step):
+                for asked in warm_up.budgets(step) if is_compiled or not index else ():
                     self.propose(asked)
         except Exception as error:  # of the author's code, on steps that no engine ran
             reason = f"{type(error).__name__}: {error}"

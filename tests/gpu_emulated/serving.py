@@ -35,7 +35,6 @@ HYBRID_CASES = [(f"hybrid-{name}", "greedy") for name in ("plain", "ngram", "mtp
 QUICK_CASES = [(name, "greedy") for name in ("plain", *HOST, "eagle", "dflash", "mtp")]
 QUICK_CASES += [("eagle3", "sparse"), ("draft_model", "sparse"), ("medusa", "dense")]
 """Each proposer once, and each form of both bases: tokens one after the other, and all at once."""
-
 PROMPTS = [json.loads(line)["prompt"] for line in (TINY / "prompts.jsonl").read_text().splitlines()][::3]
 
 
@@ -75,17 +74,21 @@ def prompt(llm: LLM, index: int) -> list[int]:
 
 
 def churn(llm: LLM, num_requests: int, seed: int = 0) -> tuple[dict[str, list[int]], tuple[int, int]]:
-    """Serve requests that come at any step, greedy and sampled ones, and abort some. Tokens by id, and acceptance."""
+    """Serve requests that come at any step, greedy and sampled ones, and abort some. Tokens by id, and acceptance.
+
+    The first three are long, and none is aborted before they have grown: they do not fit into 6 blocks of 16 tokens.
+    """
     rng, serving, requests = random.Random(seed), llm.engine, {}
     for step in count():
         if len(requests) < num_requests and step % 4 == 0:
-            for _ in range(rng.choice([1, 1, 2, 4])):
+            for _ in range(rng.choice([1, 1, 2, 4]) if step else 3):
+                most = rng.choice([4, 20, 20]) if step else 20
                 params = SamplingParams(
-                    temperature=rng.choice([0, 0.8]), max_tokens=rng.choice([4, 20, 20]), seed=step, ignore_eos=True
+                    temperature=rng.choice([0, 0.8]), max_tokens=most, seed=step + len(requests), ignore_eos=True
                 )
                 name = serving.add_request(prompt(llm, rng.randrange(9)), params)
                 requests[name] = serving.get_request(name)
-        if step % 11 == 10:
+        if step % 15 == 14:
             serving.abort(rng.choice(list(requests)))
         if not serving.has_unfinished_requests and len(requests) >= num_requests:
             break

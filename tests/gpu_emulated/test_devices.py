@@ -152,3 +152,47 @@ def test_penalties_and_logprobs_are_one_upload_and_one_read_more(cuda):
         llm.engine.step()
     assert counts.waits.total() == 2, counts.waits
     assert counts.uploads.total() == 3, counts.uploads
+
+
+def test_penalties_wait_for_drafts_that_lie_on_the_device(cuda):
+    """Counts of tokens are the host's: it reads drafts before they are verified, and the outcome after."""
+    llm = engine("eagle", "greedy", None)
+    for index in range(3):
+        llm.engine.add_request(prompt(llm, index), GREEDY.replace(max_tokens=60, repetition_penalty=1.2))
+    for _ in range(4):
+        llm.engine.step()
+    with cuda.counting() as counts:
+        llm.engine.step()
+    assert counts.waits.total() == 2, counts.waits
+
+
+def experts(**settings):
+    return LLM(str(TINY / "moe"), device="cuda", dtype="float32", max_model_len=128, max_num_seqs=3, **settings)
+
+
+def test_experts_that_wait_are_not_recorded_and_one_warning_says_so(cuda, caplog):
+    with caplog.at_level(logging.WARNING, "specdec"):
+        llm = experts(moe_backend="eager")
+    found = [record.message for record in caplog.records if "recorded" in record.message]
+    assert len(found) == 1
+    assert found[0].startswith("SD-W306")
+    llm.engine.add_request(prompt(llm, 0), GREEDY)
+    llm.engine.step()
+    with cuda.counting() as counts:
+        llm.engine.step()
+    assert counts.replays == 0
+    with pytest.raises(ConfigError, match="SD-E234"):
+        experts(moe_backend="eager", cuda_graphs=True)
+
+
+def test_experts_in_one_product_are_recorded_and_a_step_waits_once(cuda):
+    llm = experts(moe_backend="batched_mm", cuda_graphs=True)
+    llm.engine.add_request(prompt(llm, 0), GREEDY)
+    llm.engine.step()
+    with cuda.counting() as counts:
+        llm.engine.step()
+    assert (counts.waits.total(), counts.replays) == (1, 1)
+
+
+def test_eager_is_no_word_for_a_target_without_experts(cuda):
+    assert generate(engine("plain", "greedy", None, moe_backend="eager", cuda_graphs=True))

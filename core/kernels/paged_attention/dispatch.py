@@ -40,9 +40,9 @@ def _implementation(device: torch.device, dtype: torch.dtype, block_size: int, i
         return varlen.attend_pages
     if find_spec("triton") is None:  # it has wheels for Linux only
         return naive.attend_pages
-    from . import kernel
+    from . import warmed
 
-    return kernel.attend_pages
+    return warmed.attend_pages
 
 
 PAGED_ATTENTION: dict[str, AttendPages] = {"cpu": naive.attend_pages, "cuda": _on_cuda}

@@ -87,7 +87,7 @@ def is_seen(key, query, start, window, chunk, MODE: tl.constexpr, WINDOWED: tl.c
     return seen
 
 
-@triton.jit(do_not_specialize=["table_ptr", "num_keys_ptr", "cu_queries_ptr"])
+@triton.jit(do_not_specialize=["maxima_ptr", "sums_ptr", "table_ptr", "num_keys_ptr", "cu_queries_ptr"])
 def attend_pages_kernel(
     query_ptr,
     query_stride,
@@ -203,7 +203,7 @@ def attend_pages_kernel(
             tl.store(maxima_ptr + places, tl.full([ROWS], MINUS_INF, tl.float32), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sums_ptr"])
 def join_ranges_kernel(
     totals_ptr,
     maxima_ptr,

@@ -1,0 +1,67 @@
+"""Which kernels of layers and attention an engine asks Triton for at its start, and which more while it serves.
+
+    PYTHONPATH=src:tests/helpers:tests/rejection python tests/gpu_emulated/kernel_keys.py eagle3-greedy ...
+
+prints one JSON object for each proposer and form, recorded and not: see `tests/rejection/keys.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import torch
+from emulated_cuda import emulated_cuda, plain_kernels
+from emulated_cuda.engine import FUSED
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
+
+from keys import Keys
+from serving import churn, engine
+
+from specdec.core.kernels.layers import kernel
+from specdec.core.kernels.paged_attention import warmed
+
+LAUNCHING = {"attend_pages": warmed.attend_pages} | {name: getattr(kernel, name) for name in FUSED}
+
+
+def ask_for_kernels(cuda):
+    """Let what stands for a kernel launch it as well: `Keys` gathers what for, and computes nothing."""
+    stand_in = cuda.kernel
+
+    def of(plain, launches):
+        launch = LAUNCHING.get(plain.__name__)
+        if launch is None:
+            return stand_in(plain, launches)
+
+        @functools.wraps(plain)
+        def both(*args, **named):
+            launch(*args, **named)
+            return plain(*args, **named)
+
+        return stand_in(both, launches)
+
+    cuda.kernel = of
+
+
+def report(keys, case, graphs):
+    keys.found.clear()
+    warmed.compile_forms.cache_clear()
+    with emulated_cuda() as cuda:
+        ask_for_kernels(cuda)
+        with plain_kernels(cuda):
+            llm = engine(*case, None, dtype="bfloat16", max_model_len=512, cuda_graphs=graphs)
+            before = set(keys.found)
+            churn(llm, 8)
+            assert not llm.engine.metrics.proposer_errors
+    return keys.report(f"{'-'.join(case)} {'recorded' if graphs else 'unrecorded'}", before)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    keys = Keys()
+    for case in sys.argv[1:]:
+        for graphs in (True, False):
+            print(json.dumps(report(keys, tuple(case.rsplit("-", 1)), graphs)), flush=True)

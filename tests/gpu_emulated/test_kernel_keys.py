@@ -1,0 +1,50 @@
+"""No kernel of a layer compiles while requests wait: all are asked for at an engine's start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("kernel_keys.py")
+QUICK = [("plain", "greedy")]
+OTHERS = [
+    ("eagle", "dense"),
+    ("eagle3", "sparse"),
+    ("dflash", "greedy"),
+    ("medusa", "sparse"),
+    ("draft_model", "greedy"),
+]
+
+
+@pytest.mark.parametrize(
+    "cases", [QUICK, pytest.param(OTHERS, marks=pytest.mark.full)], ids=["quick", "every draft network"]
+)
+def test_serving_asks_for_no_kernel_of_layers_that_the_start_did_not(cases):
+    """Requests come and go; recorded, and unrecorded, where each number of tokens is launched."""
+    found = printed(["-".join(case) for case in cases])
+    assert len(found) == 2 * len(cases)
+    assert [each for each in found if each["added"]] == []
+    for each in found:
+        tiles = each["warmed"]["attend_pages_kernel"]
+        assert tiles % 3 == 0, "tiles of 16, 32 and 64 rows, for each kind of layer, with ranges and without"
+        assert {"join_ranges_kernel", "rms_norm_kernel", "rotate_kernel", "silu_mul_kernel"} <= each["warmed"].keys()
+
+
+def printed(cases):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    helpers = [str(SCRIPT.parents[1] / "helpers"), environment.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *cases],
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHONPATH": os.pathsep.join(helpers)},
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
