@@ -13,7 +13,7 @@ from . import __doc__ as about
 from .runner import DONE, Course
 from .stages import STAGES
 
-PER_COMMAND = 575  # seconds: a machine that is lent ends a command after ten minutes
+PER_COMMAND = 575  # seconds: some machines end a command after ten minutes
 LEFT = 3  # the exit status while stages are left
 
 

@@ -78,25 +78,29 @@ class Corpus:
 
 
 class Corpora:
-    """A corpus for each namespace. Together they hold no more than one may: the one used longest ago gives way."""
+    """A corpus for each namespace. Together they hold no more than one may: the one added to longest ago gives way."""
 
     def __init__(self, depth: int, max_outputs: int, max_tokens: int) -> None:
         self._limits = depth, max_outputs, max_tokens
-        self._by_namespace: dict[str, Corpus] = {}  # the latest used is the last
+        self._by_namespace: dict[str, Corpus] = {}  # none is empty; the last one added to comes last
 
     def __len__(self) -> int:
         """The number of outputs held."""
         return sum(map(len, self._by_namespace.values()))
 
-    def of(self, namespace: str) -> Corpus:
-        """What requests of a namespace share; it counts as used."""
-        corpus = self._by_namespace.pop(namespace, None) or Corpus(*self._limits)
-        self._by_namespace[namespace] = corpus
-        return corpus
+    def automata(self, namespace: str) -> tuple[SuffixAutomaton, ...]:
+        """What requests of a namespace share."""
+        corpus = self._by_namespace.get(namespace)
+        return () if corpus is None else corpus.automata
 
     def add(self, namespace: str, output: Sequence[int]) -> None:
         """Take in an output."""
-        self.of(namespace).add(output)
+        corpus = self._by_namespace.pop(namespace, None)
+        if corpus is None:
+            corpus = Corpus(*self._limits)
+        corpus.add(output)
+        if len(corpus):
+            self._by_namespace[namespace] = corpus
         _, max_outputs, max_tokens = self._limits
         while len(self) > max_outputs or sum(each.num_tokens for each in self._by_namespace.values()) > max_tokens:
             del self._by_namespace[next(iter(self._by_namespace))]

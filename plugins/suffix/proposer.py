@@ -11,7 +11,7 @@ from pydantic import Field
 from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, Services, StepView, StrictModel, TargetInfo
 
 from .automaton import START, Place, SuffixAutomaton
-from .corpus import Corpora, Corpus
+from .corpus import Corpora
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class _Request:
         self._num_prompt_tokens = num_prompt_tokens
         self._places: dict[SuffixAutomaton, Place] = {}
 
-    def extend(self, token_ids: Sequence[int], corpus: Corpus) -> None:
-        """Append tokens, and follow them through the corpus; what is new there is given the recent ones."""
+    def extend(self, token_ids: Sequence[int], shared: Sequence[SuffixAutomaton]) -> None:
+        """Append tokens, and follow them through what is shared; what is new there is given the recent ones."""
         output_start = max(self._num_prompt_tokens - len(self.text), 0)
         self.output += token_ids[output_start:]
         self.text.extend(token_ids)
         self.recent = [*self.recent, *token_ids][-self._depth :]
-        self._places = {automaton: self._advanced(automaton, token_ids) for automaton in corpus.automata}
+        self._places = {automaton: self._advanced(automaton, token_ids) for automaton in shared}
 
     def _advanced(self, automaton: SuffixAutomaton, token_ids: Sequence[int]) -> Place:
         place = self._places.get(automaton)
@@ -132,7 +132,7 @@ class SuffixProposer:
         places = zip(step.request_ids, step.rows.tolist(), step.committed_length.tolist(), strict=True)
         for request_id, row, length in places:
             request = self._requests[request_id]
-            shared = self._corpora.of(request.namespace)
+            shared = self._corpora.automata(request.namespace)
             request.extend(history[row, len(request.text) : length].tolist(), shared)
 
     def propose(self, step: StepView) -> Draft:

@@ -216,10 +216,9 @@ def test_an_ended_request_leaves_its_output_and_nothing_else():
         return sum(type(item) is SuffixAutomaton for item in gc.get_objects())
 
     proposer = proposer_with()
-    proposer._corpora.of("")
     idle = num_automata()
     serve(proposer, "a", [50, 51], [1, 2, 3, 4, 5])
-    assert num_automata() == idle
+    assert num_automata() == idle + 2, "the two generations of the corpus"
     start(proposer, "b", [1, 2])
     assert run_step(proposer, b=[1, 2]) == [[3, 4, 5]], "the output, up to its end"
     start(proposer, "c", [50])
@@ -281,7 +280,10 @@ def test_namespaces_hold_together_what_one_may_hold():
     for number in range(30):
         corpora.add(f"tenant-{number % 7}", [number] * 9)
         assert 0 < sum(each.num_tokens for each in corpora._by_namespace.values()) <= 40
-    assert len(corpora.of("tenant-1")) == 1, "the latest one"
+    assert corpora.automata("tenant-1"), "the latest one"
+    corpora.add("nothing", [])
+    assert corpora.automata("nothing") == ()
+    assert all(map(len, corpora._by_namespace.values())), "an empty corpus is not kept"
 
 
 def test_no_cached_requests_keeps_requests_apart():
