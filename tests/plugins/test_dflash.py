@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from inside import proposer_of
 from make_dflash import BLOCK, H, Made, Replay, flattened, speculators, speculators_reduced, trained, z_lab
 from plugin_helpers import GREEDY, TINY, TargetStates, drafted_by_engine
+from sweeps import in_ci_unless
 from transformers import AutoTokenizer
 
 from specdec import LLM, SamplingParams
@@ -269,7 +270,7 @@ def test_text_up_to_max_model_len_equals_plain_decoding(prompts):
     assert generate(speculate(trained(), 7, **limit), prompts[:3], params) == expected
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(scope="module", params=in_ci_unless("scarce", SETTINGS))
 def forced(request, truth) -> LLM:
     llm = speculate(trained(), 7, method="make_dflash:Forced", **SETTINGS[request.param])
     proposer_of(llm).known = tuple(truth)
