@@ -9,8 +9,8 @@ from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
 from .kv_shape import draft_kv_of
-from .parallel import ParallelProposer
-from .sampling import DraftSampler
+from .parallel import ParallelOptions, ParallelProposer
+from .sampling import DraftSampler, Drawing
 from .vocabulary import DraftVocabulary
 from .weights import Weights, load_module
 
@@ -19,8 +19,10 @@ __all__ = [
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",
+    "Drawing",
     "ModelOptions",
     "ModelProposer",
+    "ParallelOptions",
     "ParallelProposer",
     "TargetEmbedding",
     "TargetHead",
