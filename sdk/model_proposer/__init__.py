@@ -9,6 +9,7 @@ from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
 from .kv_shape import draft_kv_of
+from .masked import MaskedOptions, MaskedProposer, mask_token_id
 from .parallel import ParallelProposer
 from .sampling import DraftSampler
 from .vocabulary import DraftVocabulary
@@ -19,6 +20,8 @@ __all__ = [
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",
+    "MaskedOptions",
+    "MaskedProposer",
     "ModelOptions",
     "ModelProposer",
     "ParallelProposer",
@@ -27,6 +30,7 @@ __all__ = [
     "Weights",
     "draft_kv_of",
     "load_module",
+    "mask_token_id",
     "per_request",
     "width_of",
 ]
