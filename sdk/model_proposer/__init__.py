@@ -9,6 +9,7 @@ from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
 from .kv_shape import draft_kv_of
+from .masked import MaskedOptions, MaskedProposer, mask_token_id
 from .parallel import ParallelOptions, ParallelProposer
 from .sampling import DraftSampler, Drawing
 from .vocabulary import DraftVocabulary
@@ -20,6 +21,8 @@ __all__ = [
     "DraftSampler",
     "DraftVocabulary",
     "Drawing",
+    "MaskedOptions",
+    "MaskedProposer",
     "ModelOptions",
     "ModelProposer",
     "ParallelOptions",
@@ -29,6 +32,7 @@ __all__ = [
     "Weights",
     "draft_kv_of",
     "load_module",
+    "mask_token_id",
     "per_request",
     "width_of",
 ]
