@@ -29,7 +29,6 @@ from specdec.core.model.target import load_config
 from specdec.sdk import SpecdecError
 
 from .small_models import (
-    VARIANTS,
     VOCAB_SIZE,
     NotBuildableError,
     model_types,
@@ -37,6 +36,7 @@ from .small_models import (
     small_config,
     small_model,
 )
+from .target_variants import VARIANTS
 
 RECORD = Path(__file__).parents[1] / "docs" / "reference" / "targets.json"
 

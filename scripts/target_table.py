@@ -51,8 +51,9 @@ def sentence_of_variants(record: Mapping[str, Any]) -> str:
     """What the page says of forms in which a type is published."""
     served = [len(_names(record[kind], "equal")) for kind in ("types", "variants", "multimodal")]
     return (
-        f"Of {len(record['variants'])} common variants of these types {served[1]} are served as well. With them "
-        f"{served[0] + served[1]} configurations of causal language models are served, and {sum(served)} with the others."
+        f"Of {len(record['variants'])} common variants of these types {served[1]} are served as well. "
+        f"With them {served[0] + served[1]} configurations of causal language models are served, "
+        f"and {sum(served)} with the others."
     )
 
 

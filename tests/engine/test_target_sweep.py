@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from scripts.small_models import VARIANTS, model_types, multimodal_types
+from scripts.small_models import model_types, multimodal_types
 from scripts.target_sweep import RECORD, verify
 from scripts.target_table import PAGE, README, page, sentence
+from scripts.target_variants import VARIANTS
 
 pytestmark = pytest.mark.usefixtures("proven_targets")
 QUICK = {
