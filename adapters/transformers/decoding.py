@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -205,9 +205,7 @@ class _Views(ViewBuilder):
 
     shown: SamplingView
 
-    def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
-        if not self.needs.sampling:
-            return None
+    def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
         declared = {name: getattr(self.shown, name).to(self.device) for name in self.needs.sampling}
         return SamplingView(**declared, all_greedy=self.shown.all_greedy)
 
