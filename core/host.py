@@ -16,6 +16,7 @@ from .engine.assembly import parts_of
 from .engine.device import profile_of
 from .engine.plan import target_info
 from .engine.verifier_checkpoint import with_verifier
+from .engine.view import EngineView
 from .model.forward_input import ForwardInput
 from .model.hidden_states import HiddenStates
 from .model.model_support import locate_model, refuse_unsupported
@@ -48,6 +49,7 @@ __all__ = [
     "EngineConfig",
     "EngineMetrics",
     "EngineServices",
+    "EngineView",
     "ForwardInput",
     "HiddenStates",
     "HostAddressing",
