@@ -17,6 +17,7 @@ from .engine.assembly import parts_of
 from .engine.device import profile_of
 from .engine.plan import target_info
 from .engine.verifier_checkpoint import with_verifier
+from .engine.view import EngineView
 from .kernels.backend import Backend
 from .model.find_mixers import mixers_in
 from .model.forward_input import ForwardInput
@@ -53,6 +54,7 @@ __all__ = [
     "EngineConfig",
     "EngineMetrics",
     "EngineServices",
+    "EngineView",
     "ForwardInput",
     "HiddenStates",
     "HostAddressing",

@@ -271,6 +271,10 @@ class DraftStore:
     def _count(self, report: DraftReport) -> None:
         self.num_one_hot_fallbacks += report.kind == DistributionKind.ONE_HOT and report.length > 0
 
+    def clear(self) -> None:
+        """Forget every draft: the weights that it was drawn with are no longer the proposer's."""
+        self._drafts.clear()
+
     def drop(self, row: int) -> None:
         """Forget a row's draft: its request finished or was preempted."""
         self._drafts.pop(row, None)
