@@ -14,6 +14,7 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
+from .confidence import top_probability
 from .sampling import DrawRule, most_likely
 
 
@@ -68,7 +69,9 @@ class ParallelProposer(ModelProposer):
     def _drawn_block(self, rule: DrawRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The tokens of a block and what they were drawn from, from its inputs and then the numbers of the rule."""
         if rule.form == "one_hot":
-            return (most_likely(self.block_logits(num_tokens, *tensors), self.vocabulary),)
+            logits = self.block_logits(num_tokens, *tensors)
+            drawn = most_likely(logits, self.vocabulary)
+            return (drawn, top_probability(logits)) if rule.confident else (drawn,)
         *inputs, numbers = tensors
         drawing = rule.drawing([numbers], num_tokens)
         for logits in self.block_logits(num_tokens, *inputs).unbind(dim=1):

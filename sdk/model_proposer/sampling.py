@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..needs import DistributionForm
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution, SamplingView, StepView
+from .confidence import top_probability
 from .vocabulary import DraftVocabulary
 
 
@@ -27,6 +28,7 @@ class DraftSampler:
         do the same.
     sparse_top_m: M, the entries of a sparse distribution.
     vocabulary: the draft vocabulary. None means the target's.
+    confident: whether the draft says how likely its tokens are to be accepted.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class DraftSampler:
         *,
         sparse_top_m: int = 0,
         vocabulary: DraftVocabulary | None = None,
+        confident: bool = False,
     ) -> None:
         self._step = step
         self._chosen = chosen
         sampling = None if form == "one_hot" or step.sampling is None or step.sampling.all_greedy else step.sampling
         self._sampling = {} if sampling is None else _columns_of(sampling, chosen)
-        self.rule = DrawRule("one_hot" if sampling is None else form, tuple(self._sampling), sparse_top_m, vocabulary)
+        form = "one_hot" if sampling is None else form
+        self.rule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary, confident)
         self._uniforms: list[Tensor] = []
         self._drawing: Drawing | None = None
 
@@ -81,7 +85,8 @@ class DraftSampler:
             lengths = torch.zeros_like(lengths).index_copy(0, self._chosen, lengths[self._chosen])
         beyond = torch.arange(step.num_draft_tokens, device=lengths.device) >= lengths[:, None]
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
-        return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts))
+        confidence = self._placed(parts[-1], torch.nan) if self.rule.confident else None
+        return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts), confidence)
 
     def _uniform(self, index: int) -> Tensor:
         uniform = self._step.random.uniform(index)
@@ -97,7 +102,7 @@ class DraftSampler:
             kind=kind,
             **{
                 name: self._placed(part, PADDING_TOKEN_ID if name == "sparse_ids" else 0)
-                for name, part in zip(form.parts, parts, strict=True)
+                for name, part in zip(form.parts, parts, strict=False)  # the confidence, if any, is the last
             },
         )
 
@@ -117,13 +122,14 @@ class DrawRule:
     """How tokens are drawn, without the tensors that change with every step: what recorded work is made with.
 
     A result is target ids [b, n], then what they were drawn from: nothing for "one_hot", sparse_ids and sparse_probs
-    [b, n, M] for "sparse", draft_logits [b, n, D] for "dense".
+    [b, n, M] for "sparse", draft_logits [b, n, D] for "dense". Last, if `confident`, come confidences [b, n].
     """
 
     form: DistributionForm
     columns: tuple[str, ...]  # the sampling parameters that are known of each row
     sparse_top_m: int
     vocabulary: DraftVocabulary | None
+    confident: bool = False
 
     def drawing(self, numbers: Sequence[Tensor], num_tokens: int) -> Drawing:
         """A new drawing of so many tokens, from what `DraftSampler.numbers` gave. It may be recorded."""
@@ -152,6 +158,8 @@ class Drawing:
         """The next token of every row, as target ids [b], from its logits [b, D]."""
         ids, *parts = self._draw(logits)
         ids = target_ids(ids, self._rule.vocabulary)
+        if self._rule.confident:
+            parts.append(top_probability(logits))
         self._drawn.append((ids, *parts))
         return ids
 
@@ -216,7 +224,7 @@ class _SparseDrawing(_FilteredDrawing):
 
     def result(self) -> tuple[Tensor, ...]:
         """See `DrawRule`."""
-        drawn, ids, probs = super().result()
+        drawn, ids, probs, *confidence = super().result()
         vocabulary = self._rule.vocabulary
         if vocabulary is not None:
             ids = vocabulary.target_ids[ids.clamp(min=0)].masked_fill(ids < 0, PADDING_TOKEN_ID)
@@ -224,7 +232,7 @@ class _SparseDrawing(_FilteredDrawing):
         if missing > 0:  # a draft vocabulary smaller than M
             ids = torch.nn.functional.pad(ids, (0, missing), value=PADDING_TOKEN_ID)
             probs = torch.nn.functional.pad(probs, (0, missing))
-        return drawn, ids, probs
+        return drawn, ids, probs, *confidence
 
 
 class _DenseDrawing(_FilteredDrawing):
