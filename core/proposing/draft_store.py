@@ -207,6 +207,11 @@ class DraftStore:
         stored = self._drafts.get(row)
         return stored.length if stored and stored.generation == generation else 0
 
+    def confidence(self, row: int) -> Sequence[float]:
+        """What the draft of this row says of its tokens; empty if it says nothing, or nobody has read it."""
+        stored = self._drafts.get(row)
+        return stored.report.confidence if stored and stored.report else ()
+
     def put(
         self,
         rows: Sequence[int],

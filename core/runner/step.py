@@ -26,6 +26,7 @@ from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
 from .batch import Batch, SamplingTable, build_batch
+from .draft_budget import DraftBudget
 from .request_progress import RequestProgress
 from .sampling import adjust_logits, likely, on_its_way, read_likely
 from .scheduler import Scheduling
@@ -62,6 +63,7 @@ class Runner:
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable()
         self._num_steps = 0
+        self.budget: DraftBudget | None = None  # None: every draft is verified
         self.on_verified: Any = None  # the hook that is told of what was verified; None: nobody is
         self.last_stats: StepStats | None = None  # of the last step that committed anything
 
@@ -81,7 +83,8 @@ class Runner:
 
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
-            plan = self._scheduler.schedule(self._num_useful_drafts)
+            num_drafts = self._num_useful_drafts
+            plan = self._scheduler.schedule(self.budget.plan(num_drafts) if self.budget else num_drafts)
             self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
@@ -100,7 +103,8 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden, top)
+                most = self.budget.depth if self.budget else self._host.num_draft_tokens
+                self.progress.propose(going_on, most, batch.inputs, output.hidden, top)
             if batch.numbers.shape[1]:
                 self._check_late(batch, reports)
 
@@ -204,7 +208,10 @@ class Runner:
             num_committed_tokens=sum([len(each.token_ids) for each in committed]),
         )
         if self._host:
-            self._host.keep_pace(self.last_stats, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            if self.budget:
+                self.budget.learn(committed, seconds, self._host.draft_seconds)
+            self._host.keep_pace(self.last_stats, seconds)
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
