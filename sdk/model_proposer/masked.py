@@ -39,7 +39,8 @@ class MaskedProposer(AutoregressiveProposer, ParallelProposer):
     """Drafts in parallel where the network was trained for it, and one token after the other elsewhere.
 
     In parallel, K - 1 rows of the mask follow the rows that the step committed. The last committed row gives the first
-    draft, and each row of the mask the draft after it (arXiv 2504.18583, 2602.01469). Their keys and values are overwritten like those of any row that was drafted.
+    draft, and each row of the mask the draft after it (arXiv 2504.18583, 2602.01469). Their keys and values are
+    overwritten like those of any row that was drafted.
     """
 
     Options: type[ModelOptions] = MaskedOptions
