@@ -10,8 +10,8 @@ from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
 from .kv_shape import draft_kv_of
 from .masked import MaskedOptions, MaskedProposer, mask_token_id
-from .parallel import ParallelProposer
-from .sampling import DraftSampler, DrawRule
+from .parallel import ParallelOptions, ParallelProposer
+from .sampling import DraftSampler, Drawing, DrawRule
 from .vocabulary import DraftVocabulary
 from .weights import Weights, load_module
 
@@ -21,10 +21,12 @@ __all__ = [
     "DraftSampler",
     "DraftVocabulary",
     "DrawRule",
+    "Drawing",
     "MaskedOptions",
     "MaskedProposer",
     "ModelOptions",
     "ModelProposer",
+    "ParallelOptions",
     "ParallelProposer",
     "TargetEmbedding",
     "TargetHead",

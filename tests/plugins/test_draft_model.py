@@ -111,7 +111,10 @@ def test_replay_gives_the_same_drafts_and_the_same_acceptance(k, prompts, noisy,
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_num_batched_tokens": 32}, {"num_kv_blocks": 20, "max_num_batched_tokens": 48}],
+    [
+        pytest.param({"max_num_batched_tokens": 32}, marks=pytest.mark.ci),
+        {"num_kv_blocks": 20, "max_num_batched_tokens": 48},
+    ],
     ids=["chunked", "preempted"],
 )
 def test_drafts_after_any_history_are_those_of_a_fresh_pass(settings, prompts, noisy):
@@ -142,7 +145,7 @@ def plain(prompts):
     [
         (1, 1, {}),
         (3, 4, {"max_num_batched_tokens": 32}),
-        (8, 16, {}),
+        pytest.param(8, 16, {}, marks=pytest.mark.ci),
         (5, 6, {"num_kv_blocks": 20, "max_num_batched_tokens": 48}),
         (5, 4, {"max_num_seqs": 2}),
     ],
