@@ -11,7 +11,7 @@ from .each import per_request, width_of
 from .kv_shape import draft_kv_of
 from .masked import MaskedOptions, MaskedProposer, mask_token_id
 from .parallel import ParallelOptions, ParallelProposer
-from .sampling import DraftSampler, Drawing
+from .sampling import DraftSampler, Drawing, DrawRule
 from .vocabulary import DraftVocabulary
 from .weights import Weights, load_module
 
@@ -20,6 +20,7 @@ __all__ = [
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",
+    "DrawRule",
     "Drawing",
     "MaskedOptions",
     "MaskedProposer",

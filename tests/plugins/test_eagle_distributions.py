@@ -10,7 +10,7 @@ import make_eagle
 import pytest
 import torch
 from inside import proposer_of
-from make_eagle import Made, narrow, peagle, safeailab_eagle1, speculators, trained
+from make_eagle import Made, latent, narrow, peagle, safeailab_eagle1, speculators, trained
 from plugin_helpers import GREEDY, TINY, TargetStates
 from replay_eagle import Replay
 from replaying import continued, tiny_prompts, tiny_truth
@@ -78,6 +78,7 @@ def assert_distributions_are_those_drawn_from(llm: LLM, made: Made, replay: Repl
         (safeailab_eagle1, "dense"),
         (speculators, "sparse"),
         (peagle, "dense"),
+        (latent, "sparse"),
         (None, "sparse"),
         *(
             pytest.param(make, distribution, marks=pytest.mark.full)
