@@ -46,8 +46,8 @@ class Checkpoint:
 
         model: a directory, the name of a packaged model ("tiny/NAME"), or a hub id.
 
-        Raises CheckpointError: SD-E105 if there is none, SD-E286 if it is an adapter of PEFT, SD-E106 if its config.json is
-        not a JSON object.
+        Raises CheckpointError: SD-E105 if there is none, SD-E286 for an adapter of PEFT, SD-E106 if config.json is no
+        JSON object.
         """
         directory = packaged(str(model)) or Path(model).expanduser()
         if not (directory / "config.json").is_file():
