@@ -59,7 +59,7 @@ class DFlashProposer(ParallelProposer):
         spec = cls.read_spec(config, target, checkpoint)
         spec.check_fits(target, config.num_draft_tokens)
         with torch.device("meta"):  # what it refuses, it refuses before weights are loaded
-            walk = walk_of(checkpoint, spec)
+            walk_of(checkpoint, spec)
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.modes),
@@ -72,7 +72,6 @@ class DFlashProposer(ParallelProposer):
             hidden_states=spec.boundaries,
             draft_kv=kv,
             max_draft_tokens=spec.max_draft_tokens,
-            confidence=walk.tells_confidence and config.enable_adaptive_verification,
             draft_vocabulary=mapped_ids(checkpoint, spec, target) if shared.get("distribution") == "dense" else None,
         )
 
