@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from . import registry, rejection
 from .cache.block_pool import BlockPool
-from .cache.host_addressing import HostAddressing
-from .cache.kv_cache import KVCache
+from .cache.host_addressing import CacheView, HostAddressing
+from .cache.kv_cache import KVCache, LayerShape
 from .cache.row_table import RowTable
 from .config.engine_config import EngineConfig
 from .config.speculative_config import SpeculativeConfig
@@ -19,6 +19,7 @@ from .engine.verifier_checkpoint import with_verifier
 from .model.forward_input import ForwardInput
 from .model.hidden_states import HiddenStates
 from .model.model_support import locate_model, refuse_unsupported
+from .model.partial_target import PartialTarget
 from .model.target import TargetOutput
 from .proposing.admission import admit
 from .proposing.draft_check import SUM_TOLERANCE
@@ -27,6 +28,7 @@ from .proposing.draft_table import CheckedDraft, DraftReport
 from .proposing.proposer_host import ProposerHost
 from .proposing.services import BlockDraftKV, EngineServices, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
+from .proposing.target_access import TargetAccess
 from .proposing.view_guard import Snapshot
 from .proposing.views import ViewBuilder
 from .request.metrics import EngineMetrics
@@ -40,6 +42,7 @@ __all__ = [
     "SUM_TOLERANCE",
     "BlockDraftKV",
     "BlockPool",
+    "CacheView",
     "CheckedDraft",
     "Committed",
     "DistributionBuffers",
@@ -52,6 +55,8 @@ __all__ = [
     "HiddenStates",
     "HostAddressing",
     "KVCache",
+    "LayerShape",
+    "PartialTarget",
     "ProposerHost",
     "Request",
     "RequestProgress",
@@ -64,6 +69,7 @@ __all__ = [
     "Speculation",
     "SpeculativeConfig",
     "SpeculativeSettings",
+    "TargetAccess",
     "TargetOutput",
     "ViewBuilder",
     "admit",
