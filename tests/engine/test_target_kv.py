@@ -15,7 +15,7 @@ from specdec.core.cache.kv_cache import KVCache, LayerShape
 from specdec.core.cache.row_table import RowTable
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.model.attention import CONTEXT
-from specdec.core.proposing.target_kv import CachedKV
+from specdec.core.proposing.target_access import CachedKV
 from specdec.sdk import Draft, Needs, Refusal
 
 LAYERS = (1, 6)

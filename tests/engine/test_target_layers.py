@@ -69,11 +69,11 @@ def asked(prompts):
 
 @pytest.fixture(scope="module")
 def plain(asked):
-    return tokens(make_llm().generate(asked, GREEDY.replace(max_tokens=24)))
+    return tokens(make_llm().generate(asked, GREEDY))
 
 
 def run(llm, asked):
-    found = tokens(llm.generate(asked, GREEDY.replace(max_tokens=24)))
+    found = tokens(llm.generate(asked, GREEDY))
     llm.engine.check_integrity()
     return found
 
