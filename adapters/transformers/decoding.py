@@ -33,6 +33,7 @@ from specdec.core.host import (
 from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import SamplingView, TargetInfo
 
+from ..verification import refuse_adaptive
 from .call import Call
 from .target import GenerateTarget
 
@@ -74,6 +75,7 @@ def speculative(
     speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
+    refuse_adaptive(speculation.config, "transformers")
     return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
 
 
