@@ -337,3 +337,11 @@ def test_where_the_configuration_is_silent_tensors_say_what_the_confidence_head_
     with torch.device("meta"):
         head = walk_of(Checkpoint.open(made.path), read).confidence_head
     assert (0 if head is None else head.proj.in_features) == width
+
+
+def test_a_confidence_head_of_no_known_width_is_an_error(tmp_path):
+    made = change(deepspec(tmp_path), enable_confidence_head=None, confidence_head_with_markov=None)
+    made.tensors["confidence_head.proj.weight"] = torch.zeros(1, 100)
+    with pytest.raises(ConfigError, match="SD-E175") as caught:
+        start(made)
+    assert "expected [1, 264], found [1, 100]" in str(caught.value)
