@@ -10,14 +10,19 @@ from .cache.block_pool import BlockPool
 from .cache.host_addressing import CacheView, HostAddressing
 from .cache.kv_cache import KVCache, LayerShape
 from .cache.row_table import RowTable
+from .cache.state_store import StatePass, StateStore
 from .config.engine_config import EngineConfig
 from .config.speculative_config import SpeculativeConfig
 from .engine.assembly import parts_of
 from .engine.device import profile_of
 from .engine.plan import target_info
 from .engine.verifier_checkpoint import with_verifier
+from .engine.view import EngineView
+from .kernels.backend import Backend
+from .model.find_mixers import mixers_in
 from .model.forward_input import ForwardInput
 from .model.hidden_states import HiddenStates
+from .model.mixers import Mixers
 from .model.model_support import locate_model, refuse_unsupported
 from .model.partial_target import PartialTarget
 from .model.target import TargetOutput
@@ -40,6 +45,7 @@ from .runner.step import Runner
 
 __all__ = [
     "SUM_TOLERANCE",
+    "Backend",
     "BlockDraftKV",
     "BlockPool",
     "CacheView",
@@ -51,11 +57,13 @@ __all__ = [
     "EngineConfig",
     "EngineMetrics",
     "EngineServices",
+    "EngineView",
     "ForwardInput",
     "HiddenStates",
     "HostAddressing",
     "KVCache",
     "LayerShape",
+    "Mixers",
     "PartialTarget",
     "ProposerHost",
     "Request",
@@ -69,12 +77,15 @@ __all__ = [
     "Speculation",
     "SpeculativeConfig",
     "SpeculativeSettings",
+    "StatePass",
+    "StateStore",
     "TargetAccess",
     "TargetOutput",
     "ViewBuilder",
     "admit",
     "locate_model",
     "logit_scale",
+    "mixers_in",
     "parts_of",
     "profile_of",
     "refuse_unsupported",

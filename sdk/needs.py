@@ -66,6 +66,7 @@ class Needs(StrictModel):
         None,
         description="target id of each draft id, for dense distributions over fewer tokens. None means the target's",
     )
+    confidence: bool = Field(False, description="says of each draft token how likely it is to be accepted")
     min_draft_tokens: int = Field(0, ge=0, description="the fewest drafts that a useful draft of this proposer has")
     max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft. None means any K")
     per_row_length: bool = Field(True, description="False means that all rows with drafts have the same number")

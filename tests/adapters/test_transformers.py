@@ -22,7 +22,7 @@ from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper
 
 from specdec import LLM, SamplingParams
 from specdec.adapters.transformers import speculative
-from specdec.sdk import ConfigError, ProposerError, Refusal, RequestError, UnsupportedModelError
+from specdec.sdk import ConfigError, ProposerError, Refusal, RequestError
 from specdec.sdk.packaged import packaged
 
 ENGINE = f"transformers {transformers.__version__}, CPU"
@@ -379,15 +379,33 @@ def test_trees_are_refused(model, record):
     record(None, "drafts in trees", refused=refused.value.reason)
 
 
+def test_the_targets_most_likely_tokens_are_shown(model, prompts, record):
+    decoding = speculative(model, {"method": "specdec.plugins.token_recycling:TokenRecyclingProposer"})
+    drafted = greedy(model, prompts[0], custom_generate=decoding, max_new_tokens=32)
+    assert torch.equal(drafted, greedy(model, prompts[0], max_new_tokens=32))
+    assert decoding.metrics.acceptance.num_accepted_tokens > 4
+    record(decoding, "the target's most likely tokens")
+
+
+@pytest.mark.parametrize(
+    ("method", "capability"),
+    [
+        ("everywhere:CacheReader", "the target's keys and values"),
+        ("specdec.plugins.layer_skip.proposer:LayerSkipProposer", "the target's own layers"),
+    ],
+)
+def test_the_targets_cache_is_the_calls_and_so_refused(model, record, method, capability):
+    with pytest.raises(Refusal, match="brings its own cache") as refused:
+        speculative(model, {"method": method, "num_speculative_tokens": 2})
+    record(None, capability, refused=refused.value.reason)
+
+
+def test_adaptive_verification_is_refused(model):
+    settings = {"method": "ngram", "num_speculative_tokens": 3, "enable_adaptive_verification": True}
+    with pytest.raises(ConfigError, match="SD-E237"):
+        speculative(model, settings)
+
+
 def test_another_model_is_refused(model, small_model, prompts, counting):
     with pytest.raises(ConfigError, match="another model"):
         greedy(small_model, torch.tensor([[1, 2]]), custom_generate=counting, max_new_tokens=4)
-
-
-def test_models_with_another_state_are_refused_and_told_of_what_serves_them(record):
-    class Recurrent:
-        config = transformers.MambaConfig()
-
-    with pytest.raises(UnsupportedModelError, match=r"state_size(.|\n)*specdec\.LLM") as refused:
-        speculative(Recurrent(), COUNTING)
-    record(None, "targets whose layers keep a state", refused=refused.value.summary + "; `specdec.LLM` serves them")
