@@ -1,6 +1,6 @@
 """What a verification sized by confidence gains over fixed numbers of drafts: tokens per second of CPU time, in turns.
 
-    python benchmarks/confidence.py [--batch 32] [--method eagle3] [--fixed 1 2 3 4 5 7] [--turns 5] [--steps 40] [--clock cpu]
+    python benchmarks/confidence.py [--batch 32] [--method eagle3] [--fixed 1 2 3 4 5 7] [--turns 5] [--clock cpu]
 
 One engine per setting lives in one process; settings take turns in a random order, and each turn's rate is divided by
 that of the others in the same turn. Requests follow each other, so the batch is always full, and prompts are part of

@@ -259,14 +259,13 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
     """
     if cache.kv.states is not None:
         _refuse_fixed_forms(plan.config)
-        return model.target
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
     if cache.addressing.table is None:
         return model.target
     warm_up_target(model.target, cache.kv, cache.addressing.table)
-    if graphs is None:
+    if graphs is None or cache.kv.states is not None:
         return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
 

@@ -12,8 +12,8 @@ from specdec.sdk.errors import ConfigError, UnsupportedModelError
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
+from ..model.find_mixers import state_layers
 from ..model.inference_form import check_quantization
-from ..model.mixers import state_layers
 from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length
 from ..model.stored_quantization import check_stored_quantization

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from specdec.sdk.errors import ProposerError, SpecdecError
 from specdec.sdk.hooks import StepStats
@@ -23,6 +24,8 @@ from ..registry.proposer_state import find_state, has_state, require_state, save
 from ..request.metrics import EngineMetrics
 from .draft_check import DraftChecker
 from .draft_table import CheckedDraft, DraftReport
+from .new_weights import as_tensors, require_updatable
+from .own_metrics import own_metrics
 from .pace import Pace
 from .view_guard import Snapshot, is_due
 from .views import ViewBuilder
@@ -211,6 +214,20 @@ class ProposerHost:
         require_state(self.plugin, self._methods)
         self._must("load", find_state(path, self.plugin))
 
+    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Have it take new weights. Raises ConfigError SD-E227, SD-E228; ProposerError whatever the policy."""
+        require_updatable(self.plugin, self._methods)
+        self._must("update_weights", as_tensors(tensors))
+
+    def metrics(self) -> dict[str, float]:
+        """Its own figures. A failure is counted and logged, and raised to nobody."""
+        try:
+            return self._attempt("metrics", partial(own_metrics, self._methods.get("metrics", dict), self.plugin))
+        except SpecdecError as error:
+            self._metrics.proposer_errors[error.code] += 1
+            logger.warning("%s", error)
+            return {}
+
     def _must(self, method: str, *args: object) -> None:
         """Call an optional method if it is there, and fail if it fails."""
         if method in self._methods:
@@ -250,12 +267,11 @@ class ProposerHost:
 
     def _attributed(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}
-        needs = self.needs
-        declared = {"history": needs.history, "hidden": needs.hidden_states, "sampling": needs.sampling}
-        missing = undeclared(error, declared)
+        missing = undeclared(error, dict(self.needs))
         if missing:
             facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
-            facts["fix"] = f"needs = Needs({', '.join(FIELDS[name] for name in missing)}, ...)"
+            declared = dict.fromkeys(FIELDS[name][1] for name in missing)
+            facts["fix"] = f"needs = Needs({', '.join(declared)}, ...)"
             raised = ProposerError("SD-E222", f"{method} raised {describe(error)}", facts, plugin=self.plugin)
         else:
             raised = ProposerError("SD-E210", f"{method} raised {describe(error)}", facts, plugin=self.plugin)

@@ -27,6 +27,8 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
     return Needs(
         placement="device" if any(each.placement == "device" for each in needs) else "host",
         hidden_states=tuple(dict.fromkeys(layer for each in needs for layer in each.hidden_states)),
+        target_top_k=max(each.target_top_k for each in needs),
+        rejected_rows=any(each.rejected_rows for each in needs),
         draft_kv=_only_draft_kv(plans).draft_kv,
         distribution=distribution,
         sparse_top_m=max(each.sparse_top_m for each in needs),
