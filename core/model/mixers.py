@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, get_
 
 from specdec.sdk.errors import UnsupportedModelError
 
-from ..cache.state_store import Group, StateLayout, StatePass, StateTensor
+from ..cache.state_store import EvenPass, Group, StateLayout, StatePass, StateTensor
 from .few_tokens import Rule, for_few_tokens
 
 _CACHE_ARGUMENTS = ("cache_params", "past_key_values")
@@ -149,7 +149,7 @@ class Mixers:
 
     def __init__(self, mixers: Sequence[Mixer]) -> None:
         self._mixers = mixers
-        self.serving: StatePass | None = None
+        self.serving: StatePass | EvenPass | None = None
         for place, mixer in enumerate(mixers):
             mixer.module.forward = self._forward(place, mixer)
 
@@ -164,15 +164,14 @@ class Mixers:
             mixer.exchange(kernels)
 
     @contextmanager
-    def pass_over(self, states: StatePass) -> Iterator[None]:
+    def pass_over(self, states: StatePass | EvenPass) -> Iterator[None]:
         """Modules compute this pass, and its states are settled if it ends well."""
-        states.store.begin(states)
-        self.serving = states
-        try:
-            yield
-        finally:
-            self.serving = None
-        states.store.settle(states)
+        with states.store.passing(states):
+            self.serving = states
+            try:
+                yield
+            finally:
+                self.serving = None
 
     def _forward(self, place: int, mixer: Mixer) -> Forward:
         inner = mixer.module.forward
@@ -181,6 +180,8 @@ class Mixers:
             if self.serving is None:
                 return inner(*args, **named)
             hidden, others = mixer.bound(args, named)
+            if isinstance(self.serving, EvenPass):
+                return _even(mixer, place, self.serving, hidden, others)
             return _ragged(mixer, place, self.serving, hidden, others)
 
         return forward
@@ -202,6 +203,21 @@ def _ragged(mixer: Mixer, place: int, passed: StatePass, hidden: Tensor, others:
         inputs[group.rows, : group.length] = given
         pieces += mixer.advance(given, states, others, is_fresh=False).unbind()
     return torch.cat([pieces[i] for i in passed.order])[None] if len(pieces) > 1 else pieces[0][None]
+
+
+def _even(mixer: Mixer, place: int, passed: EvenPass, hidden: Tensor, others: Mapping[str, Any]) -> Tensor:
+    """Outputs [1, N, H] of a batch [1, N, H] of equal requests. It may be recorded: no number of a request is read."""
+    kept, inputs, rows = passed.store.tensors[place], passed.store.inputs[place], passed.rows
+    each, states = hidden.view(len(rows), -1, hidden.shape[-1]), [state[rows] for state in kept]
+    committed, drafted = each[:, :1], each[:, 1:]
+    given = torch.cat([inputs[rows, : passed.num_replayed], committed], dim=1) if passed.num_replayed else committed
+    outputs = [mixer.advance(given, states, others, is_fresh=False)[:, passed.num_replayed :]]
+    for state, new in zip(kept, states, strict=True):
+        state[rows] = new
+    if passed.num_drafts:
+        inputs[rows, : passed.num_drafts] = drafted
+        outputs.append(mixer.advance(drafted, states, others, is_fresh=False))
+    return torch.cat(outputs, dim=1).reshape(hidden.shape)
 
 
 def _given(group: Group, hidden: Tensor, inputs: Tensor) -> Tensor:

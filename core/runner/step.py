@@ -155,7 +155,7 @@ class Runner:
             if each.request.request_id in kept:
                 each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
             committed.append(each)
-        if batch.inputs.states is not None:
+        if isinstance(batch.inputs.states, StatePass):
             self._count_replayed(batch, batch.inputs.states)
         self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
 
