@@ -79,6 +79,7 @@ class Group:
     members: tuple[Member, ...]
     length: int  # inputs of each
     is_fresh: bool  # whether their texts begin here
+    decodes: bool  # whether they read inputs again, which plain decoding computes one by one
     device: torch.device
 
     @cached_property
@@ -95,10 +96,10 @@ class StatePass:
     """How the requests of a pass are computed by modules with a state."""
 
     store: StateStore
-    shares: tuple[StateShare, ...]
-    kept: tuple[Group, ...]  # committed tokens
-    drafts: tuple[Group, ...]
-    order: tuple[int, ...]  # of the pieces of all groups, one for each member, by place in the batch
+    shares: tuple[StateShare, ...] = ()
+    kept: tuple[Group, ...] = ()  # committed tokens
+    drafts: tuple[Group, ...] = ()
+    order: tuple[int, ...] = ()  # of the pieces of all groups, one for each member, by place in the batch
 
     @property
     def even(self) -> tuple[int, int] | None:
@@ -115,15 +116,15 @@ class StatePass:
         return {member.row: member.num_replayed for group in self.kept for member in group.members}
 
 
-@dataclass(frozen=True)
-class EvenPass:
-    """A pass whose requests all have as many tokens: its rows lie in a tensor, and two numbers fix every shape."""
+@dataclass(frozen=True, kw_only=True)
+class EvenPass(StatePass):
+    """A pass that may be recorded: its requests have as many tokens each, rows lie in a tensor, and two numbers fix
+    every shape. It has no shares, because whoever replays it keeps the books.
+    """
 
-    store: StateStore
     rows: Tensor  # [B] int64
     num_replayed: int  # of each
     num_drafts: int  # of each; those that are too many harm nothing
-    shares: tuple[StateShare, ...] = ()  # whoever replays it keeps the books
 
 
 class StateStore:
@@ -171,17 +172,17 @@ class StateStore:
     def _groups(self, members: Sequence[Member], fresh: set[int]) -> tuple[Group, ...]:
         """Those of equal lengths together."""
 
-        def kind(member: Member) -> tuple[bool, int]:
-            return member.row in fresh, member.num_replayed + member.num_tokens
+        def kind(member: Member) -> tuple[bool, bool, int]:
+            return member.row in fresh, member.num_replayed > 0, member.num_replayed + member.num_tokens
 
         ordered = sorted(members, key=lambda member: (kind(member), member.row))
         groups = []
-        for (is_fresh, length), each in groupby(ordered, kind):
-            groups.append(Group(tuple(each), length, is_fresh, self._device))
+        for (is_fresh, decodes, length), each in groupby(ordered, kind):
+            groups.append(Group(tuple(each), length, is_fresh, decodes, self._device))
         return tuple(groups)
 
     @contextmanager
-    def passing(self, passed: StatePass | EvenPass) -> Iterator[None]:
+    def passing(self, passed: StatePass) -> Iterator[None]:
         """The pass is computed inside. Its states are nobody's until it ended well."""
         for share in passed.shares:
             self._books[share.row] = _NOBODY

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..cache.state_store import EvenPass, StatePass
+from ..cache.state_store import StatePass
 from ..kernels.attention_spec import AttentionContext
 
 
@@ -18,4 +18,4 @@ class ForwardInput:
     positions: Tensor  # [N] int64
     logits_rows: Tensor  # [R] int64, indices into the N tokens
     cache: AttentionContext  # where attention finds earlier keys and values and puts the new ones
-    states: StatePass | EvenPass | None = None  # of layers that keep a state; None: the target has none
+    states: StatePass | None = None  # of layers that keep a state; None: the target has none

@@ -207,6 +207,11 @@ class DraftStore:
         stored = self._drafts.get(row)
         return stored.length if stored and stored.generation == generation else 0
 
+    def confidence(self, row: int) -> Sequence[float]:
+        """What the draft of this row says of its tokens; empty if it says nothing, or nobody has read it."""
+        stored = self._drafts.get(row)
+        return stored.report.confidence if stored and stored.report else ()
+
     def put(
         self,
         rows: Sequence[int],
@@ -270,6 +275,10 @@ class DraftStore:
 
     def _count(self, report: DraftReport) -> None:
         self.num_one_hot_fallbacks += report.kind == DistributionKind.ONE_HOT and report.length > 0
+
+    def clear(self) -> None:
+        """Forget every draft: the weights that it was drawn with are no longer the proposer's."""
+        self._drafts.clear()
 
     def drop(self, row: int) -> None:
         """Forget a row's draft: its request finished or was preempted."""

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import KeptRows, SamplingView, StepView, TargetInfo
+from specdec.sdk.types import KeptRows, RejectedRows, SamplingView, StepView, TargetInfo
 
 from ..cache.transfer import upload
 from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
 from .token_history import TokenHistory
-
-HOST = torch.device("cpu")
+from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
 
 
 class Computed(Protocol):
@@ -47,20 +46,26 @@ class ViewBuilder:
         budgets: Sequence[int],
         batch: Computed,
         hidden: Tensor | None,
+        top: TopTokens | None = None,
         *,
         may_pad: bool = False,
     ) -> tuple[StepView, Tensor]:
         """The view of the requests that go on, at least one, and their rows [B] where no proposer can write to them.
 
-        hidden [N, L*H]: of the whole batch. may_pad: whether a draft pass may write past a request's blocks, where
+        hidden [N, L*H], top: of the whole batch. may_pad: whether a draft pass may write past a request's blocks, where
         nobody reads it.
         """
         if self.needs.placement == "host":
-            return self._host_view(committed, budgets, batch, hidden)
-        return self._device_view(committed, budgets, batch, hidden, may_pad)
+            return self._host_view(committed, budgets, batch, hidden, top)
+        return self._device_view(committed, budgets, batch, hidden, top, may_pad)
 
     def _host_view(
-        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, hidden: Tensor | None
+        self,
+        committed: Sequence[Committed],
+        budgets: Sequence[int],
+        batch: Computed,
+        hidden: Tensor | None,
+        top: TopTokens | None,
     ) -> tuple[StepView, Tensor]:
         if self._history is not None:
             self._history.write(committed)
@@ -69,8 +74,10 @@ class ViewBuilder:
             hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
         kept = _kept_columns(committed)
         sent = self._sent(committed, budgets, kept)
-        shown = KeptRows(**{name: sent[name] for name in kept}, hidden=hidden, most_rows=None)
-        return self._view(committed, sent, shown), sent["own_rows"]
+        tops = top.fields_on_host((each.first_token, each.num_kept) for each in committed) if top else {}
+        shown = KeptRows(**{name: sent[name] for name in kept}, hidden=hidden, most_rows=None, **tops)
+        rejected = rejected_on_host(committed, top) if top and self.needs.rejected_rows else None
+        return self._view(committed, sent, shown, rejected), sent["own_rows"]
 
     def _sent(
         self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
@@ -85,7 +92,9 @@ class ViewBuilder:
         sent = upload(list(lists.values()), self.device, list(sampling.values()))
         return dict(zip([*lists, *sampling], sent, strict=True))
 
-    def _view(self, committed: Sequence[Committed], sent: Mapping[str, Tensor], kept: KeptRows) -> StepView:
+    def _view(
+        self, committed: Sequence[Committed], sent: Mapping[str, Tensor], kept: KeptRows, rejected: RejectedRows | None
+    ) -> StepView:
         return StepView(
             request_ids=tuple([each.request.request_id for each in committed]),
             num_draft_tokens=self.num_draft_tokens,
@@ -94,6 +103,7 @@ class ViewBuilder:
             random=StepRandom(sent["draft_key"], sent["committed_length"], self.num_draft_tokens),
             sampling=self._sampling(committed, sent) if self.needs.sampling else None,
             history=self._history.tokens if self._history else None,
+            rejected=rejected,
         )
 
     def _device_view(
@@ -102,6 +112,7 @@ class ViewBuilder:
         budgets: Sequence[int],
         batch: Computed,
         hidden: Tensor | None,
+        top: TopTokens | None,
         may_pad: bool,
     ) -> tuple[StepView, Tensor]:
         new_places, new_tokens = ([], []) if self._history is None else self._history.news(committed)
@@ -113,6 +124,8 @@ class ViewBuilder:
             "next_token_ids": _next_tokens(committed),
         }
         more = {"new_places": new_places, "new_tokens": new_tokens, "places": places}
+        if self.needs.rejected_rows:
+            more["num_rejected"] = [each.num_drafted - each.num_accepted for each in committed]
         sent = self._sent(committed, budgets, kept | more)
         if self._history is not None:
             self._history.put(sent["new_places"], sent["new_tokens"])
@@ -126,8 +139,10 @@ class ViewBuilder:
             token_ids=token_ids,
             hidden=None if hidden is None else hidden.to(self.device),
             most_rows=max(each.num_rows for each in committed) if may_pad else None,
+            **(top.fields(sent["places"] if places else None) if top else {}),
         )
-        return self._view(committed, sent, shown), sent["own_rows"]
+        rejected = rejected_on_device(shown, sent["num_rejected"]) if self.needs.rejected_rows else None
+        return self._view(committed, sent, shown, rejected), sent["own_rows"]
 
     def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
         """The declared parameters."""

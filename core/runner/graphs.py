@@ -143,7 +143,8 @@ class GraphedTarget:
         )
         states = None
         if self._cache.states is not None:
-            states = EvenPass(self._cache.states, view.rows, bucket.num_replayed, bucket.num_queries - 1)
+            store, num_drafts = self._cache.states, bucket.num_queries - 1
+            states = EvenPass(store, rows=view.rows, num_replayed=bucket.num_replayed, num_drafts=num_drafts)
         output = self._target.forward(
             ForwardInput(inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[:count], view, states)
         )
@@ -157,7 +158,6 @@ class GraphedTarget:
     def forward(self, batch: ForwardInput) -> TargetOutput:
         """See `TargetModel.forward`."""
         assert isinstance(batch.cache, PagedView), "the view of a device"
-        assert not isinstance(batch.states, EvenPass), "made of requests"
         bucket = self.bucket_of(batch.cache, batch.states)
         if bucket is None:
             return self._target.forward(batch)

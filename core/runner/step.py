@@ -20,11 +20,13 @@ from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
+from ..proposing.top_tokens import TopTokens
 from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
 from .batch import Batch, SamplingTable, build_batch
+from .draft_budget import DraftBudget
 from .request_progress import RequestProgress
 from .sampling import adjust_logits, likely, on_its_way, read_likely
 from .scheduler import Scheduling
@@ -57,9 +59,11 @@ class Runner:
         self._host = host
         self._profile = profile
         self._rule = rule
+        self._num_top = host.views.needs.target_top_k if host else 0  # of the target's most likely tokens
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable()
         self._num_steps = 0
+        self.budget: DraftBudget | None = None  # None: every draft is verified
         self.on_verified: Any = None  # the hook that is told of what was verified; None: nobody is
         self.last_stats: StepStats | None = None  # of the last step that committed anything
 
@@ -79,7 +83,8 @@ class Runner:
 
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
-            plan = self._scheduler.schedule(self._num_useful_drafts)
+            num_drafts = self._num_useful_drafts
+            plan = self._scheduler.schedule(self.budget.plan(num_drafts) if self.budget else num_drafts)
             self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
@@ -88,6 +93,7 @@ class Runner:
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
+            top = self._top(batch, output) if self._num_top else None
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
@@ -97,13 +103,18 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden)
+                most = self.budget.depth if self.budget else self._host.num_draft_tokens
+                self.progress.propose(going_on, most, batch.inputs, output.hidden, top)
             if batch.numbers.shape[1]:
                 self._check_late(batch, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
         return min(self._drafts.length(request.row, request.generation), room)
+
+    def _top(self, batch: Batch, output: TargetOutput) -> TopTokens:
+        inputs = batch.inputs
+        return TopTokens.of(output.logits, inputs.logits_rows, len(inputs.token_ids), self._num_top)
 
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [item.scheduled.request for item in batch.items]
@@ -155,7 +166,7 @@ class Runner:
             if each.request.request_id in kept:
                 each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
             committed.append(each)
-        if isinstance(batch.inputs.states, StatePass):
+        if batch.inputs.states is not None:
             self._count_replayed(batch, batch.inputs.states)
         self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
 
@@ -197,7 +208,10 @@ class Runner:
             num_committed_tokens=sum([len(each.token_ids) for each in committed]),
         )
         if self._host:
-            self._host.keep_pace(self.last_stats, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            if self.budget:
+                self.budget.learn(committed, seconds, self._host.draft_seconds)
+            self._host.keep_pace(self.last_stats, seconds)
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED

@@ -9,8 +9,9 @@ from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
 from .kv_shape import draft_kv_of
-from .parallel import ParallelProposer
-from .sampling import DraftSampler
+from .masked import MaskedOptions, MaskedProposer, mask_token_id
+from .parallel import ParallelOptions, ParallelProposer
+from .sampling import DraftSampler, Drawing, DrawRule
 from .vocabulary import DraftVocabulary
 from .weights import Weights, load_module
 
@@ -19,14 +20,20 @@ __all__ = [
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",
+    "DrawRule",
+    "Drawing",
+    "MaskedOptions",
+    "MaskedProposer",
     "ModelOptions",
     "ModelProposer",
+    "ParallelOptions",
     "ParallelProposer",
     "TargetEmbedding",
     "TargetHead",
     "Weights",
     "draft_kv_of",
     "load_module",
+    "mask_token_id",
     "per_request",
     "width_of",
 ]

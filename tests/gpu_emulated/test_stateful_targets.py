@@ -11,17 +11,13 @@ from serving import HYBRID_CASES, K, engine, prompt
 
 from specdec import SamplingParams
 
+pytestmark = pytest.mark.ci
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 SCARCE = {"num_kv_blocks": 7, "max_num_batched_tokens": 16}
 """Prompts are computed in chunks, and one of three requests is preempted."""
 PLAIN, NGRAM, MTP = HYBRID_CASES
 MOST_LAUNCHES = 40
 """Of a step outside of what is recorded; a hybrid's pass is several hundred."""
-
-
-def quick(*chosen):
-    """All cases, those that are not chosen outside of the quick slice."""
-    return [case if case in chosen else pytest.param(case, marks=pytest.mark.full) for case in HYBRID_CASES]
 
 
 def generate(llm):
@@ -36,7 +32,7 @@ def with_requests(case):
     return llm
 
 
-@pytest.mark.parametrize("case", quick(MTP), ids="-".join)
+@pytest.mark.parametrize("case", HYBRID_CASES, ids="-".join)
 def test_its_text_is_that_of_a_cpu_in_chunks_and_under_preemption(case, cuda):
     truth = generate(engine("hybrid-plain", "greedy", None, device="cpu"))
     llm = engine(*case, None, **SCARCE)
@@ -44,7 +40,7 @@ def test_its_text_is_that_of_a_cpu_in_chunks_and_under_preemption(case, cuda):
     assert llm.engine.metrics.counts["num_preemptions"] > 0
 
 
-@pytest.mark.parametrize("case", quick(NGRAM), ids="-".join)
+@pytest.mark.parametrize("case", HYBRID_CASES, ids="-".join)
 def test_the_host_waits_in_a_step_as_often_as_the_table_says(case, cuda):
     llm = with_requests(case)
     for _ in range(CHECKED_STEPS):
@@ -55,7 +51,7 @@ def test_the_host_waits_in_a_step_as_often_as_the_table_says(case, cuda):
         assert {"waits": counts.waits.total()} == expected()["-".join(case)], counts.waits
 
 
-@pytest.mark.parametrize("case", quick(MTP), ids="-".join)
+@pytest.mark.parametrize("case", HYBRID_CASES, ids="-".join)
 def test_every_step_of_a_request_alone_is_replayed_and_its_text_is_that_of_a_cpu(case, cuda):
     """Each number of accepted drafts has a recording, as their inputs are read again in the next step."""
     truth = engine("hybrid-plain", "greedy", None, device="cpu")
