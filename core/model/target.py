@@ -25,11 +25,12 @@ from .attention import (
     carry_arguments,
     collecting_arguments,
 )
+from .find_mixers import made_ragged, recorded, state_layers, storing_nothing
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
 from .masks import Limits, asking_for_masks, hand_on
-from .mixers import Mixer, Mixers, made_ragged, recorded, state_layers, storing_nothing
+from .mixers import Mixer, Mixers
 from .modalities import leave_out_unused
 from .model_class import NO_POSITIONS, auto_class, drops_positions, no_interface, refuse_class, text_config
 from .model_support import read_config, refuse_unsupported, slides
@@ -213,9 +214,12 @@ class TargetModel:
             return self.run(tokens, positions, one, **attention_arguments(context))[:0]
 
     def _run_model(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
-        """Logits [R, V] of tokens and positions [1, N], as the library's model computes them."""
+        return self.run_of(self.model, tokens, positions, logits_rows, **attention)
+
+    def run_of(self, model: Any, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
+        """Logits [R, V] of tokens and positions [1, N], as the library's model computes them, or another form of it."""
         placed = {"position_ids": positions} if self._takes_positions else {}
-        output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=logits_rows, **placed, **attention)
+        output = model(input_ids=tokens, use_cache=False, logits_to_keep=logits_rows, **placed, **attention)
         logits: Tensor = output.logits[0]
         return logits
 

@@ -83,7 +83,7 @@ class ProposerHost:
         self._on_error = on_error
         self._num_errors = 0
         self._num_steps = 0
-        self._draft_seconds = 0.0  # of the step that runs
+        self.draft_seconds = 0.0  # of the step that runs
         self._pace = Pace(loaded.plugin)
         self._started: set[str] = set()
         self._stale: set[str] = set()  # requests whose steps the proposer has not all seen
@@ -146,7 +146,7 @@ class ProposerHost:
         shared = Snapshot(step) if is_due(self._num_steps) else None
         start = time.perf_counter()
         checked = self._asked(step, budgets)
-        self._draft_seconds = time.perf_counter() - start
+        self.draft_seconds = time.perf_counter() - start
         if shared is not None:
             unchanged = partial(self._require_unchanged, shared, checked)
             return self._contained("propose", unchanged, step.request_ids, failed=None)
@@ -155,8 +155,8 @@ class ProposerHost:
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
         """Count the time of a whole step. One warning names a proposer that costs more than it saves."""
         if self.enabled and self.keeps_pace:
-            self._pace.record(stats, seconds, self._draft_seconds)
-        self._draft_seconds = 0.0
+            self._pace.record(stats, seconds, self.draft_seconds)
+        self.draft_seconds = 0.0
 
     def check_late(self, request_ids: Sequence[str], budgets: Sequence[int], reports: Sequence[DraftReport]) -> None:
         """Check drafts of an earlier step, one for each request, that were read with the outcome."""
