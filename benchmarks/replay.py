@@ -2,8 +2,9 @@
 
     python -m benchmarks.replay [--repeats 5]
 
-Records the packaged prompts, replays each proposer and runs it live, in turn, and prints medians. Token readers are
-also replayed on a recording of the same texts that says that its target has the sizes of a 70B model.
+Records the packaged prompts. In each repeat it measures the cost of a step, replays each proposer and runs it live, in
+turn; it prints medians over the repeats. Token readers are also replayed on a recording of the same texts whose target
+is said to have the sizes of a 70B model.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,10 +21,12 @@ import torch
 
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.engine import Engine
+from specdec.core.host import EngineView
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
+from specdec.lab.recording.cost import measure_cost
 from specdec.lab.recording.recorder import RecordSettings, record
-from specdec.lab.recording.tap import TAP
+from specdec.lab.recording.tap import MOST_DRAFTS, TAP
 from specdec.lab.recording.writer import RecordingWriter
 from specdec.lab.replay.run import params_of, replay
 
@@ -76,6 +80,15 @@ def live_seconds(recording, asked):
         return time.perf_counter() - start
 
 
+def with_cost_of_now(recording):
+    """The recording with the cost of a step as it is now, so that figures of one repeat belong together."""
+    settings, asked = SETTINGS.replace(enable_profiling=True), {"method": TAP, "num_speculative_tokens": MOST_DRAFTS}
+    with closing(Engine(settings, asked)) as engine:
+        prompts = [request.prompt_token_ids for request in recording]
+        cost = measure_cost(engine, EngineView.of(engine).host.proposer, prompts)
+    return replace(recording, manifest=recording.manifest.replace(cost=cost))
+
+
 def enlarged(recording, folder, sizes=SIZES_OF_70B):
     """The same texts, with random hidden states, as if a target of other sizes had said them."""
     manifest = recording.manifest
@@ -101,6 +114,7 @@ def main():
         large = enlarged(recording, Path(folder) / "large")
         rows, against_large = {name: [] for name in PROPOSERS}, {name: [] for name in TOKEN_READERS}
         for _ in range(args.repeats):
+            recording = with_cost_of_now(recording)
             plain, idle = live_seconds(recording, None), replay(recording, {"method": TAP})
             plainly = idle.predicted_seconds(recording) - idle.propose_seconds
             for name, asked in PROPOSERS.items():

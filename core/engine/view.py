@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,7 +11,9 @@ from specdec.sdk.types import TargetInfo
 
 from ..proposing.proposer_host import ProposerHost
 from ..registry.hooks import HookPlugins
-from .engine import Engine
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 
 @dataclass(frozen=True)

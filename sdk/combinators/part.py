@@ -113,7 +113,9 @@ class Part:
         return self._methods[method](*args) if method in self._methods else None
 
     def call_below(self, method: str, path: Path) -> None:
-        """`save` or `load`, in a directory of the part's own."""
+        """`save` or `load`, in a directory of the part's own, which is there for `save` to write into."""
+        if method == "save" and self.has(method):
+            (path / self.name).mkdir(exist_ok=True)
         self.call(method, path / self.name)
 
     def request(self, request: RequestView) -> RequestView:

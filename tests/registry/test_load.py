@@ -307,17 +307,17 @@ def test_helpers_with_other_names_do_not_warn(load):
         load(mine)
 
 
-@pytest.mark.parametrize("version", ["0.0", "0.1"])
+@pytest.mark.parametrize("version", ["0.0", "0.1", "0.2"])
 def test_api_version_up_to_ours_is_accepted(load, version):
     assert load(type("Mine", (Fine,), {"api_version": version}))
 
 
-@pytest.mark.parametrize("version", ["0.2", "1.0", "2.1"])
+@pytest.mark.parametrize("version", ["0.3", "1.0", "2.1"])
 def test_newer_api_version_is_refused_with_what_is_accepted(refused, version):
     error = refused(type("Mine", (Fine,), {"api_version": version}))
     assert error.code == "SD-E120"
     assert f"targets proposer API {version}" in str(error)
-    assert "0.0 - 0.1" in str(error)
+    assert "0.0 - 0.2" in str(error)
 
 
 @pytest.mark.parametrize(
