@@ -22,6 +22,7 @@ from ..kernels.cpu.attention import Span, SpanBatch
 from ..model.compiled import CompiledFunction, compile_target
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
+from ..model.partial_target import PartialTarget
 from ..model.rotary import freeze_tables
 from ..model.stored_quantization import is_stored_quantised
 from ..model.target import Target, TargetModel
@@ -115,6 +116,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     cache = build_cache(plan, model.target)
     if services is not None and host is not None:
         services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
+        services.use_cache(cache.kv, cache.addressing)
         with model.threads.used():
             host.warm_up()
     served: Target
@@ -124,7 +126,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     else:
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
-    if plan.is_adaptive:
+    if plan.is_adaptive and stand_in is None:  # a replay has no costs, and repeats what is asked of it
         runner.budget = DraftBudget(plan.num_draft_tokens, cache.scheduler.running, drafts, metrics)
     runner.on_verified = plan.hooks.observers.on_verified
     return Parts(
@@ -209,6 +211,7 @@ def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineSe
     speculation, config = plan.speculation, plan.config
     if speculation is None:
         return None
+    speculation.require_cached(model.target.layer_shapes)
     return speculation.services(
         plan.info,
         model.target,
@@ -217,6 +220,7 @@ def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineSe
         config.moe_backend,
         graphs.function if graphs else None,
         CompiledFunction if config.torch_compile else None,
+        partial(PartialTarget, model.target),
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 MEMORY = 16  # measurements of a point that count
 LIFETIME = 1024  # records after which a point that was not measured again is forgotten
-OUTLIER = 3.0  # times a point's mean: a measurement above counts as that much
+OUTLIER = 1.5  # times a point's value: a measurement above counts as that much
+SLOWER = 0.25  # weight of a measurement above a point's value: a machine that does something else adds time only
 
 
 @dataclass
@@ -19,7 +20,7 @@ class _Point:
 
 
 class CostCurve:
-    """Seconds by rows. Each half power of two has one point, the mean of its last measurements.
+    """Seconds by rows. Each half power of two has one point, an average of its last measurements below the mean.
 
     The curve is the points' lower hull: straight between points, never falling, its slope never smaller further on.
     So a sum of gains that shrink is best cut where the next gain is no longer worth the slope.
@@ -42,7 +43,8 @@ class CostCurve:
         point = self._points.setdefault(key, _Point(rows, seconds, 0, 0))
         point.count, point.seen = min(point.count + 1, MEMORY), self._num_records
         point.rows += (rows - point.rows) / point.count
-        point.seconds += (min(seconds, OUTLIER * point.seconds) - point.seconds) / point.count
+        change = min(seconds, OUTLIER * point.seconds) - point.seconds
+        point.seconds += (change if change < 0 else SLOWER * change) / point.count
         self._hull = self._lower_hull()
 
     def seconds(self, rows: float) -> float:

@@ -53,7 +53,7 @@ class DraftBudget:
         worths = [self._worths(each) for each in self._confidences.values()]
         lengths = list(map(len, worths))
         probed = self._probed_length()
-        if self._knows_costs:
+        if waiting and self._knows_costs:
             admitted = self._admitted(sum(each.num_uncomputed_tokens for each in waiting), worths)
             self._average(worths, admitted, SHARE if probed is None else PROBE_SHARE)
             lengths = admitted if probed is None else lengths

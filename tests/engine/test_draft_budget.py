@@ -114,6 +114,11 @@ def test_likely_tokens_of_any_request_come_first():
     assert budget._metrics.counts["num_unverified_draft_tokens"] == 9 - 5
 
 
+def test_nobody_waits_where_nobody_runs():
+    assert planned([])[0] == []
+    assert planned([[], []])[0] == [0, 0]
+
+
 def test_free_rows_are_all_used_and_dear_ones_are_not():
     confidences = [[0.35, 0.35], [0.25, 0.05]]
     assert planned(confidences, row_cost=0.0)[0] == [2, 2]
