@@ -69,7 +69,7 @@ class DraftModelProposer(MaskedProposer):
 
     def _loaded_term(self, spec: Pard2Spec, checkpoint: Checkpoint, width: int) -> TargetTerm:
         term = TargetTerm(spec, self.target.hidden_size, width)
-        term.load(checkpoint, self.services.device)
+        term.load(checkpoint)
         self.services.finish(term, self.settings)
         return term
 
