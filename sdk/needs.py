@@ -28,6 +28,13 @@ class DraftKV(StrictModel):
     depends_on_next_token: bool = Field(False, description="a row's KV is computed from the token that follows it")
 
 
+class LayerPass(StrictModel):
+    """Layers of the target that drafting runs itself."""
+
+    layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1, description="every layer that may be run")
+    rows_per_pass: int = Field(1, ge=1, description="positions past the newest token that one draft writes")
+
+
 class Needs(StrictModel):
     """Everything that changes what the engine has to allocate, compute or show for a proposer.
 
@@ -40,6 +47,16 @@ class Needs(StrictModel):
         description="k means the residual stream after k layers, before the final norm. 'final' means after the norm. "
         "Kept rows carry them concatenated in this order.",
     )
+    target_top_k: int = Field(
+        0, ge=0, description="entries of KeptRows.top_ids and top_logprobs: the target's most likely tokens. 0: none"
+    )
+    rejected_rows: bool = Field(False, description="shows rejected drafts, with the target's most likely tokens too")
+    target_kv: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="layers of the target whose cached keys and values it reads (`Services.target_kv`)"
+    )
+    target_layers: LayerPass | None = Field(
+        None, description="layers of the target that it runs for drafting (`Services.target_layers`). None means none"
+    )
     draft_kv: DraftKV | None = Field(None, description="key-value storage of its own. None means none")
     distribution: DistributionForm = Field(
         "one_hot", description="the richest form of distribution that a draft may report"
@@ -49,6 +66,7 @@ class Needs(StrictModel):
         None,
         description="target id of each draft id, for dense distributions over fewer tokens. None means the target's",
     )
+    confidence: bool = Field(False, description="says of each draft token how likely it is to be accepted")
     min_draft_tokens: int = Field(0, ge=0, description="the fewest drafts that a useful draft of this proposer has")
     max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft. None means any K")
     per_row_length: bool = Field(True, description="False means that all rows with drafts have the same number")
@@ -63,6 +81,12 @@ class Needs(StrictModel):
     topology: Literal["chain", "tree"] = Field("chain", description="tree is reserved and refused for now")
     multimodal: bool = Field(False, description="image or audio inputs: reserved and refused for now")
 
+    @property
+    def lookahead(self) -> int:
+        """Positions past a request's newest token that drafting writes keys and values for."""
+        passes = (self.draft_kv, self.target_layers)
+        return max((each.rows_per_pass for each in passes if each is not None), default=0)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.distribution == "sparse") != (self.sparse_top_m > 0):
@@ -71,6 +95,8 @@ class Needs(StrictModel):
             raise ValueError(
                 "draft_vocabulary describes dense distributions; one-hot and sparse drafts carry target ids"
             )
+        if self.rejected_rows and not self.target_top_k:
+            raise ValueError("rejected_rows shows the target's most likely tokens: target_top_k says how many")
         if self.max_draft_tokens is not None and self.min_draft_tokens > self.max_draft_tokens:
             raise ValueError("min_draft_tokens is above max_draft_tokens")
         return self

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.sdk.checkpoint import Checkpoint, read_tensors
 from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import DraftKV
-from specdec.sdk.services import AttentionMode, NetworkSettings
+from specdec.sdk.services import AttentionMode, NetworkSettings, TargetKV, TargetLayers
 from specdec.sdk.types import KeptRows, Phase, SamplingView, StepView, TargetInfo
 
 
@@ -164,13 +164,17 @@ class FakeServices:
         """[..., V] for [..., H]."""
         return hidden @ self.embedding.T
 
-    def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
+    def load_causal_lm(
+        self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None
+    ) -> Any:
         """A transformers causal LM from a directory."""
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype="float32", attn_implementation=_fake_attention_name(), **_experts(settings)
         ).eval()
+        model.load_state_dict(tensors or {}, strict=False)
+        return model
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
         """A transformers decoder with random weights."""
@@ -199,6 +203,14 @@ class FakeServices:
         if self._draft_kv is None:
             raise Refusal("draft_kv was asked for but not declared", "FakeServices(draft_kv=DraftKV(...))")
         return self._draft_kv
+
+    def target_kv(self) -> TargetKV:
+        """None: no target runs here."""
+        raise Refusal("these fakes run no target, and so have no keys of it", "specdec.LLM, or check_proposer")
+
+    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+        """None: no target runs here."""
+        raise Refusal("these fakes run no target, and so have no layers of it", "specdec.LLM, or check_proposer")
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -30,9 +30,10 @@ from specdec.core.host import (
     registry,
     target_info,
 )
-from specdec.sdk.errors import ConfigError
+from specdec.sdk.errors import ConfigError, Refusal
 from specdec.sdk.types import SamplingView, TargetInfo
 
+from ..verification import refuse_adaptive
 from .call import Call
 from .target import GenerateTarget
 
@@ -74,6 +75,14 @@ def speculative(
     speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
+    refuse_adaptive(speculation.config, "transformers")
+    needs = speculation.loaded.needs
+    used = {"target_kv": needs.target_kv, "target_layers": needs.target_layers}
+    names = [name for name, need in used.items() if need]
+    if names:
+        reason = f"a call of `generate` brings its own cache, and it works on the target's ({', '.join(names)})"
+        refusal = Refusal(reason, f"specdec.LLM, or a proposer without {' and '.join(names)}")
+        raise refusal.attributed_on(speculation.loaded.plugin)
     return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
 
 
@@ -205,9 +214,7 @@ class _Views(ViewBuilder):
 
     shown: SamplingView
 
-    def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
-        if not self.needs.sampling:
-            return None
+    def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
         declared = {name: getattr(self.shown, name).to(self.device) for name in self.needs.sampling}
         return SamplingView(**declared, all_greedy=self.shown.all_greedy)
 

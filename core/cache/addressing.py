@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..kernels.attention_spec import AttentionContext, Mode
+from ..kernels.attention_spec import AttentionContext, Mode, StoredAttention
 from ..request.request import Request
 from .block_pool import BlockPool
 from .block_table import BlockTable
@@ -61,11 +61,15 @@ class Addressing(Protocol):
         """
         ...
 
-    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> AttentionContext:
+    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> StoredAttention:
         """A cache as a pass sees it over the positions from `starts` [B] on of the requests in `rows` [B].
 
         Request b's queries are `cu_queries[b] : cu_queries[b+1]` [B+1].
         """
+        ...
+
+    def num_computed(self, rows: Tensor) -> Tensor | None:
+        """Positions of each row that the target has computed, [N] int64. None: the host would wait for the answer."""
         ...
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from ..kernels.cpu.attention import Span, SpanBatch
 from ..model.compiled import CompiledFunction, compile_target
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
+from ..model.partial_target import PartialTarget
 from ..model.rotary import freeze_tables
 from ..model.stored_quantization import is_stored_quantised
 from ..model.target import Target, TargetModel
@@ -39,6 +40,7 @@ from ..rejection import verify, verify_block
 from ..rejection.sampler import VerificationRule
 from ..rejection.warm_up import warm_up
 from ..request.metrics import EngineMetrics
+from ..runner.draft_budget import DraftBudget
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
@@ -114,6 +116,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     cache = build_cache(plan, model.target)
     if services is not None and host is not None:
         services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
+        services.use_cache(cache.kv, cache.addressing)
         with model.threads.used():
             host.warm_up()
     served: Target
@@ -123,6 +126,8 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     else:
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
+    if plan.is_adaptive and stand_in is None:  # a replay has no costs, and repeats what is asked of it
+        runner.budget = DraftBudget(plan.num_draft_tokens, cache.scheduler.running, drafts, metrics)
     runner.on_verified = plan.hooks.observers.on_verified
     return Parts(
         info=plan.info,
@@ -206,6 +211,7 @@ def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineSe
     speculation, config = plan.speculation, plan.config
     if speculation is None:
         return None
+    speculation.require_cached(model.target.layer_shapes)
     return speculation.services(
         plan.info,
         model.target,
@@ -214,6 +220,7 @@ def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineSe
         config.moe_backend,
         graphs.function if graphs else None,
         CompiledFunction if config.torch_compile else None,
+        partial(PartialTarget, model.target),
     )
 
 
@@ -240,7 +247,7 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     rule: VerificationRule = verify
     if speculation is not None:
         buffers, rule = speculation.distribution_buffers(info, device), speculation.rule
-        if plan.profile.keeps_drafts:
+        if plan.profile.keeps_drafts and not plan.is_adaptive:
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
@@ -256,14 +263,13 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
     """
     if cache.kv.states is not None:
         _refuse_fixed_forms(plan.config)
-        return model.target
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
     if cache.addressing.table is None:
         return model.target
     warm_up_target(model.target, cache.kv, cache.addressing.table)
-    if graphs is None:
+    if graphs is None or cache.kv.states is not None:
         return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
 

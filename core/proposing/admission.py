@@ -33,6 +33,7 @@ class Admission:
     distribution_bytes: int  # draft distributions of every row between two steps; 0 where no distribution is kept
     draft_kv_bytes_per_block: int  # beside the target's own, for each KV block
     hidden_bytes_per_token: int  # hidden states shown for each kept row
+    top_k_bytes_per_token: int = 0  # the target's most likely tokens, likewise
 
     @property
     def keeps_distribution(self) -> bool:
@@ -50,11 +51,13 @@ def admit(loaded: LoadedProposer, target: TargetInfo, *, distribution_budget_byt
     except Refusal as refusal:
         raise refusal.attributed_on(loaded.plugin) from None
     logger.info(
-        "proposer %s: draft distributions %.1f MiB, draft KV %d bytes per block, hidden states %d bytes per token",
+        "proposer %s: draft distributions %.1f MiB, draft KV %d bytes per block, hidden states %d bytes per token, "
+        "the target's most likely tokens %d bytes per token",
         loaded.plugin,
         admission.distribution_bytes / MIB,
         admission.draft_kv_bytes_per_block,
         admission.hidden_bytes_per_token,
+        admission.top_k_bytes_per_token,
     )
     return admission
 
@@ -64,6 +67,8 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     _refuse_reserved(needs)
     _check_hidden_states(needs, target)
     _check_draft_vocabulary(needs, target)
+    _check_top_k(needs, target)
+    _check_target_kv(needs, target)
     probabilistic = loaded.config.draft_sample_method == "probabilistic"
     if probabilistic and needs.distribution == "one_hot":
         reason = 'draft_sample_method is "probabilistic", and this proposer reports no distribution of its drafts'
@@ -77,6 +82,7 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
         distribution_bytes=distribution_bytes,
         draft_kv_bytes_per_block=_draft_kv_bytes_per_block(needs.draft_kv, target) if needs.draft_kv else 0,
         hidden_bytes_per_token=len(needs.hidden_states) * target.hidden_size * _value_bytes(target.dtype),
+        top_k_bytes_per_token=needs.target_top_k * (TOKEN_ID_BYTES + DISTRIBUTION_BYTES),
     )
 
 
@@ -93,6 +99,20 @@ def _check_hidden_states(needs: Needs, target: TargetInfo) -> None:
         reason = f"it reads the hidden states after layer {', '.join(map(str, beyond))} of {target.model}"
         limit = f"boundaries 0 .. {target.num_layers} (the target has {target.num_layers} layers)"
         raise Refusal(reason, f'{limit}, or "final"')
+
+
+def _check_top_k(needs: Needs, target: TargetInfo) -> None:
+    if needs.target_top_k > target.vocab_size:
+        reason = f"it reads the target's {needs.target_top_k} most likely tokens, and there are {target.vocab_size}"
+        raise Refusal(reason, f"target_top_k={target.vocab_size} or less")
+
+
+def _check_target_kv(needs: Needs, target: TargetInfo) -> None:
+    run = needs.target_layers.layers if needs.target_layers else ()
+    beyond = [layer for layer in (*needs.target_kv, *run) if layer >= target.num_layers]
+    if beyond:
+        reason = f"it uses keys and values of layer {', '.join(map(str, beyond))} of {target.model}"
+        raise Refusal(reason, f"layers 0 .. {target.num_layers - 1} (the target has {target.num_layers} layers)")
 
 
 def _check_draft_vocabulary(needs: Needs, target: TargetInfo) -> None:

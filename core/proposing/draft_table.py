@@ -28,6 +28,7 @@ class DraftReport(NamedTuple):
     num_usable: int  # tokens before the first that cannot be verified
     kind: int  # DistributionKind
     token_ids: list[int]  # [K], as the proposer returned them
+    confidence: Sequence[float] = ()  # [K], as it returned them; empty: it brought none, or they were not read
 
     @classmethod
     def parse(cls, numbers: Sequence[int]) -> DraftReport:

@@ -20,13 +20,15 @@ from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
+from ..proposing.top_tokens import TopTokens
 from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
 from .batch import Batch, SamplingTable, build_batch
+from .draft_budget import DraftBudget
 from .request_progress import RequestProgress
-from .sampling import adjust_logits, likely, read_likely
+from .sampling import adjust_logits, likely, on_its_way, read_likely
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -57,9 +59,11 @@ class Runner:
         self._host = host
         self._profile = profile
         self._rule = rule
+        self._num_top = host.views.needs.target_top_k if host else 0  # of the target's most likely tokens
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
-        self._sampling = SamplingTable(cache.device)
+        self._sampling = SamplingTable()
         self._num_steps = 0
+        self.budget: DraftBudget | None = None  # None: every draft is verified
         self.on_verified: Any = None  # the hook that is told of what was verified; None: nobody is
         self.last_stats: StepStats | None = None  # of the last step that committed anything
 
@@ -79,15 +83,17 @@ class Runner:
 
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
-            plan = self._scheduler.schedule(self._num_useful_drafts)
+            num_drafts = self._num_useful_drafts
+            plan = self._scheduler.schedule(self.budget.plan(num_drafts) if self.budget else num_drafts)
             self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
             self.progress.start([share.request for share in plan.shares])
-            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
+            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing, self._sampling)
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
+            top = self._top(batch, output) if self._num_top else None
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
@@ -97,13 +103,18 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden)
+                most = self.budget.depth if self.budget else self._host.num_draft_tokens
+                self.progress.propose(going_on, most, batch.inputs, output.hidden, top)
             if batch.numbers.shape[1]:
                 self._check_late(batch, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
         return min(self._drafts.length(request.row, request.generation), room)
+
+    def _top(self, batch: Batch, output: TargetOutput) -> TopTokens:
+        inputs = batch.inputs
+        return TopTokens.of(output.logits, inputs.logits_rows, len(inputs.token_ids), self._num_top)
 
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [item.scheduled.request for item in batch.items]
@@ -116,24 +127,18 @@ class Runner:
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             if adjusted:
-                shares = [item.scheduled for item in batch.items]
-                adjust_logits(output.logits, shares, self._drafted(batch), bounds[:-1])
-        sampling = self._sampling.rows(requests)
-        verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, sampling)
+                adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids)
+        verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, batch.sampling)
         if logprobs:
             emitted = zip(requests, verdict.output_ids.unbind(), strict=True)
             wanted = [(each, ids) for each, ids in emitted if each.request_id in logprobs]
-            logprobs |= {
-                each.request_id: likely(logprobs[each.request_id], ids, each.params.logprobs or 0)
-                for each, ids in wanted
-            }
+            logprobs = on_its_way(
+                {
+                    each.request_id: likely(logprobs[each.request_id], ids, each.params.logprobs or 0)
+                    for each, ids in wanted
+                }
+            )
         return verdict, logprobs
-
-    @staticmethod
-    def _drafted(batch: Batch) -> list[list[int]]:
-        """All drafts, which penalties read: the host waits for those that it has not read."""
-        numbers = batch.numbers.tolist() if batch.numbers.shape[1] else [[]] * len(batch.items)
-        return batch.taken.verified(batch.taken.reports(numbers))
 
     @staticmethod
     def _read(batch: Batch, verdict: Verdict) -> tuple[Sequence[list[int]], list[DraftReport]]:
@@ -203,7 +208,10 @@ class Runner:
             num_committed_tokens=sum([len(each.token_ids) for each in committed]),
         )
         if self._host:
-            self._host.keep_pace(self.last_stats, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            if self.budget:
+                self.budget.learn(committed, seconds, self._host.draft_seconds)
+            self._host.keep_pace(self.last_stats, seconds)
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED

@@ -1,4 +1,4 @@
-"""A smaller causal language model that drafts one token after the other."""
+"""A smaller causal language model that drafts one token after the other, or in parallel if it was trained to."""
 
 from __future__ import annotations
 
@@ -11,27 +11,20 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from specdec.sdk import Checkpoint, CheckpointError, Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of
+from specdec.sdk.model_proposer import DraftInputs, MaskedOptions, MaskedProposer, draft_kv_of, mask_token_id
 
 from .as_text import Crossing
+from .pard2 import Pard2Spec, TargetTerm
 from .reencode import SPARE_ROWS, TextDrafter
 from .tables import PaddedTable, SharedTable, Table
 from .vocabularies import Asked, Vocabularies, has_tokenizer
 
 logger = logging.getLogger(__name__)
 
-PARALLEL_MARK = "pard_token"
-"""The configuration's key for the token of the places that a model was trained to fill in at once."""
 
-
-class DraftModelOptions(ModelOptions):
+class DraftModelOptions(MaskedOptions):
     """Options of the draft_model proposer."""
 
-    parallel_drafting: bool | None = Field(
-        None,
-        description="False: a model that was trained to draft in parallel (pard_token) drafts one token after the "
-        "other all the same; in parallel is not implemented",
-    )
     vocabulary: Asked = Field(
         "auto",
         description="a draft model with another tokenizer drafts the tokens that both have (intersection), or its "
@@ -39,10 +32,11 @@ class DraftModelOptions(ModelOptions):
     )
 
 
-class DraftModelProposer(AutoregressiveProposer):
+class DraftModelProposer(MaskedProposer):
     """Any causal language model that transformers loads, with the target's tokenizer or another (`Vocabularies`).
 
-    Speculative decoding with a draft model is due to arXiv 2211.17192 and 2302.01318.
+    Speculative decoding with a draft model is due to arXiv 2211.17192 and 2302.01318. A model whose configuration
+    states a `pard_token` drafts in parallel (PARD, arXiv 2504.18583). PARD-2 models read the target's hidden states.
     """
 
     ROWS_ARE_SHIFTED = False
@@ -50,26 +44,34 @@ class DraftModelProposer(AutoregressiveProposer):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        """Draft KV of all its layers.
+        """Draft KV of all its layers, and for PARD-2 the hidden states that the checkpoint names.
 
-        Raises Refusal if it was trained to draft in parallel and nobody said not to, if its text may not grow as long
+        Raises Refusal if it was not trained for the way of drafting that is asked for, if its text may not grow as long
         as the target's, if vocabularies differ in size and only one of the two models has a tokenizer to compare them
-        by, or if there is no way between them as asked; CheckpointError SD-E143 for an unreadable checkpoint.
+        by, or if there is no way between them as asked; CheckpointError: SD-E143 for an unreadable checkpoint, SD-E170,
+        SD-E171.
         """
         checkpoint = cls.open_checkpoint(config)
-        _check_parallel(checkpoint, config.options.parallel_drafting)
         facts = _model_config(checkpoint, config.trust_remote_code)
+        mask = _mask_of(checkpoint, config.options.parallel_drafting, facts["vocab_size"])
+        term = Pard2Spec.read(checkpoint, target)
+        if term is not None and mask is None:
+            raise Refusal("a PARD-2 model drafts in parallel only", '"parallel_drafting": true, and a "pard_token"')
         longest = facts.get("max_position_embeddings")
         if longest is not None and longest < target.max_model_len:
             reason = f"the draft model serves {longest} positions, and max_model_len is {target.max_model_len}"
             raise Refusal(reason, f"max_model_len={longest}, or another draft model")
         vocabularies = Vocabularies.choose(checkpoint, facts["vocab_size"], target, config.options.vocabulary)
+        if vocabularies.way != "same" and mask is not None:
+            reason = f"it drafts in parallel, which takes the target's tokenizer, and {vocabularies}"
+            raise Refusal(reason, '"parallel_drafting": false, or a draft model with the target\'s tokenizer')
         if not has_tokenizer(checkpoint.directory):
             _check_size(facts["vocab_size"], target)
         as_text = vocabularies.way == "reencode"
         shared = {"history": True, "state": "per_request"} if as_text else cls.shared_needs(config, target)
         return Needs(
             **shared,
+            hidden_states=() if term is None else term.hidden_states,
             draft_kv=draft_kv_of(
                 facts,
                 num_layers=facts["num_hidden_layers"],
@@ -88,16 +90,28 @@ class DraftModelProposer(AutoregressiveProposer):
             _check_vocabulary(checkpoint, size, self.services.tokenizer, target)
         else:
             logger.warning("the draft model %s has another tokenizer: %s", checkpoint.directory, vocabularies)
+        self.mask_token_id = _mask_of(checkpoint, self.config.options.parallel_drafting, size)
+        self._model = self.services.load_causal_lm(checkpoint.directory, self.settings)
+        self._embed, spec = self._model.get_input_embeddings(), Pard2Spec.read(checkpoint, target)
+        self._term = None if spec is None else self._loaded_term(spec, checkpoint, facts["hidden_size"])
         self._table: Table = PaddedTable(size, target.vocab_size)
         self._by_text: TextDrafter | None = None
-        self._model = self.services.load_causal_lm(checkpoint.directory, self.settings)
         if vocabularies.way == "intersection":
             self._table = SharedTable(vocabularies, size, target.vocab_size, self.services.device)
         elif vocabularies.way == "reencode":
-            crossing = Crossing(vocabularies.own, vocabularies.target, size, target.vocab_size)
-            longest = min(target.max_model_len, facts.get("max_position_embeddings") or target.max_model_len)
-            kv, num_rows = self.services.draft_kv(), self.config.num_draft_tokens + SPARE_ROWS
-            self._by_text = TextDrafter(crossing, kv, self._logits, num_rows, longest, self.services.device)
+            self._by_text = self._text_drafter(vocabularies, size, facts.get("max_position_embeddings"))
+
+    def _text_drafter(self, vocabularies: Vocabularies, size: int, longest: int | None) -> TextDrafter:
+        crossing = Crossing(vocabularies.own, vocabularies.target, size, self.target.vocab_size)
+        longest = min(self.target.max_model_len, longest or self.target.max_model_len)
+        kv, num_rows = self.services.draft_kv(), self.config.num_draft_tokens + SPARE_ROWS
+        return TextDrafter(crossing, kv, self._logits, num_rows, longest, self.services.device)
+
+    def _loaded_term(self, spec: Pard2Spec, checkpoint: Checkpoint, width: int) -> TargetTerm:
+        term = TargetTerm(spec, self.target.hidden_size, width)
+        term.load(checkpoint, self.services.device)
+        self.services.finish(term, self.settings)
+        return term
 
     def observe(self, step: StepView) -> None:
         """Run the committed tokens; a model that reads text does so when it drafts."""
@@ -121,12 +135,20 @@ class DraftModelProposer(AutoregressiveProposer):
         return self._table.logits(states)
 
     def _run(self, inputs: DraftInputs) -> Tensor:
-        return self._logits(self._table.inputs(inputs.token_ids), inputs.positions, inputs.last, inputs.attention)
+        token_ids = self._table.inputs(inputs.token_ids)
+        return self._logits(token_ids, inputs.positions, inputs.last, inputs.attention, inputs.hidden)
 
-    def _logits(self, token_ids: Tensor, positions: Tensor, last: Tensor, attention: Mapping[str, Any]) -> Tensor:
+    def _logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        last: Tensor,
+        attention: Mapping[str, Any],
+        hidden: Tensor | None = None,
+    ) -> Tensor:
         """The model's own logits [b, D] of its own ids [M]."""
         output = self._model(
-            input_ids=token_ids[None],
+            **self._read(token_ids[None], hidden),
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=last,
@@ -135,14 +157,24 @@ class DraftModelProposer(AutoregressiveProposer):
         logits: Tensor = output.logits[0]
         return logits
 
+    def _read(self, token_ids: Tensor, hidden: Tensor | None) -> dict[str, Tensor]:
+        """What the model reads: tokens, or for PARD-2 their embeddings with the term of the target."""
+        if self._term is None or hidden is None:
+            return {"input_ids": token_ids}
+        embedded = self._embed(token_ids)
+        return {"inputs_embeds": embedded + self._term(hidden.to(embedded.dtype))[None]}
 
-def _check_parallel(checkpoint: Checkpoint, asked: bool | None) -> None:
-    """Raise Refusal for a model that was trained to draft in parallel, unless the user said not to; or if they ask."""
-    mark = checkpoint.get(PARALLEL_MARK, int, None)
-    if asked or (asked is None and mark is not None):
-        trained = f"it was trained to draft in parallel ({PARALLEL_MARK}: {mark})" if mark is not None else "asked for"
-        reason = f"parallel drafting with a draft model is not implemented: {trained}"
-        raise Refusal(reason, '"parallel_drafting": false, which drafts one token after the other, more slowly')
+
+def _mask_of(checkpoint: Checkpoint, asked: bool | None, num_rows: int) -> int | None:
+    """The token of the mask, None to draft one token after the other. Raises Refusal for a mask that is not there."""
+    mask = None if asked is False else mask_token_id(checkpoint)
+    if mask is None and asked:
+        reason = "parallel_drafting is true, and the checkpoint has no pard_token to draft in parallel with"
+        raise Refusal(reason, '"parallel_drafting": false, or a model trained for it (PARD)')
+    if mask is not None and not 0 <= mask < num_rows:
+        reason = f"its mask token {mask} has no row in an embedding of {num_rows} rows"
+        raise Refusal(reason, "the checkpoint with its own config.json")
+    return mask
 
 
 def _model_config(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:

@@ -27,10 +27,12 @@ class PaddedTable:
     """Ids are the same, and the models may be padded to different sizes."""
 
     def __init__(self, own_size: int, target_size: int) -> None:
-        self._size, self._missing = min(own_size, target_size), max(target_size - own_size, 0)
+        self._num_rows, self._size = own_size, min(own_size, target_size)
+        self._missing = target_size - self._size
 
     def inputs(self, token_ids: Tensor) -> Tensor:
-        return token_ids.clamp(max=self._size - 1)
+        """A mask may be an id that the target lacks."""
+        return token_ids.clamp(max=self._num_rows - 1)
 
     def logits(self, logits: Tensor) -> Tensor:
         """Ids that only one of the two vocabularies is padded with are never drafted."""

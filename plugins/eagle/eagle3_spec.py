@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
+from specdec.sdk.model_proposer import mask_token_id
 
 from .decoder_config import decoder_config
 from .eagle_spec import check_positions, check_sizes
@@ -15,7 +16,6 @@ from .names import count_layers, our_shapes
 from .recognise import is_eagle
 from .variants import refuse_variants
 
-_MASK_NAMES = ("mask_token_id", "pard_token", "ptd_token_id")
 _MASK_TENSOR = "mask_hidden"
 
 
@@ -58,7 +58,9 @@ class Eagle3Spec:
             draft_vocab_size=checkpoint.get("draft_vocab_size", int, vocab_size),
             has_fc_bias="fc.bias" in shapes,
             norms_features=_flag(checkpoint, "norm_before_fc", "input_norm.weight" in shapes),
-            norms_each_feature=_flag(checkpoint, "fc_norm", "fc_norm.0.weight" in shapes),
+            norms_each_feature=_flag(
+                checkpoint, "fc_norm", _flag(checkpoint, "use_aux_norm", "fc_norm.0.weight" in shapes)
+            ),
             has_hidden_norm=reads_layers or "layers.0.hidden_norm.weight" in shapes,
             norm_before_residual=_flag(checkpoint, "norm_before_residual", False),
             feeds_back_normed=_flag(checkpoint, "norm_output", False),
@@ -90,7 +92,8 @@ class Eagle3Spec:
                 "checkpoint": checkpoint.directory,
             }
             raise CheckpointError("SD-E175", "the draft checkpoint's layer ids do not fit its projection", facts)
-        queries, width = shapes.get("layers.0.self_attn.q_proj.weight"), self.decoder["hidden_size"]
+        stored = (shapes.get(f"layers.0.self_attn.{name}.weight") for name in ("q_proj", "kv_a_proj_with_mqa"))
+        queries, width = next((each for each in stored if each), None), self.decoder["hidden_size"]
         if not count and queries is not None and queries[-1] == width:
             reason = f"its first layer reads {width} inputs: the hidden state alone, without a token's embedding"
             raise Refusal(reason, "a head whose first layer reads both")
@@ -107,8 +110,7 @@ def _flag(checkpoint: Checkpoint, name: str, default: bool) -> bool:
 
 def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int | None:
     """Of a head that was trained to draft in parallel. Raises CheckpointError SD-E170, SD-E172 if a part is absent."""
-    stated = [checkpoint.get(name, int, None) for name in _MASK_NAMES]
-    found = next((each for each in stated if each is not None), None)
+    found = mask_token_id(checkpoint)
     named = checkpoint.get("speculators_model_type", str, "") == "peagle" or any(
         "peagle" in str(name).lower() for name in checkpoint.get("architectures", list, [])
     )
@@ -117,4 +119,4 @@ def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int 
             facts = {"tensor": _MASK_TENSOR, "checkpoint": checkpoint.directory}
             raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
         return None
-    return found if found is not None else int(checkpoint.get(_MASK_NAMES[0], int))  # says that it is absent
+    return found if found is not None else int(checkpoint.get("mask_token_id", int))  # says that it is absent

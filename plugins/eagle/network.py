@@ -28,7 +28,7 @@ class EagleNetwork(nn.Module):
         """`decoder`: transformers' layers for `spec.decoder`. Raises Refusal if they are not served here."""
         super().__init__()
         self.fc = nn.Linear(spec.embedding_size + spec.hidden_size, spec.hidden_size, bias=spec.has_fc_bias)
-        self.layers, self.rotary = layers_of(decoder), decoder.rotary_emb
+        self.layers, self.rotary = layers_of(decoder, spec.decoder), decoder.rotary_emb
         self.layers[0].input_layernorm = nn.Identity()
 
     def attach(self, embedding: nn.Module, head: nn.Module) -> None:
@@ -72,7 +72,7 @@ class Eagle3Network(nn.Module):
             self.fc_norm = nn.ModuleList([nn.RMSNorm(spec.target_hidden_size, eps=eps) for _ in range(count)])
         if spec.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, max(count, 1) * spec.target_hidden_size))
-        layers = layers_of(decoder)
+        layers = layers_of(decoder, spec.decoder)
         first = PairLayer(
             layers[0],
             spec.embedding_size,
@@ -107,12 +107,9 @@ class Eagle3Network(nn.Module):
         states = self.layers[0](embedded, states, rotary, attention)
         return run_layers(self.layers[1:], states, rotary, attention)[0]
 
-    def masked(self, positions: Tensor, attention: Mapping[str, Any]) -> Tensor:
-        """New states [M, h] of rows that hold nothing but the mask, at positions [M]."""
-        assert self._spec.mask_token_id is not None, "called for heads with a mask only"
-        token_ids = torch.full_like(positions, self._spec.mask_token_id)
-        states = self.fuse(self.mask_hidden[0]).expand(len(positions), -1)
-        return self.forward(token_ids, positions, states, attention)
+    def masked_states(self, num_rows: int) -> Tensor:
+        """The state [num_rows, h] of rows that hold nothing but the mask."""
+        return self.fuse(self.mask_hidden[0]).expand(num_rows, -1)
 
     def recycled(self, states: Tensor) -> Tensor:
         """What the row of the next draft reads in the place of a fused state: [b, h] for [b, h]."""

@@ -8,25 +8,34 @@ Importing it loads torch; `import specdec.sdk` does not.
 from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
+from .from_target import CachedTargetProposer
 from .kv_shape import draft_kv_of
-from .parallel import ParallelProposer
-from .sampling import DraftSampler
+from .masked import MaskedOptions, MaskedProposer, mask_token_id
+from .parallel import ParallelOptions, ParallelProposer
+from .sampling import DraftSampler, Drawing, DrawRule
 from .vocabulary import DraftVocabulary
 from .weights import Weights, load_module
 
 __all__ = [
     "AutoregressiveProposer",
+    "CachedTargetProposer",
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",
+    "DrawRule",
+    "Drawing",
+    "MaskedOptions",
+    "MaskedProposer",
     "ModelOptions",
     "ModelProposer",
+    "ParallelOptions",
     "ParallelProposer",
     "TargetEmbedding",
     "TargetHead",
     "Weights",
     "draft_kv_of",
     "load_module",
+    "mask_token_id",
     "per_request",
     "width_of",
 ]

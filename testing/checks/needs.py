@@ -17,6 +17,8 @@ EVERYTHING = {
     "history": True,
     "hidden_states": ("final",),
     "sampling": ("temperature", "top_k", "top_p", "min_p"),
+    "target_top_k": 4,
+    "rejected_rows": True,
 }
 
 
@@ -26,7 +28,11 @@ def _declared(needs: Needs) -> set[str]:
         *(["history"] if needs.history else []),
         *(["kept.hidden"] if needs.hidden_states else []),
         *(f"sampling.{name}" for name in needs.sampling),
+        *(["kept.top_ids"] if needs.target_top_k else []),
+        *(["rejected.top_ids"] if needs.rejected_rows else []),
         *(["draft_kv"] if needs.draft_kv else []),
+        *(["target_kv"] if needs.target_kv else []),
+        *(["target_layers"] if needs.target_layers else []),
     }
 
 
@@ -90,6 +96,20 @@ def declared_distribution_is_reported(subject: Subject) -> None:
         expected=f"drafts with a distribution, as Needs(distribution={distribution!r}) says",
         found="with draft_sample_method=probabilistic every row of every draft is one-hot",
         fix="Draft(..., distribution=DraftDistribution(...)), or take distribution out of Needs",
+    )
+
+
+@CHECKS.at("standard")
+def declared_confidence_is_given(subject: Subject) -> None:
+    """A proposer that declares confidences gives them where the engine reads them."""
+    subject.need_confidence()
+    for shown in lockstep(subject.stage(adaptive=True)):
+        if any(map(len, shown.confidence)):
+            return
+    raise Violation(
+        expected="drafts with a confidence, as Needs(confidence=True) says",
+        found='with "enable_adaptive_verification": true no draft has one',
+        fix="Draft(..., confidence=...), or take confidence out of Needs",
     )
 
 

@@ -379,6 +379,12 @@ def test_trees_are_refused(model, record):
     record(None, "drafts in trees", refused=refused.value.reason)
 
 
+def test_adaptive_verification_is_refused(model):
+    settings = {"method": "ngram", "num_speculative_tokens": 3, "enable_adaptive_verification": True}
+    with pytest.raises(ConfigError, match="SD-E237"):
+        speculative(model, settings)
+
+
 def test_another_model_is_refused(model, small_model, prompts, counting):
     with pytest.raises(ConfigError, match="another model"):
         greedy(small_model, torch.tensor([[1, 2]]), custom_generate=counting, max_new_tokens=4)
