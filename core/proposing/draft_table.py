@@ -28,6 +28,7 @@ class DraftReport(NamedTuple):
     num_usable: int  # tokens before the first that cannot be verified
     kind: int  # DistributionKind
     token_ids: list[int]  # [K], as the proposer returned them
+    parents: list[int] | None = None  # [K], of a tree's nodes. None: a chain
 
     @classmethod
     def parse(cls, numbers: Sequence[int]) -> DraftReport:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -93,13 +93,11 @@ class DraftSampler:
         kind = sampled.to(torch.uint8).mul_(int(form.kind))  # greedy rows are one-hot, which is 0
         if self._chosen is not None:
             kind = kind.new_zeros(len(self._step)).index_copy(0, self._chosen, kind)
-        return DraftDistribution(
-            kind=kind,
-            **{
-                name: self._placed(part, PADDING_TOKEN_ID if name == "sparse_ids" else 0)
-                for name, part in zip(form.parts, parts, strict=True)
-            },
-        )
+        tables: dict[str, Any] = {
+            name: self._placed(part, PADDING_TOKEN_ID if name == "sparse_ids" else 0)
+            for name, part in zip(form.parts, parts, strict=True)
+        }
+        return DraftDistribution(kind=kind, **tables)
 
     def _placed(self, part: Tensor, padding: float) -> Tensor:
         """[b, drawn, ...] at its places in [B, K, ...]."""
