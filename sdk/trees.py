@@ -62,8 +62,8 @@ def best_first(
     root: the state after the newest token.
 
     The sum of these products bounds the accepted drafts of every lossless rule, and the rule for one-hot trees attains
-    it. So this tree is the best one of its size. The method is the expansion of EAGLE-2 (arXiv 2406.16858) and DDTree
-    (arXiv 2604.12989) with a heap.
+    it. So this tree is the best one of its size. The methods of arXiv 2406.16858 and
+    2604.12989 grow such trees.
     """
     tree: Tree = []
     waiting: list[tuple[float, int, int, int, float, int, State, Iterator[tuple[int, float, State]]]] = []
