@@ -61,6 +61,14 @@ class Addressing(Protocol):
         """
         ...
 
+    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> AttentionContext:
+        """As `of_batch`, where the last positions of each extent are nodes: each sees what lies before the tree, and
+        its own path. `parents`: of all nodes of each tree, of which the first may have been computed before.
+
+        Raises UnsupportedModelError SD-E296 where no attention serves trees.
+        """
+        ...
+
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> AttentionContext:
         """A cache as a pass sees it over the positions from `starts` [B] on of the requests in `rows` [B].
 

@@ -45,9 +45,18 @@ class Speculation:
 
     @classmethod
     def prepare(
-        cls, asked: SpeculativeSettings, info: TargetInfo, settings: PluginSettings, hooks: HookPlugins
+        cls,
+        asked: SpeculativeSettings,
+        info: TargetInfo,
+        settings: PluginSettings,
+        hooks: HookPlugins,
+        *,
+        no_trees: str | None = "",
     ) -> Speculation | None:
-        """Resolve, check and admit what the user asked for; None if nothing. Raises ConfigError, PluginLoadError."""
+        """Resolve, check and admit what the user asked for; None if nothing. Raises ConfigError, PluginLoadError.
+
+        `no_trees`: see `admit`.
+        """
         if asked is None:
             return None
         config = SpeculativeConfig.parse(asked)
@@ -64,7 +73,9 @@ class Speculation:
                 "lossless": '"standard" and "block"',
             }
             logger.warning("%s", message("SD-W302", "drafts are verified by a lossy rule", facts))
-        return cls(config, loaded, admit(loaded, info, distribution_budget_bytes=distribution_budget))
+            no_trees = ", and a lossy rule verifies chains alone"
+        admission = admit(loaded, info, distribution_budget_bytes=distribution_budget, no_trees=no_trees)
+        return cls(config, loaded, admission)
 
     @property
     def rule(self) -> VerificationRule:

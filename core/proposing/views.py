@@ -16,6 +16,7 @@ from ..cache.transfer import upload
 from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
 from .token_history import TokenHistory
+from .tree_views import accepted_nodes, kept_places
 
 HOST = torch.device("cpu")
 
@@ -39,6 +40,7 @@ class ViewBuilder:
         self.needs = needs
         self.num_draft_tokens = num_draft_tokens
         self.device = device if needs.placement == "device" else HOST
+        self._draws_trees = needs.topology == "tree"
         self._history = TokenHistory(info.max_num_seqs, info.max_model_len, self.device) if needs.history else None
 
     def build(
@@ -64,7 +66,10 @@ class ViewBuilder:
         if self._history is not None:
             self._history.write(committed)
         if hidden is not None:
-            rows = _places([(each.first_token, each.num_kept) for each in committed], batch)
+            if self._draws_trees:
+                rows = kept_places(committed)
+            else:
+                rows = _places([(each.first_token, each.num_kept) for each in committed], batch)
             hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
         kept = _kept_columns(committed)
         columns, keys, tensors = self._sent(committed, budgets, kept)
@@ -92,6 +97,7 @@ class ViewBuilder:
             random=StepRandom(keys, columns["committed_length"], self.num_draft_tokens),
             sampling=self._sampling(committed),
             history=self._history.tokens if self._history else None,
+            accepted_nodes=accepted_nodes(committed, self.num_draft_tokens) if self._draws_trees else None,
         )
 
     def _device_view(

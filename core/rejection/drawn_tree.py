@@ -125,7 +125,9 @@ class DrawnTrees:
         assert drafts.distributions is not None
         self._distribution, self._rows, self._tables = distribution, rows, tables
         self._output, self._accept = uniforms.output, uniforms.accept.tolist()
-        self._replacement = drafts.distributions.replacement
+        self._replacement = (
+            [] if drafts.distributions.replacement is None else drafts.distributions.replacement.tolist()
+        )
         self._together = together
         self._left: Tensor  # [walks, levels, tiles * width], R of each place on the path; of the last one alone
 
@@ -218,7 +220,7 @@ class DrawnTrees:
             self._tables[kind].subtract(part, requests, places)
             given[chosen] = part.neg_()
         for i, walk in enumerate(active):
-            if walk.tried[-1] and not self._replacement:
+            if walk.tried[-1] and not (self._replacement and self._replacement[walk.request]):
                 earlier = walk.tree.children[walk.path[-1]][: walk.tried[-1]]
                 given[i, [walk.tree.token_ids[node] for node in earlier]] = 0.0
                 given[i] /= given[i].sum(dtype=torch.float64)

@@ -47,7 +47,8 @@ class DraftDistributions:
     sparse_ids: Tensor | None = None  # [B, K, M] int64 target ids, -1 padded
     sparse_probs: Tensor | None = None  # [B, K, M]
     t2d: Tensor | None = None  # [V] int64, target id -> draft id or -1; None: draft id d is target id d
-    replacement: bool = False  # of trees: siblings are drawn from the whole distribution, and may be equal
+    replacement: Tensor | None = None
+    """[B] bool: siblings in a tree are drawn from the whole distribution, and may be equal. None: in no row."""
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,7 @@ class Committed(NamedTuple):
     num_accepted: int
     token_ids: list[int]  # committed; empty in the middle of a prompt
     length: int  # of prompt and output, the newest token included
+    accepted_nodes: Sequence[int] | None = None  # of a tree, from the root on; None: of a chain the first ones
 
     @classmethod
     def now(
@@ -227,6 +228,7 @@ class Committed(NamedTuple):
         draft_token_ids: list[int],
         num_accepted: int,
         token_ids: list[int],
+        accepted_nodes: Sequence[int] | None = None,
     ) -> Committed:
         """Of a request that has its tokens and stands where its KV ends."""
         return cls(
@@ -241,6 +243,7 @@ class Committed(NamedTuple):
             num_accepted,
             token_ids,
             len(request.token_ids),
+            accepted_nodes,
         )
 
     @classmethod

@@ -54,12 +54,18 @@ class RequestProgress:
                 self._host.preempt(view)
 
     def commit(
-        self, share: Scheduled, first_token: int, num_rows: int, drafts: list[int], output_ids: list[int]
+        self,
+        share: Scheduled,
+        first_token: int,
+        num_rows: int,
+        drafts: list[int],
+        output_ids: list[int],
+        accepted_nodes: Sequence[int] | None = None,
     ) -> Committed:
         """Append the tokens and move the cache length back over rejected rows.
 
         first_token: where the request's tokens begin in the batch. num_rows: tokens computed. drafts: those verified.
-        output_ids: accepted drafts and one token more; none in the middle of a prompt.
+        output_ids: accepted drafts and one token more; none in the middle of a prompt. accepted_nodes: see `Committed`.
         """
         request, num_accepted = share.request, max(len(output_ids) - 1, 0)
         if output_ids:
@@ -70,7 +76,8 @@ class RequestProgress:
             output_ids = output_ids[:count]
         else:
             request.num_computed_tokens = share.start + share.num_tokens
-        return Committed.now(request, first_token, num_rows, share.start, drafts, num_accepted, output_ids)
+        first = share.start
+        return Committed.now(request, first_token, num_rows, first, drafts, num_accepted, output_ids, accepted_nodes)
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer."""

@@ -9,6 +9,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from specdec.sdk.trees import path_to
+
 from ..cache.transfer import upload
 from ..request.request import Request
 from .batch import Scheduled
@@ -17,19 +19,25 @@ _NEVER = float("-inf")
 
 
 def adjust_logits(
-    logits: Tensor, shares: Sequence[Scheduled], drafted: Sequence[Sequence[int]], first_rows: Sequence[int]
+    logits: Tensor,
+    shares: Sequence[Scheduled],
+    drafted: Sequence[Sequence[int]],
+    first_rows: Sequence[int],
+    parents: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Apply bias, min_tokens and penalties in place to the requests that ask for any, from one upload.
 
     logits [R, V]; `drafted[b]` are request b's drafts, `first_rows[b]` is its first row. Row i of a request follows its
     committed tokens and its first i drafts, and is adjusted as plain decoding would adjust it there. Repetition looks
     at prompt and output, frequency and presence at the output. Tokens that nothing was asked for are not touched.
+    With `parents` the drafts are nodes of trees, and row i follows the path to node i - 1.
     """
     changes: list[Sequence[float]] = []
-    for share, drafts, first_row in zip(shares, drafted, first_rows, strict=True):
+    for b, (share, drafts, first_row) in enumerate(zip(shares, drafted, first_rows, strict=True)):
         if share.samples and share.request.adjusts_logits:
             for i in range(len(drafts) + 1):
-                changes += _changes(first_row + i, share.request, drafts[:i])
+                before = drafts[:i] if parents is None else [drafts[node] for node in path_to(i - 1, parents[b])]
+                changes += _changes(first_row + i, share.request, before)
     if not changes:
         return
     rows, ids, bias, barred, factor, counts, frequency, presence = upload(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
+from .accepted_path import accepted_paths, move_into_place, on_path
 from .batch import Batch, SamplingTable, build_batch
 from .request_progress import RequestProgress
 from .sampling import adjust_logits, likely, read_likely
@@ -91,7 +92,10 @@ class Runner:
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
-            self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed)
+            paths = None if verdict.path is None else accepted_paths(verdict.path)
+            if paths is not None:
+                move_into_place(batch, paths, self._cache, self._addressing)
+            self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed, paths)
         if self.on_verified is not None and self.on_verified.get_hookimpls():
             self.on_verified(step=_verified(batch, output.logits, committed))
         with self._timed("propose"):
@@ -117,10 +121,12 @@ class Runner:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             if adjusted:
                 shares = [item.scheduled for item in batch.items]
-                adjust_logits(output.logits, shares, self._drafted(batch), bounds[:-1])
+                adjust_logits(output.logits, shares, self._drafted(batch), bounds[:-1], batch.taken.parents)
         sampling = self._sampling.rows(requests)
         verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, sampling)
         if logprobs:
+            if verdict.path is not None:
+                logprobs = on_path(logprobs, requests, verdict.path)
             emitted = zip(requests, verdict.output_ids.unbind(), strict=True)
             wanted = [(each, ids) for each, ids in emitted if each.request_id in logprobs]
             logprobs |= {
@@ -152,12 +158,14 @@ class Runner:
         outcome: Sequence[list[int]],
         logprobs: dict[str, Tensor],
         committed: list[Committed],
+        paths: Sequence[list[int]] | None,
     ) -> None:
         kept = read_likely(logprobs) if logprobs else {}
-        for item, drafts, (accepted, status, *ids) in zip(batch.items, drafted, outcome, strict=True):
+        nodes = paths or repeat(None)
+        for item, drafts, (accepted, status, *ids), path in zip(batch.items, drafted, outcome, nodes, strict=False):
             share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
-            each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids)
+            each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids, path)
             if each.request.request_id in kept:
                 each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
             committed.append(each)

@@ -227,7 +227,7 @@ def batch_of(
         drafts=DraftRows(
             padded([sketch.token_ids for sketch, _ in found], width, -1).long(),
             lengths,
-            DraftDistributions(kinds, replacement=replacement, **tables) if tables else None,
+            DraftDistributions(kinds, replacement=torch.full((len(found),), replacement), **tables) if tables else None,
             padded([sketch.parents for sketch, _ in found], width, -1).long(),
         ),
         sampling=SamplingRows(
