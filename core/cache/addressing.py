@@ -69,6 +69,10 @@ class Addressing(Protocol):
         """
         ...
 
+    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
+        """Of a pass as `of_rows` describes it. Raises UnsupportedModelError SD-E296 where `of_trees` does."""
+        ...
+
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> AttentionContext:
         """A cache as a pass sees it over the positions from `starts` [B] on of the requests in `rows` [B].
 

@@ -43,8 +43,15 @@ class DeviceAddressing:
 
     def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> PagedView:
         """See `Addressing`. No kernel has a mask for trees yet."""
-        facts = {"device": cache.device, "fix": "leave num_draft_nodes out, or serve on a CPU"}
-        raise UnsupportedModelError("SD-E296", "attention on this device serves no trees", facts)
+        raise self._no_trees()
+
+    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
+        """See `Addressing`."""
+        raise self._no_trees()
+
+    def _no_trees(self) -> UnsupportedModelError:
+        facts = {"device": self.table.blocks.device, "fix": "leave num_draft_nodes out, or serve on a CPU"}
+        return UnsupportedModelError("SD-E296", "attention on this device serves no trees", facts)
 
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> PagedView:
         """See `Addressing`."""

@@ -91,12 +91,16 @@ class HostAddressing:
 
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> CacheView:
         """See `Addressing`."""
+        return self._view(cache, self.extents(rows, starts, cu_queries), mode)
+
+    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
+        """See `Addressing`."""
         requests, bounds = self._requests(), cu_queries.tolist()
         extents: list[Extent] = []
         for row, start, first, stop in zip(rows.tolist(), starts.tolist(), bounds, bounds[1:], strict=False):
             request = requests[row]
             extents.append(Extent(row, request.generation, request.blocks, first, start, stop - first))
-        return self._view(cache, extents, mode)
+        return extents
 
     def _view(self, cache: KVCache, extents: Sequence[Extent], mode: Mode) -> CacheView:
         spans = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import DraftKV, Needs
+from specdec.sdk.trees import MOST_NODES
 from specdec.sdk.types import TargetInfo
 
 from ..registry import LoadedProposer
@@ -53,7 +54,7 @@ def admit(
     not verified here, behind a comma. None: they are.
     """
     try:
-        _refuse_reserved(loaded.needs, no_trees)
+        _refuse_reserved(loaded, no_trees)
         admission = _admit(loaded, target, distribution_budget_bytes)
     except Refusal as refusal:
         raise refusal.attributed_on(loaded.plugin) from None
@@ -87,10 +88,14 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     )
 
 
-def _refuse_reserved(needs: Needs, no_trees: str | None) -> None:
+def _refuse_reserved(loaded: LoadedProposer, no_trees: str | None) -> None:
+    needs = loaded.needs
     if needs.topology == "tree":
         if no_trees is not None:
             raise Refusal(f'its drafts are a tree (topology="tree"){no_trees}', 'topology="chain"')
+        if loaded.config.num_draft_tokens > MOST_NODES:
+            reason = f"num_speculative_tokens is {loaded.config.num_draft_tokens}, and a tree has {MOST_NODES} nodes"
+            raise Refusal(f"{reason} at most", f'"num_speculative_tokens": {MOST_NODES}')
         if needs.placement != "host":
             raise Refusal('its drafts are a tree (topology="tree") with placement="device"', 'placement="host"')
     if needs.multimodal:

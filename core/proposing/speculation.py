@@ -65,7 +65,7 @@ class Speculation:
         registry = Registry.discover(settings, hooks.registrations)
         loaded = load_proposer(registry.resolve(config), config, info)
         distribution_budget = spare_memory(torch.device(info.device))
-        config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
+        config = config.replace(num_speculative_tokens=loaded.config.depth)
         if config.rejection_sample_method in LOSSY:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',

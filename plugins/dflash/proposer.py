@@ -38,11 +38,11 @@ class DFlashProposer(ParallelProposer):
         """
         checkpoint = cls.open_checkpoint(config)
         spec = DFlashSpec.read(checkpoint, target)
-        spec.check_fits(target, config.num_draft_tokens)
+        spec.check_fits(target, config.depth)
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.modes),
-            rows_per_pass=spec.num_slots(config.num_draft_tokens),
+            rows_per_pass=spec.num_slots(config.depth),
             dtype=config.dtype,
         )
         shared = cls.shared_needs(config, target)
@@ -129,7 +129,7 @@ class DFlashProposer(ParallelProposer):
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
         """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
         rows, starts, anchors = inputs
-        slots = torch.arange(self._spec.num_slots(self.config.num_draft_tokens), device=rows.device)
+        slots = torch.arange(self._spec.num_slots(self.config.depth), device=rows.device)
         cu_queries = torch.arange(len(rows) + 1, device=rows.device) * len(slots)
         store = self.services.draft_kv()
         by_mode = {mode: store.attention(rows, starts, cu_queries, mode) for mode in set(self._spec.modes)}

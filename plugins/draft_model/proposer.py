@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from transformers import AutoConfig, AutoTokenizer
 
 from specdec.sdk import Checkpoint, CheckpointError, Needs, ProposerConfig, Refusal, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of, rows_of_tree
 
 PARALLEL_MARK = "pard_token"
 """The configuration's key for the token of the places that a model was trained to fill in at once."""
@@ -58,7 +58,7 @@ class DraftModelProposer(AutoregressiveProposer):
             draft_kv=draft_kv_of(
                 facts,
                 num_layers=facts["num_hidden_layers"],
-                rows_per_pass=config.num_draft_tokens,
+                rows_per_pass=rows_of_tree(config) + 1,
                 dtype=config.dtype,
             ),
         )

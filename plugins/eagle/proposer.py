@@ -17,6 +17,7 @@ from specdec.sdk.model_proposer import (
     ParallelProposer,
     Weights,
     draft_kv_of,
+    rows_of_tree,
 )
 
 from .eagle3_spec import Eagle3Spec
@@ -189,7 +190,7 @@ def _draft_kv(spec: EagleSpec | Eagle3Spec, config: ProposerConfig) -> DraftKV:
     return draft_kv_of(
         spec.decoder,
         num_layers=spec.decoder["num_hidden_layers"],
-        rows_per_pass=config.num_draft_tokens - 1,
+        rows_per_pass=rows_of_tree(config),
         dtype=config.dtype,
         depends_on_next_token=True,
     )

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.sdk import Needs, ProposerConfig, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of, rows_of_tree
 
 from .checkpoint import MtpSpec
 from .layouts import Recycled
@@ -48,7 +48,7 @@ class MtpProposer(AutoregressiveProposer):
         kv = draft_kv_of(
             spec.decoder,
             num_layers=1,
-            rows_per_pass=max(config.num_draft_tokens - 1, 1),
+            rows_per_pass=max(rows_of_tree(config), 1),
             dtype=config.dtype,
             depends_on_next_token=True,
         )

@@ -8,6 +8,7 @@ Importing it loads torch; `import specdec.sdk` does not.
 from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
+from .greedy_tree import rows_of_tree
 from .kv_shape import draft_kv_of
 from .parallel import ParallelProposer
 from .sampling import DraftSampler
@@ -28,5 +29,6 @@ __all__ = [
     "draft_kv_of",
     "load_module",
     "per_request",
+    "rows_of_tree",
     "width_of",
 ]

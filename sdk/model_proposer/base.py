@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..config import ProposerConfig, StrictModel
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Refusal
 from ..needs import DistributionForm, needs_of
 from ..services import NetworkSettings, Services
 from ..types import Draft, StepView, TargetInfo
@@ -70,6 +70,11 @@ class ModelProposer(ABC):
             "deterministic": True,
         }
         form = distribution_form(config)
+        if config.tree_depth is not None:
+            shared |= {"topology": "tree", "max_depth": config.tree_depth}
+            if form != "one_hot":
+                reason = 'num_draft_nodes with draft_sample_method "probabilistic": its trees are not drawn'
+                raise Refusal(reason, '"draft_sample_method": "greedy"')
         if form == "one_hot":
             return shared
         shared |= {"distribution": form, "sampling": SAMPLING_FIELDS}

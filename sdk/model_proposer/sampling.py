@@ -7,7 +7,7 @@ support that the request's own temperature, top-k, top-p and min-p leave, becaus
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -82,6 +82,10 @@ class DraftSampler:
         beyond = torch.arange(step.num_draft_tokens, device=lengths.device) >= lengths[:, None]
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
         return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts))
+
+    def draft_of_trees(self, drawn: Tensor, parents: Tensor) -> Draft:
+        """A greedy draft of nodes: target ids and parents [b, n], each row cut to its budget."""
+        return replace(self.draft_of(drawn), parents=self._placed(parents, -1))
 
     def _uniform(self, index: int) -> Tensor:
         uniform = self._step.random.uniform(index)
