@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]
 LONG_PAGES = {"conformance.md", "draft-checkpoints.md", "test-without-a-gpu.md"}  # run in .ci/full only
+CI_PAGES = {"first-proposer.md", "better-proposer.md", "record-and-replay.md", "cost-and-break-even.md"}  # and .ci/run
 PROMPT = "$ "
 FOR_PYTEST = "tests/"
 SAVED_AS = re.compile(r"# (\S+\.py)\n")
@@ -119,8 +120,10 @@ def pages() -> Sybil:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Blocks of long pages carry the marker that slow tests carry."""
-    if item.path.name in LONG_PAGES:
+    """Blocks of long pages carry the markers that slow tests carry; what is `ci` is `full`."""
+    if item.path.name in CI_PAGES:
+        item.add_marker("ci")
+    if item.path.name in LONG_PAGES or item.get_closest_marker("ci"):
         item.add_marker("full")
 
 

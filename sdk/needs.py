@@ -40,6 +40,10 @@ class Needs(StrictModel):
         description="k means the residual stream after k layers, before the final norm. 'final' means after the norm. "
         "Kept rows carry them concatenated in this order.",
     )
+    target_top_k: int = Field(
+        0, ge=0, description="entries of KeptRows.top_ids and top_logprobs: the target's most likely tokens. 0: none"
+    )
+    rejected_rows: bool = Field(False, description="shows rejected drafts, with the target's most likely tokens too")
     draft_kv: DraftKV | None = Field(None, description="key-value storage of its own. None means none")
     distribution: DistributionForm = Field(
         "one_hot", description="the richest form of distribution that a draft may report"
@@ -49,6 +53,7 @@ class Needs(StrictModel):
         None,
         description="target id of each draft id, for dense distributions over fewer tokens. None means the target's",
     )
+    confidence: bool = Field(False, description="says of each draft token how likely it is to be accepted")
     min_draft_tokens: int = Field(0, ge=0, description="the fewest drafts that a useful draft of this proposer has")
     max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft. None means any K")
     per_row_length: bool = Field(True, description="False means that all rows with drafts have the same number")
@@ -76,6 +81,10 @@ class Needs(StrictModel):
             )
         if self.max_depth is not None and self.topology != "tree":
             raise ValueError("max_depth describes trees; declare topology='tree'")
+        if self.rejected_rows and self.topology == "tree":
+            raise ValueError("rejected_rows shows rejected drafts of chains; a tree has no row behind its path")
+        if self.rejected_rows and not self.target_top_k:
+            raise ValueError("rejected_rows shows the target's most likely tokens: target_top_k says how many")
         if self.max_draft_tokens is not None and self.min_draft_tokens > self.max_draft_tokens:
             raise ValueError("min_draft_tokens is above max_draft_tokens")
         return self

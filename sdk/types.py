@@ -87,6 +87,17 @@ class KeptRows:
     hidden: Tensor | None  # [N, L*H] in the target's dtype; None means that none was declared
     most_rows: int | None = None
     """The most rows of a request; a pass may be padded to it. None means unknown, or that no pass may be padded."""
+    top_ids: Tensor | None = None
+    """[N, m] int64, the target's most likely tokens after each row, the likeliest first. -1 in rows without logits.
+
+    The target computes logits only where a token is sampled or a draft is verified. So prompt rows have none but the
+    last. None means that `Needs.target_top_k` was not declared.
+    """
+    top_logprobs: Tensor | None = None
+    """[N, m] float32, their log-probabilities. -inf in rows without logits.
+
+    They belong to the target's own distribution: temperature 1, before bias, penalties and filters.
+    """
 
     @property
     def next_position(self) -> Tensor:
@@ -97,6 +108,22 @@ class KeptRows:
     def last(self) -> Tensor:
         """Each request's last kept entry: [B] int64."""
         return self.cu_rows[:-1] + self.num_kept - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectedRows:
+    """Drafts that verification rejected, and what the target computed after each of them.
+
+    Row b of the step owns the entries `start[b] : start[b] + num_rejected[b]`. In the host form these are all entries.
+    The device form has the tensors of `KeptRows`, where rejected rows follow the kept ones.
+    """
+
+    start: Tensor  # [B] int64
+    num_rejected: Tensor  # [B] int64
+    positions: Tensor  # [N] int64
+    token_ids: Tensor  # [N] int64
+    top_ids: Tensor  # [N, m] int64, see `KeptRows.top_ids`
+    top_logprobs: Tensor  # [N, m] float32
 
 
 class DraftRandom(Protocol):
@@ -142,6 +169,7 @@ class StepView:
     sampling: SamplingView | None = None  # None means that none was declared
     history: Tensor | None = None
     """[max_num_seqs, max_model_len] int64 by row, valid to committed_length. None means that it was not declared."""
+    rejected: RejectedRows | None = None  # None means that `Needs.rejected_rows` was not declared
     accepted_nodes: Tensor | None = None
     """[B, K] int64, the nodes of the verified trees that were accepted, from the root on, padded with -1. A chain's are
     0, 1, 2 and so on. None means that the proposer drafts chains."""
@@ -188,6 +216,12 @@ class Draft:
     token_ids: Tensor  # [B, K] int64 target ids, padded with -1
     lengths: Tensor  # [B] int64, 0 .. K
     distribution: DraftDistribution | None = None  # None means that every row is one-hot
+    confidence: Tensor | None = None
+    """[B, K] float32: how likely each token is to be accepted, given that those before it were. Needs.confidence
+    declares it. NaN means that the proposer cannot tell, and None that it can tell nowhere.
+
+    It may shorten what is verified. So with a reported distribution, the value at i may depend on the prefix, on the
+    drafted tokens before i, and on the distribution at i. It may never depend on the token drawn at i."""
     parents: Tensor | None = None
     """[B, K] int64: node i hangs from node parents[i] < i, or from the newest token where it is -1, as in padding. None
     means that every row is a chain."""

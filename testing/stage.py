@@ -71,7 +71,7 @@ class Stage:
         self._scripted = Scripted(self.script, rows, lookahead)
         self.requests = self._scripted.requests  # those that have not ended
         self._runner = Runner(
-            StandInTarget(info, len(shown.hidden_states), seed),
+            StandInTarget(info, len(shown.hidden_states), seed, shows_logits=shown.target_top_k > 0),
             KVCache([], pool.num_blocks, info.block_size, torch.float32, CPU),  # no layers: no target runs
             self._scripted,
             DraftStore(DistributionBuffers.none()),

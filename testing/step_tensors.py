@@ -14,22 +14,24 @@ NUM_NOISE_ROWS = 997
 
 
 class StandInTarget:
-    """Computes no logits, and noise in the place of hidden states.
+    """Computes noise in the place of hidden states, and of logits if anything but verification reads them.
 
     The noise depends on the token, the position and the layer, as real hidden states do.
     """
 
-    def __init__(self, info: TargetInfo, num_layers: int, seed: int) -> None:
+    def __init__(self, info: TargetInfo, num_layers: int, seed: int, *, shows_logits: bool) -> None:
         generator = torch.Generator().manual_seed(seed)
         dtype = getattr(torch, info.dtype)
         self._noise = torch.randn(NUM_NOISE_ROWS, info.hidden_size, generator=generator).to(dtype)
         self._layers = range(num_layers)
+        self._entries = torch.arange(info.vocab_size if shows_logits else 0)
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
         """See `Target`."""
         numbers = inputs.token_ids * 7919 + inputs.positions * 104_729
         hidden = [self._noise[(numbers + 31 * layer) % NUM_NOISE_ROWS] for layer in self._layers]
-        logits = torch.empty(len(inputs.logits_rows), 0)
+        drawn = numbers[inputs.logits_rows, None] % NUM_NOISE_ROWS
+        logits = torch.sin(drawn * 0.7 + self._entries * 1.3)  # [R, V], or [R, 0]
         return TargetOutput(logits, torch.cat(hidden, dim=1) if hidden else None)
 
 

@@ -138,6 +138,12 @@ class Subject:
         if not self.needs.deterministic:
             raise NotApplicable("it declares deterministic=False")
 
+    def need_replay(self) -> None:
+        """Raises NotApplicable where a fresh prefill does not show everything that drafts are made of."""
+        self.need_determinism()
+        if self.needs.target_top_k:
+            raise NotApplicable("it declares target_top_k, of which a fresh prefill shows the last row only")
+
     def need_own_state(self) -> None:
         """Raises NotApplicable where requests may influence each other's drafts."""
         if self.needs.state == "shared":

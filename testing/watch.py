@@ -73,8 +73,9 @@ def _some(names: Sequence[str]) -> str:
 
 def watched(step: StepView, reads: set[str]) -> StepView:
     """The same step; the names of fields that are read through it enter `reads`: "history", "kept.hidden", ..."""
-    sampling = None if step.sampling is None else _watched(step.sampling, "sampling.", reads)
-    return _watched(replace(step, kept=_watched(step.kept, "kept.", reads), sampling=sampling), "", reads)
+    parts = {name: getattr(step, name) for name in ("kept", "sampling", "rejected")}
+    seen = {name: part and _watched(part, f"{name}.", reads) for name, part in parts.items()}
+    return _watched(replace(step, **seen), "", reads)
 
 
 def _watched(record: Record, prefix: str, reads: set[str]) -> Record:

@@ -39,6 +39,9 @@ def refuse_plan(config: Any) -> None:
 
 def refuse_needs(needs: Needs, config: Any) -> None:
     """Raise Refusal for needs that this vLLM configuration cannot meet."""
+    if needs.target_top_k:
+        reason = "vLLM hands a drafter no logits of the target, whose most likely tokens it reads (target_top_k)"
+        raise Refusal(reason, "specdec.LLM, or a proposer without target_top_k")
     if needs.draft_kv is None:
         return
     if config.cache_config.enable_prefix_caching:

@@ -34,6 +34,7 @@ class Admission:
     distribution_bytes: int  # draft distributions of every row between two steps; 0 where no distribution is kept
     draft_kv_bytes_per_block: int  # beside the target's own, for each KV block
     hidden_bytes_per_token: int  # hidden states shown for each kept row
+    top_k_bytes_per_token: int = 0  # the target's most likely tokens, likewise
 
     @property
     def keeps_distribution(self) -> bool:
@@ -59,11 +60,13 @@ def admit(
     except Refusal as refusal:
         raise refusal.attributed_on(loaded.plugin) from None
     logger.info(
-        "proposer %s: draft distributions %.1f MiB, draft KV %d bytes per block, hidden states %d bytes per token",
+        "proposer %s: draft distributions %.1f MiB, draft KV %d bytes per block, hidden states %d bytes per token, "
+        "the target's most likely tokens %d bytes per token",
         loaded.plugin,
         admission.distribution_bytes / MIB,
         admission.draft_kv_bytes_per_block,
         admission.hidden_bytes_per_token,
+        admission.top_k_bytes_per_token,
     )
     return admission
 
@@ -72,6 +75,7 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     needs = loaded.needs
     _check_hidden_states(needs, target)
     _check_draft_vocabulary(needs, target)
+    _check_top_k(needs, target)
     probabilistic = loaded.config.draft_sample_method == "probabilistic"
     if probabilistic and needs.distribution == "one_hot":
         reason = 'draft_sample_method is "probabilistic", and this proposer reports no distribution of its drafts'
@@ -85,6 +89,7 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
         distribution_bytes=distribution_bytes,
         draft_kv_bytes_per_block=_draft_kv_bytes_per_block(needs.draft_kv, target) if needs.draft_kv else 0,
         hidden_bytes_per_token=len(needs.hidden_states) * target.hidden_size * _value_bytes(target.dtype),
+        top_k_bytes_per_token=needs.target_top_k * (TOKEN_ID_BYTES + DISTRIBUTION_BYTES),
     )
 
 
@@ -108,6 +113,12 @@ def _check_hidden_states(needs: Needs, target: TargetInfo) -> None:
         reason = f"it reads the hidden states after layer {', '.join(map(str, beyond))} of {target.model}"
         limit = f"boundaries 0 .. {target.num_layers} (the target has {target.num_layers} layers)"
         raise Refusal(reason, f'{limit}, or "final"')
+
+
+def _check_top_k(needs: Needs, target: TargetInfo) -> None:
+    if needs.target_top_k > target.vocab_size:
+        reason = f"it reads the target's {needs.target_top_k} most likely tokens, and there are {target.vocab_size}"
+        raise Refusal(reason, f"target_top_k={target.vocab_size} or less")
 
 
 def _check_draft_vocabulary(needs: Needs, target: TargetInfo) -> None:

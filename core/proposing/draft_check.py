@@ -14,6 +14,7 @@ from specdec.sdk.errors import PluginId, ProposerError
 from specdec.sdk.needs import DistributionForm, Needs
 from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepView
 
+from .confidence import require_declared, require_probabilities
 from .draft_support import target_to_draft
 from .draft_table import CheckedDraft, DraftReport, measure
 from .tree_check import by_node, tree_error
@@ -30,7 +31,10 @@ SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2,
 
 
 class DraftChecker:
-    """Checks the drafts of one proposer. Raises ProposerError SD-E200 .. SD-E206, SD-E290 .. SD-E293, naming it."""
+    """Checks the drafts of one proposer.
+
+    Raises ProposerError SD-E200 .. SD-E206, SD-E235, SD-E236, SD-E290 .. SD-E293, naming it.
+    """
 
     def __init__(
         self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device, *, read_late: bool = False
@@ -63,6 +67,8 @@ class DraftChecker:
         else:
             reports = self._read(draft, kinds)
             self.check_reports(step.request_ids, budgets, reports, draft)
+            if draft.confidence is not None:
+                require_probabilities(reports, step.request_ids, self._plugin)
             checked = CheckedDraft.read(reports, draft.distribution)
         if due:
             self._check_sums(draft, step.request_ids)
@@ -81,6 +87,8 @@ class DraftChecker:
         pairs = zip(self._read(nodes, kinds), draft.parents.tolist(), strict=True)
         reports = [report._replace(parents=parents) for report, parents in pairs]
         self.check_reports(step.request_ids, budgets, reports, nodes)
+        if draft.confidence is not None:
+            require_probabilities(reports, step.request_ids, self._plugin)
         if due:
             self._check_sums(nodes, step.request_ids)
         return CheckedDraft.read(reports, draft.distribution)
@@ -118,6 +126,9 @@ class DraftChecker:
         self._check_form("lengths", draft.lengths, (len(step),), _INTEGERS)
         if draft.parents is not None:
             self._check_form("parents", draft.parents, (len(step), width), _INTEGERS)
+        if draft.confidence is not None:
+            require_declared(self._needs, self._plugin)
+            self._check_form("confidence", draft.confidence, (len(step), width), {torch.float32})
         return draft
 
     def _check_form(self, field: str, found: object, shape: tuple[int, ...], dtypes: Set[torch.dtype]) -> None:
@@ -289,9 +300,14 @@ class DraftChecker:
     def _read(self, draft: Draft, kinds: frozenset[int]) -> list[DraftReport]:
         """One report per request; a device is waited for once."""
         if kinds or not self._on_host:
-            return list(map(DraftReport.parse, measure(draft, kinds, self._t2d, self._vocab_size).tolist()))
-        pairs = zip(draft.lengths.tolist(), draft.token_ids.tolist(), strict=True)  # a tenth of the time
-        return [DraftReport(length, length, DistributionKind.ONE_HOT, ids) for length, ids in pairs]
+            reports = list(map(DraftReport.parse, measure(draft, kinds, self._t2d, self._vocab_size).tolist()))
+        else:
+            pairs = zip(draft.lengths.tolist(), draft.token_ids.tolist(), strict=True)  # a tenth of the time
+            reports = [DraftReport(length, length, DistributionKind.ONE_HOT, ids) for length, ids in pairs]
+        if draft.confidence is None:
+            return reports
+        told = zip(reports, draft.confidence.tolist(), strict=True)
+        return [each._replace(confidence=confidence) for each, confidence in told]
 
     def _error(self, code: str, summary: str, facts: Mapping[str, object]) -> ProposerError:
         return ProposerError(code, summary, facts, plugin=self._plugin)

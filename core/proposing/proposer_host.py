@@ -250,12 +250,11 @@ class ProposerHost:
 
     def _attributed(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}
-        needs = self.needs
-        declared = {"history": needs.history, "hidden": needs.hidden_states, "sampling": needs.sampling}
-        missing = undeclared(error, declared)
+        missing = undeclared(error, dict(self.needs))
         if missing:
             facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
-            facts["fix"] = f"needs = Needs({', '.join(FIELDS[name] for name in missing)}, ...)"
+            declared = dict.fromkeys(FIELDS[name][1] for name in missing)
+            facts["fix"] = f"needs = Needs({', '.join(declared)}, ...)"
             raised = ProposerError("SD-E222", f"{method} raised {describe(error)}", facts, plugin=self.plugin)
         else:
             raised = ProposerError("SD-E210", f"{method} raised {describe(error)}", facts, plugin=self.plugin)

@@ -38,7 +38,8 @@ class Snapshot:
 
 def _tensors(step: StepView) -> Iterator[tuple[str, Tensor]]:
     held = vars(step)  # without the properties that watch what is read
-    records = {"": held, "kept.": vars(held["kept"]), "sampling.": vars(held["sampling"]) if held["sampling"] else {}}
+    parts = {name: vars(held[name]) if held[name] else {} for name in ("kept", "sampling", "rejected")}
+    records = {"": held} | {f"{name}.": record for name, record in parts.items()}
     for prefix, record in records.items():
         for name, value in record.items():
             if isinstance(value, Tensor):

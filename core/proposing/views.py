@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import KeptRows, SamplingView, StepView, TargetInfo
+from specdec.sdk.types import KeptRows, RejectedRows, SamplingView, StepView, TargetInfo
 
 from ..cache.transfer import upload
 from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
 from .token_history import TokenHistory
+from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
 from .tree_views import accepted_nodes, kept_places
-
-HOST = torch.device("cpu")
 
 
 class Computed(Protocol):
@@ -49,32 +48,43 @@ class ViewBuilder:
         budgets: Sequence[int],
         batch: Computed,
         hidden: Tensor | None,
+        top: TopTokens | None = None,
         *,
         may_pad: bool = False,
     ) -> StepView:
-        """The view of the requests that go on, at least one; `hidden` [N, L*H] of the whole batch.
+        """The view of the requests that go on, at least one; `hidden` [N, L*H] and `top` of the whole batch.
 
         `may_pad`: whether a draft pass may write past a request's blocks, where nobody reads it.
         """
         if self.needs.placement == "host":
-            return self._host_view(committed, budgets, batch, hidden)
-        return self._device_view(committed, budgets, batch, hidden, may_pad)
+            return self._host_view(committed, budgets, batch, hidden, top)
+        return self._device_view(committed, budgets, batch, hidden, top, may_pad)
 
     def _host_view(
-        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, hidden: Tensor | None
+        self,
+        committed: Sequence[Committed],
+        budgets: Sequence[int],
+        batch: Computed,
+        hidden: Tensor | None,
+        top: TopTokens | None,
     ) -> StepView:
         if self._history is not None:
             self._history.write(committed)
         if hidden is not None:
-            if self._draws_trees:
-                rows = kept_places(committed)
-            else:
-                rows = _places([(each.first_token, each.num_kept) for each in committed], batch)
+            rows = _places(self._kept_spans(committed), batch)
             hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
         kept = _kept_columns(committed)
         columns, keys, tensors = self._sent(committed, budgets, kept)
-        shown = KeptRows(**dict(zip(kept, tensors, strict=True)), hidden=hidden, most_rows=None)
-        return self._view(committed, columns, keys, shown)
+        tops = top.fields_on_host(self._kept_spans(committed)) if top else {}
+        shown = KeptRows(**dict(zip(kept, tensors, strict=True)), hidden=hidden, most_rows=None, **tops)
+        rejected = rejected_on_host(committed, top) if top and self.needs.rejected_rows else None
+        return self._view(committed, columns, keys, shown, rejected)
+
+    def _kept_spans(self, committed: Sequence[Committed]) -> list[tuple[int, int]]:
+        """The places in the batch of the rows that survived, as (first, number)."""
+        if self._draws_trees:
+            return [(place, 1) for place in kept_places(committed)]
+        return [(each.first_token, each.num_kept) for each in committed]
 
     def _sent(
         self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
@@ -87,7 +97,12 @@ class ViewBuilder:
         return dict(zip([*columns, "budget"], sent, strict=False)), sent[count + 1], sent[count + 2 :]
 
     def _view(
-        self, committed: Sequence[Committed], columns: Mapping[str, Tensor], keys: Tensor, kept: KeptRows
+        self,
+        committed: Sequence[Committed],
+        columns: Mapping[str, Tensor],
+        keys: Tensor,
+        kept: KeptRows,
+        rejected: RejectedRows | None,
     ) -> StepView:
         return StepView(
             request_ids=tuple([each.request.request_id for each in committed]),
@@ -98,6 +113,7 @@ class ViewBuilder:
             sampling=self._sampling(committed),
             history=self._history.tokens if self._history else None,
             accepted_nodes=accepted_nodes(committed, self.num_draft_tokens) if self._draws_trees else None,
+            rejected=rejected,
         )
 
     def _device_view(
@@ -106,6 +122,7 @@ class ViewBuilder:
         budgets: Sequence[int],
         batch: Computed,
         hidden: Tensor | None,
+        top: TopTokens | None,
         may_pad: bool,
     ) -> StepView:
         new_places, new_tokens = ([], []) if self._history is None else self._history.news(committed)
@@ -117,6 +134,8 @@ class ViewBuilder:
             "next_token_ids": _next_tokens(committed),
         }
         more = {"new_places": new_places, "new_tokens": new_tokens, "rows": places}
+        if self.needs.rejected_rows:
+            more["num_rejected"] = [each.num_drafted - each.num_accepted for each in committed]
         columns, keys, tensors = self._sent(committed, budgets, kept | more)
         sent = dict(zip([*kept, *more], tensors, strict=True))
         if self._history is not None:
@@ -131,8 +150,10 @@ class ViewBuilder:
             token_ids=token_ids,
             hidden=None if hidden is None else hidden.to(self.device),
             most_rows=max(each.num_rows for each in committed) if may_pad else None,
+            **(top.fields(sent["rows"] if places else None) if top else {}),
         )
-        return self._view(committed, columns, keys, shown)
+        rejected = rejected_on_device(shown, sent["num_rejected"]) if self.needs.rejected_rows else None
+        return self._view(committed, columns, keys, shown, rejected)
 
     def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
         if not self.needs.sampling:

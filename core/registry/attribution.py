@@ -75,23 +75,26 @@ def _called(cls: type, frames: Sequence[FrameType]) -> str | None:
     return None
 
 
-FIELDS = {  # of a step that are None unless they were declared: what declares them
-    "history": "history=True",
-    "hidden": 'hidden_states=("final",)',
-    "sampling": 'sampling=("temperature",)',
+FIELDS = {  # of a step that are None unless they were declared: the need, and how it is declared
+    "history": ("history", "history=True"),
+    "hidden": ("hidden_states", 'hidden_states=("final",)'),
+    "sampling": ("sampling", 'sampling=("temperature",)'),
+    "top_ids": ("target_top_k", "target_top_k=8"),
+    "top_logprobs": ("target_top_k", "target_top_k=8"),
+    "rejected": ("rejected_rows", "target_top_k=8, rejected_rows=True"),
 }
 
 
 def undeclared(error: BaseException, declared: Mapping[str, object]) -> list[str]:
     """Fields that are None for lack of a declaration, and that code reads which stumbled over None.
 
-    declared: what the proposer declares of each of FIELDS; something false means that it does not.
+    declared: the proposer's needs by name; something false means that it does not declare one.
     """
     if not isinstance(error, TypeError | AttributeError) or "NoneType" not in str(error):
         return []
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     read = {name for frame in frames if not _is_engine(frame) for name in frame.f_code.co_names}
-    return [name for name in FIELDS if name in read and not declared[name]]
+    return [name for name in FIELDS if name in read and not declared[FIELDS[name][0]]]
 
 
 def _is_engine(frame: FrameType) -> bool:

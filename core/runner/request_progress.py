@@ -12,6 +12,7 @@ from specdec.sdk.types import RequestView
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import CheckedDraft
 from ..proposing.proposer_host import ProposerHost
+from ..proposing.top_tokens import TopTokens
 from ..proposing.views import Computed
 from ..request.metrics import EngineMetrics
 from ..request.request import Committed, Request
@@ -100,18 +101,24 @@ class RequestProgress:
         return view
 
     def propose(
-        self, going_on: Sequence[Committed], most: int, computed: Computed, hidden: Tensor | None
+        self,
+        going_on: Sequence[Committed],
+        most: int,
+        computed: Computed,
+        hidden: Tensor | None,
+        top: TopTokens | None = None,
     ) -> CheckedDraft | None:
         """Store a draft for each request that goes on; see `draft_budgets` for `most`.
 
-        computed: the step's tokens. hidden: [N, L*H], their hidden states. Returns the drafts; None means none.
+        computed: the step's tokens. hidden: [N, L*H], their hidden states. top: the target's most likely tokens after
+        them. Returns the drafts; None means none.
         """
         host = self._host
         if host is None or not host.enabled or not going_on:
             return None
         budgets = draft_budgets(going_on, host, most)
         with torch.inference_mode():
-            view = host.views.build(going_on, budgets, computed, hidden, may_pad=self._may_pad)
+            view = host.views.build(going_on, budgets, computed, hidden, top, may_pad=self._may_pad)
             draft = host.draft(view, budgets)
         if draft is not None:
             rows, generations = [each.row for each in going_on], [each.generation for each in going_on]

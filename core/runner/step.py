@@ -20,6 +20,7 @@ from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
+from ..proposing.top_tokens import TopTokens
 from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
@@ -58,6 +59,7 @@ class Runner:
         self._host = host
         self._profile = profile
         self._rule = rule
+        self._num_top = host.views.needs.target_top_k if host else 0  # of the target's most likely tokens
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable(cache.device)
         self._num_steps = 0
@@ -89,6 +91,7 @@ class Runner:
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
+            top = self._top(batch, output) if self._num_top else None
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
@@ -101,13 +104,17 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden)
+                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden, top)
             if batch.numbers.shape[1]:
                 self._check_late(batch, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
         return min(self._drafts.length(request.row, request.generation), room)
+
+    def _top(self, batch: Batch, output: TargetOutput) -> TopTokens:
+        inputs = batch.inputs
+        return TopTokens.of(output.logits, inputs.logits_rows, len(inputs.token_ids), self._num_top)
 
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [item.scheduled.request for item in batch.items]

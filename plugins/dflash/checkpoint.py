@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-from specdec.sdk import AttentionMode, Checkpoint, CheckpointError, Refusal, TargetInfo
+from specdec.sdk import AttentionMode, Checkpoint, Refusal, TargetInfo
 
+from .conventions import drafts_from_anchor, read_boundaries
 from .decoder_config import decoder_config
 from .fields import ANYTHING, NUMBER, anywhere
-from .variants import refuse_variants
+from .variants import Member, member_of
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"
 
@@ -20,6 +20,7 @@ MASK_EMBEDDING_FILE = "mask_embedding.pt"
 class DFlashSpec:
     """What the network is and how it was trained to be run."""
 
+    member: Member
     decoder: Mapping[str, Any]  # the draft layers' configuration under transformers' names
     boundaries: tuple[int, ...]  # H[k]: the target's residual stream after k layers
     num_target_layers: int | None  # of the target that it was trained for; None: not stated
@@ -36,14 +37,22 @@ class DFlashSpec:
     logit_cap: float | None
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> DFlashSpec:
-        """From config.json alone. Raises Refusal for what is not implemented; CheckpointError SD-E170, SD-E171."""
-        refuse_variants(checkpoint)
+    def read(cls, checkpoint: Checkpoint, target: TargetInfo, *, sample_from_anchor: bool | None = None) -> DFlashSpec:
+        """From config.json alone.
+
+        sample_from_anchor: whether the anchor's slot drafts. None means what the checkpoint says.
+
+        Raises Refusal for what is not implemented; CheckpointError SD-E170, SD-E171, SD-E282.
+        """
+        member = member_of(checkpoint)
         _refuse_unserved(checkpoint)
         nested = "speculators_model_type" in checkpoint.config
         layers = "transformer_layer_config." if nested else ""
         decoder, modes = decoder_config(checkpoint, layers)
         trained_layers = checkpoint.get("num_target_layers", int, None)
+        boundaries = read_boundaries(checkpoint, member, target.num_layers, len(modes))
+        if member is Member.DSPARK and trained_layers == len(boundaries):
+            trained_layers = None  # some publishers count the layers that are read
         vocab_size = checkpoint.get(layers + "vocab_size", int)
         has_mask_embedding = (checkpoint.directory / MASK_EMBEDDING_FILE).is_file()
         mask_token = anywhere(checkpoint, "mask_token", str)
@@ -52,7 +61,8 @@ class DFlashSpec:
             checkpoint.get("mask_token_id", int)  # says that it is absent
         return cls(
             decoder=decoder,
-            boundaries=_boundaries(checkpoint, nested, trained_layers or target.num_layers, len(modes)),
+            member=member,
+            boundaries=boundaries,
             num_target_layers=trained_layers,
             target_hidden_size=checkpoint.get("target_hidden_size", int, decoder["hidden_size"]),
             vocab_size=vocab_size,
@@ -61,11 +71,19 @@ class DFlashSpec:
             mask_token_id=mask_token_id,
             mask_token=mask_token,
             has_mask_embedding=has_mask_embedding,
-            drafts_from_anchor=bool(anywhere(checkpoint, "sample_from_anchor", bool)),
+            drafts_from_anchor=drafts_from_anchor(checkpoint, member)
+            if sample_from_anchor is None
+            else sample_from_anchor,
             modes=modes,
             logit_multiplier=float(anywhere(checkpoint, "output_multiplier", NUMBER) or 1),
             logit_cap=anywhere(checkpoint, "final_logit_softcapping", NUMBER) or None,
         )
+
+    @property
+    def width(self) -> int:
+        """Of the network."""
+        width: int = self.decoder["hidden_size"]
+        return width
 
     @property
     def first_drafting_slot(self) -> int:
@@ -79,6 +97,12 @@ class DFlashSpec:
     def num_slots(self, num_draft_tokens: int) -> int:
         """The width of the block that drafts this many tokens."""
         return num_draft_tokens + self.first_drafting_slot
+
+    def refuse_own_vocabulary(self) -> None:
+        """Raise Refusal unless draft ids are the target's."""
+        if self.draft_vocab_size != self.vocab_size:
+            reason = f"its draft vocabulary has {self.draft_vocab_size} of {self.vocab_size} tokens"
+            raise Refusal(f"{reason}, and {self.member} has none of its own", "a checkpoint with the whole vocabulary")
 
     def check_fits(self, target: TargetInfo, num_draft_tokens: int) -> None:
         """Raise Refusal, with the numbers, if the checkpoint was made for another target or cannot draft K tokens."""
@@ -118,32 +142,6 @@ class DFlashSpec:
                 f"its rotary positions ({rope['rope_type']}) serve {longest}; max_model_len is {target.max_model_len}"
             )
             raise Refusal(reason, f"max_model_len={longest}")
-
-
-def _boundaries(checkpoint: Checkpoint, nested: bool, num_layers: int, num_draft_layers: int) -> tuple[int, ...]:
-    """Which hidden states it reads. `speculators` counts boundaries; elsewhere id k is layer k's output: H[k+1]."""
-    if nested:
-        name, shift = "aux_hidden_state_layer_ids", 0
-        ids = checkpoint.get(name, list)
-    else:
-        name, shift = "target_layer_ids", 1
-        ids = anywhere(checkpoint, name, list) or _usual_layer_ids(num_layers, num_draft_layers)
-    if any(type(each) is not int for each in ids) or any(a >= b for a, b in pairwise([-1, *ids])) or not ids:
-        facts = {
-            "field": name,
-            "file": checkpoint.config_file,
-            "expected": "layer ids in increasing order: the order in which they are concatenated",
-            "found": ids,
-        }
-        raise CheckpointError("SD-E171", f"the draft checkpoint's {name!r} cannot be used", facts)
-    return tuple(each + shift for each in ids)
-
-
-def _usual_layer_ids(num_layers: int, num_draft_layers: int) -> list[int]:
-    """Where the published models read the target if their configuration does not say so."""
-    if num_draft_layers == 1:
-        return [num_layers // 2]
-    return [round(1 + index * (num_layers - 4) / (num_draft_layers - 1)) for index in range(num_draft_layers)]
 
 
 def _refuse_unserved(checkpoint: Checkpoint) -> None:

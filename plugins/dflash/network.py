@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from specdec.sdk import Refusal
 
 from .checkpoint import DFlashSpec
+from .walk import Walk
 
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
 
@@ -28,13 +29,13 @@ class DFlashNetwork(nn.Module):
     embedding: nn.Module
     head: nn.Module
     mask: nn.Parameter  # [h], what every slot but the anchor's starts from
+    walk: Walk
 
     def __init__(self, spec: DFlashSpec, decoder: Any) -> None:
         """`decoder`: transformers' layers for `spec.decoder`. Raises Refusal if their attention is of another make."""
         super().__init__()
-        width = spec.decoder["hidden_size"]
-        self.fc = nn.Linear(len(spec.boundaries) * spec.target_hidden_size, width, bias=False)
-        self.hidden_norm = nn.RMSNorm(width, eps=spec.decoder["rms_norm_eps"])
+        self.fc = nn.Linear(len(spec.boundaries) * spec.target_hidden_size, spec.width, bias=False)
+        self.hidden_norm = nn.RMSNorm(spec.width, eps=spec.decoder["rms_norm_eps"])
         self.layers, self.norm, self.rotary = decoder.layers, decoder.norm, decoder.rotary_emb
         self._head_dim: int = spec.decoder["head_dim"]
         self._first_slot = spec.first_drafting_slot
@@ -45,17 +46,27 @@ class DFlashNetwork(nn.Module):
             reason = f"its layers are of type {spec.decoder['model_type']!r}, whose attention is made of {found}"
             raise Refusal(reason, f"layers whose attention is made of {', '.join(sorted(_ATTENTION_PARTS))}")
 
-    def attach(self, embedding: nn.Module, head: nn.Module, mask: Tensor) -> None:
-        """Embedding of target ids, output head, and the mask token's embedding [h]."""
-        self.embedding, self.head = embedding, head
+    def attach(self, embedding: nn.Module, head: nn.Module, mask: Tensor, walk: Walk) -> None:
+        """Embedding of target ids, output head, the mask token's embedding [h], and how tokens are drawn."""
+        self.embedding, self.head, self.walk = embedding, head, walk
         self.mask = nn.Parameter(mask, requires_grad=False)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Context rows [N, h] of hidden states [N, A*H]."""
+        rows: Tensor = self.hidden_norm(self.fc(hidden.to(self.mask.dtype)))
+        return rows
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [..., h] of target ids."""
+        rows: Tensor = self.embedding(token_ids).to(self.mask.dtype)
+        return rows
 
     def context(self, hidden: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Keys and values [N, heads, head_dim] of each layer for hidden states [N, A*H] at positions [N].
 
         Every layer reads the same rows, without a norm of its own.
         """
-        rows = self.hidden_norm(self.fc(hidden.to(self.mask.dtype)))
+        rows = self.project(hidden)
         cos, sin = self.rotary(rows[None], positions[None])
         cos, sin = cos[0, :, None], sin[0, :, None]
         for layer in self.layers:
@@ -63,19 +74,22 @@ class DFlashNetwork(nn.Module):
             keys = attention.k_norm(attention.k_proj(rows).unflatten(-1, (-1, self._head_dim)))
             yield keys * cos + _rotated(keys) * sin, attention.v_proj(rows).unflatten(-1, (-1, self._head_dim))
 
-    def forward(self, anchors: Tensor, positions: Tensor, attention: Sequence[Mapping[str, Any]]) -> Tensor:
-        """Logits of the draft tokens after the anchors [b], from slots at positions [b, W]: [b, W, D], or [b, W-1, D].
+    def forward(
+        self, anchors: Tensor, positions: Tensor, attention: Sequence[Mapping[str, Any]]
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [b, W, h] of slots at positions [b, W], and the logits of those that draft: [b, W, D] or [b, W-1, D].
 
-        `attention` [L]: what each layer's attention takes.
+        anchors: the newest tokens [b].
+        attention: what each layer's attention takes, [L].
         """
         masks = self.mask.expand(anchors.shape[0], positions.shape[1] - 1, -1)
-        slots = torch.cat([self.embedding(anchors)[:, None].to(self.mask.dtype), masks], dim=1)
+        slots = torch.cat([self.embed(anchors)[:, None], masks], dim=1)
         states = slots.flatten(0, 1)[None]
         rotary = self.rotary(states, positions.flatten()[None])
         for layer, keywords in zip(self.layers, attention, strict=True):
             states = layer(states, attention_mask=None, position_embeddings=rotary, **keywords)
-        states = self.norm(states).view_as(slots)
-        return self._capped(self.head(states[:, self._first_slot :]))
+        outputs = self.norm(states).view_as(slots)
+        return outputs, self._capped(self.head(outputs[:, self._first_slot :]))
 
     def _capped(self, logits: Tensor) -> Tensor:
         if self._logit_multiplier != 1:

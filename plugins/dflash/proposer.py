@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specdec.sdk import Checkpoint, Needs, ProposerConfig, Services, StepView, TargetInfo
 from specdec.sdk.model_proposer import (
     DraftVocabulary,
+    Drawing,
+    ParallelOptions,
     ParallelProposer,
     Weights,
     draft_kv_of,
@@ -20,15 +23,31 @@ from specdec.sdk.model_proposer import (
 from .checkpoint import DFlashSpec
 from .network import DFlashNetwork
 from .tensors import mapped_ids, mask_embedding, mask_token_id, open_weights
+from .walk import Block
+from .walks import walk_of
+
+
+class DFlashOptions(ParallelOptions):
+    """Options of the DFlash family."""
+
+    sample_from_anchor: bool | None = Field(
+        None, description="whether the anchor's slot drafts a token. null: what the checkpoint says"
+    )
 
 
 class DFlashProposer(ParallelProposer):
     """DFlash (arXiv 2602.06036): an anchor and K mask tokens are run once, and each slot gives the token at its place.
 
+    Its relatives draw the tokens of a block in other ways (`walk.py`): DSpark gives each slot a bias from the token
+    before it.
+
     The draft KV holds one row for every position that the target has run, made of the target's hidden states there. A
     block's own keys and values lie past them until the next step's rows take their places: no row is made of a token
     that was rejected, or of one that was drafted. The newest token has no hidden states yet; it is the anchor.
     """
+
+    Options = DFlashOptions
+    options: DFlashOptions
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
@@ -37,8 +56,10 @@ class DFlashProposer(ParallelProposer):
         Raises Refusal if the checkpoint does not fit the target or K, or is a variant; CheckpointError SD-E170, E171.
         """
         checkpoint = cls.open_checkpoint(config)
-        spec = DFlashSpec.read(checkpoint, target)
+        spec = cls.read_spec(config, target, checkpoint)
         spec.check_fits(target, config.depth)
+        with torch.device("meta"):  # what it refuses, it refuses before weights are loaded
+            walk = walk_of(checkpoint, spec)
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.modes),
@@ -51,13 +72,19 @@ class DFlashProposer(ParallelProposer):
             hidden_states=spec.boundaries,
             draft_kv=kv,
             max_draft_tokens=spec.max_draft_tokens,
+            confidence=walk.tells_confidence and config.enable_adaptive_verification,
             draft_vocabulary=mapped_ids(checkpoint, spec, target) if shared.get("distribution") == "dense" else None,
         )
+
+    @classmethod
+    def read_spec(cls, config: ProposerConfig, target: TargetInfo, checkpoint: Checkpoint) -> DFlashSpec:
+        """See `DFlashSpec.read`."""
+        return DFlashSpec.read(checkpoint, target, sample_from_anchor=config.options.sample_from_anchor)
 
     def build(self) -> None:
         """Load the network and tie it to the target. Raises CheckpointError: SD-E172 .. SD-E175; Refusal."""
         checkpoint = self.open_checkpoint(self.config)
-        self._spec = spec = DFlashSpec.read(checkpoint, self.target)
+        self._spec = spec = self.read_spec(self.config, self.target, checkpoint)
         weights = open_weights(checkpoint, self.services, spec)
         self.network = DFlashNetwork(spec, self.services.build_decoder(spec.decoder, self.settings))
         weights.fill(self.network)
@@ -69,10 +96,13 @@ class DFlashProposer(ParallelProposer):
         self.services.finish(self.network, self.settings)
 
     def _tie(self, weights: Weights, checkpoint: Checkpoint) -> None:
-        width = self._spec.decoder["hidden_size"]
+        width = self._spec.width
         embedding = self.embedding(weights, width)
         head = self.head(weights, width, self._spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
-        self.network.attach(embedding, head, self._mask(embedding, width, checkpoint))
+        with self.services.device:
+            walk = walk_of(checkpoint, self._spec)
+        weights.fill(walk)
+        self.network.attach(embedding, head, self._mask(embedding, width, checkpoint), walk)
 
     def _mask(self, embedding: torch.nn.Module, width: int, checkpoint: Checkpoint) -> Tensor:
         if self._spec.has_mask_embedding:
@@ -123,19 +153,30 @@ class DFlashProposer(ParallelProposer):
             store.write(layer, rows, positions, keys, values)
 
     def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
-        """Where each block goes, and its anchor."""
-        return step.rows, step.kept.next_position, step.newest_token
+        """Where each block goes, its anchor, and what the walk sees of the step."""
+        return step.rows, step.kept.next_position, step.newest_token, *self.network.walk.sees(step)
+
+    def draw_block(self, drawing: Drawing, num_tokens: int, *inputs: Tensor) -> None:
+        """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
+        rows, starts, anchors, *seen = inputs
+        outputs, logits = self._run_block(rows, starts, anchors)
+        wants_confidence = self.config.enable_adaptive_verification
+        embed, project = self.network.embed, self.network.project
+        block = Block(anchors, outputs, logits, num_tokens, wants_confidence, tuple(seen), embed, project)
+        self.network.walk.draw(drawing, block)
 
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
-        """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
-        rows, starts, anchors = inputs
+        """Before the walk."""
+        return self._run_block(*inputs[:3])[1][:, :num_tokens]
+
+    def _run_block(self, rows: Tensor, starts: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
         slots = torch.arange(self._spec.num_slots(self.config.depth), device=rows.device)
         cu_queries = torch.arange(len(rows) + 1, device=rows.device) * len(slots)
         store = self.services.draft_kv()
         by_mode = {mode: store.attention(rows, starts, cu_queries, mode) for mode in set(self._spec.modes)}
         attention = [by_mode[mode] for mode in self._spec.modes]
-        logits: Tensor = self.network(anchors, starts[:, None] + slots, attention)
-        return logits[:, :num_tokens]
+        outputs, logits = self.network(anchors, starts[:, None] + slots, attention)
+        return outputs, logits
 
 
 def kept_entries(cu_rows: Tensor, num_kept: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:

@@ -12,15 +12,15 @@ from specdec.sdk import Checkpoint, CheckpointError, Services, TargetInfo
 from specdec.sdk.model_proposer import DraftVocabulary, Weights
 
 from .checkpoint import MASK_EMBEDDING_FILE, DFlashSpec
-from .variants import refuse_variant_tensors
+from .variants import refuse_tensors_of_others
 
 _FUSED = ".qkv_proj.weight"
 
 
 def open_weights(checkpoint: Checkpoint, services: Services, spec: DFlashSpec) -> Weights:
-    """The tensors that make up the network. Raises CheckpointError: SD-E146, SD-E174 for a variant's tensors."""
+    """The tensors that make up the network. Raises CheckpointError: SD-E146, SD-E174 for another member's tensors."""
     tensors = services.load_tensors(checkpoint.directory)
-    refuse_variant_tensors(tensors, checkpoint)
+    refuse_tensors_of_others(tensors, spec.member, checkpoint)
     weights = Weights(_split_fused(tensors, spec), checkpoint.directory)
     for old, new in {"model.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}.items():
         weights.rename(old, new)

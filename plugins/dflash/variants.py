@@ -1,8 +1,9 @@
-"""The DFlash family's variants, recognised to be refused by name: each has parts that change what it drafts."""
+"""Which member of the DFlash family a checkpoint is; relatives that cannot be run are refused by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -10,73 +11,133 @@ from specdec.sdk import Checkpoint, CheckpointError, Refusal
 
 from .fields import ANYTHING, anywhere
 
-_VARIANTS = {"dflash2": "DFlash2", "dspark": "DSpark", "xpress": "XPress", "domino": "Domino", "lilicorr": "LiLiCorr"}
+
+class Member(StrEnum):
+    """One backbone, and what is done with the outputs of its block."""
+
+    DFLASH = "DFlash"
+    LILICORR = "LiLiCorr"  # before DFlash2, whose convolutions it may have
+    DFLASH2 = "DFlash2"
+    DSPARK = "DSpark"
+    DOMINO = "Domino"
+    XPRESS = "XPress"
+
+
+SERVED = (Member.DFLASH, Member.DSPARK)
 
 SPECULATORS_TYPES = frozenset({"dflash", "dflash2", "dspark", "xpress"})
 
+_MARKS = {
+    "lilicorr": Member.LILICORR,
+    "dflash2": Member.DFLASH2,
+    "dspark": Member.DSPARK,
+    "xpress": Member.XPRESS,
+    "domino": Member.DOMINO,
+    "causal_v5": Member.DOMINO,  # an early name
+}
+_PLAIN = ("DFlashDraftModel", "MuseGlimmerAssistantModel")
+
 _FIELDS = {
-    "selector_rank": "DFlash2",
-    "conv_kernel_size": "DFlash2",
-    "markov_rank": "DSpark",
-    "num_jacobi_passes": "XPress",
-    "pure_draft_prefix_len": "Domino",
+    "lilicorr_candidate_topk": Member.LILICORR,
+    "selector_rank": Member.DFLASH2,
+    "conv_kernel_size": Member.DFLASH2,
+    "markov_rank": Member.DSPARK,
+    "num_jacobi_passes": Member.XPRESS,
+    "pure_draft_prefix_len": Member.DOMINO,
 }
 
 _TENSORS = {
-    "*attention_conv.*": "DFlash2",
-    "*mlp_conv.*": "DFlash2",
-    "*candidate_selector.*": "DFlash2",
-    "*markov_head.*": "DSpark",
-    "*confidence_head.*": "DSpark",
-    "*refiner_head.*": "XPress",
-    "*prefix_gru.*": "Domino",
-    "*lilicorr.*": "LiLiCorr",
+    "*attention_conv.*": Member.DFLASH2,
+    "*mlp_conv.*": Member.DFLASH2,
+    "*candidate_selector.*": Member.DFLASH2,
+    "*markov_head.*": Member.DSPARK,
+    "*confidence_head.*": Member.DSPARK,
+    "*refiner_head.*": Member.XPRESS,
+    "*prefix_gru.*": Member.DOMINO,
+    "*lilicorr.*": Member.LILICORR,
 }
 
-_WORKS = "a plain DFlash checkpoint"
+_OF_A_TARGET = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids")
+
+_OTHER_LAYERS = {
+    "Gemma4DSparkModel": "its draft layers are Gemma 4's",
+    "K3DSparkModel": "its draft layers have latent attention (MLA), of which no draft KV is kept",
+    "Lfm2DSparkDraftModel": "its rotary positions turn neighbouring pairs",
+}
+
+_WORKS = "a checkpoint of the DFlash family with layers like Qwen3's"
 
 
-def is_family_architecture(name: str) -> bool:
-    """Whether a class name in `architectures` is one of the family's."""
-    return name == "DFlashDraftModel" or _named_in(name) is not None
+def is_family(checkpoint: Checkpoint) -> bool:
+    """By what config.json states: a speculators type, a `dflash_config`, or an architecture of the family."""
+    config = checkpoint.config
+    stated = config.get("speculators_model_type")
+    if stated is not None:
+        return stated in SPECULATORS_TYPES
+    if isinstance(config.get("dflash_config"), dict) or any(config.get(key) is not None for key in _OF_A_TARGET):
+        return True
+    return any(str(name) in _PLAIN or _member_in(str(name)) for name in config.get("architectures") or ())
 
 
-def refuse_variants(checkpoint: Checkpoint) -> None:
-    """Raise Refusal if config.json marks a variant of the family, with the mark."""
-    for mark, value in _marks(checkpoint):
-        variant = _named_in(str(value))
-        if variant:
-            raise _refusal(variant, mark, value)
+def is_dspark(checkpoint: Checkpoint) -> bool:
+    """Whether it is a DSpark checkpoint, those that are refused included."""
+    return is_family(checkpoint) and (_member(checkpoint) is Member.DSPARK or _is_of_a_target(checkpoint))
+
+
+def member_of(checkpoint: Checkpoint) -> Member:
+    """Raises Refusal for a member or a kind of layers that is not implemented, with the mark that tells it."""
+    if _is_of_a_target(checkpoint):
+        reason = "this is a DeepSeek-V4 target with DSpark stages inside, which are layers like the target's own"
+        raise Refusal(reason, "a DSpark checkpoint of its own, with layers like Qwen3's")
+    for name in checkpoint.get("architectures", list, []):
+        if name in _OTHER_LAYERS:
+            raise Refusal(f"{name} is not implemented: {_OTHER_LAYERS[name]}", _WORKS)
     projector = checkpoint.get("dflash_config.projector_type", str, "none")
-    if projector not in ("none", "dflash"):
+    if projector not in ("none", "dflash") and _member_in(projector) is None:
         raise Refusal(f"dflash_config.projector_type {projector!r} is not implemented", _WORKS)
-    for field, variant in _FIELDS.items():
-        value = anywhere(checkpoint, field, ANYTHING)
-        if value:
-            raise _refusal(variant, field, value)
+    member = _member(checkpoint)
+    if member not in SERVED:
+        mark, value = next(_telling(checkpoint, member))
+        raise Refusal(f"this is a {member} checkpoint ({mark}: {value!r}), and {member} is not implemented", _WORKS)
+    return member
 
 
-def refuse_variant_tensors(names: Iterable[str], checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError SD-E174 if a tensor belongs to a variant that the configuration does not admit to be."""
+def refuse_tensors_of_others(names: Iterable[str], member: Member, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError SD-E174 if a tensor belongs to a member that the configuration does not admit to be."""
     for name in sorted(names):
-        for pattern, variant in _TENSORS.items():
-            if fnmatchcase(name, pattern):
-                facts = {"tensor": name, "checkpoint": checkpoint.directory, "fix": _WORKS}
-                raise CheckpointError(
-                    "SD-E174", f"the draft checkpoint is a {variant}, which is not implemented", facts
-                )
+        for pattern, other in _TENSORS.items():
+            if other is not member and fnmatchcase(name, pattern):
+                facts = {"tensor": name, "checkpoint": checkpoint.directory, "its configuration says": str(member)}
+                raise CheckpointError("SD-E174", f"the draft checkpoint has a tensor of a {other}", facts)
 
 
-def _refusal(variant: str, mark: str, value: object) -> Refusal:
-    return Refusal(f"this is a {variant} checkpoint ({mark}: {value!r}), and {variant} is not implemented", _WORKS)
+def _is_of_a_target(checkpoint: Checkpoint) -> bool:
+    return any(checkpoint.config.get(key) is not None for key in _OF_A_TARGET)
 
 
-def _marks(checkpoint: Checkpoint) -> Iterable[tuple[str, Any]]:
+def _member(checkpoint: Checkpoint) -> Member:
+    """The first mark counts; what nothing marks is plain DFlash."""
+    told = (each for each in Member if each is not Member.DFLASH and next(_telling(checkpoint, each), None))
+    return next(told, Member.DFLASH)
+
+
+def _telling(checkpoint: Checkpoint, member: Member) -> Iterator[tuple[str, Any]]:
+    """What in config.json says that it is this member, by name and value."""
+    for mark, value in _marks(checkpoint):
+        if _member_in(str(value)) is member:
+            yield mark, value
+    for field, marked in _FIELDS.items():
+        value = anywhere(checkpoint, field, ANYTHING) if marked is member else None
+        if value:
+            yield field, value
+
+
+def _marks(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
     for path in ("speculators_model_type", "speculators_config.algorithm", "dflash_config.projector_type"):
         yield path, checkpoint.get(path, str, "")
     for name in checkpoint.get("architectures", list, []):
         yield "architectures", name
 
 
-def _named_in(text: str) -> str | None:
-    return next((variant for mark, variant in _VARIANTS.items() if mark in text.lower()), None)
+def _member_in(text: str) -> Member | None:
+    return next((member for mark, member in _MARKS.items() if mark in text.lower()), None)

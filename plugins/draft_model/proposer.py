@@ -1,52 +1,51 @@
-"""A smaller causal language model that drafts one token after the other."""
+"""A smaller causal language model that drafts one token after the other, or in parallel if it was trained to."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoTokenizer
 
 from specdec.sdk import Checkpoint, CheckpointError, Needs, ProposerConfig, Refusal, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of, rows_of_tree
+from specdec.sdk.model_proposer import (
+    DraftInputs,
+    MaskedOptions,
+    MaskedProposer,
+    draft_kv_of,
+    mask_token_id,
+    rows_of_tree,
+)
 
-PARALLEL_MARK = "pard_token"
-"""The configuration's key for the token of the places that a model was trained to fill in at once."""
-
-
-class DraftModelOptions(ModelOptions):
-    """Options of the draft_model proposer."""
-
-    parallel_drafting: bool | None = Field(
-        None,
-        description="False: a model that was trained to draft in parallel (pard_token) drafts one token after the "
-        "other all the same; in parallel is not implemented",
-    )
+from .pard2 import Pard2Spec, TargetTerm
 
 
-class DraftModelProposer(AutoregressiveProposer):
+class DraftModelProposer(MaskedProposer):
     """Any causal language model that transformers loads and that writes the target's vocabulary.
 
-    Speculative decoding with a draft model is due to arXiv 2211.17192 and 2302.01318.
+    Speculative decoding with a draft model is due to arXiv 2211.17192 and 2302.01318. A model whose configuration
+    states a `pard_token` drafts in parallel (PARD, arXiv 2504.18583). PARD-2 models read the target's hidden states.
     """
 
     ROWS_ARE_SHIFTED = False
-    Options = DraftModelOptions
+    Options = MaskedOptions
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        """Draft KV of all its layers.
+        """Draft KV of all its layers, and for PARD-2 the hidden states that the checkpoint names.
 
-        Raises Refusal if it was trained to draft in parallel and nobody said not to, if its text may not grow as long
+        Raises Refusal if it was not trained for the way of drafting that is asked for, if its text may not grow as long
         as the target's, or if vocabularies differ in size and only one of the two models has a tokenizer to compare
-        them by; CheckpointError SD-E143 for an unreadable checkpoint.
+        them by; CheckpointError: SD-E143 for an unreadable checkpoint, SD-E170, SD-E171.
         """
         checkpoint = cls.open_checkpoint(config)
-        _check_parallel(checkpoint, config.options.parallel_drafting)
         facts = _model_config(checkpoint, config.trust_remote_code)
+        mask = _mask_of(checkpoint, config.options.parallel_drafting, facts["vocab_size"])
+        term = Pard2Spec.read(checkpoint, target)
+        if term is not None and mask is None:
+            raise Refusal("a PARD-2 model drafts in parallel only", '"parallel_drafting": true, and a "pard_token"')
         longest = facts.get("max_position_embeddings")
         if longest is not None and longest < target.max_model_len:
             reason = f"the draft model serves {longest} positions, and max_model_len is {target.max_model_len}"
@@ -55,6 +54,7 @@ class DraftModelProposer(AutoregressiveProposer):
             _check_size(facts["vocab_size"], target)
         return Needs(
             **cls.shared_needs(config, target),
+            hidden_states=() if term is None else term.hidden_states,
             draft_kv=draft_kv_of(
                 facts,
                 num_layers=facts["num_hidden_layers"],
@@ -68,8 +68,17 @@ class DraftModelProposer(AutoregressiveProposer):
         checkpoint = self.open_checkpoint(self.config)
         facts = _model_config(checkpoint, self.config.trust_remote_code)
         _check_vocabulary(checkpoint, facts["vocab_size"], self.services.tokenizer, self.target)
-        self._vocab_size = min(facts["vocab_size"], self.target.vocab_size)
+        self._num_rows, self._vocab_size = facts["vocab_size"], min(facts["vocab_size"], self.target.vocab_size)
+        self.mask_token_id = _mask_of(checkpoint, self.config.options.parallel_drafting, self._num_rows)
         self._model = self.services.load_causal_lm(checkpoint.directory, self.settings)
+        self._embed, spec = self._model.get_input_embeddings(), Pard2Spec.read(checkpoint, self.target)
+        self._term = None if spec is None else self._loaded_term(spec, checkpoint, facts["hidden_size"])
+
+    def _loaded_term(self, spec: Pard2Spec, checkpoint: Checkpoint, width: int) -> TargetTerm:
+        term = TargetTerm(spec, self.target.hidden_size, width)
+        term.load(checkpoint, self.services.device)
+        self.services.finish(term, self.settings)
+        return term
 
     def first(self, inputs: DraftInputs) -> Tensor:
         """The logits at each request's newest token."""
@@ -87,7 +96,7 @@ class DraftModelProposer(AutoregressiveProposer):
 
     def _run(self, inputs: DraftInputs) -> Tensor:
         output = self._model(
-            input_ids=inputs.token_ids.clamp(max=self._vocab_size - 1)[None],
+            **self._read(inputs),
             position_ids=inputs.positions[None],
             use_cache=False,
             logits_to_keep=inputs.last,
@@ -96,14 +105,25 @@ class DraftModelProposer(AutoregressiveProposer):
         logits: Tensor = output.logits[0]
         return logits
 
+    def _read(self, inputs: DraftInputs) -> dict[str, Tensor]:
+        """What the model reads: tokens, or for PARD-2 their embeddings with the term of the target."""
+        token_ids = inputs.token_ids.clamp(max=self._num_rows - 1)[None]
+        if self._term is None or inputs.hidden is None:
+            return {"input_ids": token_ids}
+        embedded = self._embed(token_ids)
+        return {"inputs_embeds": embedded + self._term(inputs.hidden.to(embedded.dtype))[None]}
 
-def _check_parallel(checkpoint: Checkpoint, asked: bool | None) -> None:
-    """Raise Refusal for a model that was trained to draft in parallel, unless the user said not to; or if they ask."""
-    mark = checkpoint.get(PARALLEL_MARK, int, None)
-    if asked or (asked is None and mark is not None):
-        trained = f"it was trained to draft in parallel ({PARALLEL_MARK}: {mark})" if mark is not None else "asked for"
-        reason = f"parallel drafting with a draft model is not implemented: {trained}"
-        raise Refusal(reason, '"parallel_drafting": false, which drafts one token after the other, more slowly')
+
+def _mask_of(checkpoint: Checkpoint, asked: bool | None, num_rows: int) -> int | None:
+    """The token of the mask, None to draft one token after the other. Raises Refusal for a mask that is not there."""
+    mask = None if asked is False else mask_token_id(checkpoint)
+    if mask is None and asked:
+        reason = "parallel_drafting is true, and the checkpoint has no pard_token to draft in parallel with"
+        raise Refusal(reason, '"parallel_drafting": false, or a model trained for it (PARD)')
+    if mask is not None and not 0 <= mask < num_rows:
+        reason = f"its mask token {mask} has no row in an embedding of {num_rows} rows"
+        raise Refusal(reason, "the checkpoint with its own config.json")
+    return mask
 
 
 def _model_config(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:

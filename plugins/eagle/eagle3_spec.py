@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
+from specdec.sdk.model_proposer import mask_token_id
 
 from .decoder_config import decoder_config
 from .eagle_spec import check_positions, check_sizes
@@ -15,7 +16,6 @@ from .names import count_layers, our_shapes
 from .recognise import is_eagle
 from .variants import refuse_variants
 
-_MASK_NAMES = ("mask_token_id", "pard_token", "ptd_token_id")
 _MASK_TENSOR = "mask_hidden"
 
 
@@ -107,8 +107,7 @@ def _flag(checkpoint: Checkpoint, name: str, default: bool) -> bool:
 
 def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int | None:
     """Of a head that was trained to draft in parallel. Raises CheckpointError SD-E170, SD-E172 if a part is absent."""
-    stated = [checkpoint.get(name, int, None) for name in _MASK_NAMES]
-    found = next((each for each in stated if each is not None), None)
+    found = mask_token_id(checkpoint)
     named = checkpoint.get("speculators_model_type", str, "") == "peagle" or any(
         "peagle" in str(name).lower() for name in checkpoint.get("architectures", list, [])
     )
@@ -117,4 +116,4 @@ def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int 
             facts = {"tensor": _MASK_TENSOR, "checkpoint": checkpoint.directory}
             raise CheckpointError("SD-E172", "the draft checkpoint lacks a tensor", facts)
         return None
-    return found if found is not None else int(checkpoint.get(_MASK_NAMES[0], int))  # says that it is absent
+    return found if found is not None else int(checkpoint.get("mask_token_id", int))  # says that it is absent

@@ -107,12 +107,9 @@ class Eagle3Network(nn.Module):
         states = self.layers[0](embedded, states, rotary, attention)
         return run_layers(self.layers[1:], states, rotary, attention)[0]
 
-    def masked(self, positions: Tensor, attention: Mapping[str, Any]) -> Tensor:
-        """New states [M, h] of rows that hold nothing but the mask, at positions [M]."""
-        assert self._spec.mask_token_id is not None, "called for heads with a mask only"
-        token_ids = torch.full_like(positions, self._spec.mask_token_id)
-        states = self.fuse(self.mask_hidden[0]).expand(len(positions), -1)
-        return self.forward(token_ids, positions, states, attention)
+    def masked_states(self, num_rows: int) -> Tensor:
+        """The state [num_rows, h] of rows that hold nothing but the mask."""
+        return self.fuse(self.mask_hidden[0]).expand(num_rows, -1)
 
     def recycled(self, states: Tensor) -> Tensor:
         """What the row of the next draft reads in the place of a fused state: [b, h] for [b, h]."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import Checkpoint, Draft, DraftKV, Needs, ProposerConfig, Refusal, StepView, TargetInfo
+from specdec.sdk import Checkpoint, DraftKV, Needs, ProposerConfig, Refusal, TargetInfo
 from specdec.sdk.model_proposer import (
     AutoregressiveProposer,
     DraftInputs,
     DraftVocabulary,
-    ModelOptions,
-    ParallelProposer,
+    MaskedOptions,
+    MaskedProposer,
     Weights,
     draft_kv_of,
     rows_of_tree,
@@ -78,22 +77,18 @@ class EagleProposer(AutoregressiveProposer):
         return states[inputs.last]
 
 
-class Eagle3Options(ModelOptions):
+class Eagle3Options(MaskedOptions):
     """Options of the eagle3 proposer."""
 
     aux_layer_convention: Convention = Field(
         "auto", description="how the checkpoint numbers the target's layers; auto: by its publisher and its ids"
     )
-    parallel_drafting: bool | None = Field(
-        None, description="all drafts in one pass, of a head trained for it; None: if it was"
-    )
 
 
-class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
+class Eagle3Proposer(MaskedProposer):
     """EAGLE-3 heads (arXiv 2503.01840), and P-EAGLE's, which draft in parallel (arXiv 2602.01469).
 
-    Row i of the draft KV holds the token after position i with the target's hidden states at i. In parallel, rows of
-    the mask follow the last of them; their keys and values are overwritten like those of any row that was drafted.
+    Row i of the draft KV holds the token after position i with the target's hidden states at i.
     """
 
     ROWS_ARE_SHIFTED = True
@@ -123,7 +118,7 @@ class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
         """Load the head and tie it to the target. Raises CheckpointError: SD-E172 .. SD-E175; Refusal."""
         checkpoint = self.open_checkpoint(self.config)
         spec = _read(checkpoint, self.config, self.target)
-        self._is_parallel = spec.mask_token_id is not None
+        self.mask_token_id = spec.mask_token_id
         weights = _open_weights(checkpoint, self)
         self.network = Eagle3Network(spec, self.services.build_decoder(spec.decoder, self.settings))
         weights.fill(self.network)
@@ -136,11 +131,6 @@ class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
         weights.finish()
         self.services.finish(self.network, self.settings)
         logger.info("%s reads the target's hidden states at boundaries %s", checkpoint.directory, spec.boundaries)
-
-    def propose(self, step: StepView) -> Draft:
-        """Draft for every request with a budget."""
-        base = ParallelProposer if self._is_parallel else AutoregressiveProposer
-        return base.propose(self, step)
 
     def first(self, inputs: DraftInputs) -> Tensor:
         """Run the committed rows on the target's hidden states."""
@@ -155,21 +145,9 @@ class Eagle3Proposer(AutoregressiveProposer, ParallelProposer):
         """The head's logits of recycled states."""
         return self.network.logits(states)
 
-    def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
-        """Where the rows of the mask go, and the states after what was committed."""
-        return step.rows, step.kept.next_position, self._states
-
-    def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
-        """The first token's from the last row of what was committed, the others' from a row of the mask each."""
-        rows, starts, states = inputs
-        num_masks = num_tokens - 1
-        if num_masks == 0:
-            return self.logits(states[:, None])
-        cu_queries = torch.arange(len(rows) + 1, device=rows.device) * num_masks
-        positions = (starts[:, None] + torch.arange(num_masks, device=rows.device)).flatten()
-        attention = self.services.draft_kv().attention(rows, starts, cu_queries)
-        masked = self.network.recycled(self.network.masked(positions, attention))
-        return self.logits(torch.cat([states[:, None], masked.view(len(rows), num_masks, -1)], dim=1))
+    def masked(self, inputs: DraftInputs) -> Tensor:
+        """Run rows of the mask on the state that was learned for them."""
+        return self._run(inputs, self.network.masked_states(len(inputs.positions)))
 
     def _run(self, inputs: DraftInputs, states: Tensor) -> Tensor:
         output = self.network(inputs.token_ids, inputs.positions, states, inputs.attention)

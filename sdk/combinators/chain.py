@@ -61,4 +61,5 @@ def _moved(draft: Draft, device: torch.device) -> Draft:
             name: value if value is None else value.to(device) for name, value in vars(distribution).items()
         }
         distribution = DraftDistribution(**moved)
-    return Draft(draft.token_ids.to(device), draft.lengths.to(device), distribution)
+    confidence = None if draft.confidence is None else draft.confidence.to(device)
+    return Draft(draft.token_ids.to(device), draft.lengths.to(device), distribution, confidence)

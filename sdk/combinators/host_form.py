@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..types import DraftRandom, KeptRows, SamplingView, StepView
+from ..types import DraftRandom, KeptRows, RejectedRows, SamplingView, StepView
 
-View = TypeVar("View", StepView, KeptRows, SamplingView)
+View = TypeVar("View", StepView, KeptRows, RejectedRows, SamplingView)
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,42 @@ def host_form(step: StepView) -> StepView:
     """Everything on the host, rejected rows taken out of the kept ones. Waits for the device."""
     on_host = _on_host(step)
     sampling = None if step.sampling is None else _on_host(step.sampling)
-    return replace(on_host, kept=_compacted(_on_host(step.kept)), sampling=sampling, random=HostRandom(step.random))
+    rejected = None if step.rejected is None else _rejected(_on_host(step.rejected))
+    kept = _compacted(_on_host(step.kept))
+    return replace(on_host, kept=kept, sampling=sampling, random=HostRandom(step.random), rejected=rejected)
 
 
 def _compacted(kept: KeptRows) -> KeptRows:
-    widths = kept.cu_rows.diff()
-    owner = torch.repeat_interleave(torch.arange(len(widths)), widths)
-    rank = torch.arange(len(owner)) - kept.cu_rows[owner]
-    chosen = (rank < kept.num_kept[owner]).nonzero()[:, 0]
+    chosen, bounds = _places(kept.cu_rows[:-1], kept.num_kept)
     return replace(
         kept,
-        cu_rows=torch.cat([kept.num_kept.new_zeros(1), kept.num_kept.cumsum(0)]),
+        cu_rows=bounds,
         positions=kept.positions[chosen],
         token_ids=kept.token_ids[chosen],
         next_token_ids=kept.next_token_ids[chosen],
         hidden=None if kept.hidden is None else kept.hidden[chosen],
+        top_ids=None if kept.top_ids is None else kept.top_ids[chosen],
+        top_logprobs=None if kept.top_logprobs is None else kept.top_logprobs[chosen],
     )
+
+
+def _rejected(rejected: RejectedRows) -> RejectedRows:
+    chosen, bounds = _places(rejected.start, rejected.num_rejected)
+    return replace(
+        rejected,
+        start=bounds[:-1],
+        positions=rejected.positions[chosen],
+        token_ids=rejected.token_ids[chosen],
+        top_ids=rejected.top_ids[chosen],
+        top_logprobs=rejected.top_logprobs[chosen],
+    )
+
+
+def _places(start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries `start[b] : start[b] + count[b]` of all requests, and the bounds of each among them: [n], [B+1]."""
+    bounds = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    owner = torch.repeat_interleave(torch.arange(len(count)), count)
+    return start[owner] + torch.arange(len(owner)) - bounds[owner], bounds
 
 
 def _on_host(holder: View) -> View:

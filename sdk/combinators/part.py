@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel, Field, create_model
@@ -16,7 +17,7 @@ from ..errors import ConfigError, Refusal
 from ..needs import Needs, needs_of
 from ..proposer_protocol import LIFECYCLE_METHODS, Proposer
 from ..ranges import DraftLength
-from ..types import Draft, RequestView, SamplingView, StepView, TargetInfo
+from ..types import Draft, KeptRows, RejectedRows, RequestView, SamplingView, StepView, TargetInfo
 from .host_form import host_form
 
 
@@ -138,9 +139,10 @@ class Part:
             step,
             num_draft_tokens=self.num_draft_tokens,
             budget=torch.where(budget >= self.needs.min_draft_tokens, budget, 0),
-            kept=replace(step.kept, hidden=self._hidden(step.kept.hidden)),
+            kept=replace(step.kept, hidden=self._hidden(step.kept.hidden), **self._top(step.kept)),
             sampling=self._sampling(step.sampling),
             history=step.history if self.needs.history else None,
+            rejected=self._rejected(step.rejected),
         )
         if mine is not None:
             drafted, accepted = torch.where(mine, step.num_drafted, 0), torch.where(mine, step.num_accepted, 0)
@@ -155,6 +157,18 @@ class Part:
             return hidden
         blocks = hidden.chunk(self._num_hidden_blocks, dim=1)
         return torch.cat([blocks[index] for index in self._hidden_blocks], dim=1)
+
+    def _top(self, rows: KeptRows | RejectedRows) -> dict[str, Any]:
+        """As many of the target's most likely tokens as the part reads."""
+        count = self.needs.target_top_k
+        if rows.top_ids is None or rows.top_logprobs is None or not count:
+            return {"top_ids": None, "top_logprobs": None}
+        return {"top_ids": rows.top_ids[:, :count], "top_logprobs": rows.top_logprobs[:, :count]}
+
+    def _rejected(self, rejected: RejectedRows | None) -> RejectedRows | None:
+        if rejected is None or not self.needs.rejected_rows:
+            return None
+        return replace(rejected, **self._top(rejected))
 
     def _sampling(self, sampling: SamplingView | None) -> SamplingView | None:
         if sampling is None or not self.needs.sampling:

@@ -10,8 +10,9 @@ from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
 from .greedy_tree import rows_of_tree
 from .kv_shape import draft_kv_of
-from .parallel import ParallelProposer
-from .sampling import DraftSampler
+from .masked import MaskedOptions, MaskedProposer, mask_token_id
+from .parallel import ParallelOptions, ParallelProposer
+from .sampling import DraftSampler, Drawing
 from .vocabulary import DraftVocabulary
 from .weights import Weights, load_module
 
@@ -20,14 +21,19 @@ __all__ = [
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",
+    "Drawing",
+    "MaskedOptions",
+    "MaskedProposer",
     "ModelOptions",
     "ModelProposer",
+    "ParallelOptions",
     "ParallelProposer",
     "TargetEmbedding",
     "TargetHead",
     "Weights",
     "draft_kv_of",
     "load_module",
+    "mask_token_id",
     "per_request",
     "rows_of_tree",
     "width_of",

@@ -46,7 +46,8 @@ class AutoregressiveProposer(ModelProposer):
 
     * True: row i holds the token after position i, together with the target's hidden states at i. Declare
       `DraftKV(depends_on_next_token=True, rows_per_pass=max(K - 1, 1))`.
-    * False: row i holds the token at position i, and nothing of the target. Declare `DraftKV(rows_per_pass=K)`.
+    * False: row i holds the token at position i. Declare `DraftKV(rows_per_pass=K)`. If hidden states are declared, row
+      i reads those at position i - 1, and zeros at position 0.
 
     A network without attention keeps no draft KV and declares none. The layouts then describe its inputs.
 
@@ -75,6 +76,7 @@ class AutoregressiveProposer(ModelProposer):
         """See `ModelProposer.bind`."""
         super().bind(target, services)
         self._kv = _draft_kv_of(services)
+        self._last_hidden: Tensor | None = None
         self._compiled_first = services.compile(self._first_shifted if self.ROWS_ARE_SHIFTED else self._first_tokens)
         self._compiled_next = services.compile(self._next)
         self._compiled_logits = services.compile(self.logits)
@@ -92,7 +94,7 @@ class AutoregressiveProposer(ModelProposer):
         token_ids = kept.next_token_ids if self.ROWS_ARE_SHIFTED else kept.token_ids
         columns = [token_ids] if kept.hidden is None else [token_ids, kept.hidden]
         places = (step.rows, kept.kept_start, kept.num_kept, step.newest_token)
-        self._states = self._captured_first(*places, *per_request(step, width, *columns))
+        self._states = self._captured_first(*places, *per_request(step, width, *columns), *self._preceding(step))
 
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
@@ -174,17 +176,39 @@ class AutoregressiveProposer(ModelProposer):
         """What the attention layers of a pass take (see `DraftKVStore.attention`); nothing where no KV is kept."""
         return {} if self._kv is None else self._kv.attention(rows, starts, cu_queries)
 
+    def _preceding(self, step: StepView) -> tuple[Tensor, ...]:
+        """The hidden states [B, L*H] before each request's kept rows, if rows that are not shifted read any.
+
+        The step's last ones are kept by row for the next step. So what is recorded keeps no state.
+        """
+        kept = step.kept
+        if self.ROWS_ARE_SHIFTED or kept.hidden is None:
+            return ()
+        if self._last_hidden is None:
+            self._last_hidden = kept.hidden.new_zeros(self.target.max_num_seqs, kept.hidden.shape[1])
+        preceding = self._last_hidden[step.rows].masked_fill((kept.kept_start == 0)[:, None], 0)
+        self._last_hidden[step.rows] = kept.hidden[kept.last]
+        return (preceding,)
+
+    def _last_hidden_of(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """The hidden states [b, L*H] of the last rows that were kept, if rows that are not shifted read any."""
+        return () if self._last_hidden is None else (self._last_hidden[rows],)
+
     def _first_each(
         self, rows: Tensor, starts: Tensor, num_kept: Tensor, newest: Tensor, token_ids: Tensor, *hidden: Tensor
     ) -> Tensor:
         """The states after the kept entries, the first `num_kept` [b] of token_ids [b, W] and hidden [b, W, L*H].
 
-        What the others write is overwritten before it is read, like the rows of rejected drafts.
+        Rows that are not shifted take the hidden states [b, L*H] before them too. What the entries behind the kept ones
+        write is overwritten before it is read, like the rows of rejected drafts.
         """
         if not self.ROWS_ARE_SHIFTED:  # one input more: the newest token, right behind the kept ones
             places = torch.arange(token_ids.shape[1] + 1, device=rows.device)
             widened = torch.cat([token_ids, newest[:, None]], dim=1)
             token_ids = torch.where(places == num_kept[:, None], newest[:, None], widened)
+            if hidden:
+                kept, preceding = hidden
+                hidden = (torch.cat([preceding[:, None], kept], dim=1),)
         count, width = token_ids.shape
         cu_queries = torch.arange(count + 1, device=rows.device) * width
         offsets = torch.arange(width, device=rows.device)
@@ -218,7 +242,9 @@ class AutoregressiveProposer(ModelProposer):
         kept = step.kept
         cu_queries = kept.cu_rows + torch.arange(len(step) + 1, device=kept.cu_rows.device)
         attention = self._attention(step.rows, kept.kept_start, cu_queries)
-        return kept.token_ids, step.newest_token, kept.kept_start, kept.cu_rows, kept.num_kept, cu_queries, attention
+        places = kept.kept_start, kept.cu_rows, kept.num_kept, cu_queries, attention
+        hidden = () if kept.hidden is None else (kept.hidden, *self._preceding(step))
+        return kept.token_ids, step.newest_token, *places, *hidden
 
     def _first_tokens(
         self,
@@ -229,8 +255,9 @@ class AutoregressiveProposer(ModelProposer):
         num_kept: Tensor,  # [B]
         cu_queries: Tensor,  # [B+1]
         attention: Mapping[str, Any],
+        *hidden: Tensor,  # [N, L*H] and, before each request's kept rows, [B, L*H]; or nothing
     ) -> Tensor:
-        """The states after kept entries of which row i is the token at i.
+        """The states after kept entries of which row i is the token at i, with the hidden states before it.
 
         One input more per request, its newest token, right behind its kept rows.
         """
@@ -238,7 +265,12 @@ class AutoregressiveProposer(ModelProposer):
         places = torch.arange(total, device=token_ids.device)
         owner = torch.searchsorted(cu_queries[1:], places, right=True)
         offset = places - cu_queries[owner]
-        source = (cu_rows[owner] + offset).clamp(max=token_ids.shape[0] - 1)
-        tokens = torch.where(offset == num_kept[owner], newest[owner], token_ids[source])
+        source = cu_rows[owner] + offset
+        given = token_ids[source.clamp(max=token_ids.shape[0] - 1)]
+        tokens = torch.where(offset == num_kept[owner], newest[owner], given)
+        states = None
+        if hidden:
+            kept, preceding = hidden
+            states = torch.where((offset == 0)[:, None], preceding[owner], kept[(source - 1).clamp(min=0)])
         last = cu_queries[:-1] + num_kept
-        return self.first(DraftInputs(tokens, starts[owner] + offset, None, last, attention))
+        return self.first(DraftInputs(tokens, starts[owner] + offset, states, last, attention))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..config import ProposerConfig
 from ..trees import best_first
-from .sampling import target_ids
+from .most_likely import target_ids
 from .vocabulary import DraftVocabulary
 
 BEAM = 8

@@ -15,7 +15,7 @@ from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
 from .greedy_tree import tree_of_positions
-from .sampling import DrawRule, most_likely
+from .sampling import Drawing, DrawRule
 
 
 class ParallelOptions(ModelOptions):
@@ -25,7 +25,10 @@ class ParallelOptions(ModelOptions):
 
 
 class ParallelProposer(ModelProposer):
-    """The network gives the logits of all draft positions at once. The tokens are drawn independently."""
+    """The network gives the logits of all draft positions at once. The tokens are drawn independently.
+
+    A proposer whose tokens depend on those before them in the block overrides `draw_block`.
+    """
 
     Options: type[ModelOptions] = ParallelOptions
 
@@ -71,10 +74,16 @@ class ParallelProposer(ModelProposer):
 
     def _drawn_block(self, rule: DrawRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The tokens of a block and what they were drawn from, from its inputs and then the numbers of the rule."""
-        if rule.form == "one_hot":
-            return (most_likely(self.block_logits(num_tokens, *tensors), self.vocabulary),)
-        *inputs, numbers = tensors
-        drawing = rule.drawing([numbers], num_tokens)
-        for logits in self.block_logits(num_tokens, *inputs).unbind(dim=1):
-            drawing.draw(logits)
+        inputs, numbers = (tensors, ()) if rule.form == "one_hot" else (tensors[:-1], tensors[-1:])
+        drawing = rule.drawing(numbers, num_tokens)
+        self.draw_block(drawing, num_tokens, *inputs)
         return drawing.result()
+
+    def draw_block(self, drawing: Drawing, num_tokens: int, *inputs: Tensor) -> None:
+        """Draw the tokens of a block from left to right. It may be recorded on a device (see `Services.capture`).
+
+        drawing: draws each token from its logits, and gives it as a target id.
+        num_tokens: the number of draft tokens.
+        inputs: the tensors of `block_inputs`, for some of the requests.
+        """
+        drawing.draw_each(self.block_logits(num_tokens, *inputs))

@@ -6,7 +6,7 @@ support that the request's own temperature, top-k, top-p and min-p leave, becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..needs import DistributionForm
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution, SamplingView, StepView
+from .most_likely import largest, most_likely, target_ids
 from .vocabulary import DraftVocabulary
 
 
@@ -51,13 +52,13 @@ class DraftSampler:
         """Whether every row takes its most likely token and no distribution is reported."""
         return self.rule.form == "one_hot"
 
-    def draw(self, logits: Tensor) -> Tensor:
-        """The next draft token of every row, as target ids [b], from its logits [b, D]."""
+    def draw(self, logits: Tensor, confidence: Tensor | None = None) -> Tensor:
+        """The next draft token of every row, as target ids [b], from its logits [b, D]. See `Drawing.draw`."""
         if self._drawing is None:
             self._drawing = FORMS[self.rule.form](self.rule, self._sampling, self._uniforms)
         if not self.is_greedy:
             self._uniforms.append(self._uniform(len(self._uniforms)))
-        return self._drawing.draw(logits)
+        return self._drawing.draw(logits, confidence)
 
     def numbers(self, num_tokens: int) -> tuple[Tensor, ...]:
         """All that `DrawRule.drawing` needs, in one tensor of a row per request; nothing if greedy."""
@@ -75,13 +76,15 @@ class DraftSampler:
     def draft_of(self, drawn: Tensor, *parts: Tensor) -> Draft:
         """A draft of target ids [b, n], each row cut to its budget, and of what they were drawn from (`DrawRule`)."""
         step = self._step
+        num_parts = len(FORMS[self.rule.form].parts)
+        confidence = [self._placed(each, torch.nan) for each in parts[num_parts:]]
         token_ids = self._placed(drawn, PADDING_TOKEN_ID)
         lengths = step.budget.clamp(max=drawn.shape[1])
         if self._chosen is not None:
             lengths = torch.zeros_like(lengths).index_copy(0, self._chosen, lengths[self._chosen])
         beyond = torch.arange(step.num_draft_tokens, device=lengths.device) >= lengths[:, None]
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
-        return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts))
+        return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts[:num_parts]), *confidence)
 
     def draft_of_trees(self, drawn: Tensor, parents: Tensor) -> Draft:
         """A greedy draft of nodes: target ids and parents [b, n], each row cut to its budget."""
@@ -119,7 +122,8 @@ class DrawRule:
     """How tokens are drawn, without the tensors that change with every step: what recorded work is made with.
 
     A result is target ids [b, n], then what they were drawn from: nothing for "one_hot", sparse_ids and sparse_probs
-    [b, n, M] for "sparse", draft_logits [b, n, D] for "dense".
+    [b, n, M] for "sparse", draft_logits [b, n, D] for "dense". Confidences [b, n] come last, if the tokens were drawn
+    with them.
     """
 
     form: DistributionForm
@@ -149,21 +153,37 @@ class Drawing:
     def __init__(self, rule: DrawRule, sampling: Mapping[str, Tensor], uniforms: Sequence[Tensor]) -> None:
         self._rule, self._uniforms = rule, uniforms
         self._drawn: list[tuple[Tensor, ...]] = []
+        self._confidence: list[Tensor] = []
 
-    def draw(self, logits: Tensor) -> Tensor:
-        """The next token of every row, as target ids [b], from its logits [b, D]."""
+    def draw(self, logits: Tensor, confidence: Tensor | None = None) -> Tensor:
+        """The next token of every row, as target ids [b], from its logits [b, D].
+
+        confidence: how likely the token is to be accepted, [b] float32 (`Draft.confidence`). It is known before the
+            token is drawn. Give it for all tokens or for none.
+        """
         ids, *parts = self._draw(logits)
         ids = target_ids(ids, self._rule.vocabulary)
         self._drawn.append((ids, *parts))
+        if confidence is not None:
+            self._confidence.append(confidence)
         return ids
+
+    def draw_each(self, logits: Tensor) -> None:
+        """The next n tokens of every row, from logits [b, n, D] that are known together."""
+        self._drawn += [(each,) for each in self.most_likely(logits).unbind(dim=1)]
+
+    def most_likely(self, logits: Tensor) -> Tensor:
+        """Target ids [...] of the largest logits [..., D], which are not drawn by this."""
+        return most_likely(logits, self._rule.vocabulary)
 
     def result(self) -> tuple[Tensor, ...]:
         """See `DrawRule`."""
-        return tuple(torch.stack(each, dim=1) for each in zip(*self._drawn, strict=True))
+        columns = [*zip(*self._drawn, strict=True)] + ([tuple(self._confidence)] if self._confidence else [])
+        return tuple(torch.stack(each, dim=1) for each in columns)
 
     def _draw(self, logits: Tensor) -> tuple[Tensor, ...]:
         """Draft ids [b], and the entries of the parts."""
-        return (_largest(logits),)
+        return (largest(logits),)
 
 
 class _FilteredDrawing(Drawing):
@@ -175,6 +195,11 @@ class _FilteredDrawing(Drawing):
         self.sampled = sampling["temperature"] > 0  # [b] bool; the others are greedy
         self.temperature = sampling["temperature"].masked_fill(~self.sampled, 1.0)[:, None]
         self.top_k, self.top_p, self.min_p = (sampling.get(name) for name in ("top_k", "top_p", "min_p"))
+
+    def draw_each(self, logits: Tensor) -> None:
+        """See `Drawing.draw_each`."""
+        for each in logits.unbind(dim=1):
+            self.draw(each)
 
     @property
     def _next_uniform(self) -> Tensor:
@@ -218,7 +243,7 @@ class _SparseDrawing(_FilteredDrawing):
 
     def result(self) -> tuple[Tensor, ...]:
         """See `DrawRule`."""
-        drawn, ids, probs = super().result()
+        drawn, ids, probs, *confidence = super().result()
         vocabulary = self._rule.vocabulary
         if vocabulary is not None:
             ids = vocabulary.target_ids[ids.clamp(min=0)].masked_fill(ids < 0, PADDING_TOKEN_ID)
@@ -226,7 +251,7 @@ class _SparseDrawing(_FilteredDrawing):
         if missing > 0:  # a draft vocabulary smaller than M
             ids = torch.nn.functional.pad(ids, (0, missing), value=PADDING_TOKEN_ID)
             probs = torch.nn.functional.pad(probs, (0, missing))
-        return drawn, ids, probs
+        return drawn, ids, probs, *confidence
 
 
 class _DenseDrawing(_FilteredDrawing):
@@ -245,33 +270,6 @@ class _DenseDrawing(_FilteredDrawing):
 
 FORMS: dict[DistributionForm, type[Drawing]] = {"one_hot": Drawing, "sparse": _SparseDrawing, "dense": _DenseDrawing}
 COLUMN_DTYPES = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
-
-
-def most_likely(logits: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
-    """Target ids [...] of the largest logits [..., D]."""
-    return target_ids(_largest(logits), vocabulary)
-
-
-def _largest(logits: Tensor) -> Tensor:
-    return ARGMAX.get(logits.device.type, _argmax)(logits)
-
-
-def _argmax(values: Tensor) -> Tensor:
-    return values.argmax(dim=-1)
-
-
-def _argmax_on_cpu(values: Tensor) -> Tensor:
-    """By NumPy, which compares many values at once: a row of 152k in bfloat16 took 23 us instead of 550."""
-    return torch.as_tensor(values.detach().float().numpy().argmax(-1))
-
-
-ARGMAX: dict[str, Callable[[Tensor], Tensor]] = {"cpu": _argmax_on_cpu}
-"""Places [...] of the largest values [..., D] of each row, for types of device that torch's own way does not suit."""
-
-
-def target_ids(ids: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
-    """Draft ids as the target's."""
-    return ids if vocabulary is None else vocabulary.target_ids[ids]
 
 
 def _inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:

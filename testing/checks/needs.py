@@ -17,6 +17,8 @@ EVERYTHING = {
     "history": True,
     "hidden_states": ("final",),
     "sampling": ("temperature", "top_k", "top_p", "min_p"),
+    "target_top_k": 4,
+    "rejected_rows": True,
 }
 
 
@@ -26,6 +28,8 @@ def _declared(needs: Needs) -> set[str]:
         *(["history"] if needs.history else []),
         *(["kept.hidden"] if needs.hidden_states else []),
         *(f"sampling.{name}" for name in needs.sampling),
+        *(["kept.top_ids"] if needs.target_top_k else []),
+        *(["rejected.top_ids"] if needs.rejected_rows else []),
         *(["draft_kv"] if needs.draft_kv else []),
     }
 

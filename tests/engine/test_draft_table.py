@@ -89,6 +89,7 @@ def run(name, prompts, params, *, options, **settings):
     return llm, tokens(outputs), books
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "settings", [{}, {"max_num_batched_tokens": 48}, {"num_kv_blocks": 20, "max_num_seqs": 4}], ids=str
 )

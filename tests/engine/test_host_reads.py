@@ -17,7 +17,7 @@ from specdec.core.cache.transfer import aligned
 from specdec.core.kernels.draft_uniforms import DRAFT_UNIFORMS
 from specdec.core.kernels.paged_attention import dispatch
 from specdec.core.rejection import sampler, torch_backend
-from specdec.sdk.model_proposer import sampling
+from specdec.sdk.model_proposer import most_likely
 
 K = 3
 NUM_CHECKED_STEPS = 18
@@ -38,7 +38,7 @@ def waits(monkeypatch):
     monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", mode.kernel(dispatch.PAGED_ATTENTION["cpu"]))
     monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(verdict_on_device)})
     monkeypatch.setitem(DRAFT_UNIFORMS, "cpu", mode.kernel(DRAFT_UNIFORMS["cpu"]))
-    monkeypatch.delitem(sampling.ARGMAX, "cpu")
+    monkeypatch.delitem(most_likely.ARGMAX, "cpu")
     return mode
 
 

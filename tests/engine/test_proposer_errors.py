@@ -23,7 +23,13 @@ DISTRIBUTIONS = {
     "negative probabilities": "dense",
     "probabilities that are no numbers": "dense",
 }
-ONE_HOT, DENSE = ("nothing", "one_hot"), ("an unknown kind", "dense")
+CONFIDENT = {
+    "confidences of a request too few",
+    "confidences of integers",
+    "a confidence above 1",
+    "a confidence below 0",
+}
+ARMED = ("nothing", "an unknown kind", "a confidence above 1")
 CODES = {
     "nothing": "SD-E200",
     "a list": "SD-E200",
@@ -55,6 +61,11 @@ CODES = {
     "probabilities of half the mass": "SD-E205",
     "negative probabilities": "SD-E205",
     "probabilities that are no numbers": "SD-E205",
+    "a confidence that was not declared": "SD-E235",
+    "confidences of a request too few": "SD-E201",
+    "confidences of integers": "SD-E201",
+    "a confidence above 1": "SD-E236",
+    "a confidence below 0": "SD-E236",
 }
 
 
@@ -77,10 +88,15 @@ def faulty(sequences, where, policy="raise", *, fault="raise", after=0, times=1_
         "times": times,
         "sequences": sequences,
         "distribution": distribution,
+        "confidence": fault in CONFIDENT,
     }
     speculative = {"on_proposer_error": policy}
     speculative |= {"draft_sample_method": "probabilistic"} if distribution == "dense" else {}
     return make_llm("Faulty", options=options, speculative=speculative, **settings)
+
+
+def declared(fault):
+    return DISTRIBUTIONS.get(fault, "one_hot"), fault in CONFIDENT
 
 
 def generate(llm, prompts, params=PARAMS):
@@ -106,16 +122,13 @@ def test_every_wrong_draft_has_its_code():
 
 @pytest.fixture(scope="module")
 def wrong_once(sequences):
-    """Engines by declared distribution whose proposer is armed for one wrong draft, the second."""
-    return {
-        distribution: faulty(sequences, "propose", fault=fault, after=1, times=1)
-        for fault, distribution in [ONE_HOT, DENSE]
-    }
+    """Engines by what is declared whose proposer is armed for one wrong draft, the second."""
+    return {declared(fault): faulty(sequences, "propose", fault=fault, after=1, times=1) for fault in ARMED}
 
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_draft_is_named_then_contained(fault, short_prompts, short_truth, wrong_once):
-    llm = wrong_once[DISTRIBUTIONS.get(fault, "one_hot")]
+    llm = wrong_once[declared(fault)]
     proposer_of(llm).arm(fault)
     errors_before = errors_by_code(llm).get(CODES[fault], 0)
     with pytest.raises(ProposerError) as caught:

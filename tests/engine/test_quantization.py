@@ -6,6 +6,7 @@ import pytest
 import torch
 from engine_helpers import GREEDY, counter
 from inside import proposer_of, target_of
+from sweeps import covering
 from torch import nn
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
@@ -37,8 +38,7 @@ def token_ids(llm, prompts):
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("target", [None, *QUANTIZATIONS])
-@pytest.mark.parametrize("draft", [None, *QUANTIZATIONS])
+@pytest.mark.parametrize(("target", "draft"), covering([None, *QUANTIZATIONS], [None, *reversed(QUANTIZATIONS)]))
 def test_target_and_drafter_are_quantised_each_on_its_own(target, draft, target_path, prompts):
     config = DRAFTER | {"model": str(target_path), "quantization": draft}
     llm = LLM("tiny", quantization=target, speculative_config=config, max_model_len=256)

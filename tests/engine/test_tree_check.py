@@ -39,7 +39,7 @@ def sparse(tree: list[tuple[int, int]], ids: list[list[int]], probs: list[list[f
         sparse_probs=torch.tensor([probs]),
         replacement=replacement,
     )
-    return Draft(draft.token_ids, draft.lengths, distribution, draft.parents)
+    return Draft(draft.token_ids, draft.lengths, distribution, parents=draft.parents)
 
 
 TWO = [[5, 6], [7, 4], [-1, -1], [-1, -1]]

@@ -32,9 +32,6 @@ CASES = [
 """Proposers, and what their drafts report."""
 HYBRID_CASES = [(f"hybrid-{name}", "greedy") for name in ("plain", "ngram", "mtp")]
 """On the packaged target of which some layers keep a state."""
-QUICK_CASES = [(name, "greedy") for name in ("plain", *HOST, "eagle", "dflash", "mtp")]
-QUICK_CASES += [("eagle3", "sparse"), ("draft_model", "sparse"), ("medusa", "dense")]
-"""Each proposer once, and each form of both bases: tokens one after the other, and all at once."""
 PROMPTS = [json.loads(line)["prompt"] for line in (TINY / "prompts.jsonl").read_text().splitlines()][::3]
 
 

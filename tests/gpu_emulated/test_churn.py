@@ -3,27 +3,22 @@
 The emulated device replays without Python in memory that graphs really share. So an output that another replay
 overwrites, or a number that was recorded and should not have been, changes tokens or what is accepted.
 
-`.ci/run` serves each proposer in each form for some forty steps, with a preemption; the quick tier takes a slice of
-these. What one step asks of the device is a golden figure: a regression shows without a GPU.
+`.ci/run` serves each proposer in each form for some forty steps, with a preemption; the quick tier takes two of these.
+What one step asks of the device is a golden figure: a regression shows without a GPU.
 """
 
 from __future__ import annotations
 
 import pytest
 from figures import expected, figures
-from serving import CASES, QUICK_CASES, churn, engine
+from serving import CASES, churn, engine
 
 FEW_BLOCKS = 6
 """Of 16 tokens: three long requests do not fit, and one is preempted."""
 QUICK = 4
 LONG = 40
-LOOKED_AT = [("plain", "greedy"), ("ngram", "greedy"), ("eagle", "greedy"), ("eagle3", "sparse"), ("medusa", "dense")]
-"""A step of each kind: without drafts, with those of the host, and of a device in each of their forms."""
-
-
-def slice_of(quick):
-    """Every case; those that the quick tier leaves out say so."""
-    return [case if case in quick else pytest.param(case, marks=pytest.mark.full) for case in CASES]
+QUICK_CASES = [("plain", "greedy"), ("eagle3", "sparse")]
+SLICED = [case if case in QUICK_CASES else pytest.param(case, marks=pytest.mark.ci) for case in CASES]
 
 
 def served(llm, num_requests, seed=0):
@@ -40,7 +35,7 @@ def served_both_ways(case, mtp_target, num_requests, seed=0):
     ]
 
 
-@pytest.mark.parametrize("case", slice_of(QUICK_CASES), ids="-".join)
+@pytest.mark.parametrize("case", SLICED, ids="-".join)
 def test_recorded_work_gives_what_it_gives_unrecorded(case, cuda, mtp_target):
     recorded, unrecorded = served_both_ways(case, mtp_target, QUICK)
     assert recorded == unrecorded
@@ -54,6 +49,6 @@ def test_recorded_work_gives_it_for_a_long_time(case, seed, cuda, mtp_target):
     assert recorded == unrecorded
 
 
-@pytest.mark.parametrize("case", slice_of(LOOKED_AT), ids="-".join)
+@pytest.mark.parametrize("case", SLICED, ids="-".join)
 def test_a_decoding_step_asks_of_the_device_what_the_table_says(case, cuda, mtp_target):
     assert figures(cuda, engine(*case, mtp_target), case[1]) == expected()["-".join(case)]

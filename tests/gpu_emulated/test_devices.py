@@ -17,6 +17,7 @@ from specdec.core.runner.graphs import GraphedFunction
 from specdec.core.runner.recording import CudaRecorder
 from specdec.sdk import ConfigError
 
+pytestmark = pytest.mark.ci
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=0.8, seed=1)
 MIB = 1 << 20
@@ -127,9 +128,7 @@ def test_steps_of_targets_with_scaled_positions_are_recorded(rope, cuda, tmp_pat
     assert counts.replays == 1
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(("draft_model", "dense"), marks=pytest.mark.full), ("eagle3", "greedy")], ids="-".join
-)
+@pytest.mark.parametrize("case", [("draft_model", "dense"), ("eagle3", "greedy")], ids="-".join)
 def test_the_cache_is_sized_from_what_a_drafter_leaves(case):
     with emulated_cuda(memory=192 * MIB) as cuda, plain_kernels(cuda):
         llm = engine(*case, None, max_num_seqs=64, max_model_len=512)

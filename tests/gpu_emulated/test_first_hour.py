@@ -11,6 +11,8 @@ from benchmarks.gpu.figures import Figures
 from benchmarks.gpu.run import Run
 from figures import CHECKED_STEPS
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):

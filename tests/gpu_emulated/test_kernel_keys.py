@@ -21,9 +21,8 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "cases", [QUICK, pytest.param(OTHERS, marks=pytest.mark.full)], ids=["quick", "every draft network"]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("cases", [QUICK, OTHERS], ids=["quick", "every draft network"])
 def test_serving_asks_for_no_kernel_of_layers_that_the_start_did_not(cases):
     """Requests come and go; recorded, and unrecorded, where each number of tokens is launched."""
     found = printed(["-".join(case) for case in cases])

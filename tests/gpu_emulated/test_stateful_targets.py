@@ -8,15 +8,10 @@ from serving import HYBRID_CASES, engine, prompt
 
 from specdec import SamplingParams
 
+pytestmark = pytest.mark.ci
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 SCARCE = {"num_kv_blocks": 7, "max_num_batched_tokens": 16}
 """Prompts are computed in chunks, and one of three requests is preempted."""
-PLAIN, NGRAM, MTP = HYBRID_CASES
-
-
-def quick(*chosen):
-    """All cases, those that are not chosen outside of the quick slice."""
-    return [case if case in chosen else pytest.param(case, marks=pytest.mark.full) for case in HYBRID_CASES]
 
 
 def generate(llm):
@@ -31,7 +26,7 @@ def with_requests(case):
     return llm
 
 
-@pytest.mark.parametrize("case", quick(MTP), ids="-".join)
+@pytest.mark.parametrize("case", HYBRID_CASES, ids="-".join)
 def test_its_text_is_that_of_a_cpu_in_chunks_and_under_preemption(case, cuda):
     truth = generate(engine("hybrid-plain", "greedy", None, device="cpu"))
     llm = engine(*case, None, **SCARCE)
@@ -39,7 +34,7 @@ def test_its_text_is_that_of_a_cpu_in_chunks_and_under_preemption(case, cuda):
     assert llm.engine.metrics.counts["num_preemptions"] > 0
 
 
-@pytest.mark.parametrize("case", quick(NGRAM), ids="-".join)
+@pytest.mark.parametrize("case", HYBRID_CASES, ids="-".join)
 def test_the_host_waits_in_a_step_as_often_as_the_table_says(case, cuda):
     llm = with_requests(case)
     for _ in range(CHECKED_STEPS):
@@ -51,7 +46,7 @@ def test_the_host_waits_in_a_step_as_often_as_the_table_says(case, cuda):
 
 
 def test_rows_that_lie_apart_are_an_upload_and_no_wait(cuda):
-    llm = with_requests(PLAIN)
+    llm = with_requests(HYBRID_CASES[0])
     for _ in range(4):
         llm.engine.step()
     llm.engine.abort("1")

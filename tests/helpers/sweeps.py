@@ -1,8 +1,8 @@
-"""Sweeps of which a slice runs at every change and all of it in .ci/full."""
+"""Sweeps of which the README's test command runs a slice, and .ci/run or .ci/full all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -21,3 +21,8 @@ def covering(*values: Sequence[Any]) -> list[Any]:
 def _is_kept(places: Sequence[int], values: Sequence[Sequence[Any]]) -> bool:
     longest = max(range(len(values)), key=lambda index: len(values[index]))
     return all(place == places[longest] % len(axis) for place, axis in zip(places, values, strict=True))
+
+
+def in_ci_unless(quick: str, names: Iterable[str]) -> list[Any]:
+    """Every name; all but the one called `quick` carry the mark `ci`."""
+    return [each if each == quick else pytest.param(each, marks=pytest.mark.ci) for each in names]

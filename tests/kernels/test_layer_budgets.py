@@ -38,6 +38,7 @@ def faults(report):
     return [f"{report['variant']} on {report['target']}: {fault}" for fault in found]
 
 
+@pytest.mark.ci
 def test_representative_variants_use_registers_only(tmp_path):
     found = reports(SLICE, tmp_path)
     assert len(found) == len(SLICE)

@@ -49,6 +49,7 @@ def faults(report):
     return [f"{report['variant']} on {report['target']}: {fault}" for fault in found]
 
 
+@pytest.mark.ci
 def test_representative_variants_do_not_spill(tmp_path):
     found = reports(SLICE, tmp_path)
     assert len(found) == len(SLICE)
@@ -72,6 +73,7 @@ def test_the_check_names_what_it_found():
     ]
 
 
+@pytest.mark.ci
 def test_batches_of_every_size_ask_for_one_kernel_for_each_tile(tmp_path):
     """16, 32 or 64 rows of queries, keys in ranges or not; numbers of requests, tokens and keys select nothing."""
     script = AOT.with_name("paged_keys.py")

@@ -209,17 +209,31 @@ class Replay:
         return (ids + self.t["d2t"][ids] if "d2t" in self.t else ids).tolist()
 
     def logits(self, tokens: Sequence[int], length: int, k: int, context: int) -> Tensor:
+        return self.head(self.outputs(tokens, length, k, context)[self.made.first_slot :])
+
+    def head(self, outputs: Tensor) -> Tensor:
+        """[n, D]"""
+        return outputs @ self.t.get("lm_head.weight", self.target.head).T
+
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
+        """[n, h]"""
+        return self.t.get("embed_tokens.weight", self.target.embedding)[torch.as_tensor(tokens)]
+
+    def context(self, tokens: Sequence[int], context: int) -> Tensor:
+        """The context rows of the first positions, [context, h]."""
+        return rms(self.features(tokens)[:context] @ self.t["fc.weight"].T, self.t["hidden_norm.weight"])
+
+    def outputs(self, tokens: Sequence[int], length: int, k: int, context: int) -> Tensor:
+        """Every slot of a block that drafts K tokens, behind the final norm: [W, h]."""
         made, t = self.made, self.t
         n = length - 1
-        rows = rms(self.features(tokens)[:context] @ t["fc.weight"].T, t["hidden_norm.weight"])
-        table = t.get("embed_tokens.weight", self.target.embedding)
-        mask_row = table[made.mask_id] if made.mask_row is None else made.mask_row
+        rows = self.context(tokens, context)
+        mask_row = self.embed([made.mask_id])[0] if made.mask_row is None else made.mask_row
         width = k + made.first_slot
-        y = torch.stack([table[tokens[n]], *[mask_row] * (width - 1)])
+        y = torch.stack([self.embed([tokens[n]])[0], *[mask_row] * (width - 1)])
         for layer in range(len(made.causal)):
             y = self.layer(layer, y, rows, n)
-        out = rms(y, t["norm.weight"])[made.first_slot :]
-        return out @ t.get("lm_head.weight", self.target.head).T
+        return rms(y, t["norm.weight"])
 
     def layer(self, layer: int, y: Tensor, rows: Tensor, n: int) -> Tensor:
         t, (heads, kv_heads, head_dim) = self.t, self.made.heads

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import make_dflash
 import pytest
 import torch
+from block_engines import NUM_TOKENS, assert_replayed, generate, nucleus, reported, shipped_prompts, speculate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inside import proposer_of
 from make_dflash import BLOCK, H, Made, Replay, flattened, speculators, speculators_reduced, trained, z_lab
-from plugin_helpers import GREEDY, TINY, TargetStates, drafted_by_engine
-from transformers import AutoTokenizer
+from plugin_helpers import TargetStates, drafted_by_engine
+from sweeps import in_ci_unless
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.dflash.proposer import kept_entries
-
-NUM_TOKENS = GREEDY.max_tokens
 
 
 def sliding(path: Path) -> Made:
@@ -127,10 +125,7 @@ def target() -> TargetStates:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """16 of the shipped prompts, cut to mixed lengths."""
-    tokenizer = AutoTokenizer.from_pretrained(TINY / "target")
-    rows = [json.loads(line) for line in (TINY / "prompts.jsonl").read_text().splitlines()]
-    return [tokenizer(row["prompt"])["input_ids"][: 12 + 5 * index] for index, row in enumerate(rows[:16])]
+    return shipped_prompts()
 
 
 @pytest.fixture(scope="module")
@@ -138,32 +133,6 @@ def truth(prompts) -> list[list[int]]:
     """Prompts with what plain decoding appends."""
     outputs = generate(LLM("tiny", max_model_len=256), prompts)
     return [[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)]
-
-
-def speculate(made: Made, k: int, *, method: str | None = None, speculative=None, **settings) -> LLM:
-    config = {"model": str(made.path), "num_speculative_tokens": k} | (speculative or {})
-    if method is not None:
-        config["method"] = method
-    return LLM("tiny", speculative_config=config, **({"max_model_len": 256} | settings))
-
-
-def generate(llm: LLM, prompts, params=GREEDY) -> list[list[int]]:
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
-    return [list(output.outputs[0].token_ids) for output in outputs]
-
-
-def assert_replayed(llm: LLM, replay: Replay, sequence: list[int], num_prompt: int, k: int) -> int:
-    """Every draft and accepted count of one prompt against the replay. Returns how many tokens were accepted."""
-    seen = drafted_by_engine(llm, sequence[:num_prompt])
-    assert seen, "nothing was drafted"
-    for each in seen:
-        length = len(each.committed)
-        assert each.committed == sequence[:length]
-        assert len(each.draft) == min(k, num_prompt + NUM_TOKENS - length - 1)
-        assert each.draft == replay.draft(sequence, length, k)[: len(each.draft)], f"at length {length}"
-        right = [mine == theirs for mine, theirs in zip(each.draft, sequence[length:], strict=False)]
-        assert each.num_accepted == [*right, False].index(False)
-    return sum(each.num_accepted for each in seen)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 7])
@@ -269,7 +238,7 @@ def test_text_up_to_max_model_len_equals_plain_decoding(prompts):
     assert generate(speculate(trained(), 7, **limit), prompts[:3], params) == expected
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(scope="module", params=in_ci_unless("scarce", SETTINGS))
 def forced(request, truth) -> LLM:
     llm = speculate(trained(), 7, method="make_dflash:Forced", **SETTINGS[request.param])
     proposer_of(llm).known = tuple(truth)
@@ -377,25 +346,6 @@ def test_reported_distribution_is_the_distribution_drawn_from(distribution, make
         torch.testing.assert_close(found[:count], expected[:count], rtol=1e-3, atol=1e-4)
         drawn = draft.token_ids[0, :count]
         assert bool((found[:count].gather(1, drawn[:, None]) > 0).all())
-
-
-def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    ordered, order = probs.sort(-1, descending=True)
-    ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p, 0)
-    return torch.zeros_like(probs).scatter(-1, order, ordered / ordered.sum(-1, keepdim=True))
-
-
-def reported(draft, made: Made) -> torch.Tensor:
-    """The distribution of a draft's one row over target ids, [K, V]."""
-    whole = torch.zeros(draft.token_ids.shape[1], make_dflash.V)
-    if draft.distribution.sparse_ids is not None:
-        ids, probs = draft.distribution.sparse_ids[0], draft.distribution.sparse_probs[0]
-        return whole.scatter_add(-1, ids.clamp(min=0), probs.masked_fill(ids < 0, 0))
-    probs = draft.distribution.draft_logits[0].softmax(-1)
-    if "d2t" not in made.tensors:
-        return probs
-    whole[:, torch.arange(probs.shape[1]) + made.tensors["d2t"]] = probs
-    return whole
 
 
 def test_greedy_rows_report_no_distribution(prompts):

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec import LLM, SamplingParams
-from specdec.plugins.draft_model.proposer import DraftModelOptions, DraftModelProposer
+from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.draft_model.recognise import is_language_model
 from specdec.sdk import Checkpoint, ConfigError, DistributionKind, ProposerConfig, Refusal
 from specdec.testing import fake_target_info
@@ -111,7 +111,10 @@ def test_replay_gives_the_same_drafts_and_the_same_acceptance(k, prompts, noisy,
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_num_batched_tokens": 32}, {"num_kv_blocks": 20, "max_num_batched_tokens": 48}],
+    [
+        pytest.param({"max_num_batched_tokens": 32}, marks=pytest.mark.ci),
+        {"num_kv_blocks": 20, "max_num_batched_tokens": 48},
+    ],
     ids=["chunked", "preempted"],
 )
 def test_drafts_after_any_history_are_those_of_a_fresh_pass(settings, prompts, noisy):
@@ -142,7 +145,7 @@ def plain(prompts):
     [
         (1, 1, {}),
         (3, 4, {"max_num_batched_tokens": 32}),
-        (8, 16, {}),
+        pytest.param(8, 16, {}, marks=pytest.mark.ci),
         (5, 6, {"num_kv_blocks": 20, "max_num_batched_tokens": 48}),
         (5, 4, {"max_num_seqs": 2}),
     ],
@@ -329,26 +332,14 @@ def test_fewer_positions_than_the_target_are_refused(tmp_path):
         assert host_of(llm) is not None
 
 
-@pytest.mark.parametrize("asked", [{}, {"parallel_drafting": True}], ids=["unasked", "asked"])
-def test_a_model_that_was_trained_to_draft_in_parallel_is_refused(asked, tmp_path):
-    draft = small_model(tmp_path / "draft", pard_token=63)
-    with pytest.raises(Refusal, match=r'(?s)pard_token: 63.*"parallel_drafting": false'):
-        llm_with(draft, speculative={"proposer_config": asked})
-
-
 def test_it_drafts_one_token_after_the_other_where_that_is_asked_for(tmp_path):
     with llm_with(small_model(tmp_path / "draft", pard_token=63), speculative={"parallel_drafting": False}) as llm:
         llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
         assert llm.engine.metrics.acceptance.num_draft_tokens > 0
 
 
-def test_parallel_drafting_of_a_model_without_a_mask_is_refused(tmp_path):
-    with pytest.raises(Refusal, match="parallel drafting with a draft model is not implemented"):
-        llm_with(small_model(tmp_path / "draft"), speculative={"parallel_drafting": True})
-
-
 def test_the_draft_kv_is_that_of_every_layer():
-    config = ProposerConfig(num_draft_tokens=5, model=str(TARGET), options=DraftModelOptions())
+    config = ProposerConfig(num_draft_tokens=5, model=str(TARGET), options=DraftModelProposer.Options())
     kv = DraftModelProposer.needs(config, fake_target_info(vocab_size=VOCAB_SIZE)).draft_kv
     assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.rows_per_pass) == (8, 2, 64, 5)
     assert not kv.depends_on_next_token
@@ -358,7 +349,7 @@ def test_the_draft_kv_is_that_of_every_layer():
     ("model", "code"), [(None, "SD-E133"), ("no/such/place/at all", "SD-E105")], ids=["none-given", "absent"]
 )
 def test_without_a_checkpoint_the_user_is_told(model, code):
-    config = ProposerConfig(num_draft_tokens=2, model=model, options=DraftModelOptions())
+    config = ProposerConfig(num_draft_tokens=2, model=model, options=DraftModelProposer.Options())
     with pytest.raises(ConfigError) as caught:
         DraftModelProposer.needs(config, fake_target_info())
     assert caught.value.code == code
@@ -366,7 +357,7 @@ def test_without_a_checkpoint_the_user_is_told(model, code):
 
 def test_an_unreadable_configuration_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "nobody_knows_this"}')
-    config = ProposerConfig(num_draft_tokens=2, model=str(tmp_path), options=DraftModelOptions())
+    config = ProposerConfig(num_draft_tokens=2, model=str(tmp_path), options=DraftModelProposer.Options())
     with pytest.raises(ConfigError, match="nobody_knows_this") as caught:
         DraftModelProposer.needs(config, fake_target_info())
     assert caught.value.code == "SD-E143"

@@ -25,6 +25,7 @@ from replaying import (
     tiny_truth,
 )
 from safetensors.torch import load_file, save_file
+from sweeps import in_ci_unless
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.medusa.proposer import MedusaProposer
@@ -188,7 +189,7 @@ class TestText(PlainText):
     """With drafts it is that of plain decoding."""
 
 
-@pytest.fixture(scope="module", params=ROOMS)
+@pytest.fixture(scope="module", params=in_ci_unless("scarce", ROOMS))
 def forced(request, directory) -> LLM:
     llm = engine(directory, 5, method="medusa_checkpoints:ForcedMedusa", **ROOMS[request.param])
     proposer_of(llm).known = tuple(tiny_truth())

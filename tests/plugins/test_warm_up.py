@@ -154,6 +154,7 @@ def compiles_at_start_only(model, speculative, programs, caplog):
     return texts
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("max_num_seqs", [pytest.param(1, marks=pytest.mark.full), ROWS])
 def test_forms_are_made_at_the_start_only(max_num_seqs, small_path, compiled):
     llm = engine(small_path, own_draft(small_path, "Watched"), torch_compile=True, max_num_seqs=max_num_seqs)

@@ -52,6 +52,7 @@ def broken_budgets(report: dict[str, Any]) -> list[str]:
     return [f"{report['variant']} on {report['target']}: {line}" for line in broken]
 
 
+@pytest.mark.ci
 def test_representative_variants_keep_their_budgets(tmp_path: Path) -> None:
     found = reports(SLICE, tmp_path)
     assert len(found) == len(SLICE)

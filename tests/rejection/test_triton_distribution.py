@@ -52,7 +52,10 @@ REST += [(d, s, 3, 2) for d in DRAFTERS for s in ("unit", "all")]
 REST += [(d, s, 5, 1) for d in ("one_hot", "dense_probs", "dense_logits") for s in ("top_k", "top_p", "min_p")]
 BLOCK_REST = [("dense_probs", "unit"), ("dense_logits", "unit"), ("sparse", "temperature")]
 BLOCK_REST += [("mapped_logits", "unit"), ("dense_probs", "all")]
-CASES = [*SLICE, *(pytest.param(*case, marks=pytest.mark.full) for case in REST)]
+CASES = [SLICE[0], *(pytest.param(*case, marks=pytest.mark.ci) for case in SLICE[1:])]
+CASES += [pytest.param(*case, marks=pytest.mark.full) for case in REST]
+BLOCK_CASES = [pytest.param("dense_probs", "unit", 2, marks=pytest.mark.ci)]
+BLOCK_CASES += [pytest.param(*case, 3, marks=pytest.mark.full) for case in BLOCK_REST]
 
 
 @pytest.mark.parametrize(("drafter", "sampling", "vocab_size", "num_drafts"), CASES)
@@ -63,7 +66,7 @@ def test_kernels_follow_the_target_distribution(drafter: str, sampling: str, voc
 
 @pytest.mark.parametrize(
     ("drafter", "sampling", "vocab_size"),
-    [("dense_probs", "unit", 2), *(pytest.param(d, s, 3, marks=pytest.mark.full) for d, s in BLOCK_REST)],
+    BLOCK_CASES,
 )
 def test_kernels_follow_the_target_distribution_by_the_block_rule(drafter: str, sampling: str, vocab_size: int) -> None:
     stated = replace(problem(drafter, sampling, vocab_size, 2), block=True)

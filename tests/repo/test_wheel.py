@@ -21,6 +21,7 @@ def names(tmp_path_factory) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.ci
 def test_wheel_has_every_module_once(names: list[str]) -> None:
     expected = {
         f"specdec/{path.relative_to(ROOT)}"

@@ -11,7 +11,7 @@ import torch
 
 from specdec.sdk import PADDING_TOKEN_ID, ConfigError, DistributionKind, SamplingView
 from specdec.sdk.model_proposer import DraftSampler, DraftVocabulary
-from specdec.sdk.model_proposer.sampling import ARGMAX
+from specdec.sdk.model_proposer.most_likely import ARGMAX
 from specdec.testing import step_view
 
 V, K = 24, 4
@@ -256,6 +256,17 @@ def test_chosen_rows_are_drafted_as_if_all_were(form):
                 assert torch.equal(
                     dense_of(found.distribution, row, index), dense_of(expected.distribution, row, index)
                 )
+
+
+@pytest.mark.parametrize("form", ["one_hot", "dense", "sparse"])
+def test_confidence_stands_beside_the_token_that_was_drawn_with_it(form):
+    sampler = sampler_for(step_of(PARAMETERS[:3], budget=[2, 0, 1]), form, chosen=torch.tensor([0, 2]))
+    for each in logits_of(2, 2, V):
+        sampler.draw(each, each[:, 0].sigmoid())
+    found = sampler.draft().confidence
+    assert found.shape == (3, K)
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2], :2], logits_of(2, 2, V)[:, :, 0].sigmoid().T)
 
 
 def test_the_same_stream_gives_the_same_draft_and_another_seed_another():

@@ -73,9 +73,9 @@ CAUGHT = [
     ("state_machine", state_mutants.KeepsByRow),
 ]
 GOOD = [
-    good_proposers.Followers,
-    good_proposers.SharedFollowers,
-    good_proposers.Waves,
+    pytest.param(good_proposers.Followers, marks=pytest.mark.ci),
+    pytest.param(good_proposers.SharedFollowers, marks=pytest.mark.ci),
+    pytest.param(good_proposers.Waves, marks=pytest.mark.ci),
     good_proposers.HiddenMean,
 ]
 

@@ -1,0 +1,75 @@
+"""The target's most likely next tokens: at the rows that were kept, and at those that were rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from specdec.sdk.types import PADDING_TOKEN_ID, KeptRows, RejectedRows
+
+from ..cache.transfer import upload
+from ..request.request import Committed
+
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """Of every token of a batch; see `KeptRows.top_ids` and `KeptRows.top_logprobs`."""
+
+    ids: Tensor  # [N, m] int64
+    logprobs: Tensor  # [N, m] float32
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: Tensor, num_tokens: int, count: int) -> Self:
+        """Those of logits [R, V], which belong to the tokens `rows` [R] of `num_tokens`. Nothing waits for a device."""
+        precise = logits.float()
+        values, ids = precise.topk(count)
+        logprobs = values - precise.logsumexp(dim=-1, keepdim=True)
+        return cls(
+            ids.new_full((num_tokens, count), PADDING_TOKEN_ID).index_copy_(0, rows, ids),
+            logprobs.new_full((num_tokens, count), -torch.inf).index_copy_(0, rows, logprobs),
+        )
+
+    def fields(self, places: Tensor | None = None) -> dict[str, Tensor]:
+        """The fields of a view, of the tokens at `places` [n]. None means all of them."""
+        ids, logprobs = (self.ids, self.logprobs) if places is None else (self.ids[places], self.logprobs[places])
+        return {"top_ids": ids, "top_logprobs": logprobs}
+
+    def fields_on_host(self, spans: Iterable[tuple[int, int]]) -> dict[str, Tensor]:
+        """The fields of a view on the host, of the tokens in (first, number)."""
+        places = [place for first, count in spans for place in range(first, first + count)]
+        found = self.fields(upload([places], self.ids.device)[0])
+        return {name: tensor.to(HOST) for name, tensor in found.items()}
+
+
+def rejected_on_host(committed: Sequence[Committed], top: TopTokens) -> RejectedRows:
+    """The drafts that verification rejected, and nothing between them."""
+    counts = [each.num_drafted - each.num_accepted for each in committed]
+    starts = [each.first_position + each.num_kept for each in committed]
+    positions = [place for start, count in zip(starts, counts, strict=True) for place in range(start, start + count)]
+    token_ids = [token_id for each in committed for token_id in each.draft_token_ids[each.num_accepted :]]
+    before = list(accumulate(counts, initial=0))[:-1]
+    sent = upload([before, counts, positions, token_ids], HOST)
+    spans = [(each.first_token + each.num_kept, count) for each, count in zip(committed, counts, strict=True)]
+    names = ("start", "num_rejected", "positions", "token_ids")
+    return RejectedRows(**dict(zip(names, sent, strict=True)), **top.fields_on_host(spans))
+
+
+def rejected_on_device(kept: KeptRows, num_rejected: Tensor) -> RejectedRows:
+    """The rows behind each request's kept ones. num_rejected: of each request, [B]."""
+    assert kept.top_ids is not None, "declared with rejected_rows"
+    assert kept.top_logprobs is not None, "it comes with top_ids"
+    return RejectedRows(
+        start=kept.cu_rows[:-1] + kept.num_kept,
+        num_rejected=num_rejected,
+        positions=kept.positions,
+        token_ids=kept.token_ids,
+        top_ids=kept.top_ids,
+        top_logprobs=kept.top_logprobs,
+    )

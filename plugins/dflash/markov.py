@@ -1,0 +1,153 @@
+"""DSpark (DeepSeek, DeepSpec): each slot's logits get a bias of low rank from the token before it.
+
+Letters: b requests, h width of the network, r rank, V target vocabulary, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from specdec.sdk import Checkpoint, CheckpointError
+from specdec.sdk.model_proposer import Drawing
+
+from .checkpoint import DFlashSpec
+from .fields import anywhere
+from .walk import Block, Walk
+
+
+class MarkovHead(nn.Module):
+    """The bias [b, D] that a token gives to the logits after it: "vanilla"."""
+
+    def __init__(self, rank: int, spec: DFlashSpec) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(spec.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, spec.draft_vocab_size, bias=False)
+
+    def start(self, embedded: Tensor, outputs: Tensor) -> Tensor:
+        """The state [b, r] before the first slot that drafts.
+
+        embedded: `markov_w1` of the anchors, [b, r].
+        outputs: of the slots before, [b, 0 or 1, h].
+        """
+        return torch.zeros_like(embedded)
+
+    def forward(self, embedded: Tensor, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The bias, and the state for the next slot.
+
+        embedded: `markov_w1` of the token before the slot, [b, r].
+        output: the slot's, [b, h].
+        """
+        return self.markov_w2(embedded), state
+
+
+class GatedMarkovHead(MarkovHead):
+    """The slot's output says how much of the token's embedding counts: "gated"."""
+
+    def __init__(self, rank: int, spec: DFlashSpec) -> None:
+        super().__init__(rank, spec)
+        self.gate_proj = nn.Linear(spec.width + rank, rank)
+
+    def forward(self, embedded: Tensor, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        gate = self.gate_proj(torch.cat([output, embedded], dim=-1)).sigmoid()
+        return self.markov_w2(gate * embedded), state
+
+
+class RecurrentMarkovHead(MarkovHead):
+    """A state of width r remembers the slots before: "rnn"."""
+
+    def __init__(self, rank: int, spec: DFlashSpec) -> None:
+        super().__init__(rank, spec)
+        self.joint_proj = nn.Linear(2 * rank + spec.width, 3 * rank)
+
+    def start(self, embedded: Tensor, outputs: Tensor) -> Tensor:
+        """Training runs over the whole block: the state has seen the anchor's slot, whether or not that slot drafts."""
+        state = torch.zeros_like(embedded)
+        for output in outputs.unbind(dim=1):
+            _, state = self(embedded, output, state)
+        return state
+
+    def forward(self, embedded: Tensor, output: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        update, candidate, out = self.joint_proj(torch.cat([state, embedded, output], dim=-1)).chunk(3, dim=-1)
+        update = update.sigmoid()
+        return self.markov_w2(out.tanh()), update * state + (1 - update) * candidate.tanh()
+
+
+HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RecurrentMarkovHead}
+
+
+class ConfidenceHead(nn.Module):
+    """Says how likely each draft is to be accepted, given those before it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        """Probabilities [...] from a slot's output, and the embedding of the token before it if that was trained in."""
+        score: Tensor = self.proj(torch.cat(parts, dim=-1))[..., 0]
+        return score.float().sigmoid()
+
+
+class MarkovWalk(Walk):
+    """From left to right; the token before a slot biases its logits, and goes into its confidence."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
+        """Raises CheckpointError SD-E170, SD-E171 for what the configuration says of the heads."""
+        super().__init__()
+        rank = anywhere(checkpoint, "markov_rank", int)
+        if rank is None:
+            rank = checkpoint.get("markov_rank", int)  # says that it is absent
+        self.markov_head = head_type(checkpoint)(rank, spec) if rank else None
+        confidence_width = _confidence_width(checkpoint, spec.width, rank)
+        self.confidence_head = ConfidenceHead(confidence_width) if confidence_width else None
+        self._confidence_reads_token = confidence_width > spec.width
+
+    @property
+    def tells_confidence(self) -> bool:
+        """See `Walk.tells_confidence`."""
+        return self.confidence_head is not None
+
+    def draw(self, drawing: Drawing, block: Block) -> None:
+        """See `Walk.draw`."""
+        head, token, state = self.markov_head, block.anchors, None
+        for index, output in enumerate(block.drafting.unbind(dim=1)):
+            logits, embedded = block.logits[:, index], None
+            if head is not None:
+                embedded = head.markov_w1(token)
+                state = head.start(embedded, block.outputs[:, : block.first_slot]) if state is None else state
+                bias, state = head(embedded, output, state)
+                logits = logits + bias
+            token = drawing.draw(logits, self._confidence(output, embedded) if block.wants_confidence else None)
+
+    def _confidence(self, output: Tensor, embedded: Tensor | None) -> Tensor | None:
+        if self.confidence_head is None:
+            return None
+        told: Tensor = self.confidence_head(output, *([embedded] if self._confidence_reads_token else []))
+        return told
+
+
+def head_type(checkpoint: Checkpoint) -> type[MarkovHead]:
+    """Raises CheckpointError SD-E171 for a type that is none."""
+    found = (anywhere(checkpoint, "markov_head_type", str) or "vanilla").lower()
+    if found not in HEADS:
+        facts = {"field": "markov_head_type", "file": checkpoint.config_file, "expected": ", ".join(HEADS)}
+        raise CheckpointError("SD-E171", "the draft checkpoint's 'markov_head_type' is none", facts | {"found": found})
+    return HEADS[found]
+
+
+def _confidence_width(checkpoint: Checkpoint, width: int, rank: int) -> int:
+    """What the confidence head reads; 0 without one. Where the configuration is silent, its tensor says it.
+
+    Raises CheckpointError SD-E171 if it reads tokens through a Markov head that is not there.
+    """
+    enabled = anywhere(checkpoint, "enable_confidence_head", bool)
+    with_token = anywhere(checkpoint, "confidence_head_with_markov", bool)
+    stored = checkpoint.shapes.get("confidence_head.proj.weight", (1, 0))[-1]
+    if enabled is None or (enabled and with_token is None):
+        return stored
+    if enabled and with_token and not rank:
+        facts = {"field": "confidence_head_with_markov", "file": checkpoint.config_file}
+        facts |= {"expected": "false where markov_rank is 0", "found": True}
+        raise CheckpointError("SD-E171", "the draft checkpoint's confidence head reads a head that is absent", facts)
+    return width + rank * bool(with_token) if enabled else 0

@@ -1,0 +1,20 @@
+"""The walk of each member of the family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specdec.sdk import Checkpoint
+
+from .checkpoint import DFlashSpec
+from .markov import MarkovWalk
+from .variants import Member
+from .walk import Walk
+
+_WALKS: dict[Member, Callable[[Checkpoint, DFlashSpec], Walk]] = {Member.DSPARK: MarkovWalk}
+
+
+def walk_of(checkpoint: Checkpoint, spec: DFlashSpec) -> Walk:
+    """With parameters to be filled. Raises CheckpointError SD-E170, SD-E171 for what its configuration says."""
+    walk = _WALKS.get(spec.member)
+    return Walk() if walk is None else walk(checkpoint, spec)
