@@ -212,7 +212,7 @@ class Committed(NamedTuple):
     num_rows: int  # tokens computed, drafts included
     first_position: int  # of the first of them
     num_kept: int  # rows whose KV survived: everything computed up to, not including, the newest token
-    draft_token_ids: list[int]  # verified
+    draft_token_ids: list[int]  # verified; of a tree, the accepted path, what was met at its end, then all others
     num_accepted: int
     token_ids: list[int]  # committed; empty in the middle of a prompt
     length: int  # of prompt and output, the newest token included

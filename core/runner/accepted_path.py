@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from specdec.sdk.trees import depths
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
@@ -13,9 +16,30 @@ from ..request.request import Request
 from .batch import Batch
 
 
-def accepted_paths(path: Tensor) -> list[list[int]]:
-    """The accepted nodes of each request, from the root on; path [B, K + 1] of a verdict."""
-    return [[place - 1 for place in places if place > 0] for places in path.tolist()]
+def accepted_paths(batch: Batch, path: Tensor) -> list[AcceptedPath]:
+    """Of each request; path [B, K + 1] of a verdict."""
+    assert batch.taken.parents is not None, "trees were verified"
+    nodes = [[place - 1 for place in places if place > 0] for places in path.tolist()]
+    return [AcceptedPath(*each) for each in zip(nodes, batch.taken.parents, strict=True)]
+
+
+class AcceptedPath(NamedTuple):
+    """What was accepted in one request's tree."""
+
+    nodes: list[int]  # from the root on
+    parents: Sequence[int]  # of all nodes
+
+    @property
+    def depth(self) -> int:
+        """Of the whole tree."""
+        return max(depths(self.parents), default=0)
+
+    def path_first(self, drafts: Sequence[int]) -> list[int]:
+        """The tokens of all nodes: the path, then what was met at its end, then the others in the order of the draw."""
+        end = self.nodes[-1] if self.nodes else -1
+        met = [node for node, parent in enumerate(self.parents) if parent == end]
+        first = [*self.nodes, *met]
+        return [drafts[node] for node in dict.fromkeys([*first, *range(len(drafts))])]
 
 
 def on_path(logprobs: Mapping[str, Tensor], requests: Sequence[Request], path: Tensor) -> dict[str, Tensor]:
@@ -24,7 +48,7 @@ def on_path(logprobs: Mapping[str, Tensor], requests: Sequence[Request], path: T
     return {name: rows[places[name][places[name] >= 0]] for name, rows in logprobs.items()}
 
 
-def move_into_place(batch: Batch, paths: Sequence[Sequence[int]], cache: KVCache, addressing: Addressing) -> None:
+def move_into_place(batch: Batch, paths: Sequence[AcceptedPath], cache: KVCache, addressing: Addressing) -> None:
     """Put the keys and values of accepted nodes where those of a chain lie.
 
     A node lies at its number behind the newest token, and belongs at its depth. The first nodes of a tree that are a
@@ -35,7 +59,7 @@ def move_into_place(batch: Batch, paths: Sequence[Sequence[int]], cache: KVCache
     destinations: list[int] = []
     for item, path in zip(batch.items, paths, strict=True):
         first = item.scheduled.start + item.scheduled.num_tokens
-        for depth, node in enumerate(path):
+        for depth, node in enumerate(path.nodes):
             if node != depth:
                 rows.append(item.scheduled.request.row)
                 sources.append(first + node)

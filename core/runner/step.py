@@ -25,7 +25,7 @@ from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
-from .accepted_path import accepted_paths, move_into_place, on_path
+from .accepted_path import AcceptedPath, accepted_paths, move_into_place, on_path
 from .batch import Batch, SamplingTable, build_batch
 from .request_progress import RequestProgress
 from .sampling import adjust_logits, likely, read_likely
@@ -95,7 +95,7 @@ class Runner:
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
-            paths = None if verdict.path is None else accepted_paths(verdict.path)
+            paths = None if verdict.path is None else accepted_paths(batch, verdict.path)
             if paths is not None:
                 move_into_place(batch, paths, self._cache, self._addressing)
             self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed, paths)
@@ -165,7 +165,7 @@ class Runner:
         outcome: Sequence[list[int]],
         logprobs: dict[str, Tensor],
         committed: list[Committed],
-        paths: Sequence[list[int]] | None,
+        paths: Sequence[AcceptedPath] | None,
     ) -> None:
         kept = read_likely(logprobs) if logprobs else {}
         nodes = paths or repeat(None)
@@ -235,6 +235,7 @@ def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> V
             draft_token_ids=each.draft_token_ids,
             num_accepted=each.num_accepted,
             token_ids=each.token_ids,
+            accepted_nodes=each.accepted_nodes,
         )
         for each, first_row in zip(committed, first_rows, strict=False)
         if each.token_ids

@@ -6,10 +6,10 @@ import pytest
 import torch
 from engine_helpers import GREEDY, counter, make_llm, run, tokens
 from engine_proposers import WatchingBushes
-from inside import addressing_of, cache_of
+from inside import addressing_of, cache_of, listen
 
 from specdec import SamplingParams
-from specdec.sdk import Refusal
+from specdec.sdk import Refusal, hookimpl
 
 NUM_TOKENS = 40
 PROMPTS = [[5, 6, 7, 8, 9], [100, 7, 3], [11] * 20, [2, 3]]
@@ -144,3 +144,30 @@ def test_every_step_leaves_the_books_in_order(sequences):
     for prompt in PROMPTS:
         engine.add_request(prompt, GREEDY.replace(max_tokens=NUM_TOKENS))
     assert len(run(engine)) == len(PROMPTS)
+
+
+def test_listeners_are_shown_the_rows_of_the_path(sequences, plain):
+    class Listener:
+        def __init__(self):
+            self.rows, self.branched = [], 0
+
+        @hookimpl
+        def on_verified(self, step):
+            for each in step.requests:
+                assert step.logits[each.rows].argmax(-1).tolist() == list(each.token_ids)
+                assert list(each.draft_token_ids[: each.num_accepted]) == list(each.token_ids[: each.num_accepted])
+                self.branched += each.rows != list(range(each.rows[0], each.rows[0] + len(each.rows)))
+
+    llm, listener = with_trees(sequences[True]), Listener()
+    listen(llm, listener)
+    assert tokens(generate(llm, True)) == tokens(plain[True])
+    assert listener.branched > 5
+
+
+def test_acceptance_is_counted_by_depth(sequences):
+    llm = with_trees(sequences[True])
+    found = [each.outputs[0].spec_decode_metrics for each in generate(llm, True)]
+    for each in found:
+        by_depth = each["acceptance_per_position"]
+        assert len(by_depth) <= 12
+        assert sum(by_depth) == pytest.approx(each["mean_acceptance_length"] - 1)
