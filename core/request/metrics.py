@@ -20,9 +20,7 @@ class RequestMetrics:
     num_accepted_tokens: int = 0
     num_committed_tokens: int = 0
     num_replayed_rows: int = 0  # inputs of accepted drafts that layers with a state read again
-    outcomes: Tally[tuple[int, int]] = field(
-        default_factory=Tally
-    )  # drafted steps by longest path, and accepted
+    outcomes: Tally[tuple[int, int]] = field(default_factory=Tally)  # drafted steps by longest path, and accepted
 
     def record(self, num_drafted: int, num_accepted: int, num_committed: int, depth: int | None = None) -> None:
         """Count one target step. depth: of a tree, in which that many drafts can be accepted at most. None: a chain."""

@@ -89,3 +89,25 @@ def test_a_number_of_nodes_out_of_range_is_refused(nodes):
 def test_a_target_with_states_refuses_trees_with_the_reason():
     with pytest.raises(Refusal, match="keep a state, which has one successor"):
         LLM("tiny/hybrid", speculative_config={"method": "mtp", "num_speculative_tokens": 3, "num_draft_nodes": 8})
+
+
+def test_suffix_trees_branch_where_several_tokens_followed():
+    config = {"method": "suffix", "num_speculative_tokens": 6, "num_draft_nodes": 12}
+    llm = LLM("tiny", speculative_config=config, max_model_len=256)
+    prompt = [9, 5, 6, 7, 9, 5, 8, 3, 9, 5, 6, 4, 9, 5]
+    plain = LLM("tiny", max_model_len=256)
+    found, expected = (each.generate([{"prompt_token_ids": prompt}], GREEDY)[0].outputs[0] for each in (llm, plain))
+    assert found.token_ids == expected.token_ids
+    assert found.spec_decode_metrics["num_draft_tokens"] > found.spec_decode_metrics["num_spec_steps"]
+
+
+def test_followers_of_a_context_come_with_their_shares():
+    from specdec.plugins.suffix.automaton import SuffixAutomaton
+
+    automaton = SuffixAutomaton(4)
+    automaton.extend([9, 5, 6, 9, 5, 8, 9, 5, 6, 9, 5])
+    context = next(automaton.contexts(automaton.tail))
+    assert context.length >= 2
+    shares = {token: share for token, share, _ in automaton.followers(context)}
+    assert max(shares, key=shares.get) in (6, 8)
+    assert sum(shares.values()) == pytest.approx(1)
