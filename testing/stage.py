@@ -74,7 +74,7 @@ class Stage:
             StandInTarget(info, len(shown.hidden_states), seed, shows_logits=shown.target_top_k > 0),
             KVCache([], pool.num_blocks, info.block_size, torch.float32, CPU),  # no layers: no target runs
             self._scripted,
-            DraftStore(DistributionBuffers.none()),
+            DraftStore(DistributionBuffers.none(), keeps_trees=loaded.needs.topology == "tree"),
             metrics,
             self._host,
             profile=False,
