@@ -2,7 +2,8 @@
 
     python -m benchmarks.replay [--repeats 5]
 
-Records the packaged prompts, replays each proposer and runs it live, in turn, and prints medians.
+Records the packaged prompts, replays each proposer and runs it live, in turn, and prints medians. Token readers are
+also replayed on a recording of the same texts that says that its target has the sizes of a 70B model.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import torch
+
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
 from specdec.lab.recording.recorder import RecordSettings, record
 from specdec.lab.recording.tap import TAP
+from specdec.lab.recording.writer import RecordingWriter
 from specdec.lab.replay.run import params_of, replay
 
 PROPOSERS = {
@@ -29,7 +33,19 @@ PROPOSERS = {
     "eagle3": {"model": "tiny/eagle3", "num_speculative_tokens": 4},
     "dflash": {"model": "tiny/dflash"},
 }
+TOKEN_READERS = ("ngram", "suffix")
 SETTINGS = EngineConfig(model="tiny", device="cpu", max_num_seqs=1)
+
+
+SIZES_OF_70B = {
+    "vocab_size": 128_256,
+    "hidden_size": 8192,
+    "num_layers": 80,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "dtype": "bfloat16",
+    "checkpoint_dir": None,
+}
 
 
 class Quiet:
@@ -60,6 +76,19 @@ def live_seconds(recording, asked):
         return time.perf_counter() - start
 
 
+def enlarged(recording, folder, sizes=SIZES_OF_70B):
+    """The same texts, with random hidden states, as if a target of other sizes had said them."""
+    manifest = recording.manifest
+    target = manifest.target | sizes
+    manifest = manifest.replace(model="70b", model_fingerprint=None, target=target, hidden_states=("final",))
+    writer = RecordingWriter(folder, manifest)
+    for request in recording:
+        length = len(request.prompt_token_ids) + len(request.token_ids)
+        writer.add(request, hidden=torch.randn(length, sizes["hidden_size"]).to(torch.bfloat16))
+    writer.finish()
+    return Recording.open(folder)
+
+
 def main():
     """Print one row for each proposer."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -69,7 +98,8 @@ def main():
         settings = RecordSettings(engine=SETTINGS, num_prompts=6, output_len=96, hidden_states=(2, 4, 5, "final"))
         record(settings, PluginSettings(), Path(folder) / "x", Quiet())
         recording = Recording.open(Path(folder) / "x")
-        rows = {name: [] for name in PROPOSERS}
+        large = enlarged(recording, Path(folder) / "large")
+        rows, against_large = {name: [] for name in PROPOSERS}, {name: [] for name in TOKEN_READERS}
         for _ in range(args.repeats):
             plain, idle = live_seconds(recording, None), replay(recording, {"method": TAP})
             plainly = idle.predicted_seconds(recording) - idle.propose_seconds
@@ -78,10 +108,16 @@ def main():
                 live = live_seconds(recording, asked)
                 predicted = replayed.predicted_seconds(recording, idle)
                 rows[name].append((live / replayed.seconds, plain / live, plainly / predicted))
+                if name in TOKEN_READERS:
+                    against_large[name].append(replay(large, asked).seconds / replayed.seconds)
     print("proposer     live/replay  speed-up live  predicted  ratio")
     for name, found in rows.items():
         faster, measured, predicted = (median(column) for column in zip(*found, strict=True))
         print(f"{name:12} {faster:11.1f} {measured:14.2f} {predicted:10.2f} {predicted / measured:6.2f}")
+    for name, ratios in against_large.items():
+        print(
+            f"{name}: a replay of a 70B target's recording takes {median(ratios):.2f} of the time of the packaged one's"
+        )
 
 
 if __name__ == "__main__":

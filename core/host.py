@@ -10,14 +10,19 @@ from .cache.block_pool import BlockPool
 from .cache.host_addressing import HostAddressing
 from .cache.kv_cache import KVCache
 from .cache.row_table import RowTable
+from .cache.state_store import StatePass, StateStore
 from .config.engine_config import EngineConfig
 from .config.speculative_config import SpeculativeConfig
 from .engine.assembly import parts_of
 from .engine.device import profile_of
 from .engine.plan import target_info
 from .engine.verifier_checkpoint import with_verifier
+from .engine.view import EngineView
+from .kernels.backend import Backend
+from .model.find_mixers import mixers_in
 from .model.forward_input import ForwardInput
 from .model.hidden_states import HiddenStates
+from .model.mixers import Mixers
 from .model.model_support import locate_model, refuse_unsupported
 from .model.target import TargetOutput
 from .proposing.admission import admit
@@ -38,6 +43,7 @@ from .runner.step import Runner
 
 __all__ = [
     "SUM_TOLERANCE",
+    "Backend",
     "BlockDraftKV",
     "BlockPool",
     "CheckedDraft",
@@ -48,10 +54,12 @@ __all__ = [
     "EngineConfig",
     "EngineMetrics",
     "EngineServices",
+    "EngineView",
     "ForwardInput",
     "HiddenStates",
     "HostAddressing",
     "KVCache",
+    "Mixers",
     "ProposerHost",
     "Request",
     "RequestProgress",
@@ -64,11 +72,14 @@ __all__ = [
     "Speculation",
     "SpeculativeConfig",
     "SpeculativeSettings",
+    "StatePass",
+    "StateStore",
     "TargetOutput",
     "ViewBuilder",
     "admit",
     "locate_model",
     "logit_scale",
+    "mixers_in",
     "parts_of",
     "profile_of",
     "refuse_unsupported",

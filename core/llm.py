@@ -10,10 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specdec.sdk.errors import ConfigError, ProposerError
+from torch import Tensor
+
+from specdec.sdk.errors import ProposerError
 
 from .config.engine_config import EngineConfig
-from .config.sampling_params import SamplingParams
+from .config.sampling_params import SamplingParams, params_of_each
 from .engine.engine import Engine, finish_reason_of
 from .engine.exporters import PROMETHEUS
 from .engine.html import table
@@ -164,6 +166,18 @@ class LLM:
         """
         self.engine.load_proposer_state(path)
 
+    def update_proposer_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give the proposer new weights, by the names of its checkpoint's tensors. Tensors that are not named stay.
+
+        It happens between two steps: requests go on, drafts that wait are dropped, and the text stays what it is. Keys
+        and values that the drafter computed with old weights stay until their requests end, and draft a little worse.
+        Nothing is changed where this raises.
+
+        Raises ConfigError: SD-E227 for a proposer without weights, SD-E228 for tensors that do not fit, SD-E229 where
+        the draft network would be made of other parts; RequestError SD-E177 within a step.
+        """
+        self.engine.update_proposer_weights(tensors)
+
     def close(self) -> None:
         """End for good: abort what runs, save the proposer's state to `state_dir` if any, and close the proposer."""
         self.engine.close()
@@ -181,7 +195,7 @@ class LLM:
 
     def _submit(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params) -> list[_Prompt]:
         several = as_prompts(prompts)
-        params = _as_params(sampling_params, len(several))
+        params = params_of_each(sampling_params, len(several))
         submitted: list[_Prompt] = []
         try:
             for prompt, each in zip(several, params, strict=True):
@@ -284,16 +298,3 @@ def _text(request: Request) -> str:
 def _wrapped(seed: int) -> int:
     """In the range of int64: after the largest comes the smallest."""
     return (seed + 2**63) % 2**64 - 2**63
-
-
-def _as_params(params: Params, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):
-        facts = {"expected": "a SamplingParams, or one per prompt in a list", "found": f"{params!r:.80}"}
-        raise ConfigError("SD-E132", "sampling_params are no SamplingParams", facts)
-    if len(params) != count:
-        raise ConfigError(
-            "SD-E133", "one SamplingParams per prompt", {"prompts": count, "sampling_params": len(params)}
-        )
-    return list(params)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specdec.core.engine.engine import Engine
+from specdec.core.host import EngineView
 
 from .dataset_files import PromptRow
 
@@ -44,6 +45,7 @@ def turn_prompt(engine: Engine, row: PromptRow, before: Sequence[Exchange], *, c
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
         return engine.encode_chat([*messages, {"role": "user", "content": row.turns[len(before)]}])
     *_, last = before
-    reply = [token_id for token_id in last.reply_token_ids if token_id not in engine.parts.eos_token_ids]
+    ends = EngineView.of(engine).eos_token_ids
+    reply = [token_id for token_id in last.reply_token_ids if token_id not in ends]
     asked = engine.tokenizer(BETWEEN_TURNS + row.turns[len(before)], add_special_tokens=False)["input_ids"]
     return [*last.prompt_token_ids, *reply, *asked]

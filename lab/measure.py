@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from specdec.core.engine.engine import Engine
+from specdec.core.host import EngineView
 from specdec.core.request.metrics import RequestMetrics
 from specdec.core.request.request import Request
 
@@ -65,7 +66,7 @@ class TimedEngine:
 
     def forget(self) -> None:
         """Start anew if the proposer keeps what it learns across requests: repeats must not help each other."""
-        host = self.engine.parts.host
+        host = EngineView.of(self.engine).host
         if host is not None and host.needs.state == "shared":
             self.engine.close()
             self.engine = self._build()

@@ -101,7 +101,7 @@ class LineProgress(NoProgress):
 
     def written(self, num_bytes: int) -> None:
         """Say it where the stage's last line is due."""
-        if time.monotonic() - self._seen >= LINE_EVERY_S or self._done == self._total:
+        if self._total and (time.monotonic() - self._seen >= LINE_EVERY_S or self._done == self._total):
             self._tell(f"{self._name}: {self._done}/{self._total}  {_size(num_bytes)}")
 
     def _tell(self, line: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
+from specdec.core.host import EngineView
 from specdec.sdk import ConfigError
 
 from .conversation import Exchange, turn_id, turn_prompt
@@ -41,7 +42,7 @@ def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine
     that is measured gets the same. The seed of prompt i is `params.seed` + i. Raises ConfigError SD-E168 if no prompt
     fits.
     """
-    longest = engine.parts.info.max_model_len
+    longest = EngineView.of(engine).info.max_model_len
     limit = longest - params.max_tokens
     first = {row.prompt_id: turn_prompt(engine, row, (), chat=chat) for row in rows}
     fitting = [row for row in rows if len(first[row.prompt_id]) <= limit]

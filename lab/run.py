@@ -15,6 +15,7 @@ from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.engine.verifier_checkpoint import with_verifier
+from specdec.core.host import EngineView
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.proposer_state import as_path, has_state
@@ -28,7 +29,7 @@ from .environment import environment
 from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
 from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
-from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
+from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts, verification_facts
 from .token_texts import token_texts
 
 
@@ -133,6 +134,7 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
         "num_prompts": len(chosen.prompts),
         "num_prompts_skipped": chosen.num_skipped,
         **run_facts(repeats, reference.baseline if reference else None),
+        "verification": verification_facts(engine.engine),
         **equality_facts(differences, len(chosen.prompts), engine.engine.tokenizer),
         "requests": request_facts(chosen.prompts, repeats[0].passes),
         "token_texts": token_texts(engine.engine.tokenizer, repeats[0].passes),
@@ -152,7 +154,7 @@ def _engines(
     if not settings.runs_plain_beside:
         return engine, None
     plain = start(None)
-    assert plain.engine.parts.host is None, "outputs and times are compared with plain decoding's"
+    assert EngineView.of(plain.engine).host is None, "outputs and times are compared with plain decoding's"
     return engine, plain
 
 
@@ -170,14 +172,14 @@ def built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSetti
 
 def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
     """Everything that was asked for but the proposer, and what the engine made of it."""
-    info = engine.parts.info
+    info = EngineView.of(engine).info
     return {
         "model": str(settings.engine.model),
         "dtype": info.dtype,
         "device": info.device,
         "max_model_len": info.max_model_len,
         "max_concurrency": settings.engine.max_num_seqs,
-        "text_equality": asdict(engine.parts.text_equality),
+        "text_equality": asdict(engine.text_equality),
         "profile": settings.engine.enable_profiling,
         "prompts_sha256": prompts_sha256(chosen.prompts),
         **settings.model_dump(mode="json", exclude={"engine", "speculative_config"}),
@@ -186,7 +188,7 @@ def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -
 
 def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, Any]:
     """Which proposer the engine has, and its settings with the draft length that it came to."""
-    host = engine.parts.host
+    host = EngineView.of(engine).host
     if host is None:
         return {"proposer": None, "speculative_config": None}
     settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.num_draft_tokens)
@@ -198,7 +200,8 @@ def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, A
 
 def environment_facts(engine: Engine) -> dict[str, Any]:
     """The machine, and the threads that the engine uses."""
-    return environment(engine.parts.target.device) | {"threads": engine.parts.threads.count}
+    view = EngineView.of(engine)
+    return environment(view.device) | {"threads": view.num_threads}
 
 
 def _reference(earlier: EarlierRun | None, repeats: Sequence[Repeat]) -> _Reference | None:

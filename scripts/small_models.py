@@ -18,9 +18,10 @@ from transformers.models.auto.modeling_auto import (
 
 from specdec.core.model.model_class import auto_class
 
+from .target_variants import LINEAR, NUM_LAYERS, VARIANTS
+
 VOCAB_SIZE = 128
 WINDOW = 8
-NUM_LAYERS = 2
 MOST_PARAMETERS = 40_000_000
 
 SIZES: Mapping[str, Any] = {
@@ -130,7 +131,6 @@ OTHER_MODALITY: Mapping[str, Any] = {
 
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 
-_LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 _BOTH = {"layer_types": ["linear_attention", "full_attention"]}
 
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
@@ -164,11 +164,11 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1], "mamba_d_state": 16},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_ssm": 64},
     "jamba": {"num_hidden_layers": 4, "attn_layer_offset": 1, "attn_layer_period": 2},
-    "qwen3_next": _LINEAR | _BOTH,
-    "qwen3_5_text": _LINEAR | _BOTH,
-    "qwen3_5_moe_text": _LINEAR | _BOTH,
-    "olmo_hybrid": _LINEAR | _BOTH,
-    "qwen4_exp_text": _LINEAR | _BOTH,
+    "qwen3_next": LINEAR | _BOTH,
+    "qwen3_5_text": LINEAR | _BOTH,
+    "qwen3_5_moe_text": LINEAR | _BOTH,
+    "olmo_hybrid": LINEAR | _BOTH,
+    "qwen4_exp_text": LINEAR | _BOTH,
     "kimi_linear": _BOTH,
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "mamba_ngroups": 1, "n_mamba_heads": 8},
@@ -196,16 +196,19 @@ def multimodal_types() -> list[str]:
     return sorted(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys())
 
 
-def small_config(model_type: str) -> Any:
-    """Raises NotBuildableError."""
+def small_config(name: str) -> Any:
+    """Of a type or a variant. Raises NotBuildableError."""
+    model_type, own = VARIANTS.get(name, (name, {}))
     try:
-        return _small_config(CONFIG_MAPPING[model_type], model_type, SIZES)
+        return _small_config(CONFIG_MAPPING[model_type], model_type, SIZES, own)
     except Exception as error:
         raise NotBuildableError(f"configuration: {type(error).__name__}: {error}") from error
 
 
-def _small_config(config_class: Any, model_type: str, sizes: Mapping[str, Any]) -> Any:
-    values = _values(config_class, sizes) | _parts(config_class) | SPECIAL.get(model_type, {})
+def _small_config(
+    config_class: Any, model_type: str, sizes: Mapping[str, Any], own: Mapping[str, Any] | None = None
+) -> Any:
+    values = _values(config_class, sizes) | _parts(config_class) | SPECIAL.get(model_type, {}) | (own or {})
     return config_class(**values)
 
 

@@ -2,7 +2,7 @@
 
 python -m scripts.target_sweep                       all types that docs/reference/targets.json lacks
 python -m scripts.target_sweep --again               all types
-python -m scripts.target_sweep TYPE [TYPE ...]       only these
+python -m scripts.target_sweep TYPE [TYPE ...]       only these, types or variants
 
 A type is verified by a small model with random weights: its greedy text is compared with that of `generate`, one
 request at a time. It is served plainly, with n-gram drafts, and with drafts of which half is garbage. The last is done
@@ -28,7 +28,15 @@ from specdec import LLM, SamplingParams
 from specdec.core.model.target import load_config
 from specdec.sdk import SpecdecError
 
-from .small_models import VOCAB_SIZE, NotBuildableError, model_types, multimodal_types, small_config, small_model
+from .small_models import (
+    VOCAB_SIZE,
+    NotBuildableError,
+    model_types,
+    multimodal_types,
+    small_config,
+    small_model,
+)
+from .target_variants import VARIANTS
 
 RECORD = Path(__file__).parents[1] / "docs" / "reference" / "targets.json"
 
@@ -147,8 +155,8 @@ def main(asked: Sequence[str], *, again: bool) -> None:
     record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     if again or record.get("transformers") != transformers.__version__:
         record = {}
-    record = {"transformers": transformers.__version__, "types": {}, "multimodal": {}} | record
-    names = {"types": model_types(), "multimodal": multimodal_types()}
+    record = {"transformers": transformers.__version__, "types": {}, "multimodal": {}, "variants": {}} | record
+    names = {"types": model_types(), "multimodal": multimodal_types(), "variants": list(VARIANTS)}
     for kind, every in names.items():
         for name in every:
             if name in asked or (not asked and name not in record[kind]):

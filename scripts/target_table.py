@@ -28,9 +28,10 @@ garbage. The last run computes prompts in chunks of 16 tokens and preempts reque
 every type again.
 
 {sentence}
+{variants}
 
-| outcome | causal language models | others of several modalities |
-|---|---|---|
+| outcome | causal language models | others of several modalities | variants |
+|---|---|---|---|
 """
 
 Record = Mapping[str, Mapping[str, Any]]
@@ -46,17 +47,33 @@ def sentence(record: Mapping[str, Any]) -> str:
     )
 
 
+def sentence_of_variants(record: Mapping[str, Any]) -> str:
+    """What the page says of forms in which a type is published."""
+    served = [len(_names(record[kind], "equal")) for kind in ("types", "variants", "multimodal")]
+    return (
+        f"Of {len(record['variants'])} common variants of these types {served[1]} are served as well. "
+        f"With them {served[0] + served[1]} configurations of causal language models are served, "
+        f"and {sum(served)} with the others."
+    )
+
+
 def page(record: Mapping[str, Any]) -> str:
     """How many of each outcome, then the types that are served, then the others with their reasons."""
-    kinds = [record["types"], record["multimodal"]]
+    kinds = [record["types"], record["multimodal"], record["variants"]]
     lengths = ", ".join(map(str, PROMPT_LENGTHS))
-    head = HEAD.format(version=record["transformers"], lengths=lengths, tokens=NUM_TOKENS, sentence=sentence(record))
+    head = HEAD.format(
+        version=record["transformers"],
+        lengths=lengths,
+        tokens=NUM_TOKENS,
+        sentence=sentence(record),
+        variants=sentence_of_variants(record),
+    )
     outcomes = sorted({_outcome(each) for types in kinds for each in types.values()})
     counts = "".join(
         f"| {outcome} | " + " | ".join(str(len(_names(types, outcome))) for types in kinds) + " |\n"
         for outcome in outcomes
     )
-    together = {**record["types"], **record["multimodal"]}
+    together = {name: shown for types in kinds for name, shown in types.items()}
     return head + counts + _served(together) + "".join(_refused(together))
 
 

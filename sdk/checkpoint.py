@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _REQUIRED = object()
+_ADAPTER = "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt")
 
 
@@ -45,10 +46,12 @@ class Checkpoint:
 
         model: a directory, the name of a packaged model ("tiny/NAME"), or a hub id.
 
-        Raises CheckpointError: SD-E105 if there is none, SD-E106 if its config.json is not a JSON object.
+        Raises CheckpointError: SD-E105 if there is none, SD-E286 for an adapter of PEFT, SD-E106 if config.json is no
+        JSON object.
         """
         directory = packaged(str(model)) or Path(model).expanduser()
         if not (directory / "config.json").is_file():
+            _refuse_adapter(directory)
             directory = _from_hub(str(model))
         path = directory / "config.json"
         try:
@@ -70,7 +73,7 @@ class Checkpoint:
 
         Raises CheckpointError SD-E171 for a value that is not a number.
         """
-        paths = [(prefix, key) for prefix in ("transformer_layer_config.", "") for key in LOGIT_SCALES]
+        paths = [(prefix, key) for prefix in ("model.", "transformer_layer_config.", "") for key in LOGIT_SCALES]
         stated = {key: found for prefix, key in paths if (found := self.get(prefix + key, (int, float), None))}
         return logit_scale(stated)
 
@@ -128,6 +131,13 @@ class Checkpoint:
         return value
 
 
+def _refuse_adapter(directory: Path) -> None:
+    file = directory / _ADAPTER
+    if file.is_file():
+        facts = {"found": file, "why": "an adapter drafts inside the target (Uno), which is not implemented"}
+        raise CheckpointError("SD-E286", f"{str(directory)!r} is an adapter of PEFT and no checkpoint", facts)
+
+
 def read_tensors(file: Path, prefixes: tuple[str, ...], device: str = "cpu") -> dict[str, Tensor]:
     """The tensors of one weight file whose names start with one of `prefixes`. Raises CheckpointError SD-E146."""
     from safetensors import safe_open
@@ -174,7 +184,10 @@ def _from_hub(model: str) -> Path:
         directory = Path(snapshot_download(model, allow_patterns=["*.json", *_WEIGHTS]))
         if (directory / "config.json").is_file():
             return directory
+        _refuse_adapter(directory)
         facts["hub"] = "the repository has no config.json"
+    except CheckpointError:
+        raise
     except HFValidationError:
         facts["hub"] = "this is no hub id"
     except Exception as error:

@@ -24,15 +24,18 @@ No base class is needed. A class may add these attributes. The engine looks each
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .config import ProposerConfig
     from .services import Services
     from .types import Draft, RequestView, StepView, TargetInfo
 
-API_VERSION = (0, 1)
+API_VERSION = (0, 2)
 """The version of this contract, apart from the package's. A minor adds, and a major may break. 0.x is experimental."""
 
 
@@ -97,11 +100,33 @@ class Lifecycle(Protocol):
         """Read the state that `save` wrote below `path`."""
         ...
 
+    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take new weights, by the names of the checkpoint's tensors. Tensors that are not named stay.
+
+        Called between steps, from `LLM.update_proposer_weights`. Requests go on, and drafts that wait for their
+        verification are dropped before the next step. What the proposer computed with the old weights, such as draft
+        KV, is its own to keep or to drop. Raise ConfigError for tensors that do not fit, and change nothing then.
+        Since API 0.2.
+        """
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """Figures of the proposer's own, as they are now. Called whenever metrics are read, from the reader's thread.
+
+        Names are lower-case letters, digits and underscores, and begin with a letter. `LLM.get_metrics` shows each as
+        `specdec:proposer_NAME_` and its name, where NAME is the proposer's. Since API 0.2.
+        """
+        ...
+
     def close(self) -> None:
         """The engine shuts down. Called once."""
         ...
 
 
 LIFECYCLE_METHODS = (
-    "bind", "warmup", "on_start", "observe", "on_preempt", "on_finish", "save", "load", "close",
+    "bind", "warmup", "on_start", "observe", "on_preempt", "on_finish", "save", "load", "update_weights", "metrics",
+    "close",
 )  # fmt: skip
+
+ADDED_METHODS = {"update_weights": (0, 2), "metrics": (0, 2)}
+"""The version that a lifecycle method came with. Classes that state an older one are not asked for it."""

@@ -103,8 +103,14 @@ class Services(Protocol):
         """The target's logits [..., V] of final hidden states [..., H], without `logit_scale`."""
         ...
 
-    def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
-        """A transformers causal LM from a checkpoint, ready to run. Its attention uses the draft KV."""
+    def load_causal_lm(
+        self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None
+    ) -> Any:
+        """A transformers causal LM from a checkpoint, ready to run. Its attention uses the draft KV.
+
+        tensors: in the place of the model's parameters of these names. Raises ConfigError SD-E228 if one does not fit.
+        None means those of the checkpoint.
+        """
         ...
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:

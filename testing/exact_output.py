@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,15 +31,23 @@ NUM_LIKELY = 4
 def require_exact_output(subject: Subject) -> None:
     """Raise Violation unless the output distribution equals the target's, for several sampling parameters."""
     drafter = _excerpt(subject) if subject.resolved.model is not None else _measured(subject)
+    _require_exact(drafter, subject.seed, "report exactly the distribution that tokens are drawn from")
+    middle = drafter.middle_confidence
+    if middle is not None:
+        cut = replace(drafter, least_confidence=middle)
+        _require_exact(cut, subject.seed, "a confidence that depends on its own token decides whether it is verified")
+
+
+def _require_exact(drafter: SmallDrafter, seed: int, fix: str) -> None:
     limit = HALF_VARIATION if drafter.in_half_precision else MOST_VARIATION
     for params in TARGETS:
-        distribution = exact_distribution(rejection.verify, _problem(drafter, params, subject.seed))
+        distribution = exact_distribution(rejection.verify, _problem(drafter, params, seed))
         if distribution.total_variation > limit:
             root = [round(value, 4) for value in drafter.nodes[()].drawn.tolist()]
             raise Violation(
                 expected=f"the target's distribution within {limit:g} (total variation), at {params}",
                 found=f"{distribution.total_variation:.3g}; first drafts are drawn from {root}",
-                fix="report exactly the distribution that tokens are drawn from",
+                fix=fix,
             )
 
 
@@ -49,7 +58,7 @@ def _measured(subject: Subject) -> SmallDrafter:
     world = FewTokens()
     try:
         stage = subject.stage(
-            k=num_drafts, probabilistic=subject.modes[-1], world=world, max_num_seqs=64, max_model_len=32
+            k=num_drafts, probabilistic=subject.modes[-1], adaptive=True, world=world, max_num_seqs=64, max_model_len=32
         )
         twins(stage, PROMPT)
     except (SpecdecError, Violation) as error:

@@ -171,13 +171,17 @@ class FakeServices:
         """[..., V] for [..., H]."""
         return hidden @ self.embedding.T
 
-    def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
+    def load_causal_lm(
+        self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None
+    ) -> Any:
         """A transformers causal LM from a directory."""
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype="float32", attn_implementation=_fake_attention_name(), **_experts(settings)
         ).eval()
+        model.load_state_dict(tensors or {}, strict=False)
+        return model
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
         """A transformers decoder with random weights."""

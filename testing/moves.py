@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,6 +49,7 @@ class Shown:
     budgets: list[int]
     drafts: list[list[int]]  # in the view's order; empty where none was asked for
     distribution: DraftDistribution | None
+    confidence: list[Sequence[float]]  # of each draft's tokens; empty where the proposer told nothing
     written: list[str]  # fields of the view that were changed
 
     def draft_of(self, name: str) -> list[int]:

@@ -12,6 +12,7 @@ from specdec.core.host import CheckedDraft, DistributionBuffers, DraftReport, Dr
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
+from .compare import DISTRIBUTION_TOLERANCE
 from .drawn_tree import Node
 
 Prefix = tuple[int, ...]
@@ -26,6 +27,13 @@ class SmallDrafter:
     num_drafts: int
     vocab_size: int
     needs: Needs
+    least_confidence: float = 0.0  # drafts are cut before the first token that has less
+
+    @property
+    def middle_confidence(self) -> float | None:
+        """A little less than half of its tokens have. None: it told no confidence."""
+        told = sorted(each for node in self.nodes.values() for each in node.confidence.values())
+        return told[len(told) // 2] - DISTRIBUTION_TOLERANCE if told else None
 
     @property
     def distribution(self) -> DraftDistribution | None:
@@ -61,7 +69,7 @@ class SmallDrafter:
     def report(self, drafts: Tensor) -> rejection.DraftRows:
         """What verification is given for the drafts [T, K], after the engine's own store."""
         rows = [tuple(row) for row in drafts.tolist()]
-        lengths = [next((i for i in range(len(row)) if row[:i] not in self.nodes), len(row)) for row in rows]
+        lengths = [next((i for i in range(len(row)) if not self._verifies(row, i)), len(row)) for row in rows]
         beyond = torch.arange(drafts.shape[1]) >= torch.tensor(lengths)[:, None]
         distributions = None
         if self.has_distribution:
@@ -72,6 +80,10 @@ class SmallDrafter:
             store.put(numbers, numbers, CheckedDraft.read(reports, self._distribution_of(rows)))
             distributions = store.take([(number, number, self.num_drafts) for number in numbers]).distributions()
         return rejection.DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
+
+    def _verifies(self, row: Prefix, position: int) -> bool:
+        node = self.nodes.get(row[:position])
+        return node is not None and node.confidence.get(row[position], 1.0) >= self.least_confidence
 
     def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:
         """The reported tensors, position by position from the step in which the row's prefix was drawn."""

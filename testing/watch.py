@@ -57,6 +57,7 @@ class WatchedHost(ProposerHost):
             list(budgets),
             checked.token_ids if checked else [[] for _ in budgets],
             checked.distribution if checked else None,
+            [each.confidence[: each.length] if each else () for each in checked.reports] if checked else [],
             [str(change) for change in before.changes()],
         )
         return checked

@@ -25,6 +25,7 @@ NATIVE: Mapping[str, NativeMethod] = MappingProxyType(
         "dflash": NativeMethod(
             notes=("vLLM runs drafters of the speculators format as causal unless sliding_window_non_causal is set",)
         ),
+        "dspark": NativeMethod(notes=("vLLM 0.32 runs every Markov head as vanilla; gated and rnn heads do not load",)),
         "mtp": NativeMethod(),
         "ngram": NativeMethod(
             options=frozenset({"prompt_lookup_min", "prompt_lookup_max"}),

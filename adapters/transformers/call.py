@@ -14,7 +14,9 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from specdec.sdk.errors import RequestError
 from specdec.sdk.types import SamplingView
 
-_HANDLED = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+from .states import CACHE_ARGUMENTS, is_filled
+
+_HANDLED = frozenset({"attention_mask", "position_ids", *CACHE_ARGUMENTS, "use_cache", "logits_to_keep"})
 _SERVED_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
@@ -29,7 +31,7 @@ class Call:
     processors: Any  # LogitsProcessorList
     criteria: Any  # StoppingCriteriaList
     settings: Any  # GenerationConfig
-    cache: DynamicCache = field(default_factory=DynamicCache)
+    cache: DynamicCache
     scores: list[Tensor] = field(default_factory=list)  # [1, V] of each output token, where they were asked for
     logits: list[Tensor] = field(default_factory=list)  # [1, V] before the processors, likewise
 
@@ -41,6 +43,7 @@ class Call:
         criteria: Any,
         settings: Any,
         others: Mapping[str, Any],
+        cache: DynamicCache,
         num_draft_tokens: int,
         longest: int,
     ) -> Call:
@@ -57,7 +60,7 @@ class Call:
             )
         room = torch.zeros(1, num_padding + max_tokens + num_draft_tokens, dtype=torch.int64, device=input_ids.device)
         room[:, : input_ids.shape[1]] = input_ids
-        return cls(room, num_padding, num_prompt, max_tokens, processors, criteria, settings)
+        return cls(room, num_padding, num_prompt, max_tokens, processors, criteria, settings, cache)
 
     @property
     def prompt(self) -> list[int]:
@@ -147,9 +150,9 @@ def _refuse_arguments(input_ids: Tensor, others: Mapping[str, Any]) -> None:
     unknown = [name for name, value in others.items() if name not in _HANDLED and value is not None]
     if unknown:
         raise _refused(f"model inputs {', '.join(unknown)}", "input_ids and attention_mask only")
-    cache = others.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise _refused("past_key_values with tokens in it", "the whole text as input_ids")
+    for name in CACHE_ARGUMENTS:
+        if others.get(name) is not None and is_filled(others[name]):
+            raise _refused(f"{name} with tokens in it", "the whole text as input_ids")
 
 
 def _num_padding(input_ids: Tensor, others: Mapping[str, Any]) -> int:

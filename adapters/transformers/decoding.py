@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -33,6 +33,7 @@ from specdec.core.host import (
 from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import SamplingView, TargetInfo
 
+from ..verification import refuse_adaptive
 from .call import Call
 from .target import GenerateTarget
 
@@ -61,7 +62,7 @@ def speculative(
     where that can be known. Keep the result: making it loads the proposer, using it does not.
     """
     text_config = model.config.get_text_config(decoder=True)
-    refuse_unsupported(text_config.to_dict())
+    refuse_unsupported(text_config.to_dict(), with_states=True)
     plugins = plugin_settings or registry.PluginSettings.from_environment(os.environ)
     name, device = model.name_or_path or "a model object", model.device
     config = EngineConfig(
@@ -74,6 +75,7 @@ def speculative(
     speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
+    refuse_adaptive(speculation.config, "transformers")
     return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
 
 
@@ -92,21 +94,22 @@ class SpeculativeDecoding:
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._longest, self._num_draft_tokens, self._hidden_states = info.max_model_len, k, needs.hidden_states
         self._loaded = speculation.loaded
-        self._target = GenerateTarget(model)
+        profile = profile_of(model.device)
+        self._target = GenerateTarget(model, k, profile.backend)
         self._views = _Views(needs, k, info, model.device)
         num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
         whole_prompt = info.max_model_len + k
         self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
-        profile = profile_of(model.device)
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
         services = speculation.services(info, self._target, tokenizer, profile.backend)
         self._host = speculation.host(info, services, self.metrics, observers, model.device, self._views)
         services.lay_out_draft_kv(num_blocks, addressing)
         self._host.warm_up()
         num_blocks += addressing.num_pad_blocks
+        no_layers = KVCache([], num_blocks, _BLOCK_SIZE, model.dtype, model.device, self._target.states)
         self._runner = Runner(
             self._target,
-            KVCache([], num_blocks, _BLOCK_SIZE, model.dtype, model.device),  # no layers: a call brings its own cache
+            no_layers,  # a call brings its own keys and values
             self._scheduler,
             DraftStore(speculation.distribution_buffers(info, model.device)),
             self.metrics,
@@ -141,6 +144,7 @@ class SpeculativeDecoding:
             stopping_criteria,
             generation_config,
             model_kwargs,
+            self._target.new_cache(),
             self._num_draft_tokens,
             self._longest,
         )
@@ -149,7 +153,7 @@ class SpeculativeDecoding:
         try:
             with self._target.serving(call, self._hidden_states):
                 length = self._generate(call, streamer)
-                self._target.keep(length - 1)
+                self._target.end(length - 1)
         finally:
             streamer.end()
         return call.output(length)
@@ -203,9 +207,7 @@ class _Views(ViewBuilder):
 
     shown: SamplingView
 
-    def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
-        if not self.needs.sampling:
-            return None
+    def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
         declared = {name: getattr(self.shown, name).to(self.device) for name in self.needs.sampling}
         return SamplingView(**declared, all_greedy=self.shown.all_greedy)
 

@@ -8,6 +8,8 @@ from typing import Any
 from specdec.core.host import SpeculativeConfig
 from specdec.sdk.errors import ConfigError
 
+from ..verification import refuse_adaptive
+
 KEY = "specdec"
 WHERE = f'additional_config["{KEY}"]'
 ON_ERROR = "disable"
@@ -21,7 +23,8 @@ def read_settings(
 ) -> SpeculativeConfig:
     """The proposer `method`, or the one that `additional_config["specdec"]` names, with the settings that stand there.
 
-    Raises ConfigError: SD-E131, SD-E132 (a wrong key or value), SD-E133 (no proposer named), SD-E196 (said twice).
+    Raises ConfigError: SD-E131, SD-E132 (a wrong key or value), SD-E133 (no proposer named), SD-E196 (said twice),
+    SD-E237.
     """
     section = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
     values: dict[str, Any] = SpeculativeConfig.as_mapping(section or {})
@@ -34,8 +37,10 @@ def read_settings(
         facts["fix"] = "leave the method out, or use the class specdec.adapters.vllm.Configured"
         raise ConfigError("SD-E196", "the class and the settings name different proposers", facts)
     named = {} if method is None else {"method": method}
-    return SpeculativeConfig(
+    config = SpeculativeConfig(
         **{"on_proposer_error": ON_ERROR} | values | named,
         num_speculative_tokens=num_draft_tokens,
         draft_sample_method=draft_sample_method,
     )
+    refuse_adaptive(config, "vLLM")
+    return config

@@ -78,6 +78,7 @@ class Group:
     rows: slice | Tensor  # a slice where they lie side by side
     length: int  # inputs of each
     is_fresh: bool  # whether their texts begin here
+    decodes: bool  # whether they read inputs again, which plain decoding computes one by one
 
 
 @dataclass(frozen=True)
@@ -140,15 +141,15 @@ class StateStore:
     def _groups(self, members: Sequence[Member], fresh: set[int]) -> tuple[Group, ...]:
         """Those of equal lengths together."""
 
-        def kind(member: Member) -> tuple[bool, int]:
-            return member.row in fresh, member.num_replayed + member.num_tokens
+        def kind(member: Member) -> tuple[bool, bool, int]:
+            return member.row in fresh, member.num_replayed > 0, member.num_replayed + member.num_tokens
 
         ordered = sorted(members, key=lambda member: (kind(member), member.row))
         groups = []
-        for (is_fresh, length), each in groupby(ordered, kind):
+        for (is_fresh, decodes, length), each in groupby(ordered, kind):
             together = tuple(each)
             rows = [member.row for member in together]
-            groups.append(Group(together, self._places(rows), length, is_fresh))
+            groups.append(Group(together, self._places(rows), length, is_fresh, decodes))
         return tuple(groups)
 
     def _places(self, rows: list[int]) -> slice | Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from specdec.sdk.config import StrictModel
+from specdec.sdk.errors import ConfigError
 from specdec.sdk.ranges import (
     Bias,
     Factor,
@@ -79,3 +81,16 @@ class SamplingParams(StrictModel):
     def greedy(self) -> bool:
         """Whether the argmax is taken, so that no random number is used."""
         return self.temperature == 0
+
+
+def params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """One for each of `count` prompts. Raises ConfigError SD-E132 for what is none, SD-E133 for another number."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):
+        facts = {"expected": "a SamplingParams, or one per prompt in a list", "found": f"{params!r:.80}"}
+        raise ConfigError("SD-E132", "sampling_params are no SamplingParams", facts)
+    if len(params) != count:
+        sizes = {"prompts": count, "sampling_params": len(params)}
+        raise ConfigError("SD-E133", "one SamplingParams per prompt", sizes)
+    return list(params)

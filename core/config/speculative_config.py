@@ -79,6 +79,9 @@ class SpeculativeConfig(BaseModel):
     synthetic_acceptance_rate: Share | None = Field(
         None, description="what synthetic accepts of the drafts whose predecessors stand"
     )
+    enable_adaptive_verification: bool = Field(
+        False, strict=True, description="verify as many drafts of the batch as pay, by confidence and measured cost"
+    )
     proposer_config: Annotated[dict[str, Any], BeforeValidator(_nothing_as_empty)] = Field(
         default_factory=dict, description="the proposer's own options"
     )

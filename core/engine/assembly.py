@@ -39,6 +39,7 @@ from ..rejection import verify, verify_block
 from ..rejection.sampler import VerificationRule
 from ..rejection.warm_up import warm_up
 from ..request.metrics import EngineMetrics
+from ..runner.draft_budget import DraftBudget
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
@@ -123,6 +124,8 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     else:
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
+    if plan.is_adaptive and stand_in is None:  # a replay has no costs, and repeats what is asked of it
+        runner.budget = DraftBudget(plan.num_draft_tokens, cache.scheduler.running, drafts, metrics)
     runner.on_verified = plan.hooks.observers.on_verified
     return Parts(
         info=plan.info,
@@ -240,7 +243,7 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     rule: VerificationRule = verify
     if speculation is not None:
         buffers, rule = speculation.distribution_buffers(info, device), speculation.rule
-        if plan.profile.keeps_drafts:
+        if plan.profile.keeps_drafts and not plan.is_adaptive:
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
@@ -257,14 +260,13 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
     """
     if cache.kv.states is not None:
         _refuse_fixed_forms(plan.config)
-        return model.target
     if plan.config.torch_compile:
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
     if cache.addressing.table is None:
         return model.target
     warm_up_target(model.target, cache.kv, cache.addressing.table)
-    if graphs is None:
+    if graphs is None or cache.kv.states is not None:
         return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from pathlib import Path
+
+from torch import Tensor
 
 from specdec.sdk.errors import ConfigError, RequestError
 
@@ -217,7 +219,8 @@ class Engine:
     def get_metrics(self) -> list[Metric]:
         """All counters since the engine started."""
         self.metrics.counts["one_hot_fallback_rows"] = self.parts.drafts.num_one_hot_fallbacks
-        return self.metrics.collect()
+        own = self.parts.host.metrics() if self.parts.host else None
+        return self.metrics.collect(of_proposer=own)
 
     def export_metrics(self, exporter: str = PROMETHEUS) -> str:
         """All counters as text: "prometheus", or an exporter that a hook plugin registers.
@@ -236,10 +239,18 @@ class Engine:
         with self._turn.taken("load_proposer_state", alone=True), self.parts.working():
             self._stateful().load(as_path(path))
 
+    def update_proposer_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """See `LLM.update_proposer_weights`."""
+        with self._turn.taken("update_proposer_weights", alone=True), self.parts.working():
+            self._host("SD-E227", "there is no proposer that could take weights").update_weights(tensors)
+            self.parts.drafts.clear()
+
     def _stateful(self) -> ProposerHost:
+        return self._host("SD-E179", "there is no proposer whose state could be kept")
+
+    def _host(self, code: str, summary: str) -> ProposerHost:
         if self.parts.host is None:
-            facts = {"found": "no speculative_config", "fix": "give one whose proposer keeps state"}
-            raise ConfigError("SD-E179", "there is no proposer whose state could be kept", facts)
+            raise ConfigError(code, summary, {"found": "no speculative_config", "fix": "give one"})
         return self.parts.host
 
     def check_integrity(self) -> None:

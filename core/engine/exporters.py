@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from specdec.sdk.errors import ConfigError, did_you_mean
 
 from ..registry.hooks import HookPlugins
-from ..request.metrics import Counter, Metric, Vector
+from ..request.metrics import Counter, Gauge, Metric, Vector
 
 PROMETHEUS = "prometheus"
+Family = CounterMetricFamily | GaugeMetricFamily
 
 
 def export(name: str, metrics: Sequence[Metric], hooks: HookPlugins) -> str:
@@ -39,12 +40,13 @@ class _Families:
 
     metrics: Sequence[Metric]
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        families: dict[str, CounterMetricFamily] = {}
+    def collect(self) -> Iterator[Family]:
+        families: dict[str, Family] = {}
         for metric in self.metrics:
             labels = (*metric.labels, "position") if isinstance(metric, Vector) else tuple(metric.labels)
-            family = families.setdefault(metric.name, CounterMetricFamily(metric.name, metric.name, labels=labels))
-            if isinstance(metric, Counter):
+            kind = GaugeMetricFamily if isinstance(metric, Gauge) else CounterMetricFamily
+            family = families.setdefault(metric.name, kind(metric.name, metric.name, labels=labels))
+            if isinstance(metric, Counter | Gauge):
                 family.add_metric(tuple(metric.labels.values()), metric.value)
                 continue
             for position, value in enumerate(metric.values):
@@ -53,7 +55,7 @@ class _Families:
 
 
 def prometheus_text(metrics: Sequence[Metric]) -> str:
-    """Prometheus's text format; names end in `_total`."""
+    """Prometheus's text format; names of counters end in `_total`."""
     registry = CollectorRegistry()
     registry.register(_Families(metrics))
     return generate_latest(registry).decode()

@@ -12,8 +12,8 @@ from specdec.sdk.errors import ConfigError, UnsupportedModelError
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
+from ..model.find_mixers import state_layers
 from ..model.inference_form import check_quantization
-from ..model.mixers import state_layers
 from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length
 from ..model.stored_quantization import check_stored_quantization
@@ -66,6 +66,11 @@ class Plan:
     def num_draft_tokens(self) -> int:
         """The most drafts of one request in a step."""
         return self.speculation.loaded.config.num_draft_tokens if self.speculation else 0
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether only the drafts that pay are verified."""
+        return self.speculation is not None and self.speculation.config.enable_adaptive_verification
 
     @property
     def num_recorded_tokens(self) -> int:

@@ -12,7 +12,10 @@ from ..model.target import Target
 
 
 def warm_up_target(target: Target, cache: KVCache, table: BlockTable) -> None:
-    """Compute two tokens, then one, of the row that no request has. Each kind of layer compiles its kernels."""
+    """Compute two tokens, then one, of the row that no request has. Each kind of layer compiles its kernels.
+
+    Layers that keep a state compute them as a new text, and keep nothing.
+    """
     for num_tokens in (2, 1):
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=cache.device)
         row, start = torch.full_like(zeros[:1], table.pad_row), zeros[:1]

@@ -1,6 +1,5 @@
 """Modules with a state (convolutions, state spaces, linear attention), run request by request in a ragged batch.
 
-They are found in a first pass, by what they store in transformers' cache layers: nothing is read from their names.
 Each of them is shown a cache layer that holds the states of the requests at hand, in the form of that class.
 """
 
@@ -9,46 +8,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
-from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin, get_layer_types_and_kwargs
+from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
 
-from specdec.sdk.errors import UnsupportedModelError
-
-from ..cache.state_store import Group, StateLayout, StatePass, StateTensor
+from ..cache.state_store import Group, StateLayout, StatePass, StateStore, StateTensor
 from .few_tokens import Rule, for_few_tokens
 
-_CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 _INERT = {"position_ids", "cache_position"}  # tensors that a recurrence does not read
-_CHECKED, _INTERRUPTED = 7, 4  # inputs of a module's check, and after how many of them it is interrupted
+NUM_CHECKED = 7  # inputs of a module's check
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}  # of a recurrence computed otherwise
 
 Forward = Callable[..., Any]
-
-
-def state_layers(config: Any) -> dict[int, LinearAttentionCacheLayerMixin]:
-    """Layers that keep a state, or nothing, by number: as transformers' own cache for this configuration has them."""
-    try:
-        layers = DynamicCache(config=config).layers
-    except Exception:  # a configuration that transformers makes no such cache of
-        return {}
-    return {i: layer for i, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)}
-
-
-_NOTHING = {"mlp", "moe"}
-
-
-def storing_nothing(config: Any) -> set[int]:
-    """Layers that transformers' cache has a place for and that store nothing there."""
-    try:
-        types = get_layer_types_and_kwargs(config)[0]
-    except Exception:  # as above
-        return set()
-    return {i for i, layer_type in enumerate(types) if layer_type in _NOTHING}
 
 
 class Mixer:
@@ -59,12 +32,20 @@ class Mixer:
         self.module = module
         self.layout = StateLayout((), 0, torch.float32)  # known after its first call
         self.by_token = False  # whether it goes on from a state for one token only
+        self.is_one_form = False  # whether one token and several are computed alike, as plain decoding computes one
+        self._wrapped: Forward | None = vars(module).get("forward")  # by somebody else
         self._inner: Forward = module.forward
         self._argument = argument
         self._names = list(inspect.signature(module.forward).parameters)
         self._lane = lane
         self._cache = Cache(layers=[lane] * (vars(module)["layer_idx"] + 1))
         self.others: dict[str, Any] = {}  # arguments of its first call
+
+    def restore(self) -> None:
+        """The module's forward is its own again."""
+        del self.module.forward
+        if self._wrapped is not None:
+            self.module.forward = self._wrapped
 
     @property
     def layer(self) -> int:
@@ -91,12 +72,26 @@ class Mixer:
             if state is not None
         )
         self.layout = StateLayout(tensors, hidden.shape[-1], hidden.dtype)
+        self.is_one_form = all(each.kind == "conv" for each in tensors)
         return output
 
-    def advance(self, given: Tensor, states: Sequence[Tensor], others: Mapping[str, Any], *, is_fresh: bool) -> Tensor:
-        """Outputs [g, n, H] of inputs [g, n, H]; `states`, [g, ...] each, are those after them then."""
-        if self.by_token and not is_fresh and given.shape[1] > 1:
-            each = [self.advance(one, states, others, is_fresh=False) for one in torch.split(given, 1, dim=1)]
+    def advance(
+        self,
+        given: Tensor,
+        states: Sequence[Tensor],
+        others: Mapping[str, Any],
+        *,
+        is_fresh: bool = False,
+        decodes: bool = False,
+    ) -> Tensor:
+        """Outputs [g, n, H] of inputs [g, n, H]; `states`, [g, ...] each, are those after them then.
+
+        decodes: whether plain decoding computes each of these inputs in a step of its own. Modelling code has another
+        form of a recurrence for that, which may compute something else (time steps of Mamba-2 are unbounded in it).
+        """
+        one_by_one = self.by_token or (decodes and not self.is_one_form)
+        if one_by_one and not is_fresh and given.shape[1] > 1:
+            each = [self.advance(one, states, others) for one in torch.split(given, 1, dim=1)]
             return torch.cat(each, dim=1)
         self._show(states, is_fresh)
         output: Tensor = self._inner(given, **others, **{self._argument: self._cache})
@@ -113,20 +108,27 @@ class Mixer:
             return
         before = self.sample()
         self._inner = exchanged
-        if not _agree(self.sample(), before):
+        self.is_one_form = agree(self.sample(), before)
+        if not self.is_one_form:
             self._inner = inner
 
     @torch.inference_mode()
     def sample(self, interrupted: int | None = None) -> Tensor:
         """Outputs of some inputs; interrupted: after how many of them it goes on from its state."""
         device = next(self.module.parameters()).device
-        given = torch.randn(1, _CHECKED, self.layout.input_size, generator=torch.Generator().manual_seed(0))
+        given = torch.randn(1, NUM_CHECKED, self.layout.input_size, generator=torch.Generator().manual_seed(0))
         states, parts = (
             self.new_states(1, device),
-            torch.split(given.to(device, self.layout.dtype), interrupted or _CHECKED, 1),
+            torch.split(given.to(device, self.layout.dtype), interrupted or NUM_CHECKED, 1),
         )
         outputs = [self.advance(part, states, self.others, is_fresh=i == 0) for i, part in enumerate(parts)]
         return torch.cat(outputs, dim=1) if interrupted else outputs[0]
+
+    def put_into(self, layer: Any, states: Sequence[Tensor]) -> None:
+        """Make these the states that transformers' cache layer holds."""
+        for layout, state in zip(self.layout.tensors, states, strict=True):
+            update = layer.update_conv_state if layout.kind == "conv" else layer.update_recurrent_state
+            update(state, layout.index)
 
     def _show(self, states: Sequence[Tensor], is_fresh: bool) -> None:
         lane = self._lane
@@ -144,14 +146,28 @@ class Mixer:
         return [torch.zeros(count, *each.shape, dtype=each.dtype, device=device) for each in self.layout.tensors]
 
 
+def agree(found: Tensor, expected: Tensor) -> bool:
+    """Whether outputs of one recurrence, computed in two forms, are the same."""
+    difference = (found.float() - expected.float()).norm()
+    return bool(difference <= _TOLERANCE[expected.dtype] * expected.float().norm())
+
+
 class Mixers:
     """All modules of a model that keep a state. They compute a pass as `serving` says; None: as one new text."""
 
     def __init__(self, mixers: Sequence[Mixer]) -> None:
         self._mixers = mixers
         self.serving: StatePass | None = None
-        for place, mixer in enumerate(mixers):
+
+    def install(self) -> None:
+        """From here on the modules compute ragged batches."""
+        for place, mixer in enumerate(self._mixers):
             mixer.module.forward = self._forward(place, mixer)
+
+    def remove(self) -> None:
+        """From here on they compute what they did before."""
+        for mixer in self._mixers:
+            mixer.restore()
 
     @property
     def layouts(self) -> list[StateLayout]:
@@ -174,6 +190,14 @@ class Mixers:
             self.serving = None
         states.store.settle(states)
 
+    def hand_over(self, cache: Cache, store: StateStore, row: int, num_accepted: int) -> None:
+        """Give transformers' cache the states of a row after its accepted drafts."""
+        for mixer, kept, inputs in zip(self._mixers, store.tensors, store.inputs, strict=True):
+            states = [state[row : row + 1].clone() for state in kept]
+            if num_accepted:
+                mixer.advance(inputs[row : row + 1, :num_accepted], states, mixer.others, decodes=True)
+            mixer.put_into(cache.layers[mixer.layer], states)
+
     def _forward(self, place: int, mixer: Mixer) -> Forward:
         inner = mixer.module.forward
 
@@ -192,7 +216,7 @@ def _ragged(mixer: Mixer, place: int, passed: StatePass, hidden: Tensor, others:
     pieces: list[Tensor] = []
     for group in passed.kept:
         given, states = _given(group, hidden, inputs), [state[group.rows] for state in kept]
-        output = mixer.advance(given, states, others, is_fresh=group.is_fresh)
+        output = mixer.advance(given, states, others, is_fresh=group.is_fresh, decodes=group.decodes)
         if not isinstance(group.rows, slice):
             for state, new in zip(kept, states, strict=True):
                 state[group.rows] = new
@@ -200,7 +224,7 @@ def _ragged(mixer: Mixer, place: int, passed: StatePass, hidden: Tensor, others:
     for group in passed.drafts:
         given, states = _given(group, hidden, inputs), [state[group.rows].clone() for state in kept]
         inputs[group.rows, : group.length] = given
-        pieces += mixer.advance(given, states, others, is_fresh=False).unbind()
+        pieces += mixer.advance(given, states, others, decodes=True).unbind()
     return torch.cat([pieces[i] for i in passed.order])[None] if len(pieces) > 1 else pieces[0][None]
 
 
@@ -215,84 +239,3 @@ def _given(group: Group, hidden: Tensor, inputs: Tensor) -> Tensor:
             parts.append(inputs[member.row, : member.num_replayed])
         parts.append(hidden[0, member.first : member.first + member.num_tokens])
     return torch.cat(parts).view(len(group.members), group.length, -1)
-
-
-@contextmanager
-def recorded(model: nn.Module, config: Any) -> Iterator[list[Mixer]]:
-    """The modules that store a state in a pass over one text, in the order in which they are called."""
-    layers = state_layers(config)
-    found: list[Mixer] = []
-    candidates = [_candidate(module, layers) for module in _innermost(model, layers)] if layers else []
-    for mixer in candidates:
-        mixer.module.forward = _recording(mixer, found)
-    try:
-        yield found
-    finally:
-        for mixer in candidates:
-            del mixer.module.forward
-
-
-def _recording(mixer: Mixer, found: list[Mixer]) -> Forward:
-    def forward(*args: Any, **named: Any) -> Any:
-        output = mixer.record(args, named)
-        if mixer.layout.tensors:
-            found.append(mixer)
-        return output
-
-    return forward
-
-
-def _innermost(model: nn.Module, layers: Mapping[int, Any]) -> list[nn.Module]:
-    """Modules of these layers that take a cache, without those around them."""
-    taking = {name: module for name, module in model.named_modules() if _argument(module, layers) is not None}
-    return [
-        module for name, module in taking.items() if not any(other.startswith(f"{name}.") for other in taking)
-    ]  # fmt: skip
-
-
-def _argument(module: nn.Module, layers: Mapping[int, Any]) -> str | None:
-    if vars(module).get("layer_idx") not in layers:
-        return None
-    names = inspect.signature(module.forward).parameters
-    return next((name for name in _CACHE_ARGUMENTS if name in names and "hidden_states" in names), None)
-
-
-def _candidate(module: nn.Module, layers: Mapping[int, LinearAttentionCacheLayerMixin]) -> Mixer:
-    argument = _argument(module, layers)
-    assert argument is not None
-    return Mixer(module, argument, deepcopy(layers[vars(module)["layer_idx"]]))
-
-
-def made_ragged(model_type: str, found: Sequence[Mixer]) -> Mixers | None:
-    """The modules, made to compute ragged batches. None: there are none. Raises UnsupportedModelError SD-E260."""
-    checked: dict[type[nn.Module], bool] = {}
-    for mixer in found:
-        kind = type(mixer.module)
-        if kind not in checked:
-            checked[kind] = _goes_on_by_token(model_type, mixer)
-        mixer.by_token = checked[kind]
-    return Mixers(found) if found else None
-
-
-def _agree(found: Tensor, expected: Tensor) -> bool:
-    difference = (found.float() - expected.float()).norm()
-    return bool(difference <= _TOLERANCE[expected.dtype] * expected.float().norm())
-
-
-def _goes_on_by_token(model_type: str, mixer: Mixer) -> bool:
-    """Whether a module goes on from a state for one token only. Raises UnsupportedModelError if not even for one."""
-    tensors = [name for name, value in mixer.others.items() if isinstance(value, Tensor)]
-    if tensors:
-        raise _unserved(model_type, mixer, f"it reads tensors besides its hidden states: {', '.join(tensors)}")
-    whole = mixer.sample()
-    if not isinstance(whole, Tensor) or whole.shape[:2] != (1, _CHECKED):
-        raise _unserved(model_type, mixer, "it returns something else than one row for each token")
-    for mixer.by_token in (False, True):
-        if _agree(mixer.sample(interrupted=_INTERRUPTED), whole):
-            return mixer.by_token
-    raise _unserved(model_type, mixer, "it does not go on from a state as it does within one text")
-
-
-def _unserved(model_type: str, mixer: Mixer, reason: str) -> UnsupportedModelError:
-    facts = {"model_type": model_type, "layer": type(mixer.module).__name__, "reason": reason}
-    return UnsupportedModelError("SD-E260", "a layer of this model keeps a state in a way that is not served", facts)

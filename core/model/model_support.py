@@ -84,7 +84,7 @@ def refuse_unsupported(config: Mapping[str, Any], *, with_states: bool = False) 
     if reason:
         facts = {"model_type": config.get("model_type"), "reason": reason}
         if not with_states and _why_unsupported(config, True) is None:
-            facts["fix"] = "`specdec.LLM` serves such a model as its target, with the same proposers"
+            facts["fix"] = "such a model is served as a target, not as a draft network"
             raise UnsupportedModelError("SD-E262", "here a model may have no layers that keep a state", facts)
         facts["served"] = "decoder-only causal language models on text with (sliding) softmax attention"
         raise UnsupportedModelError("SD-E142", "this model cannot be served as a target", facts)

@@ -25,11 +25,12 @@ from .attention import (
     carry_arguments,
     collecting_arguments,
 )
+from .find_mixers import made_ragged, recorded, state_layers, storing_nothing
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
 from .masks import Limits, asking_for_masks, hand_on
-from .mixers import Mixer, Mixers, made_ragged, recorded, state_layers, storing_nothing
+from .mixers import Mixer, Mixers
 from .modalities import leave_out_unused
 from .model_class import NO_POSITIONS, auto_class, drops_positions, no_interface, refuse_class, text_config
 from .model_support import read_config, refuse_unsupported, slides

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModel
 
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import CheckpointError, ConfigError, Refusal, UnsupportedModelError
+from specdec.sdk.model_proposer.updates import require_fit
 from specdec.sdk.services import NetworkSettings
 
 from ..kernels.backend import Backend
@@ -25,15 +26,29 @@ from ..model.target import TargetModel, experts_settings, load_config
 _STUB_VOCABULARY = 1
 
 
-def load_causal_lm(path: str, settings: NetworkSettings, device: torch.device, backend: Backend) -> Any:
-    """A transformers causal LM that runs through our attention. Raises ConfigError, UnsupportedModelError."""
+def load_causal_lm(
+    path: str, settings: NetworkSettings, device: torch.device, backend: Backend, tensors: Mapping[str, Tensor]
+) -> Any:
+    """A transformers causal LM that runs through our attention. Raises ConfigError, UnsupportedModelError.
+
+    tensors: in the place of its parameters of these names.
+    """
     config = load_config(path, trust_remote_code=settings.trust_remote_code)
     refuse_unsupported(text_config(config).to_dict())  # nobody keeps states of a draft network
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model
+    _put_in(model, tensors)
     prepare(model, settings.quantization, backend, keep=model.get_output_embeddings(), drop=True)
     return model.requires_grad_(False)
+
+
+def _put_in(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ConfigError SD-E228, and changes nothing, if a tensor does not fit."""
+    places = model.state_dict() if tensors else {}
+    require_fit(tensors, places)
+    for name, tensor in tensors.items():
+        places[name].copy_(tensor)
 
 
 def build_decoder(config: Mapping[str, Any], settings: NetworkSettings, device: torch.device) -> Any:

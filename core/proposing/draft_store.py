@@ -143,7 +143,7 @@ class TakenDrafts:
             padded: list[int] = []  # [B, width]
             for ids in self.token_ids:
                 padded += [*ids, *[PADDING_TOKEN_ID] * (width - len(ids))]
-            return [[*self.lengths], padded]
+            return [[*self.lengths], padded, *(self._stored_kinds() if self.kinds else ())]
         places: list[int] = []
         sources: list[int] = []  # among [B, width]
         for index, (first, length) in enumerate(zip(first_places, self.lengths, strict=True)):
@@ -160,24 +160,32 @@ class TakenDrafts:
         if self.table is None or not width:
             token_ids = sent[1][: len(lengths) * width].view(len(lengths), width)
             parents = None if self.parents is None else tree_table(self.parents, width, token_ids.device)
-            return DraftRows(token_ids, lengths, self.distributions(), parents), token_ids[:, :0]
+            return DraftRows(token_ids, lengths, self.distributions(sent[2:]), parents), token_ids[:, :0]
         rows, places, sources = sent[1:]
         numbers, token_ids = self.table.gather(rows, lengths, width)
         tokens.index_copy_(0, places, token_ids.view(-1)[sources].clamp_(min=0))
-        return DraftRows(token_ids, lengths, self.distributions(self.table.kinds(numbers))), numbers
+        return DraftRows(token_ids, lengths, self.distributions([rows, self.table.kinds(numbers)])), numbers
 
-    def distributions(self, kind: Tensor | None = None) -> DraftDistributions | None:
-        """Those of the drafts, [B, width, ...]. None: every one is one-hot. kind [B]: as the table has it."""
+    def distributions(self, sent: Sequence[Tensor] = ()) -> DraftDistributions | None:
+        """Those of the drafts, [B, width, ...]. None: every one is one-hot.
+
+        sent: rows and kinds [B] of the drafts. Empty means that they are sent from here.
+        """
         device = self.buffers.device
-        if device is None:
+        if device is None or not self.kinds:
             return None
-        kinds = frozenset[int]().union(*(each.kinds for each in self.stored))
-        if not kinds:
-            return None
-        known = [each.report.kind if each.report and each.kinds else 0 for each in self.stored]
-        rows, sent = upload([self.rows, known], device)
-        found = self.buffers.gather(rows, sent if kind is None else kind, kinds, self.width)
+        rows, kind = sent or upload(self._stored_kinds(), device)
+        found = self.buffers.gather(rows, kind, self.kinds, self.width)
         return found if self.parents is None else with_replacement(found, [each.replacement for each in self.stored])
+
+    @cached_property
+    def kinds(self) -> frozenset[int]:
+        """Those that the distributions may have."""
+        return frozenset[int]().union(*(each.kinds for each in self.stored))
+
+    def _stored_kinds(self) -> list[list[int]]:
+        """Rows, and the kinds that the host knows of their drafts."""
+        return [[*self.rows], [each.report.kind if each.report and each.kinds else 0 for each in self.stored]]
 
     def reports(self, numbers: Sequence[Sequence[int]], first: int = 0) -> list[DraftReport]:
         """One per request. numbers: by request what was read of those that `put_in` gave, from `first` on."""
@@ -209,15 +217,27 @@ class DraftStore:
         stored = self._drafts.get(row)
         return stored.length if stored and stored.generation == generation else 0
 
+    def confidence(self, row: int) -> Sequence[float]:
+        """What the draft of this row says of its tokens; empty if it says nothing, or nobody has read it."""
+        stored = self._drafts.get(row)
+        return stored.report.confidence if stored and stored.report else ()
+
     def put(
-        self, rows: Sequence[int], generations: Sequence[int], draft: CheckedDraft, *, all_greedy: bool = False
+        self,
+        rows: Sequence[int],
+        generations: Sequence[int],
+        draft: CheckedDraft,
+        into: Tensor | None = None,
+        *,
+        all_greedy: bool = False,
     ) -> None:
         """Store one draft per row, replacing what was there. Its distribution is kept if there is room.
 
-        all_greedy: the verification of these rows reads no distribution.
+        into: the rows [B] as a tensor, where they were sent already. all_greedy: the verification of these rows reads
+        no distribution.
         """
         keep = draft.distribution is not None and self._buffers.device is not None and not all_greedy
-        self._put_tensors(rows, draft, keep=keep)
+        self._put_tensors(rows, draft, into, keep=keep)
         for row, generation, length, report in zip(rows, generations, draft.lengths, draft.reports, strict=True):
             kinds = draft.kinds if keep else _NOTHING.kinds
             if keep and report:
@@ -229,11 +249,12 @@ class DraftStore:
             else:
                 self._drafts.pop(row, None)
 
-    def _put_tensors(self, rows: Sequence[int], draft: CheckedDraft, *, keep: bool) -> None:
+    def _put_tensors(self, rows: Sequence[int], draft: CheckedDraft, into: Tensor | None, *, keep: bool) -> None:
         device = self._buffers.device if self.table is None else self.table.device
         if device is None or (self.table is None and not keep):
             return
-        (into,) = upload([rows], device)
+        if into is None or into.device != device:
+            (into,) = upload([rows], device)
         if self.table is not None and draft.numbers is not None:
             self.table.put(into, draft.numbers)
             if draft.kinds and not keep:
@@ -266,6 +287,10 @@ class DraftStore:
 
     def _count(self, report: DraftReport) -> None:
         self.num_one_hot_fallbacks += report.kind == DistributionKind.ONE_HOT and report.length > 0
+
+    def clear(self) -> None:
+        """Forget every draft: the weights that it was drawn with are no longer the proposer's."""
+        self._drafts.clear()
 
     def drop(self, row: int) -> None:
         """Forget a row's draft: its request finished or was preempted."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from specdec.sdk.errors import ProposerError, SpecdecError
 from specdec.sdk.hooks import StepStats
@@ -23,6 +24,8 @@ from ..registry.proposer_state import find_state, has_state, require_state, save
 from ..request.metrics import EngineMetrics
 from .draft_check import DraftChecker
 from .draft_table import CheckedDraft, DraftReport
+from .new_weights import as_tensors, require_updatable
+from .own_metrics import own_metrics
 from .pace import Pace
 from .view_guard import Snapshot, is_due
 from .views import ViewBuilder
@@ -80,7 +83,7 @@ class ProposerHost:
         self._on_error = on_error
         self._num_errors = 0
         self._num_steps = 0
-        self._draft_seconds = 0.0  # of the step that runs
+        self.draft_seconds = 0.0  # of the step that runs
         self._pace = Pace(loaded.plugin)
         self._started: set[str] = set()
         self._stale: set[str] = set()  # requests whose steps the proposer has not all seen
@@ -143,7 +146,7 @@ class ProposerHost:
         shared = Snapshot(step) if is_due(self._num_steps) else None
         start = time.perf_counter()
         checked = self._asked(step, budgets)
-        self._draft_seconds = time.perf_counter() - start
+        self.draft_seconds = time.perf_counter() - start
         if shared is not None:
             unchanged = partial(self._require_unchanged, shared, checked)
             return self._contained("propose", unchanged, step.request_ids, failed=None)
@@ -152,8 +155,8 @@ class ProposerHost:
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
         """Count the time of a whole step. One warning names a proposer that costs more than it saves."""
         if self.enabled and self.keeps_pace:
-            self._pace.record(stats, seconds, self._draft_seconds)
-        self._draft_seconds = 0.0
+            self._pace.record(stats, seconds, self.draft_seconds)
+        self.draft_seconds = 0.0
 
     def check_late(self, request_ids: Sequence[str], budgets: Sequence[int], reports: Sequence[DraftReport]) -> None:
         """Check drafts of an earlier step, one for each request, that were read with the outcome."""
@@ -210,6 +213,20 @@ class ProposerHost:
         """Have it read what `save` wrote. Raises as `save` does."""
         require_state(self.plugin, self._methods)
         self._must("load", find_state(path, self.plugin))
+
+    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Have it take new weights. Raises ConfigError SD-E227, SD-E228; ProposerError whatever the policy."""
+        require_updatable(self.plugin, self._methods)
+        self._must("update_weights", as_tensors(tensors))
+
+    def metrics(self) -> dict[str, float]:
+        """Its own figures. A failure is counted and logged, and raised to nobody."""
+        try:
+            return self._attempt("metrics", partial(own_metrics, self._methods.get("metrics", dict), self.plugin))
+        except SpecdecError as error:
+            self._metrics.proposer_errors[error.code] += 1
+            logger.warning("%s", error)
+            return {}
 
     def _must(self, method: str, *args: object) -> None:
         """Call an optional method if it is there, and fail if it fails."""

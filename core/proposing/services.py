@@ -134,9 +134,12 @@ class EngineServices:
         """The target's logits [..., V] of final hidden states [..., H], without `logit_scale`."""
         return self._head(hidden)
 
-    def load_causal_lm(self, checkpoint: str | Path, settings: NetworkSettings) -> Any:
+    def load_causal_lm(
+        self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None
+    ) -> Any:
         """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
-        model = draft_networks.load_causal_lm(str(checkpoint), self._inherited(settings), self.device, self._backend)
+        inherited = self._inherited(settings)
+        model = draft_networks.load_causal_lm(str(checkpoint), inherited, self.device, self._backend, tensors or {})
         self._serve(model.get_decoder())
         return model
 

@@ -51,10 +51,11 @@ class ViewBuilder:
         top: TopTokens | None = None,
         *,
         may_pad: bool = False,
-    ) -> StepView:
-        """The view of the requests that go on, at least one; `hidden` [N, L*H] and `top` of the whole batch.
+    ) -> tuple[StepView, Tensor]:
+        """The view of the requests that go on, at least one, and their rows [B] where no proposer can write to them.
 
-        `may_pad`: whether a draft pass may write past a request's blocks, where nobody reads it.
+        hidden [N, L*H], top: of the whole batch. may_pad: whether a draft pass may write past a request's blocks, where
+        nobody reads it.
         """
         if self.needs.placement == "host":
             return self._host_view(committed, budgets, batch, hidden, top)
@@ -67,18 +68,18 @@ class ViewBuilder:
         batch: Computed,
         hidden: Tensor | None,
         top: TopTokens | None,
-    ) -> StepView:
+    ) -> tuple[StepView, Tensor]:
         if self._history is not None:
             self._history.write(committed)
         if hidden is not None:
             rows = _places(self._kept_spans(committed), batch)
             hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
         kept = _kept_columns(committed)
-        columns, keys, tensors = self._sent(committed, budgets, kept)
+        sent = self._sent(committed, budgets, kept)
         tops = top.fields_on_host(self._kept_spans(committed)) if top else {}
-        shown = KeptRows(**dict(zip(kept, tensors, strict=True)), hidden=hidden, most_rows=None, **tops)
+        shown = KeptRows(**{name: sent[name] for name in kept}, hidden=hidden, most_rows=None, **tops)
         rejected = rejected_on_host(committed, top) if top and self.needs.rejected_rows else None
-        return self._view(committed, columns, keys, shown, rejected)
+        return self._view(committed, sent, shown, rejected), sent["own_rows"]
 
     def _kept_spans(self, committed: Sequence[Committed]) -> list[tuple[int, int]]:
         """The places in the batch of the rows that survived, as (first, number)."""
@@ -88,29 +89,27 @@ class ViewBuilder:
 
     def _sent(
         self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
-    ) -> tuple[dict[str, Tensor], Tensor, list[Tensor]]:
-        """In one transfer: the columns of a view by name, the requests' draft keys, and more lists."""
-        columns = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
-        keys = [each.request.draft_key for each in committed]
-        sent = upload([*columns.values(), budgets, keys, *more.values()], self.device)
-        count = len(columns)
-        return dict(zip([*columns, "budget"], sent, strict=False)), sent[count + 1], sent[count + 2 :]
+    ) -> dict[str, Tensor]:
+        """By name, in one transfer: what every view has, the rows once more, and more lists."""
+        lists: dict[str, Sequence[int]] = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
+        lists |= {"budget": budgets, "own_rows": lists["rows"], **more}
+        lists["draft_key"] = [each.request.draft_key for each in committed]
+        sampling = {name: [getattr(each.request.params, name) for each in committed] for name in self.needs.sampling}
+        if "top_k" in sampling:
+            lists["top_k"] = sampling.pop("top_k")
+        sent = upload(list(lists.values()), self.device, list(sampling.values()))
+        return dict(zip([*lists, *sampling], sent, strict=True))
 
     def _view(
-        self,
-        committed: Sequence[Committed],
-        columns: Mapping[str, Tensor],
-        keys: Tensor,
-        kept: KeptRows,
-        rejected: RejectedRows | None,
+        self, committed: Sequence[Committed], sent: Mapping[str, Tensor], kept: KeptRows, rejected: RejectedRows | None
     ) -> StepView:
         return StepView(
             request_ids=tuple([each.request.request_id for each in committed]),
             num_draft_tokens=self.num_draft_tokens,
-            **columns,
+            **{name: sent[name] for name in (*COLUMNS, "budget")},
             kept=kept,
-            random=StepRandom(keys, columns["committed_length"], self.num_draft_tokens),
-            sampling=self._sampling(committed),
+            random=StepRandom(sent["draft_key"], sent["committed_length"], self.num_draft_tokens),
+            sampling=self._sampling(committed, sent) if self.needs.sampling else None,
             history=self._history.tokens if self._history else None,
             accepted_nodes=accepted_nodes(committed, self.num_draft_tokens) if self._draws_trees else None,
             rejected=rejected,
@@ -124,7 +123,7 @@ class ViewBuilder:
         hidden: Tensor | None,
         top: TopTokens | None,
         may_pad: bool,
-    ) -> StepView:
+    ) -> tuple[StepView, Tensor]:
         new_places, new_tokens = ([], []) if self._history is None else self._history.news(committed)
         places = _places([(each.first_token, each.num_rows) for each in committed], batch)
         kept = {
@@ -133,41 +132,31 @@ class ViewBuilder:
             "kept_start": [each.first_position for each in committed],
             "next_token_ids": _next_tokens(committed),
         }
-        more = {"new_places": new_places, "new_tokens": new_tokens, "rows": places}
+        more = {"new_places": new_places, "new_tokens": new_tokens, "places": places}
         if self.needs.rejected_rows:
             more["num_rejected"] = [each.num_drafted - each.num_accepted for each in committed]
-        columns, keys, tensors = self._sent(committed, budgets, kept | more)
-        sent = dict(zip([*kept, *more], tensors, strict=True))
+        sent = self._sent(committed, budgets, kept | more)
         if self._history is not None:
             self._history.put(sent["new_places"], sent["new_tokens"])
         token_ids, positions = batch.token_ids, batch.positions
         if places:
-            token_ids, positions = token_ids[sent["rows"]], positions[sent["rows"]]
-            hidden = None if hidden is None else hidden[sent["rows"]]
+            token_ids, positions = token_ids[sent["places"]], positions[sent["places"]]
+            hidden = None if hidden is None else hidden[sent["places"]]
         shown = KeptRows(
             **{name: sent[name] for name in kept},
             positions=positions,
             token_ids=token_ids,
             hidden=None if hidden is None else hidden.to(self.device),
             most_rows=max(each.num_rows for each in committed) if may_pad else None,
-            **(top.fields(sent["rows"] if places else None) if top else {}),
+            **(top.fields(sent["places"] if places else None) if top else {}),
         )
         rejected = rejected_on_device(shown, sent["num_rejected"]) if self.needs.rejected_rows else None
-        return self._view(committed, columns, keys, shown, rejected)
+        return self._view(committed, sent, shown, rejected), sent["own_rows"]
 
-    def _sampling(self, committed: Sequence[Committed]) -> SamplingView | None:
-        if not self.needs.sampling:
-            return None
-        params = [each.request.params for each in committed]
-        columns = {
-            name: upload(
-                [[getattr(each, name) for each in params]],
-                self.device,
-                torch.int64 if name == "top_k" else torch.float32,
-            )[0]
-            for name in self.needs.sampling
-        }
-        return SamplingView(**columns, all_greedy=all(each.greedy for each in params))
+    def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
+        """The declared parameters."""
+        all_greedy = all(each.request.params.greedy for each in committed)
+        return SamplingView(**{name: sent[name] for name in self.needs.sampling}, all_greedy=all_greedy)
 
 
 def _places(spans: Sequence[tuple[int, int]], batch: Computed) -> list[int]:

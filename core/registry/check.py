@@ -11,7 +11,7 @@ from typing import Any
 import importlib_metadata
 
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecWarning, did_you_mean
-from specdec.sdk.proposer_protocol import API_VERSION, LIFECYCLE_METHODS, Lifecycle, Proposer
+from specdec.sdk.proposer_protocol import ADDED_METHODS, API_VERSION, LIFECYCLE_METHODS, Lifecycle, Proposer
 
 from .discovery import SDK_DISTRIBUTION
 
@@ -37,11 +37,12 @@ def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     if not isinstance(candidate, type):
         facts = {"expected": "a class", "found": f"{type(candidate).__name__}: {candidate!r:.80}"}
         raise PluginLoadError("SD-E113", f'"{plugin.target}" is not a class', facts, plugin=plugin)
-    _check_api_version(candidate, plugin)
+    written_for = _checked_api_version(candidate, plugin)
     _check_complete(candidate, plugin)
     _check_constructor(candidate, plugin)
     check_callable(candidate, "propose", _arguments(Proposer.propose), plugin)
-    implemented = frozenset(name for name in LIFECYCLE_METHODS if _own(candidate, name) is not None)
+    known = [name for name in LIFECYCLE_METHODS if ADDED_METHODS.get(name, written_for) <= written_for]
+    implemented = frozenset(name for name in known if _own(candidate, name) is not None)
     for name in sorted(implemented):
         check_callable(candidate, name, _arguments(getattr(Lifecycle, name)), plugin)
     _warn_about_near_misses(candidate, plugin)
@@ -63,10 +64,11 @@ def check_callable(cls: type, name: str, arguments: tuple[str, ...], plugin: Plu
         raise _wrong_signature(cls, expected, found, plugin)
 
 
-def _check_api_version(cls: type, plugin: PluginId) -> None:
+def _checked_api_version(cls: type, plugin: PluginId) -> tuple[int, int]:
+    """The version that the class was written for: ours where it states none."""
     stated = getattr(cls, "api_version", None)
     if stated is None:
-        return
+        return API_VERSION
     match = re.fullmatch(r"(\d+)\.(\d+)", stated) if isinstance(stated, str) else None
     if match is None:
         facts = {
@@ -75,8 +77,9 @@ def _check_api_version(cls: type, plugin: PluginId) -> None:
         }
         raise PluginLoadError("SD-E119", f"{cls.__name__}.api_version is not a version", facts, plugin=plugin)
     major, minor = API_VERSION
-    if int(match[1]) == major and int(match[2]) <= minor:
-        return
+    written_for = int(match[1]), int(match[2])
+    if written_for[0] == major and written_for[1] <= minor:
+        return written_for
     facts = {
         "accepted here": f"{major}.0 - {major}.{minor}",
         "fix": f"upgrade {SDK_DISTRIBUTION}, or install a version of "

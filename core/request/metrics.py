@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,15 @@ class Counter:
 
 
 @dataclass(frozen=True)
+class Gauge:
+    """A number that may also fall."""
+
+    name: str
+    value: float
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Vector:
     """One counter per draft position, from position 0."""
 
@@ -119,7 +128,7 @@ class Vector:
     labels: dict[str, str]
 
 
-Metric = Counter | Vector
+Metric = Counter | Gauge | Vector
 
 
 @dataclass
@@ -133,8 +142,11 @@ class EngineMetrics:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by stage, if profiled
     proposer_errors: Tally[str] = field(default_factory=Tally)  # by error code
 
-    def collect(self, prefix: str = "specdec") -> list[Metric]:
-        """All metrics as flat objects; names as on a Prometheus wire, without the `_total`."""
+    def collect(self, prefix: str = "specdec", of_proposer: Mapping[str, float] | None = None) -> list[Metric]:
+        """All metrics as flat objects; names as on a Prometheus wire, without the `_total`.
+
+        of_proposer: figures of its own, by what follows the prefix.
+        """
         labels = {"model_name": self.model_name, "engine": "0", "proposer": self.proposer}
         spec = f"{prefix}:spec_decode"
         acceptance = self.acceptance
@@ -156,6 +168,7 @@ class EngineMetrics:
             Counter(f"{prefix}:step_seconds", value, labels | {"stage": stage})
             for stage, value in sorted(self.seconds.items())
         ]
+        metrics += [Gauge(f"{prefix}:{name}", value, labels) for name, value in sorted((of_proposer or {}).items())]
         return metrics
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from specdec.sdk.trees import depths
@@ -60,10 +59,16 @@ class Batch:
     taken: TakenDrafts  # what the host plans for
     drafts: DraftRows
     numbers: Tensor  # [B, 0], or [B, 3+K] int64 that the host reads with the outcome; see `TakenDrafts.reports`
+    sampling: SamplingRows
 
 
-def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing) -> Batch:
-    """Take the stored drafts of the scheduled requests and lay everything out, in the order of the schedule."""
+def build_batch(
+    scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing, table: SamplingTable
+) -> Batch:
+    """Take the stored drafts of the scheduled requests and lay everything out, in the order of the schedule.
+
+    All that a step needs on its device is sent here, in one transfer.
+    """
     taken = store.take([(share.request.row, share.request.generation, share.num_draft_tokens) for share in scheduled])
     items: list[BatchItem] = []
     token_ids: list[int] = []
@@ -86,18 +91,21 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
     if taken.parents is not None:
         for item, parents in zip(items, taken.parents, strict=True):
             put_by_depth(positions, item.first_token + item.scheduled.num_tokens, parents)
-    own = [token_ids, positions, logits_rows, cu_rows]
+    requests = [share.request for share in scheduled]
+    parameters, floats = table.columns(requests)
     drafted = taken.columns([item.first_token + item.scheduled.num_tokens for item in items])
-    sent = upload([*own, *drafted, *addressing.columns(extents)], cache.device)
-    place = len(own) + len(drafted)
-    rows, numbers = taken.put_in(sent[0], sent[len(own) : place])
+    lists = [token_ids, positions, logits_rows, cu_rows, *parameters, *drafted]
+    first_draft, first_address = len(lists) - len(drafted), len(lists)
+    lists += addressing.columns(extents)
+    sent = upload(lists, cache.device, floats)
+    rows, numbers = taken.put_in(sent[0], sent[first_draft:first_address])
     return Batch(
         items=tuple(items),
         inputs=ForwardInput(
             sent[0],
             sent[1],
             sent[2],
-            addressing.of_batch(cache, extents, sent[place:])
+            addressing.of_batch(cache, extents, sent[first_address : len(lists)])
             if taken.parents is None
             else addressing.of_trees(cache, extents, taken.parents),
             cache.states.plan([_state_share(item) for item in items]) if cache.states else None,
@@ -106,6 +114,7 @@ def build_batch(scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCach
         taken=taken,
         drafts=rows,
         numbers=numbers,
+        sampling=table.rows(requests, sent[4:first_draft], sent[len(lists) :]),
     )
 
 
@@ -122,45 +131,37 @@ def _state_share(item: BatchItem) -> StateShare:
     )  # fmt: skip
 
 
-def sampling_rows(requests: Sequence[Request], device: torch.device) -> SamplingRows:
-    """The parameters of each request; position is that of the first token it may emit in this step."""
-    params = [request.params for request in requests]
-    floats = upload(
-        [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], device, torch.float32
-    )
-    integers = upload(
-        [
-            [p.top_k for p in params],
-            [request.seed for request in requests],
-            [len(request.token_ids) for request in requests],
-        ],
-        device,
-    )
-    return SamplingRows(
-        temperature=floats[0],
-        top_k=integers[0],
-        top_p=floats[1],
-        min_p=floats[2],
-        seed=integers[1],
-        position=integers[2],
-        all_greedy=all(p.greedy for p in params),
-        any_filter=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
-    )
-
-
 class SamplingTable:
     """The parameters of the requests that run, sent anew only when other requests do; positions in every step."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._known: list[tuple[int, int]] = []  # row and generation of each request
-        self._rows: SamplingRows | None = None
+        self._rows: SamplingRows | None = None  # None: they are sent with the next batch
 
-    def rows(self, requests: Sequence[Request]) -> SamplingRows:
-        """See `sampling_rows`."""
+    def columns(self, requests: Sequence[Request]) -> tuple[list[list[int]], list[list[float]]]:
+        """What has to be sent of these requests: integers, and floats."""
+        position = [len(request.token_ids) for request in requests]
         running = [(request.row, request.generation) for request in requests]
-        if self._rows is None or running != self._known:
-            self._known, self._rows = running, sampling_rows(requests, self._device)
-            return self._rows
-        (position,) = upload([[len(request.token_ids) for request in requests]], self._device)
-        return replace(self._rows, position=position)
+        if self._rows is not None and running == self._known:
+            return [position], []
+        self._known, self._rows = running, None
+        params = [request.params for request in requests]
+        integers = [position, [p.top_k for p in params], [request.seed for request in requests]]
+        return integers, [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]]
+
+    def rows(self, requests: Sequence[Request], integers: Sequence[Tensor], floats: Sequence[Tensor]) -> SamplingRows:
+        """The parameters of each request, from its columns; position is that of the first token it may emit now."""
+        if self._rows is not None:
+            return replace(self._rows, position=integers[0])
+        params = [request.params for request in requests]
+        self._rows = SamplingRows(
+            temperature=floats[0],
+            top_k=integers[1],
+            top_p=floats[1],
+            min_p=floats[2],
+            seed=integers[2],
+            position=integers[0],
+            all_greedy=all(p.greedy for p in params),
+            any_filter=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
+        )
+        return self._rows

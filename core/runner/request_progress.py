@@ -122,12 +122,12 @@ class RequestProgress:
             return None
         budgets = draft_budgets(going_on, host, most)
         with torch.inference_mode():
-            view = host.views.build(going_on, budgets, computed, hidden, top, may_pad=self._may_pad)
+            view, own_rows = host.views.build(going_on, budgets, computed, hidden, top, may_pad=self._may_pad)
             draft = host.draft(view, budgets)
         if draft is not None:
             rows, generations = [each.row for each in going_on], [each.generation for each in going_on]
             all_greedy = all(each.request.params.greedy for each in going_on)
-            self._drafts.put(rows, generations, draft, all_greedy=all_greedy)
+            self._drafts.put(rows, generations, draft, own_rows, all_greedy=all_greedy)
         return draft
 
 

@@ -4,79 +4,124 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from specdec.sdk.trees import path_to
+from torch.nn.functional import pad
 
 from ..cache.transfer import upload
 from ..request.request import Request
-from .batch import Scheduled
 
 _NEVER = float("-inf")
 
 
+class _Sent(NamedTuple):
+    """What is asked for, of E tokens of A requests. Their drafts come first, the ids of which the device knows."""
+
+    of: Tensor  # [E] int64, among the A requests
+    ids: Tensor  # [E] int64
+    barred: Tensor  # [E] int64, rows in which a token is barred
+    repeated: Tensor  # [E] int64, 1 where it stands in the text
+    counts: Tensor  # [E] int64, how often it was put out
+    requests: Tensor  # [A] int64, among the batch's
+    first: Tensor  # [A] int64, row of the logits
+    last: Tensor  # [A] int64, drafts behind which it still has a row
+    bias: Tensor  # [E] float32
+    factor: Tensor  # [A] float32, of repetition
+    frequency: Tensor  # [A] float32
+    presence: Tensor  # [A] float32
+
+
 def adjust_logits(
     logits: Tensor,
-    shares: Sequence[Scheduled],
-    drafted: Sequence[Sequence[int]],
-    first_rows: Sequence[int],
+    requests: Sequence[Request],
+    bounds: Sequence[int],
+    drafts: Tensor,
     parents: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Apply bias, min_tokens and penalties in place to the requests that ask for any, from one upload.
 
-    logits [R, V]; `drafted[b]` are request b's drafts, `first_rows[b]` is its first row. Row i of a request follows its
-    committed tokens and its first i drafts, and is adjusted as plain decoding would adjust it there. Repetition looks
-    at prompt and output, frequency and presence at the output. Tokens that nothing was asked for are not touched.
-    With `parents` the drafts are nodes of trees, and row i follows the path to node i - 1.
+    logits [R, V]: request b has rows `bounds[b]` to `bounds[b + 1]`. drafts [B, K] lie where the logits do, and the
+    host need not know them. Row i of a request follows its committed tokens and its first i drafts, and is adjusted as
+    plain decoding would adjust it there. Repetition looks at prompt and output, frequency and presence at the output.
+    Tokens that nothing was asked for are not touched. With `parents` drafts are nodes of trees, and row i follows the
+    path to node i - 1.
     """
-    changes: list[Sequence[float]] = []
-    for b, (share, drafts, first_row) in enumerate(zip(shares, drafted, first_rows, strict=True)):
-        if share.samples and share.request.adjusts_logits:
-            for i in range(len(drafts) + 1):
-                before = drafts[:i] if parents is None else [drafts[node] for node in path_to(i - 1, parents[b])]
-                changes += _changes(first_row + i, share.request, before)
-    if not changes:
+    asked = [b for b, each in enumerate(requests) if each.adjusts_logits and bounds[b] < bounds[b + 1]]
+    width = drafts.shape[1]
+    entries: list[Sequence[float]] = [(place, *_NO_CHANGE) for place in range(len(asked)) for _ in range(width)]
+    num_drafted = len(entries)
+    for place, b in enumerate(asked):
+        entries += [(place, *change) for change in _changes(requests[b])]
+    if not entries:
         return
-    rows, ids, bias, barred, factor, counts, frequency, presence = upload(
-        list(zip(*changes, strict=True)), logits.device, torch.float64
-    )
-    places, precise = (rows.long(), ids.long()), torch.promote_types(logits.dtype, torch.float32)
+    *columns, bias = zip(*entries, strict=True)
+    params = [requests[b].params for b in asked]
+    integers = [*columns, asked, [bounds[b] for b in asked], [bounds[b + 1] - bounds[b] - 1 for b in asked]]
+    penalties = zip(*[(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params], strict=True)
+    sent = _Sent(*upload(integers, logits.device, [bias, *penalties]))
+    drafted = drafts[sent.requests].clamp(min=0)  # a row behind a place without a draft is not looked at
+    sent.ids[:num_drafted] = drafted.flatten()
+    before = places = torch.arange(width + 1, device=logits.device).minimum(sent.last[sent.of, None])  # [E, K + 1]
+    times = pad((drafted[sent.of] == sent.ids[:, None]).cumsum(1), (1, 0)).gather(1, places)
+    if parents is not None:
+        paths = _paths([parents[b] for b in asked], width).to(logits.device)[sent.of]  # [E, K + 1, K]
+        same = (drafted[sent.of] == sent.ids[:, None])[:, None]
+        before, times = (each.sum(2).gather(1, places) for each in (paths, paths & same))
+    rows, ids = sent.first[sent.of, None] + places, sent.ids[:, None].expand_as(places)
+    adjusted = _adjusted(logits[rows, ids], before, times, sent)
+    for part in (slice(num_drafted), slice(num_drafted, None)):  # where the host knows a drafted token, that holds
+        logits[rows[part], ids[part]] = adjusted[part]
+
+
+def _paths(parents: Sequence[Sequence[int]], width: int) -> Tensor:
+    """Which nodes lie on the path to each place: [A, width + 1, width] bool."""
+    found = torch.zeros(len(parents), width + 1, width, dtype=torch.bool)
+    for b, each in enumerate(parents):
+        for node, parent in enumerate(each):
+            found[b, node + 1] = found[b, parent + 1]
+            found[b, node + 1, node] = True
+    return found
+
+
+def _adjusted(logits: Tensor, before: Tensor, times: Tensor, sent: _Sent) -> Tensor:
+    """Logits [E, K + 1] of tokens that follow `before` drafts and were drafted so many `times` among these."""
+    of, precise = sent.of[:, None], torch.promote_types(logits.dtype, torch.float32)
 
     def applied(values: Tensor) -> Tensor:
-        return values.to(logits.dtype)  # what each change leaves is rounded, as if it stood alone
+        return values.to(logits.dtype).to(precise)  # what each change leaves is rounded, as if it stood alone
 
-    seen = applied(logits[places].to(precise) + bias.to(precise)).masked_fill(barred > 0, _NEVER).to(precise)
-    factor = factor.to(precise)
-    seen = applied(torch.where(seen > 0, seen / factor, seen * factor)).to(precise)
-    subtracted = applied(frequency.to(precise) * counts.to(precise) + presence.to(precise))
-    logits[places] = applied(seen - subtracted.to(precise))
+    seen = applied(logits.to(precise) + sent.bias[:, None]).masked_fill(before < sent.barred[:, None], _NEVER)
+    factor = sent.factor[of].masked_fill(sent.repeated[:, None] + times == 0, 1).to(precise)
+    seen = applied(torch.where(seen > 0, seen / factor, seen * factor))
+    counts = sent.counts[:, None] + times
+    subtracted = applied(sent.frequency[of].to(precise) * counts + sent.presence[of] * (counts > 0))
+    return (seen - subtracted).to(logits.dtype)
 
 
-def _changes(row: int, request: Request, drafts: Sequence[int]) -> list[Sequence[float]]:
-    """For each token that is changed in a row: row, id, bias, whether it is barred, and of its penalties factor,
-    count, frequency and presence.
+_NO_CHANGE = (0, 0, 0, 0, 0.0)
+
+
+def _changes(request: Request) -> list[Sequence[float]]:
+    """For each token that is changed: id, in how many rows it is barred, whether it counts as repeated, how often it
+    was put out, bias.
     """
     params = request.params
     bias = params.logit_bias or {}
-    barred = request.end_token_ids if request.num_output_tokens + len(drafts) < params.min_tokens else frozenset()
-    outputs = request.output_counts + Counter(drafts) if request.penalised else Counter[int]()
+    num_barred = params.min_tokens - request.num_output_tokens
+    barred = request.end_token_ids if num_barred > 0 else frozenset()
+    outputs = request.output_counts
     repeated = request.prompt_counts | outputs if params.repetition_penalty != 1 else Counter[int]()
-    counted = outputs if params.frequency_penalty or params.presence_penalty else Counter[int]()
     return [
         (
-            row,
             token_id,
+            num_barred if token_id in barred else 0,
+            token_id in repeated,
+            outputs[token_id],
             bias.get(token_id, 0.0),
-            token_id in barred,
-            params.repetition_penalty if token_id in repeated else 1.0,
-            counted[token_id],
-            params.frequency_penalty,
-            params.presence_penalty if token_id in counted else 0.0,
         )
-        for token_id in {*bias, *barred, *repeated, *counted}
+        for token_id in {*bias, *barred, *repeated, *outputs}
     ]
 
 
@@ -90,12 +135,17 @@ def likely(logprobs: Tensor, emitted: Tensor, count: int) -> Tensor:
     return torch.cat([top.indices, ids, top.values.double(), own.double()], dim=1).double()
 
 
+def on_its_way(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same on the host. It may be read after anything else of the device that was asked for later."""
+    flat = torch.cat([each.flatten() for each in packed.values()]).to("cpu", non_blocking=True)
+    parts = torch.split(flat, [each.numel() for each in packed.values()])
+    return {name: part.view(each.shape) for (name, each), part in zip(packed.items(), parts, strict=True)}
+
+
 def read_likely(packed: Mapping[str, Tensor]) -> dict[str, list[dict[int, float]]]:
-    """By request, the log-probabilities of each row by token id, in one read of one or more. See `likely`."""
-    numbers = iter(torch.cat([each.flatten() for each in packed.values()]).tolist())
+    """By request, the log-probabilities of each row by token id. See `likely`."""
     found: dict[str, list[dict[int, float]]] = {}
     for name, each in packed.items():
-        rows = [list(islice(numbers, each.shape[1])) for _ in range(len(each))]
         half = each.shape[1] // 2
-        found[name] = [dict(zip(map(int, row[:half]), row[half:], strict=True)) for row in rows]
+        found[name] = [dict(zip(map(int, row[:half]), row[half:], strict=True)) for row in each.tolist()]
     return found

@@ -76,8 +76,8 @@ class Scheduler:
             request = self.running[position]
             share = self._share(request, budget, num_drafts(request))
             while not self._reserve(share):
-                if share.num_draft_tokens:
-                    share = replace(share, num_draft_tokens=0)
+                if share.num_draft_tokens:  # cut at its end, so that no token's own draw decides whether it is verified
+                    share = replace(share, num_draft_tokens=share.num_draft_tokens - 1)
                     continue
                 preempted.append(self._preempt(self.running[-1]))
                 if preempted[-1] is request:

@@ -27,8 +27,9 @@ from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
 from .accepted_path import AcceptedPath, accepted_paths, move_into_place, on_path
 from .batch import Batch, SamplingTable, build_batch
+from .draft_budget import DraftBudget
 from .request_progress import RequestProgress
-from .sampling import adjust_logits, likely, read_likely
+from .sampling import adjust_logits, likely, on_its_way, read_likely
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -61,8 +62,9 @@ class Runner:
         self._rule = rule
         self._num_top = host.views.needs.target_top_k if host else 0  # of the target's most likely tokens
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
-        self._sampling = SamplingTable(cache.device)
+        self._sampling = SamplingTable()
         self._num_steps = 0
+        self.budget: DraftBudget | None = None  # None: every draft is verified
         self.on_verified: Any = None  # the hook that is told of what was verified; None: nobody is
         self.last_stats: StepStats | None = None  # of the last step that committed anything
 
@@ -82,12 +84,13 @@ class Runner:
 
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
-            plan = self._scheduler.schedule(self._num_useful_drafts)
+            num_drafts = self._num_useful_drafts
+            plan = self._scheduler.schedule(self.budget.plan(num_drafts) if self.budget else num_drafts)
             self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
             self.progress.start([share.request for share in plan.shares])
-            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing)
+            batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing, self._sampling)
         with self._timed("forward"):
             output = self._target.forward(batch.inputs)
         with self._timed("verify"), torch.inference_mode():  # bias and penalties change the logits in place
@@ -104,7 +107,8 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden, top)
+                most = self.budget.depth if self.budget else self._host.num_draft_tokens
+                self.progress.propose(going_on, most, batch.inputs, output.hidden, top)
             if batch.numbers.shape[1]:
                 self._check_late(batch, reports)
 
@@ -127,26 +131,20 @@ class Runner:
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             if adjusted:
-                shares = [item.scheduled for item in batch.items]
-                adjust_logits(output.logits, shares, self._drafted(batch), bounds[:-1], batch.taken.parents)
-        sampling = self._sampling.rows(requests)
-        verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, sampling)
+                adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids, batch.taken.parents)
+        verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, batch.sampling)
         if logprobs:
             if verdict.path is not None:
                 logprobs = on_path(logprobs, requests, verdict.path)
             emitted = zip(requests, verdict.output_ids.unbind(), strict=True)
             wanted = [(each, ids) for each, ids in emitted if each.request_id in logprobs]
-            logprobs |= {
-                each.request_id: likely(logprobs[each.request_id], ids, each.params.logprobs or 0)
-                for each, ids in wanted
-            }
+            logprobs = on_its_way(
+                {
+                    each.request_id: likely(logprobs[each.request_id], ids, each.params.logprobs or 0)
+                    for each, ids in wanted
+                }
+            )
         return verdict, logprobs
-
-    @staticmethod
-    def _drafted(batch: Batch) -> list[list[int]]:
-        """All drafts, which penalties read: the host waits for those that it has not read."""
-        numbers = batch.numbers.tolist() if batch.numbers.shape[1] else [[]] * len(batch.items)
-        return batch.taken.verified(batch.taken.reports(numbers))
 
     @staticmethod
     def _read(batch: Batch, verdict: Verdict) -> tuple[Sequence[list[int]], list[DraftReport]]:
@@ -218,7 +216,10 @@ class Runner:
             num_committed_tokens=sum([len(each.token_ids) for each in committed]),
         )
         if self._host:
-            self._host.keep_pace(self.last_stats, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            if self.budget:
+                self.budget.learn(committed, seconds, self._host.draft_seconds)
+            self._host.keep_pace(self.last_stats, seconds)
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED

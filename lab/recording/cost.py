@@ -10,6 +10,7 @@ from statistics import median
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
+from specdec.core.host import EngineView
 
 from .manifest import Cost
 from .tap import MOST_DRAFTS, RecordingTap
@@ -42,7 +43,7 @@ def measure_cost(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[i
 def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> list[tuple[int, float, float]]:
     """Of each step its rows, its seconds, and those of proposing."""
     for number, prompt in enumerate(prompts):
-        room = engine.parts.info.max_model_len - len(prompt)
+        room = EngineView.of(engine).info.max_model_len - len(prompt)
         params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)
         engine.add_request(list(prompt), params, f"cost-{number}")
     timed = []

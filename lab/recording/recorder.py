@@ -15,6 +15,7 @@ from pydantic import Field
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
+from specdec.core.host import EngineView
 from specdec.core.registry import PluginSettings
 from specdec.core.request.request import Request
 from specdec.sdk import StrictModel
@@ -119,10 +120,10 @@ def _recorded(
     progress: RecordProgress,
 ) -> Recorded:
     listener = ProbabilityTap(settings.top_m, settings.full_logits)
-    engine.parts.hooks.add(listener, "record")
-    host = engine.parts.host
-    assert host is not None, "the tap is a proposer"
-    tap = host.proposer
+    view = EngineView.of(engine)
+    view.hooks.add(listener, "record")
+    assert view.host is not None, "the tap is a proposer"
+    tap = view.host.proposer
     assert isinstance(tap, RecordingTap)
     session = RecordingSession(engine, tap, listener, writer, settings.sampling, chat=settings.chat)
     progress.stage("recording", sum(len(row.turns) for row in rows))
@@ -138,23 +139,24 @@ def _recorded(
     if settings.measure_cost and not cost.rows and session.prompts:
         progress.stage("measuring steps")
         cost = measure_cost(engine, tap, session.prompts)
-    machine = environment(engine.parts.target.device) | {"threads": engine.parts.threads.count}
+    machine = environment(view.device) | {"threads": view.num_threads}
     manifest = writer.finish(cost=Cost(**dict(cost)), environment=machine)
     progress.written(writer.num_bytes)
     return Recorded(manifest, len(writer.done), writer.num_bytes)
 
 
 def _manifest(settings: RecordSettings, engine: Engine, rows: Sequence[PromptRow]) -> Manifest:
-    parts, info = engine.parts, engine.parts.info
+    view = EngineView.of(engine)
+    info = view.info
     as_given = settings.model_dump(mode="json", include={"dataset_name", "dataset_path", "category", "chat"})
-    blocks = {"num_kv_blocks": parts.scheduler.pool.num_blocks, "max_model_len": info.max_model_len}
+    blocks = {"num_kv_blocks": view.num_kv_blocks, "max_model_len": info.max_model_len}
     return Manifest(
         model=str(settings.engine.model),
         model_fingerprint=fingerprint.of_model(info.checkpoint_dir, info.config),
         tokenizer_fingerprint=fingerprint.of_tokenizer(engine.tokenizer),
         target=plain(asdict(info) | {"config": dict(info.config)}),
         engine=plain(settings.engine.model_dump(mode="json") | blocks | {"device": info.device}),
-        eos_token_ids=tuple(sorted(parts.eos_token_ids)),
+        eos_token_ids=tuple(sorted(view.eos_token_ids)),
         sampling=plain(settings.sampling.model_dump(mode="json")),
         dataset=as_given | {"prompts_sha256": _sha256(rows), "num_prompts": len(rows)},
         top_m=min(settings.top_m, info.vocab_size),

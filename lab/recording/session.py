@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine, finish_reason_of
+from specdec.core.host import EngineView
 from specdec.core.request.request import FinishReason, Request
 from specdec.sdk import ConfigError
 
@@ -63,7 +64,7 @@ class RecordingSession:
             self.prompts.append(done.prompt_token_ids)
             return
         token_ids = turn_prompt(self._engine, row, self._said[row.prompt_id], chat=self._chat)
-        if len(token_ids) > self._engine.parts.info.max_model_len - self._sampling.max_tokens:
+        if len(token_ids) > EngineView.of(self._engine).info.max_model_len - self._sampling.max_tokens:
             return  # it and the turns after it are left out
         params = self._sampling.replace(seed=(self._sampling.seed or 0) + number)
         self._rows[request_id] = row, turn, number

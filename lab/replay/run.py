@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.host import EngineView
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
@@ -90,7 +91,7 @@ def replay(
                 engine.add_request(list(request.prompt_token_ids), params, request.request_id)
             rows += _until_done(engine, steps, outputs)
         seconds = time.perf_counter() - start
-        host, expected = engine.parts.host, engine.playback.expected
+        host, expected = EngineView.of(engine).host, engine.playback.expected
         return Replayed(
             proposer=str(host.plugin) if host else None,
             target=host.plugin.target if host else None,

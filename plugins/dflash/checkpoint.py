@@ -9,6 +9,7 @@ from typing import Any
 from specdec.sdk import AttentionMode, Checkpoint, Refusal, TargetInfo
 
 from .conventions import drafts_from_anchor, read_boundaries
+from .convolution import ConvolutionShape
 from .decoder_config import decoder_config
 from .fields import ANYTHING, NUMBER, anywhere
 from .variants import Member, member_of
@@ -35,6 +36,8 @@ class DFlashSpec:
     modes: tuple[AttentionMode, ...]  # of each layer
     logit_multiplier: float
     logit_cap: float | None
+    embedding_scale: float
+    convolution: ConvolutionShape | None  # around the sublayers of each layer
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo, *, sample_from_anchor: bool | None = None) -> DFlashSpec:
@@ -48,12 +51,12 @@ class DFlashSpec:
         _refuse_unserved(checkpoint)
         nested = "speculators_model_type" in checkpoint.config
         layers = "transformer_layer_config." if nested else ""
-        decoder, modes = decoder_config(checkpoint, layers)
+        decoder, modes = decoder_config(checkpoint, layers, member)
         trained_layers = checkpoint.get("num_target_layers", int, None)
         boundaries = read_boundaries(checkpoint, member, target.num_layers, len(modes))
         if member is Member.DSPARK and trained_layers == len(boundaries):
             trained_layers = None  # some publishers count the layers that are read
-        vocab_size = checkpoint.get(layers + "vocab_size", int)
+        vocab_size = checkpoint.get(layers + "vocab_size", int, target.vocab_size)
         has_mask_embedding = (checkpoint.directory / MASK_EMBEDDING_FILE).is_file()
         mask_token = anywhere(checkpoint, "mask_token", str)
         mask_token_id = anywhere(checkpoint, "mask_token_id", int)
@@ -77,6 +80,8 @@ class DFlashSpec:
             modes=modes,
             logit_multiplier=float(anywhere(checkpoint, "output_multiplier", NUMBER) or 1),
             logit_cap=anywhere(checkpoint, "final_logit_softcapping", NUMBER) or None,
+            embedding_scale=float(anywhere(checkpoint, "input_embedding_scale", NUMBER) or 1),
+            convolution=ConvolutionShape.read(checkpoint, decoder["hidden_size"]),
         )
 
     @property

@@ -10,6 +10,7 @@ from .fields import anywhere
 from .variants import Member
 
 _EMBEDDING_OUTPUT = -1  # as the output of a layer
+_LAYOUT_KEYS = {Member.DOMINO: "shift_label"}
 
 
 def read_boundaries(checkpoint: Checkpoint, member: Member, num_layers: int, num_draft_layers: int) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ def drafts_from_anchor(checkpoint: Checkpoint, member: Member) -> bool:
 
     Raises CheckpointError SD-E282 where a missing key means either.
     """
-    stated = anywhere(checkpoint, "sample_from_anchor", bool)
+    stated = anywhere(checkpoint, _LAYOUT_KEYS.get(member, "sample_from_anchor"), bool)
     if stated is None and member is Member.DSPARK:
         if "speculators_model_type" in checkpoint.config:
             facts = {

@@ -8,22 +8,28 @@ from typing import Any
 from specdec.sdk import AttentionMode, Checkpoint, CheckpointError
 
 from .fields import anywhere
+from .variants import Member
 
 USUAL_MODEL_TYPE = "qwen3"
 USUAL_ROPE_THETA = 1_000_000.0  # of the published models; transformers' own default differs
+_MUSE = "muse_glimmer_assistant"  # Qwen3's layers under a name of their own
+_SEE_BOTH_WAYS = (Member.DFLASH2, Member.LILICORR)
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _REPLACED = frozenset({"rope_theta", "rope_scaling", "dflash_config", "is_causal"})
 
 
-def decoder_config(checkpoint: Checkpoint, prefix: str) -> tuple[dict[str, Any], tuple[AttentionMode, ...]]:
+def decoder_config(
+    checkpoint: Checkpoint, prefix: str, member: Member
+) -> tuple[dict[str, Any], tuple[AttentionMode, ...]]:
     """The layers' configuration for transformers, and how each layer attends.
 
     `prefix` is where config.json has it: "" or "transformer_layer_config.". Raises CheckpointError SD-E170, SD-E171.
     """
     stated = checkpoint.config if not prefix else checkpoint.get(prefix.rstrip("."), dict)
     width, heads = checkpoint.get(prefix + "hidden_size", int), checkpoint.get(prefix + "num_attention_heads", int)
+    model_type = checkpoint.get(prefix + "model_type", str, USUAL_MODEL_TYPE)
     filled = {
-        "model_type": checkpoint.get(prefix + "model_type", str, USUAL_MODEL_TYPE),
+        "model_type": USUAL_MODEL_TYPE if model_type == _MUSE else model_type,
         "head_dim": checkpoint.get(prefix + "head_dim", int, width // heads),
         "num_key_value_heads": checkpoint.get(prefix + "num_key_value_heads", int, heads),
         "intermediate_size": checkpoint.get(prefix + "intermediate_size", int),
@@ -31,7 +37,7 @@ def decoder_config(checkpoint: Checkpoint, prefix: str) -> tuple[dict[str, Any],
         "rope_parameters": _rope_parameters(stated),
     }
     types = _layer_types(checkpoint, prefix)
-    modes = _modes(checkpoint, types)
+    modes = _modes(checkpoint, types, causal_windows=member not in _SEE_BOTH_WAYS and model_type != _MUSE)
     if anywhere(checkpoint, "use_swa", bool):
         types = [_SLIDING] * len(types)
         window = anywhere(checkpoint, "swa_window_size", int) or checkpoint.get(prefix + "sliding_window", int)
@@ -62,17 +68,19 @@ def _layer_types(checkpoint: Checkpoint, prefix: str) -> list[str]:
     return types
 
 
-def _modes(checkpoint: Checkpoint, types: list[str]) -> tuple[AttentionMode, ...]:
-    """Full-attention layers were trained bidirectional inside the block, sliding ones causal, unless it is stated.
+def _modes(checkpoint: Checkpoint, types: list[str], *, causal_windows: bool) -> tuple[AttentionMode, ...]:
+    """Full-attention layers were trained bidirectional inside the block, unless it is stated.
 
-    `speculators` files state it for sliding layers only.
+    Sliding ones are causal or not by the member's custom; `speculators` files state it for these only.
     """
     stated = anywhere(checkpoint, "is_causal", bool)
     if stated is None:
         stated = checkpoint.get("dflash_config.causal", bool, None)
     if stated is not None:
         return ("causal_block" if stated else "full_block",) * len(types)
-    sliding: AttentionMode = "full_block" if anywhere(checkpoint, "sliding_window_non_causal", bool) else "causal_block"
+    stated = anywhere(checkpoint, "sliding_window_non_causal", bool)
+    causal_windows = causal_windows if stated is None else not stated
+    sliding: AttentionMode = "causal_block" if causal_windows else "full_block"
     return tuple(sliding if each == _SLIDING else "full_block" for each in types)
 
 

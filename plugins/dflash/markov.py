@@ -103,11 +103,6 @@ class MarkovWalk(Walk):
         self.confidence_head = ConfidenceHead(confidence_width) if confidence_width else None
         self._confidence_reads_token = confidence_width > spec.width
 
-    @property
-    def tells_confidence(self) -> bool:
-        """See `Walk.tells_confidence`."""
-        return self.confidence_head is not None
-
     def draw(self, drawing: Drawing, block: Block) -> None:
         """See `Walk.draw`."""
         head, token, state = self.markov_head, block.anchors, None

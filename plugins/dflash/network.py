@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from specdec.sdk import Refusal
 
 from .checkpoint import DFlashSpec
+from .convolution import convolve
 from .walk import Walk
 
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
@@ -31,8 +32,11 @@ class DFlashNetwork(nn.Module):
     mask: nn.Parameter  # [h], what every slot but the anchor's starts from
     walk: Walk
 
-    def __init__(self, spec: DFlashSpec, decoder: Any) -> None:
-        """`decoder`: transformers' layers for `spec.decoder`. Raises Refusal if their attention is of another make."""
+    def __init__(self, spec: DFlashSpec, decoder: Any, num_slots: int) -> None:
+        """`decoder`: transformers' layers for `spec.decoder`. Raises Refusal if their attention is of another make.
+
+        num_slots: W of every block.
+        """
         super().__init__()
         self.fc = nn.Linear(len(spec.boundaries) * spec.target_hidden_size, spec.width, bias=False)
         self.hidden_norm = nn.RMSNorm(spec.width, eps=spec.decoder["rms_norm_eps"])
@@ -45,11 +49,17 @@ class DFlashNetwork(nn.Module):
             found = ", ".join(sorted(parts))
             reason = f"its layers are of type {spec.decoder['model_type']!r}, whose attention is made of {found}"
             raise Refusal(reason, f"layers whose attention is made of {', '.join(sorted(_ATTENTION_PARTS))}")
+        self._attention = [layer.self_attn for layer in self.layers]
+        if spec.convolution is not None:
+            for layer in self.layers:
+                spec.convolution.add_to(layer, num_slots)
 
     def attach(self, embedding: nn.Module, head: nn.Module, mask: Tensor, walk: Walk) -> None:
         """Embedding of target ids, output head, the mask token's embedding [h], and how tokens are drawn."""
         self.embedding, self.head, self.walk = embedding, head, walk
         self.mask = nn.Parameter(mask, requires_grad=False)
+        for layer in self.layers:
+            convolve(layer)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Context rows [N, h] of hidden states [N, A*H]."""
@@ -69,8 +79,7 @@ class DFlashNetwork(nn.Module):
         rows = self.project(hidden)
         cos, sin = self.rotary(rows[None], positions[None])
         cos, sin = cos[0, :, None], sin[0, :, None]
-        for layer in self.layers:
-            attention = layer.self_attn
+        for attention in self._attention:
             keys = attention.k_norm(attention.k_proj(rows).unflatten(-1, (-1, self._head_dim)))
             yield keys * cos + _rotated(keys) * sin, attention.v_proj(rows).unflatten(-1, (-1, self._head_dim))
 
@@ -95,6 +104,18 @@ class DFlashNetwork(nn.Module):
         if self._logit_multiplier != 1:
             logits = logits * self._logit_multiplier
         return logits if self._logit_cap is None else self._logit_cap * torch.tanh(logits / self._logit_cap)
+
+
+class ScaledEmbedding(nn.Module):
+    """An embedding whose rows are multiplied by a factor."""
+
+    def __init__(self, embedding: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.embedding, self._scale = embedding, scale
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        rows: Tensor = self.embedding(token_ids)
+        return rows * self._scale
 
 
 def _rotated(keys: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from specdec.sdk.model_proposer import (
 )
 
 from .checkpoint import DFlashSpec
-from .network import DFlashNetwork
+from .network import DFlashNetwork, ScaledEmbedding
 from .tensors import mapped_ids, mask_embedding, mask_token_id, open_weights
 from .walk import Block
 from .walks import walk_of
@@ -59,7 +59,7 @@ class DFlashProposer(ParallelProposer):
         spec = cls.read_spec(config, target, checkpoint)
         spec.check_fits(target, config.depth)
         with torch.device("meta"):  # what it refuses, it refuses before weights are loaded
-            walk = walk_of(checkpoint, spec)
+            walk_of(checkpoint, spec)
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.modes),
@@ -72,7 +72,6 @@ class DFlashProposer(ParallelProposer):
             hidden_states=spec.boundaries,
             draft_kv=kv,
             max_draft_tokens=spec.max_draft_tokens,
-            confidence=walk.tells_confidence and config.enable_adaptive_verification,
             draft_vocabulary=mapped_ids(checkpoint, spec, target) if shared.get("distribution") == "dense" else None,
         )
 
@@ -86,7 +85,9 @@ class DFlashProposer(ParallelProposer):
         checkpoint = self.open_checkpoint(self.config)
         self._spec = spec = self.read_spec(self.config, self.target, checkpoint)
         weights = open_weights(checkpoint, self.services, spec)
-        self.network = DFlashNetwork(spec, self.services.build_decoder(spec.decoder, self.settings))
+        decoder = self.services.build_decoder(spec.decoder, self.settings)
+        self._num_slots = spec.num_slots(self.config.depth)
+        self.network = DFlashNetwork(spec, decoder, self._num_slots)
         weights.fill(self.network)
         if spec.draft_vocab_size != self.target.vocab_size or "d2t" in weights:
             d2t = weights.take("d2t", spec.draft_vocab_size)
@@ -98,6 +99,8 @@ class DFlashProposer(ParallelProposer):
     def _tie(self, weights: Weights, checkpoint: Checkpoint) -> None:
         width = self._spec.width
         embedding = self.embedding(weights, width)
+        if self._spec.embedding_scale != 1:
+            embedding = ScaledEmbedding(embedding, self._spec.embedding_scale)
         head = self.head(weights, width, self._spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
         with self.services.device:
             walk = walk_of(checkpoint, self._spec)
@@ -170,7 +173,7 @@ class DFlashProposer(ParallelProposer):
         return self._run_block(*inputs[:3])[1][:, :num_tokens]
 
     def _run_block(self, rows: Tensor, starts: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        slots = torch.arange(self._spec.num_slots(self.config.depth), device=rows.device)
+        slots = torch.arange(self._num_slots, device=rows.device)
         cu_queries = torch.arange(len(rows) + 1, device=rows.device) * len(slots)
         store = self.services.draft_kv()
         by_mode = {mode: store.attention(rows, starts, cu_queries, mode) for mode in set(self._spec.modes)}

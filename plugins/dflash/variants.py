@@ -1,11 +1,10 @@
-"""Which member of the DFlash family a checkpoint is; relatives that cannot be run are refused by name."""
+"""Which member of the DFlash family a checkpoint is; relatives with other layers are refused by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any
 
 from specdec.sdk import Checkpoint, CheckpointError, Refusal
 
@@ -22,8 +21,6 @@ class Member(StrEnum):
     DOMINO = "Domino"
     XPRESS = "XPress"
 
-
-SERVED = (Member.DFLASH, Member.DSPARK)
 
 SPECULATORS_TYPES = frozenset({"dflash", "dflash2", "dspark", "xpress"})
 
@@ -47,14 +44,14 @@ _FIELDS = {
 }
 
 _TENSORS = {
-    "*attention_conv.*": Member.DFLASH2,
-    "*mlp_conv.*": Member.DFLASH2,
-    "*candidate_selector.*": Member.DFLASH2,
-    "*markov_head.*": Member.DSPARK,
-    "*confidence_head.*": Member.DSPARK,
-    "*refiner_head.*": Member.XPRESS,
-    "*prefix_gru.*": Member.DOMINO,
-    "*lilicorr.*": Member.LILICORR,
+    "*attention_conv.*": (Member.DFLASH2, Member.LILICORR),
+    "*mlp_conv.*": (Member.DFLASH2, Member.LILICORR),
+    "*candidate_selector.*": (Member.DFLASH2,),
+    "*markov_head.*": (Member.DSPARK,),
+    "*confidence_head.*": (Member.DSPARK,),
+    "*refiner_head.*": (Member.XPRESS,),
+    "*prefix_gru.*": (Member.DOMINO,),
+    "*lilicorr.*": (Member.LILICORR,),
 }
 
 _OF_A_TARGET = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids")
@@ -85,7 +82,7 @@ def is_dspark(checkpoint: Checkpoint) -> bool:
 
 
 def member_of(checkpoint: Checkpoint) -> Member:
-    """Raises Refusal for a member or a kind of layers that is not implemented, with the mark that tells it."""
+    """Raises Refusal for layers of another kind, and for an unknown way to draw."""
     if _is_of_a_target(checkpoint):
         reason = "this is a DeepSeek-V4 target with DSpark stages inside, which are layers like the target's own"
         raise Refusal(reason, "a DSpark checkpoint of its own, with layers like Qwen3's")
@@ -95,20 +92,16 @@ def member_of(checkpoint: Checkpoint) -> Member:
     projector = checkpoint.get("dflash_config.projector_type", str, "none")
     if projector not in ("none", "dflash") and _member_in(projector) is None:
         raise Refusal(f"dflash_config.projector_type {projector!r} is not implemented", _WORKS)
-    member = _member(checkpoint)
-    if member not in SERVED:
-        mark, value = next(_telling(checkpoint, member))
-        raise Refusal(f"this is a {member} checkpoint ({mark}: {value!r}), and {member} is not implemented", _WORKS)
-    return member
+    return _member(checkpoint)
 
 
 def refuse_tensors_of_others(names: Iterable[str], member: Member, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError SD-E174 if a tensor belongs to a member that the configuration does not admit to be."""
     for name in sorted(names):
-        for pattern, other in _TENSORS.items():
-            if other is not member and fnmatchcase(name, pattern):
+        for pattern, others in _TENSORS.items():
+            if member not in others and fnmatchcase(name, pattern):
                 facts = {"tensor": name, "checkpoint": checkpoint.directory, "its configuration says": str(member)}
-                raise CheckpointError("SD-E174", f"the draft checkpoint has a tensor of a {other}", facts)
+                raise CheckpointError("SD-E174", f"the draft checkpoint has a tensor of a {others[0]}", facts)
 
 
 def _is_of_a_target(checkpoint: Checkpoint) -> bool:
@@ -117,26 +110,15 @@ def _is_of_a_target(checkpoint: Checkpoint) -> bool:
 
 def _member(checkpoint: Checkpoint) -> Member:
     """The first mark counts; what nothing marks is plain DFlash."""
-    told = (each for each in Member if each is not Member.DFLASH and next(_telling(checkpoint, each), None))
-    return next(told, Member.DFLASH)
+    told = {_member_in(str(mark)) for mark in _marks(checkpoint)}
+    told |= {member for field, member in _FIELDS.items() if anywhere(checkpoint, field, ANYTHING)}
+    return next((each for each in Member if each in told), Member.DFLASH)
 
 
-def _telling(checkpoint: Checkpoint, member: Member) -> Iterator[tuple[str, Any]]:
-    """What in config.json says that it is this member, by name and value."""
-    for mark, value in _marks(checkpoint):
-        if _member_in(str(value)) is member:
-            yield mark, value
-    for field, marked in _FIELDS.items():
-        value = anywhere(checkpoint, field, ANYTHING) if marked is member else None
-        if value:
-            yield field, value
-
-
-def _marks(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
+def _marks(checkpoint: Checkpoint) -> Iterator[str]:
     for path in ("speculators_model_type", "speculators_config.algorithm", "dflash_config.projector_type"):
-        yield path, checkpoint.get(path, str, "")
-    for name in checkpoint.get("architectures", list, []):
-        yield "architectures", name
+        yield checkpoint.get(path, str, "")
+    yield from checkpoint.get("architectures", list, [])
 
 
 def _member_in(text: str) -> Member | None:

@@ -48,11 +48,6 @@ class Walk(nn.Module):
     the checkpoint's tensors.
     """
 
-    @property
-    def tells_confidence(self) -> bool:
-        """Whether it can say of each token how likely it is to be accepted."""
-        return False
-
     def sees(self, step: StepView) -> tuple[Tensor, ...]:
         """What it needs of a step beside the block: tensors [B, ...]."""
         return ()

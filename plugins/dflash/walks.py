@@ -7,11 +7,21 @@ from collections.abc import Callable
 from specdec.sdk import Checkpoint
 
 from .checkpoint import DFlashSpec
+from .domino import DominoWalk
+from .lilicorr import RerankedWalk
 from .markov import MarkovWalk
+from .selector import SelectorWalk
 from .variants import Member
 from .walk import Walk
+from .xpress import XPressWalk
 
-_WALKS: dict[Member, Callable[[Checkpoint, DFlashSpec], Walk]] = {Member.DSPARK: MarkovWalk}
+_WALKS: dict[Member, Callable[[Checkpoint, DFlashSpec], Walk]] = {
+    Member.LILICORR: RerankedWalk,
+    Member.DFLASH2: SelectorWalk,
+    Member.DSPARK: MarkovWalk,
+    Member.DOMINO: DominoWalk,
+    Member.XPRESS: XPressWalk,
+}
 
 
 def walk_of(checkpoint: Checkpoint, spec: DFlashSpec) -> Walk:

@@ -7,6 +7,8 @@ from typing import Any
 
 from specdec.sdk import Checkpoint
 
+from .latent import is_latent, latent_config
+
 USUAL_ROPE_THETA = 10_000.0  # whatever the target's is: the heads were trained with it
 _REPLACED = frozenset({"rope_theta", "rope_scaling", "eagle_config", "model", "layer_types"})
 
@@ -17,7 +19,7 @@ def decoder_config(
     """The layers' configuration for transformers.
 
     `prefix` is where config.json has it: "", "model." or "transformer_layer_config."; `shapes` has the stored tensors
-    under our names. Raises CheckpointError SD-E170, SD-E171.
+    under our names. Raises Refusal; CheckpointError SD-E170, SD-E171.
     """
     stated = checkpoint.config if not prefix else checkpoint.get(prefix.rstrip("."), dict)
     width, heads = checkpoint.get(prefix + "hidden_size", int), checkpoint.get(prefix + "num_attention_heads", int)
@@ -35,6 +37,8 @@ def decoder_config(
     types = checkpoint.get(prefix + "layer_types", list, None)
     if types is not None:
         filled["layer_types"] = types[:num_layers]
+    if is_latent(checkpoint, prefix):
+        filled |= latent_config(checkpoint, prefix, num_layers)
     return {name: value for name, value in stated.items() if name not in _REPLACED} | filled
 
 

@@ -58,7 +58,9 @@ class Eagle3Spec:
             draft_vocab_size=checkpoint.get("draft_vocab_size", int, vocab_size),
             has_fc_bias="fc.bias" in shapes,
             norms_features=_flag(checkpoint, "norm_before_fc", "input_norm.weight" in shapes),
-            norms_each_feature=_flag(checkpoint, "fc_norm", "fc_norm.0.weight" in shapes),
+            norms_each_feature=_flag(
+                checkpoint, "fc_norm", _flag(checkpoint, "use_aux_norm", "fc_norm.0.weight" in shapes)
+            ),
             has_hidden_norm=reads_layers or "layers.0.hidden_norm.weight" in shapes,
             norm_before_residual=_flag(checkpoint, "norm_before_residual", False),
             feeds_back_normed=_flag(checkpoint, "norm_output", False),
@@ -90,7 +92,8 @@ class Eagle3Spec:
                 "checkpoint": checkpoint.directory,
             }
             raise CheckpointError("SD-E175", "the draft checkpoint's layer ids do not fit its projection", facts)
-        queries, width = shapes.get("layers.0.self_attn.q_proj.weight"), self.decoder["hidden_size"]
+        stored = (shapes.get(f"layers.0.self_attn.{name}.weight") for name in ("q_proj", "kv_a_proj_with_mqa"))
+        queries, width = next((each for each in stored if each), None), self.decoder["hidden_size"]
         if not count and queries is not None and queries[-1] == width:
             reason = f"its first layer reads {width} inputs: the hidden state alone, without a token's embedding"
             raise Refusal(reason, "a head whose first layer reads both")

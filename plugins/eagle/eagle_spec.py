@@ -9,6 +9,7 @@ from typing import Any
 from specdec.sdk import Checkpoint, Refusal, TargetInfo
 
 from .decoder_config import decoder_config
+from .latent import is_latent
 from .names import count_layers, our_shapes
 from .recognise import is_eagle3
 from .variants import refuse_variants
@@ -30,6 +31,10 @@ class EagleSpec:
         if is_eagle3(checkpoint):
             raise Refusal("this is an EAGLE-3 checkpoint", '"method": "eagle3"')
         prefix = "model." if isinstance(checkpoint.config.get("model"), Mapping) else ""
+        if is_latent(checkpoint, prefix):
+            raise Refusal(
+                "EAGLE-1 with multi-head latent attention (kv_lora_rank) is not implemented", "an EAGLE-3 head"
+            )
         shapes = our_shapes(checkpoint)
         refuse_variants(checkpoint, shapes, prefix)
         decoder = decoder_config(checkpoint, prefix, count_layers(shapes, checkpoint), shapes)

@@ -10,12 +10,22 @@ from torch import Tensor, nn
 
 from specdec.sdk import Refusal
 
+from .latent import give_eps
+
 _LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_LATENT_PROJECTIONS = ("q_a_proj", "kv_a_proj_with_mqa")
 
 
-def layers_of(decoder: Any) -> nn.ModuleList:
-    """A transformers decoder's layers. Raises Refusal if they are put together in another way than llama's."""
+def layers_of(decoder: Any, config: Mapping[str, Any]) -> nn.ModuleList:
+    """A transformers decoder's layers. Raises Refusal if they are put together in another way than llama's.
+
+    config: theirs. Latent attention has other projections.
+    """
+    layers: nn.ModuleList = decoder.layers
+    if config.get("kv_lora_rank") is not None:
+        give_eps(layers, config)
+        return layers
     for layer in decoder.layers:
         parts = {name for name, _ in layer.named_children()}
         attention = {name for name, _ in layer.self_attn.named_children()} if "self_attn" in parts else set()
@@ -23,7 +33,6 @@ def layers_of(decoder: Any) -> nn.ModuleList:
             found = ", ".join(sorted(parts | attention))
             reason = f"its layers, of type {type(layer).__name__}, are made of {found}"
             raise Refusal(reason, "layers of the llama or qwen3 type")
-    layers: nn.ModuleList = decoder.layers
     return layers
 
 
@@ -50,8 +59,9 @@ class PairLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(embedding_size, eps=eps)
         self.hidden_norm = nn.RMSNorm(width, eps=eps) if has_hidden_norm else nn.Identity()
         self._norm_before_residual = norm_before_residual
-        for name in _PROJECTIONS:
-            old = getattr(self.self_attn, name)
+        for name, old in list(self.self_attn.named_children()):
+            if name not in _PROJECTIONS + _LATENT_PROJECTIONS:
+                continue
             new = nn.Linear(embedding_size + width, old.out_features, bias=old.bias is not None)
             setattr(self.self_attn, name, new)
 

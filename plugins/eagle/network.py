@@ -28,7 +28,7 @@ class EagleNetwork(nn.Module):
         """`decoder`: transformers' layers for `spec.decoder`. Raises Refusal if they are not served here."""
         super().__init__()
         self.fc = nn.Linear(spec.embedding_size + spec.hidden_size, spec.hidden_size, bias=spec.has_fc_bias)
-        self.layers, self.rotary = layers_of(decoder), decoder.rotary_emb
+        self.layers, self.rotary = layers_of(decoder, spec.decoder), decoder.rotary_emb
         self.layers[0].input_layernorm = nn.Identity()
 
     def attach(self, embedding: nn.Module, head: nn.Module) -> None:
@@ -72,7 +72,7 @@ class Eagle3Network(nn.Module):
             self.fc_norm = nn.ModuleList([nn.RMSNorm(spec.target_hidden_size, eps=eps) for _ in range(count)])
         if spec.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, max(count, 1) * spec.target_hidden_size))
-        layers = layers_of(decoder)
+        layers = layers_of(decoder, spec.decoder)
         first = PairLayer(
             layers[0],
             spec.embedding_size,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from specdec.sdk import Checkpoint, CheckpointError, Refusal
 
+from .latent import is_latent
+
 _TENSORS = {
-    "*.kv_a_proj_with_mqa.*": "an EAGLE head with multi-head latent attention (MLA)",
     "parallel_draft_heads.*": "an EAGLE head with Medusa heads on top",
     "*.lora_[AB].*": "an EAGLE head with adapters of the target",
-    "embed_layernorm.*": "an EAGLE-1 head with norms around its projection",
+    "embed*_layernorm.*": "an EAGLE-1 head with norms around its projection",
     "post_embedding_layernorm.*": "an EAGLE-1 head with norms around its projection",
+    "hidden_layernorm.*": "an EAGLE-1 head with norms around its projection",
+    "*lm_head_layernorm.*": "an EAGLE-1 head with norms around its projection",
     "enorm.*": "an EAGLE-1 head with norms around its projection",
     "hnorm.*": "an EAGLE-1 head with norms around its projection",
     "fusion_fc.*": "an EAGLE-1 head in the retired layout of speculators",
@@ -20,18 +23,20 @@ _TENSORS = {
     "*_scale": "a quantized EAGLE head",
     "*_scale_inv": "a quantized EAGLE head",
 }
+_LATENT = ".kv_a_proj_with_mqa.weight"
 _WORKS = "a plain EAGLE-1, EAGLE-3 or P-EAGLE checkpoint"
 
 
-def refuse_variants(checkpoint: Checkpoint, names: Iterable[str], prefix: str) -> None:
-    """Raise Refusal if config.json marks a relative, CheckpointError SD-E174 if only its tensors, `names`, do."""
+def refuse_variants(checkpoint: Checkpoint, names: Collection[str], prefix: str) -> None:
+    """Raise Refusal if config.json marks a relative, CheckpointError SD-E170, E174 if only its tensors, `names`, do."""
     if checkpoint.get("speculators_model_type", str, "") == "eagle":
         reason = "this is an EAGLE-1 head in the retired layout of speculators, which is not implemented"
         raise Refusal(reason, "the head as its authors published it")
-    if checkpoint.get(prefix + "kv_lora_rank", int, None) is not None:
-        rank = f"{prefix}kv_lora_rank: {checkpoint.get(prefix + 'kv_lora_rank', int)}"
-        raise Refusal(f"its multi-head latent attention (MLA; {rank}) is not implemented", "a head with llama layers")
-    if not checkpoint.get(prefix + "is_neox_style", bool, True):
+    latent = is_latent(checkpoint, prefix)
+    if not latent and any(name.endswith(_LATENT) for name in names):
+        facts = {"field": f"{prefix}kv_lora_rank", "file": checkpoint.config_file, "found": f"tensors *{_LATENT}"}
+        raise CheckpointError("SD-E170", "the draft checkpoint's configuration has no 'kv_lora_rank'", facts)
+    if not latent and not checkpoint.get(prefix + "is_neox_style", bool, True):
         reason = "its configuration says is_neox_style: false, and rotary pairs of neighbours are not implemented"
         raise Refusal(reason, _WORKS)
     for name in sorted(names):

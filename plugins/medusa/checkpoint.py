@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
 
+from .relatives import refuse_relatives
+
 PREFIXES = ("medusa_head.", "medusa_heads.")
 TOKEN_MAP = "token_map"
 
@@ -36,7 +38,8 @@ class MedusaSpec:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> MedusaSpec:
-        """From the tensors' names and shapes. Raises CheckpointError: SD-E146, SD-E171, SD-E172."""
+        """From the tensors' names and shapes. Raises Refusal for a relative; CheckpointError: SD-E146, E171, E172."""
+        refuse_relatives(checkpoint)
         names = _our_names(checkpoint.shapes)
         shapes = {ours: checkpoint.shapes[stored] for stored, ours in names.items()}
         layers = [_LAYER.fullmatch(name) for name in shapes]

@@ -1,8 +1,10 @@
-"""Which checkpoints this proposer is for."""
+"""Which checkpoints this proposer is for. Relatives that are not implemented are claimed too: refused by name."""
 
 from __future__ import annotations
 
 from specdec.sdk import Checkpoint, Registry, hookimpl
+
+from .relatives import relative_of
 
 
 @hookimpl
@@ -12,6 +14,7 @@ def register_speculator_config(registry: Registry) -> None:
 
 
 def is_medusa(checkpoint: Checkpoint) -> bool:
-    """By what config.json states: `medusa_num_heads`, or the model type of vLLM's layout."""
+    """By what config.json states: `medusa_num_heads`, the model type of vLLM's layout, or the mark of a relative."""
     config = checkpoint.config
-    return config.get("medusa_num_heads") is not None or config.get("model_type") == "medusa"
+    is_relative = relative_of(checkpoint) is not None
+    return is_relative or config.get("medusa_num_heads") is not None or config.get("model_type") == "medusa"

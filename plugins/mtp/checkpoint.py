@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ class MtpSpec:
 
     checkpoint: Checkpoint
     layout: MtpLayout
-    index: int  # of the module among the checkpoint's: the first
-    num_modules: int
-    decoder: Mapping[str, Any]  # the configuration of its one layer under transformers' names
+    indices: tuple[int, ...]  # of the modules that draft, among the checkpoint's: of the first K
+    num_modules: int  # that are stored, and may draft
+    decoder: Mapping[str, Any]  # the configuration of their layers, one each, under transformers' names
     hidden_size: int
     has_bias: bool  # of the projection
     recycled: Recycled
@@ -35,50 +35,65 @@ class MtpSpec:
         """
         checkpoint = Checkpoint.open(config.model or target.checkpoint_dir or target.model)
         shapes = checkpoint.shapes
-        found = find_modules(shapes)
+        unserved, found = unserved_layout(shapes), find_modules(shapes)
+        if unserved is not None:
+            raise Refusal(f"the layout {unserved} of multi-token-prediction weights is not implemented", _served())
         if found is None:
             raise _no_module(checkpoint)
         layout, numbers = found
-        index = numbers[0]
-        stem = (layout.prefix + layout.parts["projection"]).format(index=index)
-        layer_prefix = (layout.prefix + layout.layer).format(index=index)
-        names = [name for name in shapes if name.startswith(layout.prefixes(index))]
-        _refuse_quantised(names)
+        num_modules = _num_modules(layout, numbers, config, checkpoint)
+        indices = tuple(numbers[: min(num_modules, config.depth)])
+        stem = (layout.prefix + layout.parts["projection"]).format(index=indices[0])
+        _refuse_quantised([name for name in shapes for index in indices if name.startswith(layout.prefixes(index))])
         own = checkpoint.get("transformer_layer_config", dict, None)
         layer_config = target.config if own is None else own
-        is_sparse = any(name.startswith(layer_prefix) and ".experts." in name for name in names)
         shape = shapes[stem + ".weight"]
         _check_fits(shape, layer_config, target)
         return cls(
             checkpoint=checkpoint,
             layout=layout,
-            index=index,
-            num_modules=len(numbers),
-            decoder=one_layer(layer_config, sparse=is_sparse),
+            indices=indices,
+            num_modules=num_modules,
+            decoder=module_layers(layer_config, sparse=[layout.has_experts(shapes, index) for index in indices]),
             hidden_size=shape[0],
             has_bias=f"{stem}.bias" in shapes,
             recycled=config.options.recycled_hidden or _recycled(layout, layer_config),
         )
 
 
-def one_layer(config: Mapping[str, Any], *, sparse: bool) -> dict[str, Any]:
-    """A decoder's configuration cut down to one layer: with full attention where it has any, and experts if `sparse`.
+def module_layers(config: Mapping[str, Any], *, sparse: Sequence[bool]) -> dict[str, Any]:
+    """A decoder's configuration with one layer for each module, in the place of the target's layers.
 
-    Every key that assigns kinds of layers by their number is set for layer 0.
+    They have full attention where the target has any, and experts where `sparse` says so. Every key that assigns kinds
+    of layers by their number is set for these. Raises Refusal for modules of both kinds, where no list can say so.
     """
-    kinds = config.get("layer_types") or ["full_attention"]
+    count, kinds = len(sparse), config.get("layer_types") or ["full_attention"]
+    if len(set(sparse)) > 1 and "mlp_layer_types" not in config:
+        raise Refusal("some of its modules have experts and some have none, which its type of layer cannot say")
     ours = {
-        "num_hidden_layers": 1,
-        "layer_types": ["full_attention" if "full_attention" in kinds else kinds[-1]],
-        "mlp_layer_types": ["sparse" if sparse else "dense"],
-        "first_k_dense_replace": 0 if sparse else 1,
-        "mlp_only_layers": [] if sparse else [0],
+        "layer_types": ["full_attention" if "full_attention" in kinds else kinds[-1]] * count,
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "first_k_dense_replace": 0 if sparse[0] else count,
+        "mlp_only_layers": [] if sparse[0] else list(range(count)),
         "decoder_sparse_step": 1,
         "moe_layer_interval": 1,
-        "moe_layer_start_index": 0 if sparse else 1,
-        "moe_layer_end_index": 0,
+        "moe_layer_start_index": 0 if sparse[0] else count,
+        "moe_layer_end_index": count - 1,
     }
-    return {**config, **{key: value for key, value in ours.items() if key in config}, "num_hidden_layers": 1}
+    return {**config, **{key: value for key, value in ours.items() if key in config}, "num_hidden_layers": count}
+
+
+def _num_modules(layout: MtpLayout, numbers: list[int], config: ProposerConfig, checkpoint: Checkpoint) -> int:
+    """How many of the stored modules draft. Raises Refusal for more drafts than several modules have."""
+    usable = 1 if layout.shares_projection else len(numbers)
+    asked: int = config.options.num_modules or usable
+    if asked > usable:
+        reason = f"num_modules is {asked}, and {str(checkpoint.directory)!r} has {usable} that can draft"
+        raise Refusal(reason, f'"num_modules": {usable}')
+    if 1 < asked < config.depth:
+        reason = f"num_speculative_tokens is {config.depth}, and each of {asked} modules drafts one token"
+        raise Refusal(reason, f'"num_speculative_tokens": {asked}, or "num_modules": 1, which drafts every token')
+    return asked
 
 
 def _recycled(layout: MtpLayout, layer_config: Mapping[str, Any]) -> Recycled:
@@ -101,9 +116,6 @@ def _check_fits(projection: tuple[int, ...], layer_config: Mapping[str, Any], ta
 
 
 def _no_module(checkpoint: Checkpoint) -> Refusal:
-    unserved = unserved_layout(checkpoint.shapes)
-    if unserved is not None:
-        return Refusal(f"the layout {unserved} of multi-token-prediction weights is not implemented", _served())
     files = checkpoint.weight_files
     where = f"{files[0].name}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     looked = ", ".join((each.prefix + each.parts["projection"]).replace("{index}", "*") for each in LAYOUTS)

@@ -31,6 +31,16 @@ class MtpLayout:
             found = [match for each in names if (match := layer.match(each))]
         return sorted({int(match[1]) for match in found})
 
+    @property
+    def shares_projection(self) -> bool:
+        """Whether there is one projection for all modules: how further modules are run is then nowhere stated."""
+        return "{index}" not in self.prefix + self.parts["projection"]
+
+    def has_experts(self, names: Collection[str], index: int) -> bool:
+        """Whether the layer of a module has experts."""
+        layer = (self.prefix + self.layer).format(index=index)
+        return any(name.startswith(layer) and ".experts." in name for name in names)
+
     def prefixes(self, index: int) -> tuple[str, ...]:
         """What to read of the checkpoint."""
         return ("",) if self.is_alone else (self.prefix.format(index=index),)
@@ -99,6 +109,9 @@ BLOCK_RECYCLING_TYPES = frozenset({"glm4_moe", "glm4_moe_lite"})
 """Model types that share DeepSeek's names but feed the block's output back before the final norm."""
 
 UNSERVED = {
+    r"model\.layers\.\d+\.transformer\..*": "Step-3.5 (model.layers.*.transformer)",
+    r"(language_model\.)?model\.mtp\.layers\.\d+\.transformer_layer\..*": "MiniMax-M3 (*.transformer_layer)",
+    r"model\.mtp\.(chain_norm|layers\.\d+\.(input_proj|transformer_block))\..*": "Inkling (*.input_proj)",
     r"model\.mtp\.layers\.\d+\..*": "MiMo-V2 or LongCat (model.mtp.layers.*)",
     r"mtp\.layers\.\d+\.(enorm|hnorm|eh_proj)\..*": "Nemotron-H (mtp.layers.*.eh_proj)",
     r"(pre|post)_projection\.weight": "Gemma-4 assistant (pre_projection), which reads the target's own KV",

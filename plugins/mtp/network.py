@@ -26,8 +26,11 @@ class MtpModule(nn.Module):
     embedding: nn.Module
     head: nn.Module
 
-    def __init__(self, spec: MtpSpec, decoder: Any) -> None:
-        """`decoder`: transformers' layers for `spec.decoder`. Raises Refusal if it is put together unusually."""
+    def __init__(self, spec: MtpSpec, decoder: Any, depth: int = 0) -> None:
+        """`decoder`: transformers' layers for `spec.decoder`, a module's at its `depth`.
+
+        Raises Refusal if it is put together unusually.
+        """
         super().__init__()
         try:
             layers, norm, self.rotary = decoder.layers, decoder.norm, decoder.rotary_emb
@@ -35,8 +38,8 @@ class MtpModule(nn.Module):
             raise Refusal(f"layers of type {spec.decoder['model_type']!r} are not served here: {error}") from error
         self.embedding_norm, self.hidden_norm = deepcopy(norm), deepcopy(norm)  # the family's own class of norm
         self.projection = nn.Linear(2 * spec.hidden_size, spec.hidden_size, bias=spec.has_bias)
-        self.layer = layers[0]
-        self.final_norm = norm if "final_norm" in spec.layout.parts else nn.Identity()
+        self.layer = layers[depth]
+        self.final_norm = deepcopy(norm) if "final_norm" in spec.layout.parts else nn.Identity()
         self._hidden_first = spec.layout.hidden_first
         self._recycles_normed = spec.recycled == "normed"
 

@@ -1,21 +1,21 @@
-"""Drafting with the multi-token-prediction module of the target's own checkpoint."""
+"""Drafting with the multi-token-prediction modules of the target's own checkpoint."""
 
 from __future__ import annotations
 
-import logging
+from typing import Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import Needs, ProposerConfig, TargetInfo
+from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
 from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of, rows_of_tree
 
+from .chain import ModuleChain
 from .checkpoint import MtpSpec
 from .layouts import Recycled
 from .network import MtpModule
 from .tensors import open_weights
-
-logger = logging.getLogger(__name__)
 
 
 class MtpOptions(ModelOptions):
@@ -24,15 +24,17 @@ class MtpOptions(ModelOptions):
     recycled_hidden: Recycled | None = Field(
         None, description="what later steps read: the module's output after its final norm, or before; None: as trained"
     )
+    num_modules: int | None = Field(
+        None, ge=1, description="how many of the checkpoint's modules draft. 1: the first drafts every token; None: all"
+    )
 
 
 class MtpProposer(AutoregressiveProposer):
-    """Multi-token prediction (arXiv 2412.19437): the target's next-token layer, run K times in a row.
+    """Multi-token prediction (arXiv 2412.19437): the target's layers for tokens behind the next one.
 
-    Without `model` the module is the one in the target's own checkpoint. Row i of its draft KV holds the token after
-    position i with the target's final hidden state at i. Where a checkpoint brings several modules, one per further
-    token, the first drafts every token, and a log entry says so: each further one would need draft KV of its own, made
-    of what the one before it gives for every position.
+    Without `model` the modules are those in the target's own checkpoint. A single one drafts every token, run K times
+    in a row: row i of its draft KV holds the token after position i with the target's final hidden state at i. Of
+    several modules each drafts one token (`ModuleChain`).
     """
 
     ROWS_ARE_SHIFTED = True
@@ -40,19 +42,24 @@ class MtpProposer(AutoregressiveProposer):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        """The target's final hidden states, and draft KV of one layer.
+        """The target's final hidden states, and draft KV of one layer per module.
 
-        Raises Refusal if the target has no such module or it does not fit; CheckpointError: SD-E105, SD-E146, SD-E175.
+        Raises Refusal if the target has no such module, it does not fit, or K is more than several modules draft;
+        CheckpointError: SD-E105, SD-E146, SD-E175.
         """
         spec = MtpSpec.read(config, target)
         kv = draft_kv_of(
             spec.decoder,
-            num_layers=1,
+            num_layers=len(spec.indices),
             rows_per_pass=max(rows_of_tree(config), 1),
             dtype=config.dtype,
             depends_on_next_token=True,
         )
-        return Needs(**cls.shared_needs(config, target), hidden_states=("final",), draft_kv=kv)
+        most = spec.num_modules if spec.num_modules > 1 else None
+        if most is not None and config.tree_depth is not None:
+            raise Refusal("num_draft_nodes: its modules draft a chain, one token each", "num_speculative_tokens alone")
+        shared = cls.shared_needs(config, target)
+        return Needs(**shared, hidden_states=("final",), draft_kv=kv, max_draft_tokens=most)
 
     @classmethod
     def default_draft_tokens(cls, model: str | None) -> int:
@@ -60,20 +67,43 @@ class MtpProposer(AutoregressiveProposer):
         return super().default_draft_tokens(model) or 1
 
     def build(self) -> None:
-        """Load the module and tie it to the target. Raises CheckpointError: SD-E172, SD-E174, SD-E175; Refusal."""
+        """Load the modules and tie them to the target. Raises CheckpointError: SD-E172, SD-E174, SD-E175; Refusal."""
         spec = MtpSpec.read(self.config, self.target)
-        if spec.num_modules > 1:
-            said = "%s holds %d multi-token-prediction modules; the first drafts every token"
-            logger.warning(said, spec.checkpoint.directory, spec.num_modules)
-        self.network = MtpModule(spec, self.services.build_decoder(spec.decoder, self.settings))
-        weights = open_weights(spec, self.services, self.network.state_dict().keys())
-        weights.fill(self.network)
+        decoder = self.services.build_decoder(spec.decoder, self.settings)
+        modules = [self._module(spec, decoder, depth) for depth in range(len(spec.indices))]
+        self.network = modules[0]
+        self._modules = ModuleChain(modules, self.services) if len(modules) > 1 else None
+
+    def _module(self, spec: MtpSpec, decoder: Any, depth: int) -> MtpModule:
+        module = MtpModule(spec, decoder, depth)
+        weights = open_weights(spec, spec.indices[depth], self.services, module.state_dict().keys())
+        weights.fill(module)
         embedding = self.embedding(weights, spec.hidden_size)
         scale = spec.checkpoint.logit_scale
         head = self.head(weights, spec.hidden_size, self.target.vocab_size, logit_scale=scale)
         weights.finish()
-        self.network.attach(embedding, head)
-        self.services.finish(self.network, self.settings)
+        module.attach(embedding, head)
+        self.services.finish(module, self.settings)
+        return module
+
+    @torch.inference_mode()
+    def observe(self, step: StepView) -> None:
+        """Run the rows whose tokens the step decided."""
+        if self._modules is None:
+            super().observe(step)
+        else:
+            self._modules.observe(step)
+
+    @torch.inference_mode()
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
+        if self._modules is None:
+            return super().propose(step)
+        chosen, num_tokens = self.wanted(step), self.most_wanted(step)
+        sampler = self.sampler(step, chosen)
+        if num_tokens == 0:
+            return sampler.draft()
+        return self._modules.propose(step, chosen, num_tokens, sampler)
 
     def first(self, inputs: DraftInputs) -> Tensor:
         """Run the committed rows on the target's hidden states."""

@@ -10,14 +10,14 @@ from specdec.sdk.model_proposer import Weights
 from .checkpoint import MtpSpec
 
 
-def open_weights(spec: MtpSpec, services: Services, wanted: Collection[str]) -> Weights:
-    """Read the module, and nothing else of the checkpoint. `wanted`: the names that the network has places for.
+def open_weights(spec: MtpSpec, index: int, services: Services, wanted: Collection[str]) -> Weights:
+    """Read one module, and nothing else of the checkpoint. `wanted`: the names that the network has places for.
 
     Raises CheckpointError SD-E146.
     """
     directory = spec.checkpoint.directory
-    stored = services.load_tensors(directory, spec.layout.prefixes(spec.index))
-    renames = spec.layout.renames(spec.index)
+    stored = services.load_tensors(directory, spec.layout.prefixes(index))
+    renames = spec.layout.renames(index)
     ours = {_our_name(name, renames): tensor for name, tensor in stored.items()}
     weights = Weights({_in_router(name, wanted): tensor for name, tensor in ours.items()}, directory)
     weights.drop(*spec.layout.further_modules(), "*rotary_emb.inv_freq", "verifier_*")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from pydantic import Field, create_model
+from torch import Tensor
 
 from ..config import ProposerConfig, StrictModel
-from ..errors import Refusal
+from ..errors import ConfigError, Refusal
 from ..needs import Needs
 from ..proposer_protocol import Proposer
 from ..services import Services
@@ -127,11 +128,39 @@ class Combinator(ABC):
         """Load each part, from the directory of its name."""
         self._each(lambda part: part.call_below("load", path))
 
+    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Hand the tensors of one part to it. Their names begin with the name of its section and a dot.
+
+        Raises ConfigError SD-E228 for tensors of no part that takes any, and of several parts: one may take them and
+        another may not.
+        """
+        owners = {name.partition(".")[0] for name in tensors}
+        members = [part for part in self.members if part.name in owners and part.has("update_weights")]
+        if len(owners) != 1 or not members:
+            facts = {
+                "expected": "tensors of one part, as in " + (", ".join(self._updatable()) or "no part takes any"),
+                "found": ", ".join(sorted(tensors)[:6]) or "none",
+            }
+            raise ConfigError("SD-E228", "the new weights do not belong to one part; nothing was changed", facts)
+        (part,) = members
+        part.call("update_weights", {name.partition(".")[2]: tensor for name, tensor in tensors.items()})
+
+    def metrics(self) -> dict[str, float]:
+        """Those of each part, behind the name of its section and an underscore."""
+        return {
+            f"{part.name}_{name}": value
+            for part in self.members
+            for name, value in cast("Mapping[str, float]", part.call("metrics") or {}).items()
+        }
+
     def close(self) -> None:
         """Call `close` of each part."""
         self._each(lambda part: part.call("close"))
 
-    def _each(self, action: Callable[[Part], None]) -> None:
+    def _updatable(self) -> list[str]:
+        return [f"{part.name}.NAME" for part in self.members if part.has("update_weights")]
+
+    def _each(self, action: Callable[[Part], object]) -> None:
         """Do something with every part in order, also where one of them raises; what was raised is raised after."""
         with ExitStack() as every:
             for part in reversed(self.members):

@@ -104,10 +104,13 @@ class Part:
             name: getattr(self.proposer, name) for name in LIFECYCLE_METHODS if hasattr(plan.cls, name)
         }
 
-    def call(self, method: str, *args: object) -> None:
-        """Call a lifecycle method if the part has it."""
-        if method in self._methods:
-            self._methods[method](*args)
+    def has(self, method: str) -> bool:
+        """Whether the part has a lifecycle method."""
+        return method in self._methods
+
+    def call(self, method: str, *args: object) -> object:
+        """Call a lifecycle method if the part has it. Returns what it returns."""
+        return self._methods[method](*args) if method in self._methods else None
 
     def call_below(self, method: str, path: Path) -> None:
         """`save` or `load`, in a directory of the part's own."""

@@ -12,7 +12,7 @@ from .greedy_tree import rows_of_tree
 from .kv_shape import draft_kv_of
 from .masked import MaskedOptions, MaskedProposer, mask_token_id
 from .parallel import ParallelOptions, ParallelProposer
-from .sampling import DraftSampler, Drawing
+from .sampling import DraftSampler, Drawing, DrawRule
 from .vocabulary import DraftVocabulary
 from .weights import Weights, load_module
 
@@ -21,6 +21,7 @@ __all__ = [
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",
+    "DrawRule",
     "Drawing",
     "MaskedOptions",
     "MaskedProposer",

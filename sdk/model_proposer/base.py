@@ -18,6 +18,7 @@ from ..needs import DistributionForm, needs_of
 from ..services import NetworkSettings, Services
 from ..types import Draft, StepView, TargetInfo
 from .sampling import DraftSampler
+from .updates import UpdatedServices, copy_networks, other_parts
 from .vocabulary import DraftVocabulary
 from .warm_up import WarmUp
 from .weights import Weights
@@ -57,6 +58,7 @@ class ModelProposer(ABC):
         self.settings = network_settings(config)
         self.target: TargetInfo
         self.services: Services
+        self._updates: dict[str, Tensor] = {}  # tensors in the place of the checkpoint's
 
     @classmethod
     def shared_needs(cls, config: ProposerConfig, target: TargetInfo) -> dict[str, Any]:
@@ -68,6 +70,7 @@ class ModelProposer(ABC):
         shared: dict[str, Any] = {
             "placement": "host" if target.device == "cpu" else "device",
             "deterministic": True,
+            "confidence": config.enable_adaptive_verification,
         }
         form = distribution_form(config)
         if config.tree_depth is not None:
@@ -116,6 +119,26 @@ class ModelProposer(ABC):
     @abstractmethod
     def build(self) -> None:
         """Make the network from the checkpoint, with `self.services` and `self.settings`."""
+
+    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put tensors in the place of the checkpoint's of the same names. Others stay as they are.
+
+        A second proposer is built with them, and its networks are copied into these. A network is an `nn.Module` in an
+        attribute; what `build` computes of weights belongs into its parameters and buffers. Draft KV stays as it is.
+
+        Raises ConfigError, and changes nothing: SD-E228 for names, shapes, dtypes and values that do not fit, SD-E229
+        where the network would be made of other parts.
+        """
+        updates = self._updates | {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        updated, services = type(self)(self.config), UpdatedServices(self.services, updates)
+        updated.target, updated.services = self.target, services
+        with torch.inference_mode(False), torch.no_grad():
+            updated.build()
+            services.require_known()
+            if _ids(updated.vocabulary) != _ids(self.vocabulary):
+                raise other_parts(["the draft vocabulary"])
+            copy_networks(vars(self), vars(updated))
+        self._updates = updates
 
     def warmup(self) -> None:
         """Observe and draft for made-up steps where the engine compiles: nothing is left to compile for requests.
@@ -200,6 +223,7 @@ class ModelProposer(ABC):
             distribution_form(self.config),
             sparse_top_m=min(self.options.sparse_top_m, self.target.vocab_size),
             vocabulary=self.vocabulary,
+            confident=self.config.enable_adaptive_verification,
         )
 
     def wanted(self, step: StepView) -> Tensor | None:
@@ -276,6 +300,10 @@ def _own_head(matrix: Tensor) -> torch.nn.Module:
     head = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
     head.weight = torch.nn.Parameter(matrix, requires_grad=False)
     return head
+
+
+def _ids(vocabulary: DraftVocabulary | None) -> list[int] | None:
+    return None if vocabulary is None else vocabulary.target_ids.tolist()
 
 
 def distribution_form(config: ProposerConfig) -> DistributionForm:

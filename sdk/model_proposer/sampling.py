@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..needs import DistributionForm
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution, SamplingView, StepView
+from .confidence import top_probability
 from .most_likely import largest, most_likely, target_ids
 from .vocabulary import DraftVocabulary
 
@@ -28,6 +29,7 @@ class DraftSampler:
         do the same.
     sparse_top_m: M, the entries of a sparse distribution.
     vocabulary: the draft vocabulary. None means the target's.
+    confident: whether the draft says how likely its tokens are to be accepted.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class DraftSampler:
         *,
         sparse_top_m: int = 0,
         vocabulary: DraftVocabulary | None = None,
+        confident: bool = False,
     ) -> None:
         self._step = step
         self._chosen = chosen
         sampling = None if form == "one_hot" or step.sampling is None or step.sampling.all_greedy else step.sampling
         self._sampling = {} if sampling is None else _columns_of(sampling, chosen)
-        self.rule = DrawRule("one_hot" if sampling is None else form, tuple(self._sampling), sparse_top_m, vocabulary)
+        form = "one_hot" if sampling is None else form
+        self.rule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary, confident)
         self._uniforms: list[Tensor] = []
         self._drawing: Drawing | None = None
 
@@ -122,14 +126,14 @@ class DrawRule:
     """How tokens are drawn, without the tensors that change with every step: what recorded work is made with.
 
     A result is target ids [b, n], then what they were drawn from: nothing for "one_hot", sparse_ids and sparse_probs
-    [b, n, M] for "sparse", draft_logits [b, n, D] for "dense". Confidences [b, n] come last, if the tokens were drawn
-    with them.
+    [b, n, M] for "sparse", draft_logits [b, n, D] for "dense". Last, if `confident`, come confidences [b, n].
     """
 
     form: DistributionForm
     columns: tuple[str, ...]  # the sampling parameters that are known of each row
     sparse_top_m: int
     vocabulary: DraftVocabulary | None
+    confident: bool = False
 
     def drawing(self, numbers: Sequence[Tensor], num_tokens: int) -> Drawing:
         """A new drawing of so many tokens, from what `DraftSampler.numbers` gave. It may be recorded."""
@@ -159,18 +163,21 @@ class Drawing:
         """The next token of every row, as target ids [b], from its logits [b, D].
 
         confidence: how likely the token is to be accepted, [b] float32 (`Draft.confidence`). It is known before the
-            token is drawn. Give it for all tokens or for none.
+            token is drawn. None means the probability of the most likely token. Without `DrawRule.confident` it is not
+            read.
         """
         ids, *parts = self._draw(logits)
         ids = target_ids(ids, self._rule.vocabulary)
         self._drawn.append((ids, *parts))
-        if confidence is not None:
-            self._confidence.append(confidence)
+        if self._rule.confident:
+            self._confidence.append(top_probability(logits) if confidence is None else confidence)
         return ids
 
     def draw_each(self, logits: Tensor) -> None:
         """The next n tokens of every row, from logits [b, n, D] that are known together."""
         self._drawn += [(each,) for each in self.most_likely(logits).unbind(dim=1)]
+        if self._rule.confident:
+            self._confidence += top_probability(logits).unbind(dim=1)
 
     def most_likely(self, logits: Tensor) -> Tensor:
         """Target ids [...] of the largest logits [..., D], which are not drawn by this."""

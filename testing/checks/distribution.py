@@ -4,6 +4,7 @@ would notice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -98,11 +99,33 @@ def distribution_ignores_the_draw(subject: Subject) -> None:
                 )
 
 
+@CHECKS.at("standard")
+def confidence_ignores_the_draw(subject: Subject) -> None:
+    """With a reported distribution, the confidence of a draft token depends on what stands before it, never on its own
+    token: requests with the same text give the same confidence.
+    """
+    subject.need_distribution()
+    subject.need_confidence()
+    for _, shown in _twins(subject, adaptive=True):
+        seen: dict[tuple[int, ...], float] = {}
+        for row, (draft, confidences) in enumerate(zip(shown.drafts, shown.confidence, strict=False)):
+            for position, confidence in enumerate(confidences if _has_distribution(shown) else ()):
+                known = seen.setdefault(tuple(draft[:position]), confidence)
+                if abs(known - confidence) > DISTRIBUTION_TOLERANCE or math.isnan(known) != math.isnan(confidence):
+                    raise Violation(
+                        expected=f"one confidence after the drafts {draft[:position]}, whatever is drawn then",
+                        found=f"{known:.4g} and {confidence:.4g}: the same text, other random numbers",
+                        where=f"{shown.where}; row {row}, draft position {position}",
+                        fix="compute it from q, or from the tokens before, as DSpark does; a draft that is cut where "
+                        "its own token is unlikely changes what is generated",
+                    )
+
+
 def _has_distribution(shown: Shown) -> bool:
     return shown.distribution is not None and bool((shown.distribution.kind != DistributionKind.ONE_HOT).any())
 
 
-def _twins(subject: Subject) -> Iterator[tuple[Stage, Shown]]:
+def _twins(subject: Subject, *, adaptive: bool = False) -> Iterator[tuple[Stage, Shown]]:
     """Steps in which every request has the same text and random numbers of its own.
 
     Also on a few tokens, if it runs there: then several requests draw the same first drafts.
@@ -111,7 +134,7 @@ def _twins(subject: Subject) -> Iterator[tuple[Stage, Shown]]:
     worlds += [FewTokens()] if subject.resolved.model is None else []
     for world in worlds:
         try:
-            stage = subject.stage(probabilistic=True, world=world, max_num_seqs=NUM_TWINS)
+            stage = subject.stage(probabilistic=True, adaptive=adaptive, world=world, max_num_seqs=NUM_TWINS)
             steps = [twins(stage, stage.script.prompt(f"text {length}", length)) for length in (9, 16, 30)]
         except (SpecdecError, Violation):
             if world is subject.target:
@@ -149,6 +172,6 @@ def output_distribution_is_exact(subject: Subject) -> None:
     On a vocabulary of four tokens the distribution that drafts are drawn from is measured by bisection of the random
     numbers, what is reported passes through the engine's own store, and the distribution of the output is computed by
     bisection of the verifier's uniforms: no sampling, no false alarm. One-hot drafts are lossless whatever drew them,
-    and shown to be.
+    and shown to be. Drafts with confidences are verified whole, and cut where these are low.
     """
     require_exact_output(subject)

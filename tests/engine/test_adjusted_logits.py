@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,10 +58,10 @@ def plainly_adjusted(row, params, prompt, outputs):
 def test_rows_are_adjusted_as_one_by_one(name, dtype):
     before = torch.randn(7, V, generator=torch.Generator().manual_seed(1)).to(dtype)
     asked, other, ended = request(PARAMS[name]), request({}), request(PARAMS["all"])
-    shares = [SimpleNamespace(request=each, samples=each is not ended) for each in (asked, other, ended, asked)]
-    drafted, first_rows = [[4, 8], [6], [], [11]], [0, 3, 5, 5]
     found = before.clone()
-    adjust_logits(found, shares, drafted, first_rows)
+    adjust_logits(
+        found, [asked, other, ended, asked], [0, 3, 5, 5, 7], torch.tensor([[4, 8], [6, -1], [-1, -1], [11, -1]])
+    )
     expected = before.clone()
     for drafts, first in (([4, 8], 0), ([11], 5)):
         for i in range(len(drafts) + 1):

@@ -28,7 +28,7 @@ def request_():
 @pytest.fixture
 def view(request_):
     committed = [Committed.now(request_, 0, 3, 3, [9, 1], 1, [9, 10])]
-    return ViewBuilder(Needs(), 4, fake_target_info(), HOST).build(committed, [4], None, None)
+    return ViewBuilder(Needs(), 4, fake_target_info(), HOST).build(committed, [4], None, None)[0]
 
 
 def shown(view):

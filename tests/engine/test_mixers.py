@@ -13,7 +13,8 @@ from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from specdec.core.model import few_tokens
-from specdec.core.model.mixers import Mixer, made_ragged
+from specdec.core.model.find_mixers import made_ragged, recorded
+from specdec.core.model.mixers import Mixer
 from specdec.sdk import UnsupportedModelError
 
 
@@ -97,3 +98,36 @@ def test_a_module_that_goes_on_for_one_token_is_run_token_by_token():
     mixer = mixer_of(Remembering())
     made_ragged("any", [mixer])
     assert mixer.by_token
+
+
+class OfTwoForms(Remembering):
+    """Its form for single tokens is not the one for several, as in Nemotron-H."""
+
+    def forward(self, hidden_states, cache_params=None):
+        output = super().forward(hidden_states, cache_params)
+        return output if hidden_states.shape[1] > 1 else 2 * output
+
+
+@pytest.mark.parametrize("module", [OfTwoForms, "nemotron_h"])
+def test_drafts_are_computed_as_plain_decoding_computes_single_tokens(module):
+    mixer = first_mixer(module) if isinstance(module, str) else mixer_of(module())
+    size, device = mixer.layout.input_size, torch.device("cpu")
+    given = 4 * torch.randn(1, 5, size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        before = mixer.new_states(1, device)
+        mixer.advance(given, before, mixer.others, is_fresh=True)
+
+        def outputs(parts, **named):
+            states = [state.clone() for state in before]
+            return torch.cat([mixer.advance(part, states, mixer.others, **named) for part in parts], dim=1)
+
+        plain = outputs(given.split(1, dim=1))
+        assert torch.equal(outputs([given], decodes=True), plain)
+        assert not torch.allclose(outputs([given]), plain, rtol=1e-3), "the forms differ"
+
+
+def first_mixer(model_type):
+    model = small_model(small_config(model_type))
+    with torch.inference_mode(), recorded(model, model.config) as found:
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+    return found[0]

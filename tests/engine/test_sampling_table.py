@@ -6,13 +6,21 @@ import torch
 from engine_helpers import make_llm
 
 from specdec import SamplingParams
-from specdec.core.runner.batch import SamplingTable, sampling_rows
+from specdec.core.cache.transfer import upload
+from specdec.core.runner.batch import SamplingTable
 
 NAMES = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
 
 
+def rows(table, requests):
+    """What the table makes of its columns, and how many of these there were."""
+    integers, floats = table.columns(requests)
+    sent = upload(integers, torch.device("cpu"), floats)
+    return table.rows(requests, sent[: len(integers)], sent[len(integers) :]), len(sent)
+
+
 def assert_rows(table, requests):
-    found, expected = table.rows(requests), sampling_rows(requests, torch.device("cpu"))
+    (found, _), (expected, _) = rows(table, requests), rows(SamplingTable(), requests)
     for name in NAMES:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert (found.all_greedy, found.any_filter) == (expected.all_greedy, expected.any_filter)
@@ -23,7 +31,11 @@ def test_rows_follow_the_requests_and_their_positions():
     params = [SamplingParams(temperature=0), SamplingParams(top_k=5, seed=3), SamplingParams(top_p=0.5, min_p=0.1)]
     requests = [engine.get_request(engine.add_request([1, 2, 3 + i], each)) for i, each in enumerate(params)]
     engine.step()  # gives them rows
-    table = SamplingTable(torch.device("cpu"))
+    found, _ = rows(SamplingTable(), requests)
+    assert found.top_k.tolist() == [0, 5, 0]
+    assert found.top_p.tolist() == [1, 1, 0.5]
+    assert found.seed[1] == 3
+    table = SamplingTable()
     for running in (requests[:1], requests[:1], requests, requests[::-1], requests[:2], requests[1:], requests[1:]):
         assert_rows(table, running)
         for request in running:
@@ -35,8 +47,18 @@ def test_parameters_are_not_sent_again_while_the_same_requests_run():
     engine = make_llm().engine
     requests = [engine.get_request(engine.add_request([1, 2, 3]))]
     engine.step()
-    table = SamplingTable(torch.device("cpu"))
-    first = table.rows(requests)
-    second = table.rows(requests)
+    table = SamplingTable()
+    first, num_first = rows(table, requests)
+    second, num_second = rows(table, requests)
+    assert (num_first, num_second) == (len(NAMES), 1)
     assert second.seed is first.seed
     assert second.position is not first.position
+
+
+def test_a_step_that_was_interrupted_before_they_arrived_leaves_nothing_behind():
+    engine = make_llm().engine
+    requests = [engine.get_request(engine.add_request([1, 2, 3]))]
+    engine.step()
+    table = SamplingTable()
+    table.columns(requests)
+    assert_rows(table, requests)

@@ -158,6 +158,15 @@ def test_a_preempted_request_waits_a_step_though_its_own_blocks_would_do():
     assert scheduler.pool.can_extend([], len(scheduler.waiting[0].token_ids))
 
 
+def test_where_blocks_are_short_a_draft_loses_its_end_only():
+    """Whether a token is verified may not depend on how many more were drafted after it."""
+    scheduler = Scheduler(BlockPool(2, BLOCK_SIZE), 2, 100)
+    scheduler.add(Request("a", [0] * (BLOCK_SIZE + 1), SamplingParams(), 0, 40, frozenset(), None))
+    advance(scheduler, {})
+    (share,) = advance(scheduler, {"a": BLOCK_SIZE}).shares
+    assert share.num_draft_tokens == 2 * BLOCK_SIZE - len(share.request.token_ids) + 1
+
+
 @given(
     num_blocks=st.integers(1, 24),
     region_size=st.none() | st.integers(1, 30),

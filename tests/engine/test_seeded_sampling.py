@@ -9,11 +9,12 @@ import torch
 from engine_helpers import counter, make_llm, tokens
 
 from specdec import SamplingParams
+from specdec.core.cache.transfer import upload
 from specdec.core.kernels.philox import Stream, uniform
 from specdec.core.rejection.sampler import sample as draw
 from specdec.core.rejection.types import Uniforms
 from specdec.core.request.request import Request
-from specdec.core.runner.batch import sampling_rows
+from specdec.core.runner.batch import SamplingTable
 
 pytestmark = pytest.mark.filterwarnings("default:tie")
 VARIANTS = (
@@ -70,7 +71,10 @@ def tokens_around(params, token_ids, model):
     with torch.inference_mode():
         logits = model(torch.tensor([token_ids])).logits[0, -1:].double()
     request = Request("r", token_ids, params, params.seed, 0, frozenset(), None)
-    rows = sampling_rows([request], torch.device("cpu"))
+    table = SamplingTable()
+    integers, floats = table.columns([request])
+    sent = upload(integers, torch.device("cpu"), floats)
+    rows = table.rows([request], sent[: len(integers)], sent[len(integers) :])
     number = uniform(rows.seed, rows.position, Stream.RESAMPLE)
     around = [Uniforms((number + shift).clamp(0, 1)[:, None]) for shift in (-NEARNESS, NEARNESS)]
     return [int(draw(logits, rows, each).output_ids[0, 0]) for each in around]

@@ -8,6 +8,7 @@ import pytest
 from scripts.small_models import model_types, multimodal_types
 from scripts.target_sweep import RECORD, verify
 from scripts.target_table import PAGE, README, page, sentence
+from scripts.target_variants import VARIANTS
 
 pytestmark = pytest.mark.usefixtures("proven_targets")
 QUICK = {
@@ -26,10 +27,11 @@ QUICK = {
     "bart": "refused",  # was wrong: no position_ids
     "qwen3_5_text": "equal",  # linear attention
     "mamba": "equal",  # no attention; goes on from a state token by token
+    "qwen3_5_text, all linear but the last": "equal",
     "minimax": "refused",  # its state is inside of its attention class
 }
 KINDS = json.loads(RECORD.read_text())
-RECORDED = KINDS["types"] | KINDS["multimodal"]
+RECORDED = KINDS["types"] | KINDS["multimodal"] | KINDS["variants"]
 
 
 def test_the_committed_page_is_current():
@@ -43,8 +45,11 @@ def test_the_readme_says_what_the_page_says():
 def test_every_registered_type_is_on_the_page_and_none_differs():
     assert sorted(KINDS["types"]) == model_types()
     assert sorted(KINDS["multimodal"]) == multimodal_types()
+    assert sorted(KINDS["variants"]) == sorted(VARIANTS)
     assert {each["outcome"] for each in RECORDED.values()} == {"equal", "refused", "not buildable"}
+    of_text = KINDS["types"] | KINDS["variants"]
     assert sum(each["outcome"] == "equal" for each in KINDS["types"].values()) >= 115
+    assert sum(each["outcome"] == "equal" for each in of_text.values()) >= 140
 
 
 LONG = [pytest.param(name, marks=pytest.mark.full) for name in RECORDED if name not in QUICK]

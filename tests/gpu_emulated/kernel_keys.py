@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from emulated_cuda.engine import FUSED
 sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
 
 from keys import Keys
-from serving import churn, engine
+from serving import churn, engine, make_mtp_target
 
 from specdec.core.kernels.layers import kernel
 from specdec.core.kernels.paged_attention import warmed
@@ -46,22 +47,28 @@ def ask_for_kernels(cuda):
     cuda.kernel = of
 
 
-def report(keys, case, graphs):
+def report(keys, case, graphs, mtp_target):
     keys.found.clear()
     warmed.compile_forms.cache_clear()
     with emulated_cuda() as cuda:
         ask_for_kernels(cuda)
         with plain_kernels(cuda):
-            llm = engine(*case, None, dtype="bfloat16", max_model_len=512, cuda_graphs=graphs)
+            llm = engine(*case, mtp_target, dtype="bfloat16", max_model_len=512, cuda_graphs=graphs)
             before = set(keys.found)
             churn(llm, 8)
             assert not llm.engine.metrics.proposer_errors
-    return keys.report(f"{'-'.join(case)} {'recorded' if graphs else 'unrecorded'}", before)
+    return keys.report(f"{'-'.join(case)} {'unrecorded' if graphs is False else 'recorded'}", before)
+
+
+def main():
+    torch.set_num_threads(1)
+    keys = Keys()
+    with tempfile.TemporaryDirectory() as folder:
+        mtp_target = make_mtp_target(Path(folder))
+        for case in sys.argv[1:]:
+            for graphs in (None, False):
+                print(json.dumps(report(keys, tuple(case.rsplit("-", 1)), graphs, mtp_target)), flush=True)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    keys = Keys()
-    for case in sys.argv[1:]:
-        for graphs in (True, False):
-            print(json.dumps(report(keys, tuple(case.rsplit("-", 1)), graphs)), flush=True)
+    main()

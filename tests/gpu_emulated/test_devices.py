@@ -138,31 +138,34 @@ def test_the_cache_is_sized_from_what_a_drafter_leaves(case):
         assert 0.5 * heap.total < heap.peak <= 0.9 * heap.total, "the share that is given, drafter and graphs included"
 
 
-def test_penalties_and_logprobs_are_one_upload_and_one_read_more(cuda):
-    llm = engine("ngram", "greedy", None)
-    params = GREEDY.replace(
-        max_tokens=60, repetition_penalty=1.2, presence_penalty=0.3, logit_bias={5: 1.0}, min_tokens=50, logprobs=3
-    )
-    for index in range(3):
-        llm.engine.add_request(prompt(llm, index), params)
+ASKING = {
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.4,
+    "logit_bias": {5: 1.0},
+    "min_tokens": 50,
+    "logprobs": 3,
+}
+
+
+@pytest.mark.parametrize(("name", "num_uploads"), [("ngram", 2), ("eagle", 3)])
+def test_penalties_and_logprobs_are_one_upload_more_and_no_wait(name, num_uploads, cuda):
+    """Drafts of a device count for penalties there, and log-probabilities come with the outcome."""
+    llm, params = engine(name, "greedy", None), GREEDY.replace(max_tokens=60, **ASKING)
+    requests = [llm.engine.get_request(llm.engine.add_request(prompt(llm, index), params)) for index in range(3)]
     for _ in range(4):
         llm.engine.step()
     with cuda.counting() as counts:
         llm.engine.step()
-    assert counts.waits.total() == 2, counts.waits
-    assert counts.uploads.total() == 3, counts.uploads
-
-
-def test_penalties_wait_for_drafts_that_lie_on_the_device(cuda):
-    """Counts of tokens are the host's: it reads drafts before they are verified, and the outcome after."""
-    llm = engine("eagle", "greedy", None)
-    for index in range(3):
-        llm.engine.add_request(prompt(llm, index), GREEDY.replace(max_tokens=60, repetition_penalty=1.2))
-    for _ in range(4):
-        llm.engine.step()
-    with cuda.counting() as counts:
-        llm.engine.step()
-    assert counts.waits.total() == 2, counts.waits
+    assert counts.waits.total() == 1, counts.waits
+    assert counts.uploads.total() == num_uploads, counts.uploads
+    asked = [{"prompt_token_ids": prompt(llm, index)} for index in range(3)]
+    plain = engine("plain", "greedy", None, device="cpu").generate(asked, params)
+    for request, expected in zip(requests, plain, strict=True):
+        found, length = request.output_token_ids, len(request.output_token_ids)
+        assert found == list(expected.outputs[0].token_ids)[:length]
+        for ours, theirs in zip(request.logprobs, expected.outputs[0].logprobs, strict=False):
+            assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 def experts(**settings):

@@ -58,6 +58,16 @@ def test_pinned_numbers_are_sent_without_a_wait(cuda):
     assert counts.figures() == {"waits": 0, "uploads": 2, "launches": 0, "replays": 0, "nodes": 0}
 
 
+def test_numbers_that_nobody_waits_for_are_there_after_the_next_wait(cuda):
+    first, second = torch.ones(3, device="cuda"), torch.full((2,), 2.0, device="cuda")
+    with cuda.counting() as counts:
+        coming = first.to("cpu", non_blocking=True)
+        assert coming.isnan().all()
+        assert second.tolist() == [2, 2]
+    assert coming.tolist() == [1, 1, 1]
+    assert counts.waits.total() == 1
+
+
 def test_operators_are_launches_and_views_are_none(cuda):
     x = torch.ones(4, 4, device="cuda")
     with cuda.counting() as counts:

@@ -18,11 +18,14 @@ OTHERS = [
     ("dflash", "greedy"),
     ("medusa", "sparse"),
     ("draft_model", "greedy"),
+    ("mtp", "sparse"),
+    ("hybrid-plain", "greedy"),
+    ("hybrid-mtp", "greedy"),
 ]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("cases", [QUICK, OTHERS], ids=["quick", "every draft network"])
+@pytest.mark.parametrize("cases", [QUICK, OTHERS], ids=["quick", "draft networks and hybrids"])
 def test_serving_asks_for_no_kernel_of_layers_that_the_start_did_not(cases):
     """Requests come and go; recorded, and unrecorded, where each number of tokens is launched."""
     found = printed(["-".join(case) for case in cases])
@@ -31,7 +34,9 @@ def test_serving_asks_for_no_kernel_of_layers_that_the_start_did_not(cases):
     for each in found:
         tiles = each["warmed"]["attend_pages_kernel"]
         assert tiles % 3 == 0, "tiles of 16, 32 and 64 rows, for each kind of layer, with ranges and without"
-        assert {"join_ranges_kernel", "rms_norm_kernel", "rotate_kernel", "silu_mul_kernel"} <= each["warmed"].keys()
+        fused = {"join_ranges_kernel", "rms_norm_kernel", "silu_mul_kernel"}
+        assert fused <= each["warmed"].keys()
+        assert "rotate_kernel" in each["warmed"] or each["name"].startswith("hybrid"), "it turns parts of heads"
 
 
 def printed(cases):

@@ -54,4 +54,4 @@ def test_rows_that_lie_apart_are_an_upload_and_no_wait(cuda):
     with cuda.counting() as counts:
         llm.engine.step()
     assert counts.waits.total() == 1, counts.waits
-    assert counts.uploads.total() == 3, counts.uploads
+    assert counts.uploads.total() == 2, counts.uploads

@@ -1,19 +1,11 @@
-"""Compile the operations of layers for GPUs that are not here, with the reports of `tests/rejection/aot.py`.
+"""Operations of layers, compiled ahead of time: see `tests/helpers/aot.py`.
 
-python layers_aot.py VARIANT:TARGET...
+PYTHONPATH=src:tests/helpers python tests/kernels/layers_aot.py VARIANT:TARGET...
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
-from triton.backends.compiler import GPUTarget
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
-
-import aot
+from aot import flat, main
 
 from specdec.core.kernels.launch import next_power_of_two
 from specdec.core.kernels.layers.kernel import (
@@ -25,8 +17,6 @@ from specdec.core.kernels.layers.kernel import (
     warps_of,
 )
 
-aot.TARGETS.setdefault("sm_89", GPUTarget("cuda", 89, 32))
-
 
 def norm(dtype: str, size: int, heads: int = 1, gain: str | None = None, *, added: bool = False):
     pointers = ("rows_ptr", "added_ptr", "total_ptr", "output_ptr")
@@ -34,13 +24,13 @@ def norm(dtype: str, size: int, heads: int = 1, gain: str | None = None, *, adde
     types |= dict.fromkeys(("token_stride", "head_stride"), "i32")
     padded = next_power_of_two(size)
     constants = {"HEADS": heads, "SIZE": size, "PADDED_SIZE": padded, "ADDED": added}
-    return aot.flat(rms_norm_kernel, types, constants, {"num_warps": warps_of(padded), **OPTIONS})
+    return flat(rms_norm_kernel, types, constants, {"num_warps": warps_of(padded), **OPTIONS})
 
 
 def gates(dtype: str, size: int):
     types = dict.fromkeys(("gate_ptr", "up_ptr", "output_ptr"), f"*{dtype}")
     types |= dict.fromkeys(("gate_stride", "up_stride"), "i32")
-    return aot.flat(silu_mul_kernel, types, {"SIZE": size, "WIDTH": WIDTH}, {"num_warps": 4, **OPTIONS})
+    return flat(silu_mul_kernel, types, {"SIZE": size, "WIDTH": WIDTH}, {"num_warps": 4, **OPTIONS})
 
 
 def rotation(dtype: str, dim: int, *, stored: bool = True):
@@ -49,7 +39,7 @@ def rotation(dtype: str, dim: int, *, stored: bool = True):
     types |= {name: "i32" for name in names if name.endswith("_stride")}
     constants = {"HEADS": 32, "KV_HEADS": 8, "DIM": dim, "VALUE_DIM": dim, "STORED": stored}
     constants |= {"PADDED_HALF": next_power_of_two(dim // 2), "PADDED_VALUE_DIM": next_power_of_two(dim)}
-    return aot.flat(rotate_kernel, types, constants, {"num_warps": 1, **OPTIONS})
+    return flat(rotate_kernel, types, constants, {"num_warps": 1, **OPTIONS})
 
 
 BUILDS = {
@@ -65,8 +55,4 @@ BUILDS = {
 
 
 if __name__ == "__main__":
-    aot.BUILDS.update(BUILDS)
-    for variant in sys.argv[1:]:
-        wanted, target = variant.split(":")
-        for name in BUILDS if wanted == "all" else [wanted]:
-            print(json.dumps(aot.report(name, target)), flush=True)
+    main(BUILDS)

@@ -1,19 +1,13 @@
-"""Compile the paged attention kernels for GPUs that are not here, with the reports of `tests/rejection/aot.py`.
+"""Paged attention, compiled ahead of time: see `tests/helpers/aot.py`.
 
-python paged_aot.py VARIANT:TARGET...
+PYTHONPATH=src:tests/helpers python tests/kernels/paged_aot.py VARIANT:TARGET...
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
+from collections.abc import Iterable
 
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
-
-import aot
+from aot import DTYPES, flat, main
 
 from specdec.core.kernels.launch import ATTENTION
 from specdec.core.kernels.paged_attention.kernel import (
@@ -24,12 +18,14 @@ from specdec.core.kernels.paged_attention.kernel import (
     tile_of,
 )
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 GROUP = 4
 
 
-def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = "causal", layer: bool = False):
-    """One variant; `layer`: with a window and a softcap."""
+LAYER = ("WINDOWED", "CHUNKED", "CAPPED", "SINKING")
+
+
+def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = "causal", having: Iterable[str] = ()):
+    """One variant. `having`: what its kind of layer has, of `LAYER`."""
     out = "fp32" if ranged else dtype
     types = {"query_ptr": f"*{dtype}", "keys_ptr": f"*{dtype}", "values_ptr": f"*{dtype}", "output_ptr": f"*{out}"}
     types |= dict.fromkeys(("query_stride", "keys_stride", "values_stride"), "i32")
@@ -41,33 +37,40 @@ def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = 
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in tile} | ATTENTION
     constants = tile | {"GROUP": GROUP, "DIM": dim, "VALUE_DIM": dim, "BLOCK_SIZE": 16, "MODE": MODES[mode]}
     constants |= {"PADDED_DIM": padded(dim), "PADDED_VALUE_DIM": padded(dim), "RANGED": ranged}
-    constants |= dict.fromkeys(("WINDOWED", "CHUNKED", "CAPPED", "SINKING"), layer)
-    return aot.flat(attend_pages_kernel, types, constants, options)
+    constants |= {name: name in having for name in LAYER}
+    return flat(attend_pages_kernel, types, constants, options)
 
 
-def joining(dtype: str, dim: int, ranges: int = 16):
+def joining(dtype: str, dim: int, ranges: int = 16, *, sinking: bool = False):
     types = {"totals_ptr": "*fp32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
     types |= {"output_ptr": f"*{dtype}", "sinks_ptr": f"*{dtype}", "num_heads": "i32", "num_ranges": "i32"}
-    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": ranges, "SINKING": False}
-    return aot.flat(join_ranges_kernel, types, constants, {"num_warps": 2} | ATTENTION)
+    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": ranges, "SINKING": sinking}
+    return flat(join_ranges_kernel, types, constants, {"num_warps": 2} | ATTENTION)
 
 
 DECODE, VERIFY, PROMPT = 4, 24, 8192
-LAYER = {"ranged": True, "layer": True}
+GPT_OSS = {"dim": 64, "having": ("WINDOWED", "SINKING")}
 BUILDS = {
     **{f"decode-{t}-{dim}": attention(t, dim, DECODE, ranged=True) for t in DTYPES for dim in (32, 64, 128, 256)},
     **{f"verify-bf16-{dim}": attention("bf16", dim, VERIFY, ranged=True) for dim in (64, 80, 128, 256)},
     **{f"prompt-{t}-{dim}": attention(t, dim, PROMPT, ranged=False) for t in DTYPES for dim in (64, 128, 256)},
-    "prompt-bf16-128-window": attention("bf16", 128, PROMPT, ranged=False, layer=True),
-    **{f"verify-bf16-128-{mode}": attention("bf16", 128, VERIFY, mode=mode, **LAYER) for mode in MODES},
+    "prompt-bf16-128-window": attention("bf16", 128, PROMPT, ranged=False, having=LAYER),
+    **{
+        f"verify-bf16-128-{mode}": attention("bf16", 128, VERIFY, ranged=True, mode=mode, having=LAYER)
+        for mode in MODES
+    },
+    **{f"decode-{t}-64-sinks": attention(t, num_rows=DECODE, ranged=True, **GPT_OSS) for t in DTYPES},
+    **{f"prompt-{t}-64-sinks": attention(t, num_rows=PROMPT, ranged=False, **GPT_OSS) for t in DTYPES},
+    **{
+        f"prompt-bf16-{dim}-sinks": attention("bf16", dim, PROMPT, ranged=False, having=["SINKING"])
+        for dim in (128, 256)
+    },
     **{f"join-{t}-{dim}": joining(t, dim) for t in ("bf16", "fp32") for dim in (64, 128, 256)},
+    **{f"join-{t}-64-sinks": joining(t, 64, sinking=True) for t in DTYPES},
     "join-bf16-128-long": joining("bf16", 128, ranges=64),
+    "join-bf16-64-long-sinks": joining("bf16", 64, ranges=64, sinking=True),
 }
 
 
 if __name__ == "__main__":
-    aot.BUILDS.update(BUILDS)
-    for variant in sys.argv[1:]:
-        wanted, target = variant.split(":")
-        for name in BUILDS if wanted == "all" else [wanted]:
-            print(json.dumps(aot.report(name, target)), flush=True)
+    main(BUILDS)

@@ -15,7 +15,7 @@ from specdec.lab.training.agreement import TRAINERS_FILE, head_agreement
 from specdec.lab.training.data import export_data
 
 HEAD = {"model": "tiny/eagle3", "num_speculative_tokens": 3}
-TRAINER = Path(__file__).parents[2] / "examples" / "train-head" / "train_eagle3.py"
+TRAINER = Path(__file__).parents[2] / "examples" / "train-head" / "train.py"
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +57,16 @@ def test_a_recorded_request_of_one_token_is_replayed_with_a_head(tmp_path):
 
 
 @pytest.mark.full
-def test_a_head_that_is_trained_on_a_recording_is_served_as_it_was_trained(tmp_path):
+@pytest.mark.parametrize("head", ["eagle3", "dflash"])
+def test_a_head_that_is_trained_on_a_recording_is_served_as_it_was_trained(tmp_path, head):
     recording = make(tmp_path / "x", num_prompts=12, output_len=48, max_num_seqs=4, hidden_states=(2, 4, 5, 8, "final"))
     export_data(recording, tmp_path / "data", "speculators", layers=(2, 4, 5))
-    target, head = locate_model("tiny"), tmp_path / "head"
-    asked = ["--target", target, "--layers", "2,4,5", "--steps", "50", "--held-out", tmp_path / "data"]
-    subprocess.run([sys.executable, TRAINER, tmp_path / "data", head, *asked], check=True, cwd=tmp_path)
-    said = json.loads((head / TRAINERS_FILE).read_text())["held_out"]
-    config = {"model": str(head), "num_speculative_tokens": 3}
+    target, folder = locate_model("tiny"), tmp_path / "head"
+    asked = ["--target", target, "--layers", "2,4,5", "--steps", "60"]
+    asked += ["--held-out", tmp_path / "data", "--mask-token-id", "4084"]
+    subprocess.run([sys.executable, TRAINER, head, tmp_path / "data", folder, *asked], check=True, cwd=tmp_path)
+    said = json.loads((folder / TRAINERS_FILE).read_text())["held_out"]
+    config = {"model": str(folder), "num_speculative_tokens": 3}
     rows = head_agreement(recording, recording, config, PluginSettings())
     trained, served = (next(each.depths for each in rows if each.how == how) for how in ("trainer", "teacher-forced"))
     assert list(trained) == said

@@ -58,12 +58,26 @@ def same_requests(found, recording, columns):
         assert torch.equal(states, chosen.flatten(1)[: len(states)])
 
 
-def test_dflash_files_of_specforge_hold_no_state_of_the_target(tmp_path, recording):
-    export_data(recording, tmp_path / "data", "specforge", drafter="dflash", layers=(4, 2))
+@pytest.mark.parametrize(
+    ("drafter", "layers", "last"),
+    [
+        ("eagle3", "aux_hidden_state", "hidden_state"),
+        ("dflash", "hidden_states", None),
+        ("dspark", "hidden_states", "target_last_hidden_states"),
+    ],
+)
+def test_files_of_specforge_have_the_names_shapes_and_dtypes_that_its_trainer_indexes(
+    tmp_path, recording, drafter, layers, last
+):
+    """Its data set takes `[:max_len]` of tokens, and of states after `squeeze(0)`."""
+    export_data(recording, tmp_path / "data", "specforge", drafter=drafter, layers=(4, 2))
     values = torch.load(tmp_path / "data" / "rows_0-2000" / "data_0.ckpt", weights_only=True)
-    assert set(values) == {"input_ids", "loss_mask", "hidden_states"}
-    assert values["hidden_states"].shape == (1, len(values["input_ids"]), 2 * 256)
+    length = len(values["input_ids"])
+    expected = {"input_ids": (length,), "loss_mask": (length,), layers: (1, length, 2 * 256)}
+    expected |= {} if last is None else {last: (1, length, 256)}
+    assert {name: tuple(each.shape) for name, each in values.items()} == expected
     assert values["input_ids"].dtype == values["loss_mask"].dtype == torch.int64
+    assert values[layers].dtype == recording.hidden_states(next(iter(recording)).request_id).dtype
 
 
 def test_specforge_has_2000_files_a_folder(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,19 +236,33 @@ class Replay:
         return rms(y, t["norm.weight"])
 
     def layer(self, layer: int, y: Tensor, rows: Tensor, n: int) -> Tensor:
+        t, stem = self.t, f"layers.{layer}"
+
+        def mlp(s: Tensor) -> Tensor:
+            gate, up, down = (t[f"{stem}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+            return (torch.nn.functional.silu(s @ gate.T) * (s @ up.T)) @ down.T
+
+        s = rms(y, t[f"{stem}.input_layernorm.weight"])
+        y = y + self.sublayer(layer, "self_attn", s, lambda s: self.attention(layer, s, rows, n))
+        return y + self.sublayer(layer, "mlp", rms(y, t[f"{stem}.post_attention_layernorm.weight"]), mlp)
+
+    def sublayer(self, layer: int, name: str, inputs: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a sublayer adds, [W, h]."""
+        return run(inputs)
+
+    def attention(self, layer: int, s: Tensor, rows: Tensor, n: int) -> Tensor:
         t, (heads, kv_heads, head_dim) = self.t, self.made.heads
         names = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
         wq, wk, wv, wo, nq, nk = (t[f"layers.{layer}.self_attn.{name}.weight"] for name in names)
-        slots = n + torch.arange(len(y))
+        slots = n + torch.arange(len(s))
         seen = torch.arange(len(rows))
-        s = rms(y, t[f"layers.{layer}.input_layernorm.weight"])
         q = rope(rms((s @ wq.T).view(-1, heads, head_dim), nq), slots, self.made.theta)
         keys = torch.cat([rows @ wk.T, s @ wk.T]).view(-1, kv_heads, head_dim)
         keys = rope(rms(keys, nk), torch.cat([seen, slots]), self.made.theta)
         values = torch.cat([rows @ wv.T, s @ wv.T]).view(-1, kv_heads, head_dim)
-        visible = torch.ones(len(y), len(keys), dtype=torch.bool)
+        visible = torch.ones(len(s), len(keys), dtype=torch.bool)
         if self.made.causal[layer]:
-            visible[:, len(rows) :] = torch.ones(len(y), len(y)).tril().bool()
+            visible[:, len(rows) :] = torch.ones(len(s), len(s)).tril().bool()
         window = self.made.windows[layer]
         if window is not None:
             visible[:, : len(rows)] &= seen >= n - window
@@ -257,10 +271,7 @@ class Replay:
             group = head * kv_heads // heads
             scores = (q[:, head] @ keys[:, group].T) * head_dim**-0.5
             outputs.append(scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values[:, group])
-        y = y + torch.cat(outputs, dim=-1) @ wo.T
-        s = rms(y, t[f"layers.{layer}.post_attention_layernorm.weight"])
-        gate, up, down = (t[f"layers.{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        return y + (torch.nn.functional.silu(s @ gate.T) * (s @ up.T)) @ down.T
+        return torch.cat(outputs, dim=-1) @ wo.T
 
 
 def rms(x: Tensor, weight: Tensor) -> Tensor:

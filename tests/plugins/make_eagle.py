@@ -37,6 +37,7 @@ class Made:
     mask_id: int | None = None
     renamed: dict[str, str] = field(default_factory=dict)  # beginnings of names: ours -> the file's
     as_bin: bool = False
+    latent: dict[str, Any] | None = None  # sizes and rotary scaling of multi-head latent attention
 
     def save(self) -> Made:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -385,6 +386,61 @@ def flat_peagle(path: Path) -> Made:
     return made
 
 
+LATENT = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+YARN = {
+    "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 1,
+    "mscale": 0.7, "mscale_all_dim": 1.0,
+}  # fmt: skip
+
+
+def latent_attention(weights: Weights, inputs: int, *, q_lora_rank: int | None) -> dict[str, Tensor]:
+    """The attention's tensors by the names behind `self_attn.`."""
+    size, outputs = LATENT, HEADS * (LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"])
+    tensors = {
+        "kv_a_proj_with_mqa.weight": weights.matrix(size["kv_lora_rank"] + size["qk_rope_head_dim"], inputs),
+        "kv_a_layernorm.weight": weights.norm(size["kv_lora_rank"]),
+        "kv_b_proj.weight": weights.matrix(
+            HEADS * (size["qk_nope_head_dim"] + size["v_head_dim"]), size["kv_lora_rank"]
+        ),
+        "o_proj.weight": weights.matrix(H, HEADS * size["v_head_dim"]),
+    }
+    if q_lora_rank is None:
+        return tensors | {"q_proj.weight": weights.matrix(outputs, inputs)}
+    return tensors | {
+        "q_a_proj.weight": weights.matrix(q_lora_rank, inputs),
+        "q_a_layernorm.weight": weights.norm(q_lora_rank),
+        "q_b_proj.weight": weights.matrix(outputs, q_lora_rank),
+    }
+
+
+def latent(path: Path) -> Made:
+    """Kimi's: latent attention in `midlayer`, neighbouring rotary pairs with YaRN, EAGLE-3.1's norms and feedback."""
+    made, weights = specforge(path), Weights(14)
+    made.config |= LATENT | {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2"}
+    made.config |= {"norm_output": True, "rope_scaling": YARN, "rms_norm_eps": 1e-2}
+    made.norm_output, made.latent = True, LATENT | {"yarn": YARN}
+    with_latent_attention(made, weights)
+    return made
+
+
+def latent_flat(path: Path) -> Made:
+    """ModelOpt's: two layers, queries of one projection, no scaling of positions."""
+    made, weights = modelopt(path), Weights(15)
+    made.config |= LATENT | {"q_lora_rank": None, "architectures": ["Eagle3DeepseekV3ForCausalLM"]}
+    made.latent = LATENT | {"q_lora_rank": None, "yarn": None}
+    with_latent_attention(made, weights)
+    return made
+
+
+def with_latent_attention(made: Made, weights: Weights) -> None:
+    for index in range(made.num_layers):
+        stem = f"layers.{index}.self_attn."
+        made.tensors = {name: tensor for name, tensor in made.tensors.items() if not name.startswith(stem)}
+        rank = made.latent["q_lora_rank"]
+        ours = latent_attention(weights, H if index else 2 * H, q_lora_rank=rank)
+        made.tensors |= {stem + name: tensor for name, tensor in ours.items()}
+
+
 MAKERS = (
     safeailab_eagle1,
     eagle1_with_target_embedding,
@@ -404,4 +460,6 @@ MAKERS = (
     narrow,
     peagle,
     flat_peagle,
+    latent,
+    latent_flat,
 )

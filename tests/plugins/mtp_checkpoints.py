@@ -121,6 +121,42 @@ class Module:
         return lambda committed, k: self.rollout(committed, k, target)[0]
 
 
+@dataclass
+class Several:
+    """Modules that each draft the token at their own depth. Every one reads every row; nothing is cached."""
+
+    modules: list[Module]
+
+    @torch.no_grad()
+    def rollout(
+        self, committed: list[int], k: int, target: TargetStates, drafted: list[int] | None = None
+    ) -> tuple[list[int], Tensor]:
+        """See `Module.rollout`."""
+        hidden, tokens, logits = target.of(committed[:-1])["final"], list(committed), []
+        for depth, module in enumerate(self.modules[:k]):
+            table, head = module.parts.get("embed", target.embedding), module.parts.get("head", target.head)
+            ahead = tokens[1 + depth :]  # as many as there are rows
+            pair = [module.normed(table[ahead], "enorm"), module.normed(hidden, "hnorm")]
+            rows = torch.cat(pair[::-1] if module.hidden_first else pair, dim=-1) @ module.parts["proj"].T
+            block = module.layer(rows)
+            logits.append(head @ module.normed(block[-1], "norm"))
+            tokens.append(int(logits[-1].argmax()) if drafted is None else drafted[depth])
+            hidden = module.normed(block, "norm") if module.recycles_normed else block
+        return tokens[len(committed) :], torch.stack(logits)
+
+    def tensors(self, layout: dict[str, str], first: int) -> dict[str, Tensor]:
+        """Of all modules, numbered from `first` on."""
+        return {
+            name: each
+            for index, module in enumerate(self.modules)
+            for name, each in module.tensors(layout, first + index).items()
+        }
+
+    def draft(self, target: TargetStates) -> Callable[[list[int], int], list[int]]:
+        """See `Module.draft`."""
+        return lambda committed, k: self.rollout(committed, k, target)[0]
+
+
 def tiny_module(seed: int = 0, **how: Any) -> Module:
     """A layer of the tiny target's kind and parts that lean on the hidden state, so that some drafts are accepted."""
     generator = torch.Generator().manual_seed(seed)

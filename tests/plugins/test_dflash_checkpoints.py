@@ -214,31 +214,6 @@ def test_the_targets_own_checkpoint_is_not_claimed():
     assert not is_dflash(Checkpoint.open(TINY / "target"))
 
 
-VARIANTS = {
-    "DFlash2": {"architectures": ["DFlash2DraftModel"]},
-    "DFlash2 by type": {"dflash_config.projector_type": "dflash2"},
-    "DFlash2 by field": {"dflash_config.selector_rank": 256},
-    "Domino": {"dflash_config.projector_type": "domino"},
-    "LiLiCorr": {"architectures": ["LiLiCorrDraftModel"]},
-}
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_are_refused_by_name(name, tmp_path):
-    made = change(z_lab(tmp_path), **VARIANTS[name]).save()
-    assert is_dflash(Checkpoint.open(made.path))
-    with pytest.raises(Refusal, match=f"{name.split()[0]} is not implemented"):
-        needs(made)
-
-
-@pytest.mark.parametrize(("kind", "name"), [("dflash2", "DFlash2"), ("xpress", "XPress")])
-def test_variants_of_speculators_are_refused_by_name(kind, name, tmp_path):
-    made = change(speculators(tmp_path), speculators_model_type=kind).save()
-    assert is_dflash(Checkpoint.open(made.path))
-    with pytest.raises(Refusal, match=f"{name} is not implemented"):
-        needs(made)
-
-
 def test_an_unknown_projector_is_refused(tmp_path):
     with pytest.raises(Refusal, match="'sorcery' is not implemented"):
         needs(change(z_lab(tmp_path), **{"dflash_config.projector_type": "sorcery"}))

@@ -12,8 +12,9 @@ import torch
 from block_engines import assert_replayed, generate, nucleus, reported, shipped_prompts, speculate
 from inside import proposer_of
 from make_dflash import BLOCK, Made, N, Replay, V
-from make_walks import DSparkReplay, deepspec, dspark_of_speculators, dspark_over_trained
+from make_dspark import DSparkReplay, deepspec, dspark_of_speculators, dspark_over_trained
 from plugin_helpers import TargetStates
+from sweeps import in_ci_unless
 from test_dflash_checkpoints import change, needs, spec, start
 
 from specdec import LLM, SamplingParams
@@ -60,16 +61,19 @@ def fill_in_recurrent(path: Path) -> Made:
     return dspark_of_speculators(path, from_anchor=False, kind="rnn")
 
 
-MAKERS: list[Callable[[Path], Made]] = [
-    deepspec,
-    gated,
-    recurrent,
-    reads_the_embedding,
-    with_its_own_head,
-    anchor_first,
-    fill_in,
-    fill_in_recurrent,
-]
+MAKERS: dict[str, Callable[[Path], Made]] = {
+    make.__name__: make
+    for make in (
+        deepspec,
+        gated,
+        recurrent,
+        reads_the_embedding,
+        with_its_own_head,
+        anchor_first,
+        fill_in,
+        fill_in_recurrent,
+    )
+}
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +92,14 @@ def sequence(prompt) -> list[int]:
     return [*prompt, *generate(LLM("tiny", max_model_len=256), [prompt])[0]]
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_drafts_of_every_layout_and_head_are_those_of_a_replay(make, prompt, sequence, target, tmp_path):
-    made = make(tmp_path / "draft").save()
+@pytest.mark.parametrize("name", in_ci_unless("fill_in_recurrent", MAKERS))
+def test_drafts_of_every_layout_and_head_are_those_of_a_replay(name, prompt, sequence, target, tmp_path):
+    made = MAKERS[name](tmp_path / "draft").save()
     k = BLOCK - made.first_slot
     assert_replayed(speculate(made, k), DSparkReplay(made, target), sequence, len(prompt), k, NEW)
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("kind", in_ci_unless("rnn", ["vanilla", "gated", "rnn"]))
 def test_accepted_counts_are_those_of_a_replay(kind, prompt, sequence, target, tmp_path):
     made = dspark_over_trained(tmp_path, kind).save()
     assert assert_replayed(speculate(made, 7), DSparkReplay(made, target), sequence, len(prompt), 7) > 0
@@ -114,7 +118,7 @@ def test_without_a_markov_head_slots_are_drawn_alone(prompt, sequence, target, t
     assert_replayed(speculate(made.save(), 4), Replay(made, target), sequence, len(prompt), 4, NEW)
 
 
-@pytest.mark.parametrize("distribution", ["sparse", "dense"])
+@pytest.mark.parametrize("distribution", in_ci_unless("sparse", ["sparse", "dense"]))
 @pytest.mark.parametrize("make", [recurrent, fill_in], ids=lambda make: make.__name__)
 def test_reported_distributions_are_conditioned_on_the_drawn_tokens(make, distribution, prompt, target, tmp_path):
     made = make(tmp_path / "draft").save()
@@ -143,7 +147,7 @@ def test_reported_distributions_are_conditioned_on_the_drawn_tokens(make, distri
 @pytest.mark.parametrize("make", [deepspec, gated, fill_in], ids=lambda make: make.__name__)
 def test_confidence_is_that_of_a_replay_and_never_of_the_drawn_token(make, prompt, target, tmp_path):
     made = make(tmp_path / "draft").save()
-    llm = speculate(made, 4, method="make_walks:Confident", speculative={"draft_sample_method": "probabilistic"})
+    llm = speculate(made, 4, method="make_dspark:Confident", speculative={"draft_sample_method": "probabilistic"})
     params = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True, seed=1)
     sequence = [*prompt, *generate(llm, [prompt], params)[0]]
     replay = DSparkReplay(made, target)

@@ -19,6 +19,7 @@ from make_eagle import (
     N,
     V,
     Weights,
+    latent,
     layer_fields,
     modelopt_final_state,
     narrow,
@@ -266,18 +267,46 @@ def test_a_first_layer_that_reads_no_token_is_refused(tmp_path):
         needs(made)
 
 
-def test_latent_attention_is_refused_by_name(tmp_path):
-    made = change(specforge(tmp_path / "a"), kv_lora_rank=64)
-    with pytest.raises(Refusal, match=r"latent attention .MLA; kv_lora_rank: 64. is not implemented"):
-        needs(made)
+@pytest.mark.parametrize("flag", ["mla_use_nope", "mla_use_output_gate", "mla_use_qk_norm", "mla_of_tomorrow"])
+def test_a_flag_of_latent_attention_that_is_not_implemented_is_refused_by_name(flag, tmp_path):
+    with pytest.raises(Refusal, match=f"its latent attention has {flag}, which is not implemented"):
+        needs(change(latent(tmp_path), **{flag: True}))
+    assert needs(change(latent(tmp_path), **{flag: False})).draft_kv is not None
+
+
+def test_the_draft_kv_of_latent_attention_is_its_keys_and_values(tmp_path):
+    kv = needs(latent(tmp_path)).draft_kv
+    assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.value_head_dim) == (1, 4, 16 + 8, 24)
+
+
+@pytest.mark.parametrize("size", ["qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"])
+def test_latent_attention_without_one_of_its_sizes_is_an_error(size, tmp_path):
+    with pytest.raises(ConfigError, match=f"SD-E170 .*{size}"):
+        needs(change(latent(tmp_path), **{size: None}))
+
+
+def test_tensors_of_latent_attention_without_its_rank_are_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"SD-E170 .*'kv_lora_rank'"):
+        needs(change(latent(tmp_path), kv_lora_rank=None))
+
+
+@pytest.mark.parametrize("changed", [{"q_lora_rank": None}, {"kv_lora_rank": 16}, {"v_head_dim": 8}], ids=str)
+def test_latent_attention_of_other_sizes_than_stated_is_an_error(changed, tmp_path):
+    with pytest.raises(ConfigError, match=r"SD-E17[245]"):
+        start(change(latent(tmp_path), **changed))
+
+
+def test_latent_attention_of_an_eagle1_head_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="EAGLE-1 with multi-head latent attention"):
+        needs(change(safeailab_eagle1(tmp_path), kv_lora_rank=64))
 
 
 VARIANTS = {
-    "layers.0.self_attn.kv_a_proj_with_mqa.weight": "latent attention",
     "parallel_draft_heads.0.medusa_layers.0.linear.weight": "Medusa heads",
     "layers.1.hidden_norm.weight": "multi-layer EAGLE-3",
     "layers.0.mlp.gate_proj.weight_scale": "quantized",
     "embed_layernorm.weight": "norms around its projection",
+    "pre_lm_head_layernorm.weight": "norms around its projection",
 }
 
 

@@ -10,7 +10,7 @@ import make_eagle
 import pytest
 import torch
 from inside import proposer_of
-from make_eagle import Made, narrow, peagle, safeailab_eagle1, speculators, trained
+from make_eagle import Made, latent, narrow, peagle, safeailab_eagle1, speculators, trained, wrapped_eagle1
 from plugin_helpers import GREEDY, TINY, TargetStates
 from replay_eagle import Replay
 from replaying import continued, tiny_prompts, tiny_truth
@@ -78,6 +78,7 @@ def assert_distributions_are_those_drawn_from(llm: LLM, made: Made, replay: Repl
         (safeailab_eagle1, "dense"),
         (speculators, "sparse"),
         (peagle, "dense"),
+        (latent, "sparse"),
         (None, "sparse"),
         *(
             pytest.param(make, distribution, marks=pytest.mark.full)
@@ -104,11 +105,15 @@ def test_a_shared_head_brings_the_targets_logit_scale(tmp_path):
     assert_distributions_are_those_drawn_from(llm, made, Replay(made, TargetStates(target)), logit_scale=0.25)
 
 
-@pytest.mark.parametrize("make", [safeailab_eagle1, speculators], ids=["targets-head", "own-head"])
-def test_a_checkpoint_may_state_a_logit_scale_of_its_own(make, tmp_path):
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [(safeailab_eagle1, None), (speculators, None), (wrapped_eagle1, "model")],
+    ids=["targets-head", "own-head", "wrapped"],
+)
+def test_a_checkpoint_may_state_a_logit_scale_of_its_own(make, where, tmp_path):
     """It wins over the target's."""
     made = make(tmp_path / "draft")
-    made.config["logit_scale"] = 0.25
+    (made.config[where] if where else made.config)["logit_scale"] = 0.25
     target = scaled_target(tmp_path / "target", 2.0)
     llm = engine(made.save(), "dense", str(target))
     assert_distributions_are_those_drawn_from(llm, made, Replay(made, TargetStates(target)), logit_scale=0.25)

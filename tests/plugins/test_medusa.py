@@ -347,3 +347,18 @@ def test_heads_run_in_a_dtype_or_quantization_of_their_own(settings, directory):
     assert continued(llm, tiny_prompts()[:2]) == tiny_truth()[:2]
     weight = proposer_of(llm).network.blocks[0].layers[0].weight
     assert (weight.dtype == torch.bfloat16) == ("dtype" in settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"model_type": "recurrent_drafting_drafter", "exit_dim": 512, "rnn": True}, "ReDrafter"),
+        ({"model_type": "mlp_speculator", "n_predict": 3}, "MLP speculator"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"], "n_predict": 3}, "MLP speculator"),
+    ],
+    ids=["redrafter", "mlp-speculator", "by-a-key"],
+)
+def test_relatives_are_recognised_and_refused_by_name(config, name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Refusal, match=f"a checkpoint of {name} .* is not implemented"):
+        LLM("tiny", speculative_config={"model": str(tmp_path), "num_speculative_tokens": 3}, max_model_len=64)

@@ -13,7 +13,7 @@ from plugin_helpers import TINY
 from replaying import speculate
 from safetensors.torch import load_file, save_file
 
-from specdec.plugins.mtp.checkpoint import one_layer
+from specdec.plugins.mtp.checkpoint import module_layers
 from specdec.plugins.mtp.layouts import find_modules
 from specdec.plugins.mtp.recognise import is_mtp
 from specdec.sdk import Checkpoint, Refusal, SpecdecError
@@ -48,6 +48,9 @@ def test_a_target_without_a_module_is_refused_with_where_it_looked(tmp_path):
     ("name", "layout"),
     [
         ("model.mtp.layers.0.eh_proj.weight", "MiMo-V2"),
+        ("model.layers.9.transformer.self_attn.q_proj.weight", "Step-3.5"),
+        ("language_model.model.mtp.layers.0.transformer_layer.self_attn.q_proj.weight", "MiniMax-M3"),
+        ("model.mtp.layers.0.input_proj.weight", "Inkling"),
         ("mtp.layers.0.eh_proj.weight", "Nemotron-H"),
         ("pre_projection.weight", "Gemma-4 assistant"),
         ("mtp.0.e_proj.weight", "DeepSeek-V4"),
@@ -172,7 +175,7 @@ def test_the_layer_is_a_full_attention_layer_with_or_without_experts():
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     }
     common = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    sparse, dense = one_layer(config, sparse=True), one_layer(config, sparse=False)
+    sparse, dense = module_layers(config, sparse=[True]), module_layers(config, sparse=[False])
     assert sparse == common | {"first_k_dense_replace": 0, "mlp_layer_types": ["sparse"]}
     assert dense == common | {"first_k_dense_replace": 1, "mlp_layer_types": ["dense"]}
 

@@ -511,7 +511,7 @@ def test_experimental_notice_is_told_once_of_each_plugin_that_is_not_packaged(ta
     for _ in range(3):
         load_proposer(ResolvedProposer(plugin, Fine, None), config, target)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told == [f"proposer {plugin}: API 0.1 is experimental and may change"] * times
+    assert told == [f"proposer {plugin}: API 0.2 is experimental and may change"] * times
 
 
 @pytest.mark.parametrize(("name", "here"), [("load_model", "bind(target, services)"), ("get_candidates", "propose")])

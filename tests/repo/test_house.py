@@ -62,6 +62,6 @@ def test_files_stay_small(path: Path) -> None:
 
 def test_an_engine_is_looked_into_in_one_place() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    code = sources("tests", "benchmarks", "adapters", "testing", "cli")
+    code = sources("tests", "benchmarks", "adapters", "testing", "lab", "cli")
     files = [path for path in (*code, *pages) if path.name != "inside.py"]
     assert [path.name for path in files if re.search(r"\bengine\.(?=parts\b)", path.read_text())] == []

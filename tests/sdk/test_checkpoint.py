@@ -157,3 +157,20 @@ def test_reading_a_checkpoint_loads_no_torch(tmp_path):
         "assert Checkpoint.open(sys.argv[1]).shapes == {'a': (2,)}; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
+
+
+def test_an_adapter_is_no_checkpoint_and_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"(?s)SD-E286 .*is an adapter of PEFT.*Uno") as caught:
+        Checkpoint.open(tmp_path)
+    assert str(tmp_path / "adapter_config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", "model", "transformer_layer_config"])
+@pytest.mark.parametrize(
+    ("stated", "factor"), [({"logit_scale": 0.25}, 0.25), ({"logits_scaling": 8}, 0.125), ({}, None)]
+)
+def test_a_logit_scale_is_read_wherever_a_format_keeps_it(key, stated, factor, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({key: stated} if key else stated))
+    assert Checkpoint.open(tmp_path).logit_scale == factor

@@ -60,6 +60,9 @@ CAUGHT = [
     ("length_ignores_the_draw", distribution_mutants.TrimsUnluckyTokens),
     ("length_ignores_the_draw", distribution_mutants.TrimsFromTheSecond),
     ("distribution_ignores_the_draw", distribution_mutants.SharpensAfterTheDraw),
+    ("confidence_ignores_the_draw", distribution_mutants.SaysHowLikelyTheDrawIs),
+    ("confidence_ignores_the_draw", distribution_mutants.SaysWhatComesOfIt),
+    ("declared_confidence_is_given", distribution_mutants.DeclaresItsConfidenceOnly),
     ("greedy_equality", state_mutants.ShiftsTheWeights),
     ("saved_state", state_mutants.SavesNothing),
     ("saved_state", state_mutants.OnlySaves),
@@ -67,6 +70,7 @@ CAUGHT = [
     ("drawn_distribution_is_reported_distribution", distribution_mutants.ReportsAnotherTemperature),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.OneNumberForAll),
     ("output_distribution_is_exact", distribution_mutants.OnePercentOff),
+    ("output_distribution_is_exact", distribution_mutants.SaysHowLikelyTheDrawIs),
     ("output_distribution_is_exact", distribution_mutants.ReportsAnotherTemperature),
     ("greedy_equality_under_pressure", state_mutants.ShiftsTheWeightsWhenPreempted),
     ("memory_does_not_grow", state_mutants.CountsForever),
@@ -76,6 +80,7 @@ GOOD = [
     pytest.param(good_proposers.Followers, marks=pytest.mark.ci),
     pytest.param(good_proposers.SharedFollowers, marks=pytest.mark.ci),
     pytest.param(good_proposers.Waves, marks=pytest.mark.ci),
+    pytest.param(good_proposers.ConfidentWaves, marks=pytest.mark.ci),
     good_proposers.HiddenMean,
 ]
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from .counts import Counts, place
 from .graphs import NOT_PERMITTED, Graph, Stream
-from .memory import Heap, Pool, size_of
+from .memory import POISON, Heap, Pool, size_of
 from .operators import Operators, held
 from .structures import mapped, tensors_in
 from .tensor import DeviceTensor
@@ -48,6 +48,7 @@ class EmulatedCuda:
         self.mode = _Mode(self)
         self._pools: dict[tuple[int, int], tuple[Any, Pool]] = {}
         self._pinned: dict[int, Tensor] = {}  # address -> kept, so that no other tensor gets it
+        self._coming: list[tuple[Tensor, Tensor]] = []  # where on the host, and what is there after the next wait
         self._streams: dict[int, Stream] = {}
         self._defaults: dict[int, Stream] = {}
 
@@ -105,6 +106,9 @@ class EmulatedCuda:
         """The host waits for the device. Raises RuntimeError inside of a capture."""
         self._refuse_in_capture(what)
         self.counts.waits[f"{what} @ {place()}"] += 1
+        for where, values in self._coming:
+            where.copy_(values)
+        self._coming.clear()
 
     def _refuse_in_capture(self, what: str) -> None:
         if self.capture is None or (self.capture.mode != "global" and not self._records()):
@@ -131,10 +135,19 @@ class EmulatedCuda:
         if not (non_blocking and self.is_pinned(source)):
             self.wait(f"{what}, not both pinned and non_blocking")
 
-    def download(self, target: Tensor | None, *, non_blocking: bool) -> None:
-        """Numbers come from a device; into pinned memory nobody waits for them."""
-        if not (non_blocking and target is not None and self.is_pinned(target)):
-            self.wait("copy to the host")
+    def download(self, target: Tensor | None, values: Tensor, *, non_blocking: bool) -> Tensor:
+        """Values come from a device, to a target or to new memory, which is pinned for those that nobody waits for.
+
+        They are there after the next wait; until then the memory holds what shows.
+        """
+        made = torch.empty_like(values) if target is None else target
+        if non_blocking and (target is None or self.is_pinned(target)):
+            self._refuse_in_capture("copy to the host")
+            self._coming.append((made, values.clone()))
+            made.reshape(-1).view(torch.uint8).fill_(POISON)
+            return made
+        self.wait("copy to the host")
+        return made.copy_(values)
 
     # ------------------------------------------------------------------ work
     def finish(

@@ -108,8 +108,8 @@ class Operators:
         non_blocking = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         to = target.device if target is not None else kwargs.get("device") or source.device
         if to.type == "cpu":
-            self._cuda.download(target, non_blocking=non_blocking)
-            return operator(*mapped(args, held), **kwargs)
+            values = held(source).to(kwargs.get("dtype") or source.dtype)
+            return self._cuda.download(target, values, non_blocking=non_blocking)
         sent = not isinstance(source, DeviceTensor) and (name == "_to_copy" or source.dim() > 0)
         if sent:
             self._cuda.upload(source, "copy to the device", non_blocking=non_blocking)

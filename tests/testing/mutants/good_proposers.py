@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -152,6 +153,19 @@ class Waves:
 
     def lengths(self, step: StepView, token_ids: Tensor, distribution: Tensor) -> Tensor:
         return step.budget
+
+
+class ConfidentWaves(Waves):
+    """The same, and says how likely the likeliest token is."""
+
+    needs = Waves.needs.replace(confidence=True)
+
+    def propose(self, step: StepView) -> Draft:
+        draft = super().propose(step)
+        return replace(draft, confidence=self.confidence(draft.token_ids, draft.distribution.draft_logits))
+
+    def confidence(self, token_ids: Tensor, distribution: Tensor) -> Tensor:
+        return distribution.softmax(-1).amax(-1)
 
 
 def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:

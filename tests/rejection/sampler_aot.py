@@ -1,28 +1,14 @@
-"""Compile the sampler's kernels for GPUs that are not here, and read the machine code.
+"""The sampler's kernels, compiled ahead of time: see `tests/helpers/aot.py`.
 
-    python aot.py VARIANT:TARGET...
-
-prints one JSON object per variant and target; the variant `all` stands for every one. It needs a process of its own,
-because a process either interprets kernels or compiles them.
+PYTHONPATH=src:tests/helpers python tests/rejection/sampler_aot.py VARIANT:TARGET...
 """
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime.jit import JITFunction
+from aot import DTYPES, Build, flat, main
 
 from specdec.core.kernels.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
 from specdec.core.kernels.row_filter import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, num_passes
@@ -40,36 +26,7 @@ from specdec.core.kernels.verdict import (
 )
 from specdec.core.kernels.verdict.kernel import verdict_kernel
 
-BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_89": GPUTarget("cuda", 89, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
-INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TILES = 32  # tiles of 8192 that a vocabulary of up to 262144 needs
-VEC = [["tt.divisibility", 16]]
-
-
-@dataclass(frozen=True)
-class Build:
-    """One kernel with everything that decides its code."""
-
-    kernel: JITFunction
-    signature: dict[str, Any]
-    constants: dict[str, Any]
-    aligned: set[tuple[int, ...]]  # arguments that are multiples of 16: pointers, and strides of padded rows
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def flat(kernel: JITFunction, types: dict[str, str], constants: dict[str, Any], options: dict[str, Any]) -> Build:
-    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    wide = [name for name in kernel.arg_names if name.endswith(("_ptr", "_stride")) or name == "vocab_size"]
-    aligned = {(kernel.arg_names.index(name),) for name in wide if name not in kernel.do_not_specialize}
-    return Build(kernel, signature, constants, aligned, options)
 
 
 def statistics(dtype: str, skip_last: bool) -> Build:
@@ -155,67 +112,5 @@ BUILDS: dict[str, Build] = {
 }  # fmt: skip
 
 
-def compiled(build: Build, target: GPUTarget) -> CompiledKernel:
-    source = ASTSource(build.kernel, build.signature, build.constants, dict.fromkeys(build.aligned, VEC))
-    options = {k: v for k, v in build.options.items() if k != "maxnreg" or target.backend == "cuda"}
-    return triton.compile(source, target=target, options=options)
-
-
-def report(name: str, target: str) -> dict[str, Any]:
-    """What the machine code of a variant uses."""
-    kernel = compiled(BUILDS[name], TARGETS[target])
-    facts: dict[str, Any] = {"variant": name, "target": target, "shared_bytes": kernel.metadata.shared}
-    facts["tile_per_thread"] = TILE // (32 * kernel.metadata.num_warps)
-    return facts | (_amd(kernel.asm["amdgcn"]) if target.startswith("gfx") else _nvidia(kernel.asm["cubin"]))
-
-
-def _amd(text: str) -> dict[str, Any]:
-    found = {key: int(value) for key, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text)}
-    wide = len(re.findall(r"(?:global|buffer)_load_dwordx4", text))
-    return {"registers": found["vgpr_count"], "spills": found["vgpr_spill_count"], "wide_loads": wide}
-
-
-def _nvidia(cubin: bytes) -> dict[str, Any]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = _tool("cuobjdump", "-res-usage", file.name)
-        blocks = basic_blocks(_tool("nvdisasm", "-c", file.name))
-    registers, stack, local = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK", "LOCAL"))
-    spills = sum(code.startswith(("STL", "LDL")) for block in blocks for code in block)
-    wide = sum(code.startswith("LDG") and ".128" in code for block in blocks for code in block)
-    facts = {"registers": registers, "stack_bytes": stack, "local_bytes": local, "spills": spills}
-    return facts | {"wide_loads": wide, "exp2_blocks": [[len(b), _count(b, "MUFU.EX2")] for b in blocks if _hot(b)]}
-
-
-def _hot(block: list[str]) -> bool:
-    """A block that works through a tile: it takes at least sixteen powers per thread."""
-    return _count(block, "MUFU.EX2") >= 16
-
-
-def _count(block: list[str], code: str) -> int:
-    return sum(other.startswith(code) for other in block)
-
-
-def _tool(name: str, *arguments: str) -> str:
-    return subprocess.run([str(BIN / name), *arguments], capture_output=True, text=True, check=True).stdout
-
-
-def basic_blocks(sass: str) -> list[list[str]]:
-    """Opcodes between labels and jumps."""
-    blocks: list[list[str]] = [[]]
-    for line in sass.splitlines():
-        if line.startswith(".L_"):
-            blocks.append([])
-        if found := INSTRUCTION.match(line):
-            blocks[-1].append(found[1])
-            if found[1].startswith(("BRA", "EXIT", "RET")):
-                blocks.append([])
-    return blocks
-
-
 if __name__ == "__main__":
-    for variant in sys.argv[1:]:
-        wanted, target = variant.split(":")
-        for name in BUILDS if wanted == "all" else [wanted]:
-            print(json.dumps(report(name, target)), flush=True)
+    main(BUILDS)

@@ -1,0 +1,93 @@
+"""Layers that keep a state, while `generate` runs: as in our engine, and not as in transformers' cache.
+
+A pass computes drafts on a copy of the state, and the next one reads the inputs of those that were accepted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+)
+
+from specdec.core.host import Backend, Mixers, StatePass, StateStore, mixers_in
+
+CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+"""Names by which models take their cache."""
+
+
+class States:
+    """Those of one text at a time."""
+
+    def __init__(self, mixers: Mixers, num_drafts: int, device: torch.device) -> None:
+        """num_drafts: the most of a pass."""
+        self.store = StateStore(mixers.layouts, 1, num_drafts, device)
+        self._mixers = mixers
+
+    @classmethod
+    def of(cls, model: Any, num_drafts: int, backend: Backend) -> States | None:
+        """None: no layer of the model keeps one. Raises UnsupportedModelError SD-E144, SD-E260."""
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+        config = model.config.get_text_config(decoder=True)
+        mixers = mixers_in(model, config, lambda: model(input_ids=tokens, use_cache=False))
+        if mixers is None:
+            return None
+        mixers.exchange(backend.recurrences())
+        return cls(mixers, num_drafts, model.device)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """The modules compute with these states meanwhile."""
+        self._mixers.install()
+        try:
+            yield
+        finally:
+            self._mixers.remove()
+
+    def pass_over(self, states: StatePass) -> AbstractContextManager[None]:
+        """The modules compute this pass."""
+        return self._mixers.pass_over(states)
+
+    def hand_over(self, cache: DynamicCache, num_accepted: int) -> None:
+        """Give the cache the states after the accepted drafts of the last pass."""
+        with torch.no_grad():
+            self._mixers.hand_over(cache, self.store, 0, num_accepted)
+
+
+def new_cache(config: Any) -> DynamicCache:
+    """transformers' own for a model whose layers keep a state, but that layers with a window keep all tokens: what
+    leaves a window for a rejected draft is lost.
+    """
+    cache = DynamicCache(config=config)
+    cache.layers = [_without_window(layer) for layer in cache.layers]
+    return cache
+
+
+def _without_window(layer: Any) -> Any:
+    if not isinstance(layer, LinearAttentionCacheLayerMixin):
+        return DynamicLayer()
+    both = isinstance(layer, DynamicLayer)
+    return LinearAttentionAndFullAttentionLayer(layer.number_of_states) if both else layer
+
+
+def is_filled(cache: Any) -> bool:
+    """Whether a cache holds anything of a text."""
+    stateful = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    attending = any(layer.get_seq_length() > 0 for layer in cache.layers if isinstance(layer, CacheLayerMixin))
+    return attending or any(any(layer.has_previous_state.values()) for layer in stateful)
+
+
+def crop(cache: DynamicCache, length: int) -> None:
+    """Drop keys and values beyond so many tokens."""
+    for layer in cache.layers:
+        surplus = layer.get_seq_length() - length if isinstance(layer, DynamicLayer) else 0
+        if surplus > 0:
+            DynamicLayer.crop(layer, -surplus)

@@ -1,0 +1,150 @@
+"""Which modules of a model keep a state, and whether they can be run request by request.
+
+They are found in a first pass, by what they store in transformers' cache layers: nothing is read from their names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin, get_layer_types_and_kwargs
+
+from specdec.sdk.errors import UnsupportedModelError
+
+from .mixers import NUM_CHECKED, Forward, Mixer, Mixers, agree
+from .model_class import no_interface
+
+_CACHE_ARGUMENTS = ("cache_params", "past_key_values")
+_INTERRUPTED = 4  # inputs of a module's check after which it is interrupted
+
+
+def state_layers(config: Any) -> dict[int, LinearAttentionCacheLayerMixin]:
+    """Layers that keep a state, or nothing, by number: as transformers' own cache for this configuration has them."""
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception:  # a configuration that transformers makes no such cache of
+        return {}
+    return {i: layer for i, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)}
+
+
+_NOTHING = {"mlp", "moe"}
+
+
+def storing_nothing(config: Any) -> set[int]:
+    """Layers that transformers' cache has a place for and that store nothing there."""
+    try:
+        types = get_layer_types_and_kwargs(config)[0]
+    except Exception:  # as above
+        return set()
+    return {i for i, layer_type in enumerate(types) if layer_type in _NOTHING}
+
+
+@contextmanager
+def recorded(model: nn.Module, config: Any) -> Iterator[list[Mixer]]:
+    """The modules that store a state in a pass over one text, in the order in which they are called."""
+    layers = state_layers(config)
+    found: list[Mixer] = []
+    candidates = [_candidate(module, layers) for module in _innermost(model, layers)] if layers else []
+    for mixer in candidates:
+        mixer.module.forward = _recording(mixer, found)
+    try:
+        yield found
+    finally:
+        for mixer in candidates:
+            mixer.restore()
+
+
+def _recording(mixer: Mixer, found: list[Mixer]) -> Forward:
+    def forward(*args: Any, **named: Any) -> Any:
+        output = mixer.record(args, named)
+        if mixer.layout.tensors:
+            found.append(mixer)
+        return output
+
+    return forward
+
+
+def _innermost(model: nn.Module, layers: Mapping[int, Any]) -> list[nn.Module]:
+    """Modules of these layers that take a cache, without those around them."""
+    taking = {name: module for name, module in model.named_modules() if _argument(module, layers) is not None}
+    return [
+        module for name, module in taking.items() if not any(other.startswith(f"{name}.") for other in taking)
+    ]  # fmt: skip
+
+
+def _argument(module: nn.Module, layers: Mapping[int, Any]) -> str | None:
+    if vars(module).get("layer_idx") not in layers:
+        return None
+    names = inspect.signature(module.forward).parameters
+    return next((name for name in _CACHE_ARGUMENTS if name in names and "hidden_states" in names), None)
+
+
+def _candidate(module: nn.Module, layers: Mapping[int, LinearAttentionCacheLayerMixin]) -> Mixer:
+    argument = _argument(module, layers)
+    assert argument is not None
+    return Mixer(module, argument, deepcopy(layers[vars(module)["layer_idx"]]))
+
+
+def mixers_in(model: nn.Module, config: Any, run: Callable[[], object]) -> Mixers | None:
+    """The modules of a model that transformers runs, which compute ragged batches while they are installed. None: no
+    layer keeps a state.
+
+    config: of its text. run: a pass over one new text.
+    Raises UnsupportedModelError SD-E144 or SD-E260 if a layer keeps a state that is not found or not served.
+    """
+    layers = state_layers(config).keys() - storing_nothing(config)
+    if not layers:
+        return None
+    try:
+        with torch.inference_mode(), recorded(model, config) as found:
+            run()
+    except Exception as error:  # modelling code that expects a cache of its own
+        raise no_interface(config, f"{type(error).__name__}: {error}") from error
+    missing = layers - {mixer.layer for mixer in found}
+    if missing:
+        raise no_interface(config, f"layers {sorted(missing)} keep a state outside of transformers' cache")
+    mixers = made_ragged(config.model_type, found)
+    if mixers is not None:
+        mixers.remove()
+    return mixers
+
+
+def made_ragged(model_type: str, found: Sequence[Mixer]) -> Mixers | None:
+    """The modules, made to compute ragged batches. None: there are none. Raises UnsupportedModelError SD-E260."""
+    checked: dict[type[nn.Module], bool] = {}
+    for mixer in found:
+        kind = type(mixer.module)
+        if kind not in checked:
+            checked[kind] = _goes_on_by_token(model_type, mixer)
+        mixer.by_token = checked[kind]
+    if not found:
+        return None
+    mixers = Mixers(found)
+    mixers.install()
+    return mixers
+
+
+def _goes_on_by_token(model_type: str, mixer: Mixer) -> bool:
+    """Whether a module goes on from a state for one token only. Raises UnsupportedModelError if not even for one."""
+    tensors = [name for name, value in mixer.others.items() if isinstance(value, Tensor)]
+    if tensors:
+        raise _unserved(model_type, mixer, f"it reads tensors besides its hidden states: {', '.join(tensors)}")
+    whole = mixer.sample()
+    if not isinstance(whole, Tensor) or whole.shape[:2] != (1, NUM_CHECKED):
+        raise _unserved(model_type, mixer, "it returns something else than one row for each token")
+    for mixer.by_token in (False, True):
+        if agree(mixer.sample(interrupted=_INTERRUPTED), whole):
+            return mixer.by_token
+    raise _unserved(model_type, mixer, "it does not go on from a state as it does within one text")
+
+
+def _unserved(model_type: str, mixer: Mixer, reason: str) -> UnsupportedModelError:
+    facts = {"model_type": model_type, "layer": type(mixer.module).__name__, "reason": reason}
+    return UnsupportedModelError("SD-E260", "a layer of this model keeps a state in a way that is not served", facts)

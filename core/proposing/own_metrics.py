@@ -1,0 +1,39 @@
+"""Figures that a proposer publishes of itself, checked before anybody sees them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from numbers import Real
+
+from specdec.sdk.errors import PluginId, ProposerError
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def own_metrics(publish: Callable[[], object], plugin: PluginId) -> dict[str, float]:
+    """By name behind `proposer_` and the proposer's name. Raises ProposerError SD-E230 for what is no metric."""
+    published = publish()
+    if not isinstance(published, Mapping):
+        raise _unusable(f"a {type(published).__name__}", plugin)
+    for name, value in published.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise _unusable(f"the name {name!r:.80}", plugin)
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise _unusable(f"{name}: {value!r:.80}", plugin)
+    return {f"proposer_{_slug(plugin)}_{name}": float(value) for name, value in published.items()}
+
+
+def _slug(plugin: PluginId) -> str:
+    """Its name, of a class path the class's, as a part of a metric's name."""
+    return re.sub(r"[^a-z0-9]+", "_", re.split(r"[.:]", plugin.name)[-1].lower()).strip("_")
+
+
+def _unusable(found: str, plugin: PluginId) -> ProposerError:
+    facts = {
+        "expected": "a mapping of names (lower-case letters, digits and underscores) to finite numbers",
+        "found": found,
+        "effect": "metrics are shown without this proposer's own",
+    }
+    return ProposerError("SD-E230", "the proposer published metrics that cannot be shown", facts, plugin=plugin)

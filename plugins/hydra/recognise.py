@@ -1,0 +1,16 @@
+"""Which checkpoints this proposer is for."""
+
+from __future__ import annotations
+
+from specdec.sdk import Checkpoint, Registry, hookimpl
+
+
+@hookimpl
+def register_speculator_config(registry: Registry) -> None:
+    """Hydra heads of every kind; those that are not implemented are refused by name."""
+    registry.add("hydra", is_hydra)
+
+
+def is_hydra(checkpoint: Checkpoint) -> bool:
+    """By what config.json states: `hydra_num_heads`."""
+    return checkpoint.config.get("hydra_num_heads") is not None

@@ -1,0 +1,128 @@
+"""Several modules in a row, each of which drafts the token at its own depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import Draft, Services, StepView
+from specdec.sdk.model_proposer import DraftSampler, DrawRule, per_request, width_of
+
+from .network import MtpModule
+
+
+class ModuleChain:
+    """Module k drafts the (k + 1)-th token (arXiv 2412.19437). Letters: B, b requests, M rows of all, K modules.
+
+    Row i of module k reads the token at i + 1 + k and what module k - 1 made of row i; module 0 reads the target's
+    hidden states. So the last k rows of module k have to wait for tokens behind the newest. `observe` runs the rows
+    that waited for what the step decided, and keeps the last output of each module. `propose` runs the k rows that
+    wait on the drafts instead, and the next `observe` runs them again. So every row that is read is one that a fresh
+    pass over the committed tokens would write.
+    """
+
+    def __init__(self, modules: Sequence[MtpModule], services: Services) -> None:
+        self._modules, self._services = modules, services
+        target, dtype = services.target, modules[0].embedding_norm.weight.dtype
+        shape = target.max_num_seqs, len(modules), target.hidden_size
+        self._decided = torch.zeros(shape, dtype=dtype, device=services.device)
+        """Of the request in each row the last output of each module whose tokens are decided."""
+        self._captured_observe = services.capture(self._observe_each)
+        self._captured_drafts: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
+
+    def observe(self, step: StepView) -> None:
+        """Run the rows whose tokens the step decided."""
+        kept, width = step.kept, width_of(step)
+        assert kept.hidden is not None, "declared"
+        places, before = (step.rows, kept.kept_start, kept.num_kept), self._decided[step.rows]
+        columns = kept.next_token_ids, kept.hidden
+        if width is None:
+            decided = self._observe(*places, before, kept.cu_rows, *columns)
+        else:
+            decided = self._captured_observe(*places, before, *per_request(step, width, *columns))
+        self._decided[step.rows] = decided
+
+    def propose(self, step: StepView, chosen: Tensor | None, num_tokens: int, sampler: DraftSampler) -> Draft:
+        """Draft so many tokens for the requests at the places `chosen` [b], None for all."""
+        rows, starts = step.rows, step.kept.next_position
+        if chosen is not None:
+            rows, starts = rows[chosen], starts[chosen]
+        key = sampler.rule.form, num_tokens
+        if key not in self._captured_drafts:
+            self._captured_drafts[key] = self._services.capture(partial(self._drafts, sampler.rule, num_tokens))
+        numbers = sampler.numbers(num_tokens)
+        return sampler.draft_of(*self._captured_drafts[key](rows, starts, self._decided[rows], *numbers))
+
+    def _observe_each(
+        self, rows: Tensor, starts: Tensor, num_kept: Tensor, before: Tensor, token_ids: Tensor, hidden: Tensor
+    ) -> Tensor:
+        """As `_observe`, of token_ids [b, W] and hidden [b, W, H] with the same number of entries per request."""
+        cu_rows = torch.arange(len(rows) + 1, device=rows.device) * token_ids.shape[1]
+        return self._observe(rows, starts, num_kept, before, cu_rows, token_ids.flatten(), hidden.flatten(0, 1))
+
+    def _observe(
+        self,
+        rows: Tensor,  # [B]
+        starts: Tensor,  # [B], of the kept rows
+        num_kept: Tensor,  # [B]
+        before: Tensor,  # [B, K, H], what the step before gave
+        cu_rows: Tensor,  # [B+1]
+        token_ids: Tensor,  # [M], after each kept row
+        hidden: Tensor,  # [M, H]
+    ) -> Tensor:
+        """The last decided output of each module: [B, K, H]. Of a module that has none yet, anything."""
+        decided: list[Tensor] = []
+        for depth in range(len(self._modules)):
+            edge = before[:, depth - 1]
+            hidden = self._run(depth, rows, starts, cu_rows, token_ids, edge, hidden)
+            last = num_kept - 1 - (depth - starts).clamp(min=0)
+            decided.append(hidden[cu_rows[:-1] + last.clamp(min=0)])
+        return torch.stack(decided, dim=1)
+
+    def _drafts(
+        self, rule: DrawRule, num_tokens: int, rows: Tensor, starts: Tensor, decided: Tensor, *numbers: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Drafts behind `starts` [b], the newest positions. See `DrawRule`."""
+        drawing, each = rule.drawing(numbers, num_tokens), torch.arange(len(rows), device=rows.device)
+        drawn = [drawing.draw(self._modules[0].logits(decided[:, 0]))]
+        outputs = decided[:, :0]
+        for depth in range(1, num_tokens):
+            edge, tokens = decided[:, depth - 1], torch.stack(drawn, dim=1)
+            cu_rows = torch.arange(len(rows) + 1, device=rows.device) * depth
+            previous = torch.cat(
+                [outputs, edge[:, None]], dim=1
+            )  # as many as this module has rows; the last is not read
+            flat = self._run(depth, rows, starts, cu_rows, tokens.flatten(), edge, previous.flatten(0, 1))
+            outputs = flat.view(len(rows), depth, -1)
+            last = outputs[each, starts.clamp(max=depth) - 1]
+            drawn.append(drawing.draw(self._modules[depth].logits(last)))
+        return drawing.result()
+
+    def _run(
+        self,
+        depth: int,
+        rows: Tensor,  # [B]
+        starts: Tensor,  # [B], the position before the first token
+        cu_rows: Tensor,  # [B+1]
+        token_ids: Tensor,  # [M]
+        edge: Tensor,  # [B, H], what the module before gave in front of its outputs here
+        previous: Tensor,  # [M, H], its outputs
+    ) -> Tensor:
+        """The outputs [M, H] of a module whose rows wait for these tokens: from `starts - depth` on, or from 0.
+
+        A text shorter than that has no such rows in front. Then the last ones get any content, and are overwritten.
+        """
+        index = torch.arange(len(token_ids), device=rows.device)
+        owner = torch.searchsorted(cu_rows[1:], index, right=True)
+        offset, missing = index - cu_rows[owner], (depth - starts).clamp(min=0)[owner]
+        token_ids = token_ids[(index + missing).clamp(max=len(token_ids) - 1)].clamp(min=0)
+        first = (starts - depth).clamp(min=0)
+        if depth:
+            shifted = torch.where((offset == 0)[:, None], edge[owner], previous[(index - 1).clamp(min=0)])
+            previous = torch.where((missing > 0)[:, None], previous, shifted)
+        attention = self._services.draft_kv().attention(rows, first, cu_rows)
+        module = self._modules[depth]
+        return module.recycled(module(token_ids, first[owner] + offset, previous, attention))

@@ -1,0 +1,155 @@
+"""Hydra: heads in a row draft what the format says, whatever was accepted, rejected or preempted before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra_checkpoints import NUM_HEADS, H, Hydra, V, hydra
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inside import proposer_of
+from plain_text import PlainText
+from plugin_helpers import TargetStates
+from replaying import (
+    ROOMS,
+    assert_replayed,
+    continued,
+    nucleus,
+    reported_distribution,
+    speculate,
+    tiny_prompts,
+    tiny_truth,
+)
+
+from specdec import LLM, SamplingParams
+from specdec.plugins.hydra.recognise import is_hydra
+from specdec.sdk import Checkpoint, SpecdecError
+
+METHOD = "specdec.plugins.hydra.proposer:HydraProposer"
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetStates:
+    return TargetStates()
+
+
+@pytest.fixture(scope="module")
+def heads(target) -> Hydra:
+    return hydra(target, tiny_truth()[3:9])
+
+
+@pytest.fixture(scope="module")
+def directory(heads, tmp_path_factory) -> Path:
+    return heads.save(tmp_path_factory.mktemp("hydra") / "draft")
+
+
+def engine(directory: Path, k: int, *, method: str = METHOD, speculative: dict | None = None, **others) -> LLM:
+    return speculate("tiny", method, k, speculative={"model": str(directory)} | (speculative or {}), **others)
+
+
+@pytest.fixture(scope="module")
+def start(directory):
+    return lambda k, **others: engine(directory, min(k, NUM_HEADS), **others)
+
+
+@pytest.mark.parametrize("k", [1, NUM_HEADS])
+def test_drafts_and_accepted_counts_are_those_of_a_replay(k, directory, heads, target):
+    replay, index = heads.draft(target), 5
+    accepted = assert_replayed(
+        engine(directory, k), replay, tiny_truth()[index], len(tiny_prompts()[index]), k, every=2
+    )
+    assert accepted > 0, "agreement on drafts that are all rejected would show little"
+
+
+@pytest.mark.parametrize("room", ["scarce", *(pytest.param(room, marks=pytest.mark.full) for room in ROOMS)])
+def test_drafts_after_any_history_are_those_of_a_fresh_prefill(room, directory, heads, target):
+    llm = engine(directory, NUM_HEADS, method="hydra_checkpoints:ForcedHydra", **(ROOMS["chunked"] | ROOMS[room]))
+    proposer = proposer_of(llm)
+    proposer.known = tuple(tiny_truth())
+
+    @settings(max_examples=2, deadline=None, derandomize=True, database=None)
+    @given(pattern=st.lists(st.integers(0, NUM_HEADS), min_size=2, max_size=7))
+    def holds(pattern):
+        proposer.pattern = tuple(pattern)
+        proposer.drafts.clear()
+        continued(llm, tiny_prompts()[1:6])
+        assert len(proposer.drafts) > 15
+        for committed, draft in list(proposer.drafts.items())[::12]:
+            assert draft == heads.draft(target)(list(committed), len(draft))
+
+    holds()
+
+
+def test_device_form_of_a_step_gives_the_same_drafts(directory):
+    found = []
+    for name in ("ForcedHydra", "ForcedInDeviceForm"):
+        llm = engine(directory, NUM_HEADS, method=f"hydra_checkpoints:{name}", max_num_batched_tokens=64)
+        proposer_of(llm).known, proposer_of(llm).pattern = tuple(tiny_truth()), (3, 0, 2, 1)
+        continued(llm, tiny_prompts()[2:3])
+        found.append(proposer_of(llm).drafts)
+    assert found[0] == found[1]
+    assert len(found[0]) > 5
+
+
+@pytest.mark.parametrize(("distribution", "scale"), [("sparse", 1.0), ("dense", 0.5)])
+def test_reported_distribution_is_the_distribution_drawn_from(distribution, scale, heads, target, tmp_path):
+    """A logit scale that the checkpoint states is applied."""
+    directory = Hydra(heads.config | {"logit_scale": scale}, heads.tensors).save(tmp_path / "draft")
+    options = {"draft_distribution": distribution, "sparse_top_m": V}
+    speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
+    llm = engine(directory, 3, method="hydra_checkpoints:RecordingHydra", speculative=speculative)
+    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
+    (text,) = continued(llm, tiny_prompts()[4:5], params)
+    steps = [(length, draft) for length, draft in proposer_of(llm).steps if int(draft.lengths[0])]
+    assert len(steps) > 3
+    for length, draft in steps:
+        count = int(draft.lengths[0])
+        _, logits = heads.rollout(text[:length], count, target, draft.token_ids[0, :count].tolist())
+        found = reported_distribution(draft, V)[:count]
+        torch.testing.assert_close(found, nucleus((scale * logits / 0.8).softmax(-1), 0.9), rtol=2e-3, atol=1e-4)
+
+
+def test_text_is_that_of_plain_decoding_in_chunks_and_with_preemption(start):
+    llm = start(NUM_HEADS, **(ROOMS["chunked"] | ROOMS["scarce"]))
+    assert continued(llm, tiny_prompts()[:5]) == tiny_truth()[:5]
+    assert llm.engine.metrics.counts["num_preemptions"] > 0
+
+
+@pytest.mark.full
+class TestText(PlainText):
+    """With drafts it is that of plain decoding."""
+
+
+def test_heads_are_recognised_by_their_configuration(directory):
+    assert is_hydra(Checkpoint.open(directory))
+
+
+def changed(heads: Hydra, tensors: dict | None = None, **config) -> Hydra:
+    kept = {name: each for name, each in (heads.tensors | (tensors or {})).items() if each is not None}
+    return Hydra({key: value for key, value in (heads.config | config).items() if value is not None}, kept)
+
+
+REFUSED = {
+    "heads without a prefix": (lambda h: changed(h, hydra_head_arch="mlp"), 3, "hydra_head_arch: 'mlp'"),
+    "heads that read no tokens": (lambda h: changed(h, grounded_heads=False), 3, "grounded_heads: False"),
+    "no number of heads": (lambda h: changed(h, hydra_num_heads=None), 3, "SD-E170.*hydra_num_heads"),
+    "more drafts than heads": (lambda h: h, 4, "num_speculative_tokens is 4, and each of 3 heads"),
+    "another vocabulary": (
+        lambda h: changed(h, {"hydra_lm_head.0.1.weight": torch.zeros(9, H)}), 3, "vocabulary is 9, .* is 4096",
+    ),
+    "no head": (lambda h: changed(h, {"hydra_lm_head.0.1.weight": None}), 3, r"SD-E172.*hydra_lm_head\.0"),
+    "a missing tensor": (lambda h: changed(h, {"hydra_mlp.1.1.linear.bias": None}), 3, "SD-E172.*blocks.1.0.linear"),
+    "an unknown tensor": (lambda h: changed(h, {"gate.weight": torch.ones(2)}), 3, "SD-E174.*gate.weight"),
+    "other widths": (
+        lambda h: changed(h, {"hydra_mlp.0.1.linear.weight": torch.ones(H, H)}), 3, "SD-E175.*blocks.0.0.linear",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_run_is_refused_by_name(name, heads, tmp_path):
+    change, k, message = REFUSED[name]
+    with pytest.raises(SpecdecError, match=f"(?s){message}"):
+        engine(change(heads).save(tmp_path / "draft"), k)
