@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from ..rejection.types import DraftDistributions
-from .draft_table import DraftReport
+
+if TYPE_CHECKING:
+    from .draft_table import DraftReport
 
 
 class Stored(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from specdec.sdk.trees import depths
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..request.request import Request
-from .batch import Batch
+
+if TYPE_CHECKING:
+    from .batch import Batch
 
 
 def accepted_paths(batch: Batch, path: Tensor) -> list[AcceptedPath]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from ..proposing.top_tokens import TopTokens
 from ..proposing.views import Computed
 from ..request.metrics import EngineMetrics
 from ..request.request import Committed, Request
-from .accepted_path import AcceptedPath
 from .batch import Scheduled
+
+if TYPE_CHECKING:
+    from .accepted_path import AcceptedPath
 
 
 class RequestProgress:

@@ -30,9 +30,7 @@ class HydraProposer(AutoregressiveProposer):
         """
         spec = HydraSpec.read(cls.open_checkpoint(config), target)
         if config.tree_depth is not None:
-            raise Refusal(
-                "num_draft_nodes: each head drafts after the tokens before it", "num_speculative_tokens alone"
-            )
+            raise Refusal("num_draft_nodes: its heads draft a chain", "num_speculative_tokens alone")
         spec.check_fits(config.num_draft_tokens)
         kv = draft_kv_of(spec.decoder, num_layers=1, rows_per_pass=config.num_draft_tokens - 1, dtype=config.dtype)
         shared = cls.shared_needs(config, target)
