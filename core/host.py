@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from . import registry, rejection
 from .cache.block_pool import BlockPool
-from .cache.host_addressing import HostAddressing
-from .cache.kv_cache import KVCache
+from .cache.host_addressing import CacheView, HostAddressing
+from .cache.kv_cache import KVCache, LayerShape
 from .cache.row_table import RowTable
 from .cache.state_store import StatePass, StateStore
 from .config.engine_config import EngineConfig
@@ -24,6 +24,7 @@ from .model.forward_input import ForwardInput
 from .model.hidden_states import HiddenStates
 from .model.mixers import Mixers
 from .model.model_support import locate_model, refuse_unsupported
+from .model.partial_target import PartialTarget
 from .model.target import TargetOutput
 from .proposing.admission import admit
 from .proposing.draft_check import SUM_TOLERANCE
@@ -32,6 +33,7 @@ from .proposing.draft_table import CheckedDraft, DraftReport
 from .proposing.proposer_host import ProposerHost
 from .proposing.services import BlockDraftKV, EngineServices, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
+from .proposing.target_access import TargetAccess
 from .proposing.view_guard import Snapshot
 from .proposing.views import ViewBuilder
 from .request.metrics import EngineMetrics
@@ -46,6 +48,7 @@ __all__ = [
     "Backend",
     "BlockDraftKV",
     "BlockPool",
+    "CacheView",
     "CheckedDraft",
     "Committed",
     "DistributionBuffers",
@@ -59,7 +62,9 @@ __all__ = [
     "HiddenStates",
     "HostAddressing",
     "KVCache",
+    "LayerShape",
     "Mixers",
+    "PartialTarget",
     "ProposerHost",
     "Request",
     "RequestProgress",
@@ -74,6 +79,7 @@ __all__ = [
     "SpeculativeSettings",
     "StatePass",
     "StateStore",
+    "TargetAccess",
     "TargetOutput",
     "ViewBuilder",
     "admit",

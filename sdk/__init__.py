@@ -20,9 +20,9 @@ from .errors import (
 )
 from .hooks import HookSpecs, Registry, StepStats, VerifiedRequest, VerifiedStep, hookimpl, hookspec
 from .host_proposer import HostProposer
-from .needs import DistributionForm, DraftKV, Needs, Placement, SamplingField
+from .needs import DistributionForm, DraftKV, LayerPass, Needs, Placement, SamplingField
 from .proposer_protocol import API_VERSION, Lifecycle, Proposer
-from .services import AttentionMode, DraftKVStore, NetworkSettings, Services
+from .services import AttentionMode, DraftKVStore, NetworkSettings, Services, TargetKV, TargetLayers
 from .types import (
     PADDING_TOKEN_ID,
     DistributionKind,
@@ -57,6 +57,7 @@ __all__ = [
     "HostProposer",
     "IntegrityError",
     "KeptRows",
+    "LayerPass",
     "Lifecycle",
     "Needs",
     "NetworkSettings",
@@ -81,6 +82,8 @@ __all__ = [
     "StepView",
     "StrictModel",
     "TargetInfo",
+    "TargetKV",
+    "TargetLayers",
     "UnsupportedModelError",
     "VerifiedRequest",
     "VerifiedStep",

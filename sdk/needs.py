@@ -28,6 +28,13 @@ class DraftKV(StrictModel):
     depends_on_next_token: bool = Field(False, description="a row's KV is computed from the token that follows it")
 
 
+class LayerPass(StrictModel):
+    """Layers of the target that drafting runs itself."""
+
+    layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1, description="every layer that may be run")
+    rows_per_pass: int = Field(1, ge=1, description="positions past the newest token that one draft writes")
+
+
 class Needs(StrictModel):
     """Everything that changes what the engine has to allocate, compute or show for a proposer.
 
@@ -44,6 +51,12 @@ class Needs(StrictModel):
         0, ge=0, description="entries of KeptRows.top_ids and top_logprobs: the target's most likely tokens. 0: none"
     )
     rejected_rows: bool = Field(False, description="shows rejected drafts, with the target's most likely tokens too")
+    target_kv: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="layers of the target whose cached keys and values it reads (`Services.target_kv`)"
+    )
+    target_layers: LayerPass | None = Field(
+        None, description="layers of the target that it runs for drafting (`Services.target_layers`). None means none"
+    )
     draft_kv: DraftKV | None = Field(None, description="key-value storage of its own. None means none")
     distribution: DistributionForm = Field(
         "one_hot", description="the richest form of distribution that a draft may report"
@@ -70,6 +83,12 @@ class Needs(StrictModel):
     )
     max_depth: int | None = Field(None, ge=1, description="the most nodes on a path of a tree. None means K")
     multimodal: bool = Field(False, description="image or audio inputs: reserved and refused for now")
+
+    @property
+    def lookahead(self) -> int:
+        """Positions past a request's newest token that drafting writes keys and values for."""
+        passes = (self.draft_kv, self.target_layers)
+        return max((each.rows_per_pass for each in passes if each is not None), default=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

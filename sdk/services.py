@@ -67,6 +67,54 @@ class DraftKVStore(Protocol):
         ...
 
 
+class TargetKV(Protocol):
+    """The keys and values that the target has cached, by (row, position). They can be read, and never written.
+
+    Row and position are those of the step. Positions from `KeptRows.next_position` on are undefined: rejected drafts
+    lie there. Layers with a sliding window keep every position too, and the layer that reads says how many it sees.
+    Keys are stored as the target's attention takes them, after its norms and its rotary embedding.
+    """
+
+    def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values [length, heads, head_dim] of positions 0 .. length-1 of one row."""
+        ...
+
+    def attention(self, rows: Tensor, lengths: Tensor, layers: Sequence[int]) -> Mapping[str, Any]:
+        """Keyword arguments for the attention of a network built by these services, for one pass that only reads.
+
+        Layer i of the network attends to the target's layer `layers[i]`. Its own keys and values are ignored. Query n
+        sees positions 0 .. lengths[n]-1 of row rows[n]. In a layer with a sliding window W it sees the last W of them.
+
+        rows, lengths: one entry for each query of the pass, [N].
+        layers: each of them declared.
+        """
+        ...
+
+
+class TargetLayers(Protocol):
+    """Some of the target's own layers, between its embedding and its head.
+
+    They read and write the target's cache. What a pass computes equals what the target would compute there, as far as
+    the layers before it ran too. It stays until the target computes the same positions again: the next step computes
+    every row from the newest token on in all layers, before anything attends to them.
+    """
+
+    def logits(
+        self, token_ids: Tensor, rows: Tensor, starts: Tensor, cu_queries: Tensor, logits_rows: Tensor
+    ) -> Tensor:
+        """Run tokens, and return the logits [R, V] of some of them, as the target's head gives them.
+
+        token_ids: of all requests, [M]. Each attends to its row from position 0 up to itself.
+        rows: the row of each request, [B].
+        starts: the position of each request's first token, `KeptRows.next_position` or later, [B].
+        cu_queries: request b has the tokens `cu_queries[b] : cu_queries[b+1]`, [B+1].
+        logits_rows: places among the tokens, [R].
+
+        Raises ProposerError SD-E276 for starts before that, on a CPU. Elsewhere nothing waits to look.
+        """
+        ...
+
+
 class Services(Protocol):
     """What the engine provides from `bind` until `close`."""
 
@@ -141,6 +189,21 @@ class Services(Protocol):
 
     def draft_kv(self) -> DraftKVStore:
         """The store that `Needs.draft_kv` declared. Raises Refusal if none was declared."""
+        ...
+
+    def target_kv(self) -> TargetKV:
+        """The target's cache, of the layers in `Needs.target_kv`. Raises Refusal if none was declared.
+
+        Take it in `bind`, and read it once there are requests.
+        """
+        ...
+
+    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+        """Layers of the target in their order, as many of those in `Needs.target_layers` as are wanted.
+
+        Take them in `bind`, and run them in `warmup` and once there are requests. Raises Refusal if none was declared,
+        or if the target does not run without its other layers.
+        """
         ...
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.sdk.checkpoint import Checkpoint, read_tensors
 from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import DraftKV
-from specdec.sdk.services import AttentionMode, NetworkSettings
+from specdec.sdk.services import AttentionMode, NetworkSettings, TargetKV, TargetLayers
 from specdec.sdk.types import KeptRows, Phase, SamplingView, StepView, TargetInfo
 
 
@@ -210,6 +210,14 @@ class FakeServices:
         if self._draft_kv is None:
             raise Refusal("draft_kv was asked for but not declared", "FakeServices(draft_kv=DraftKV(...))")
         return self._draft_kv
+
+    def target_kv(self) -> TargetKV:
+        """None: no target runs here."""
+        raise Refusal("these fakes run no target, and so have no keys of it", "specdec.LLM, or check_proposer")
+
+    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+        """None: no target runs here."""
+        raise Refusal("these fakes run no target, and so have no layers of it", "specdec.LLM, or check_proposer")
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function itself."""

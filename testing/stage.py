@@ -60,19 +60,21 @@ class Stage:
         self.num_preemptions = 0
         self._probabilistic = loaded.config.draft_sample_method == "probabilistic"
         shown, k = shown or loaded.needs, loaded.config.num_draft_tokens
-        lookahead = loaded.needs.draft_kv.rows_per_pass if loaded.needs.draft_kv else 0
+        lookahead = loaded.needs.lookahead
         longest = -(-(info.max_model_len + lookahead) // info.block_size)
         pool = BlockPool(longest * info.max_num_seqs, info.block_size, region_size=longest)
         rows = RowTable(info.max_num_seqs, pool)
         metrics = EngineMetrics(info.model, loaded.plugin.label)
         self._host = WatchedHost(loaded, info, CPU, ViewBuilder(shown, k, info, CPU), metrics, self.reads)
-        self._host.bind(info, world.services(info, loaded.needs.draft_kv, rows, self.reads))
+        shapes = world.layer_shapes if loaded.needs.target_kv or loaded.needs.target_layers else ()
+        cache = KVCache(shapes, pool.num_blocks, info.block_size, getattr(torch, info.dtype), CPU)
+        self._host.bind(info, world.services(info, loaded.needs, rows, cache, self.reads))
         self._host.warm_up()
         self._scripted = Scripted(self.script, rows, lookahead)
         self.requests = self._scripted.requests  # those that have not ended
         self._runner = Runner(
             StandInTarget(info, len(shown.hidden_states), seed, shows_logits=shown.target_top_k > 0),
-            KVCache([], pool.num_blocks, info.block_size, torch.float32, CPU),  # no layers: no target runs
+            cache,
             self._scripted,
             DraftStore(DistributionBuffers.none(), keeps_trees=loaded.needs.topology == "tree"),
             metrics,

@@ -7,14 +7,14 @@ import random
 import torch
 from torch import Tensor
 
-from specdec.core.host import ForwardInput, TargetOutput
+from specdec.core.host import CacheView, ForwardInput, TargetOutput
 from specdec.sdk.types import StepView, TargetInfo
 
 NUM_NOISE_ROWS = 997
 
 
 class StandInTarget:
-    """Computes noise in the place of hidden states, and of logits if anything but verification reads them.
+    """Computes noise in the place of hidden states and of cached keys, and of logits if they are shown.
 
     The noise depends on the token, the position and the layer, as real hidden states do.
     """
@@ -32,7 +32,18 @@ class StandInTarget:
         hidden = [self._noise[(numbers + 31 * layer) % NUM_NOISE_ROWS] for layer in self._layers]
         drawn = numbers[inputs.logits_rows, None] % NUM_NOISE_ROWS
         logits = torch.sin(drawn * 0.7 + self._entries * 1.3)  # [R, V], or [R, 0]
+        if isinstance(inputs.cache, CacheView):
+            _store_noise(inputs.cache, numbers % NUM_NOISE_ROWS)
         return TargetOutput(logits, torch.cat(hidden, dim=1) if hidden else None)
+
+
+def _store_noise(view: CacheView, numbers: Tensor) -> None:
+    """Keys and values of the tokens of a pass, in every layer that the cache has. numbers: of each token, [N]."""
+    cache = view.cache
+    for place, stored in enumerate([*cache.keys, *cache.values]):
+        _, num_heads, dim = stored.shape
+        entries = torch.arange(num_heads * dim).view(num_heads, dim)
+        stored[view.batch.slots] = torch.sin(numbers[:, None, None] * 0.9 + entries * 1.7 + place).to(stored.dtype)
 
 
 def spoil_history(history: Tensor, view: StepView, dice: random.Random, vocab_size: int) -> None:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specdec import LLM, SamplingParams
-from specdec.core.host import BlockDraftKV, EngineServices, HostAddressing, RowTable, parts_of, with_verifier
-from specdec.sdk.needs import DraftKV
-from specdec.sdk.services import DraftKVStore, Services
+from specdec.core.host import (
+    BlockDraftKV,
+    EngineServices,
+    HostAddressing,
+    KVCache,
+    LayerShape,
+    PartialTarget,
+    RowTable,
+    TargetAccess,
+    parts_of,
+    with_verifier,
+)
+from specdec.sdk.needs import DraftKV, Needs
+from specdec.sdk.services import DraftKVStore, Services, TargetKV, TargetLayers
 from specdec.sdk.types import TargetInfo
 
 from .fakes import FakeDraftKV, FakeServices, fake_target_info
@@ -29,22 +40,39 @@ class World(Protocol):
     @property
     def info(self) -> TargetInfo: ...
 
-    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
-        """Services for one proposer; "draft_kv" enters `reads` when it takes its store."""
+    @property
+    def layer_shapes(self) -> Sequence[LayerShape]:
+        """What the target caches in each layer."""
+        ...
+
+    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, reads: set[str]) -> Services:
+        """Services for one proposer; what it takes of them enters `reads`, as "draft_kv".
+
+        cache: what stands in for the target's.
+        """
         ...
 
 
 class _WatchedServices(EngineServices):
-    """The engine's own services, which remember whether the draft KV was asked for."""
+    """The engine's own services, which remember what was asked for."""
 
-    def __init__(self, info: TargetInfo, llm: LLM, store: BlockDraftKV | None, reads: set[str]) -> None:
+    def __init__(self, info: TargetInfo, llm: LLM, store: BlockDraftKV | None, needs: Needs, reads: set[str]) -> None:
         parts = parts_of(llm)
-        super().__init__(info, parts.target, parts.tokenizer, store, parts.backend)
+        access = TargetAccess(needs, partial(PartialTarget, parts.target))
+        super().__init__(info, parts.target, parts.tokenizer, store, parts.backend, access=access)
         self._reads = reads
 
     def draft_kv(self) -> DraftKVStore:
         self._reads.add("draft_kv")
         return super().draft_kv()
+
+    def target_kv(self) -> TargetKV:
+        self._reads.add("target_kv")
+        return super().target_kv()
+
+    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+        self._reads.add("target_layers")
+        return super().target_layers(layers)
 
 
 class _FakeServices(FakeServices):
@@ -71,15 +99,21 @@ class RealTarget:
     def info(self) -> TargetInfo:
         return parts_of(self.llm).info
 
-    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+    @property
+    def layer_shapes(self) -> Sequence[LayerShape]:
+        return parts_of(self.llm).target.layer_shapes
+
+    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, reads: set[str]) -> Services:
         """The engine's services, with draft KV on the rows' blocks."""
         parts = parts_of(self.llm)
-        store = None
+        addressing = HostAddressing(rows, parts.backend)
+        store, spec = None, needs.draft_kv
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            addressing = HostAddressing(rows, parts.backend)
             store = BlockDraftKV(spec, dtype, parts.target.device).lay_out(rows.pool.num_blocks, addressing)
-        return _WatchedServices(info, self.llm, store, reads)
+        services = _WatchedServices(info, self.llm, store, needs, reads)
+        services.use_cache(cache, addressing)
+        return services
 
     def restore_weights(self) -> list[str]:
         """Put every weight back that was written to. Returns their names."""
@@ -121,6 +155,10 @@ class FewTokens:
     def info(self) -> TargetInfo:
         return replace(fake_target_info(), vocab_size=self.vocab_size)
 
-    def services(self, info: TargetInfo, spec: DraftKV | None, rows: RowTable, reads: set[str]) -> Services:
+    @property
+    def layer_shapes(self) -> Sequence[LayerShape]:
+        return ()
+
+    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, reads: set[str]) -> Services:
         """The fakes of this package."""
-        return _FakeServices(info, spec, reads)
+        return _FakeServices(info, needs.draft_kv, reads)

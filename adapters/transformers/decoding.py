@@ -30,7 +30,7 @@ from specdec.core.host import (
     registry,
     target_info,
 )
-from specdec.sdk.errors import ConfigError
+from specdec.sdk.errors import ConfigError, Refusal
 from specdec.sdk.types import SamplingView, TargetInfo
 
 from ..verification import refuse_adaptive
@@ -76,6 +76,13 @@ def speculative(
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
     refuse_adaptive(speculation.config, "transformers")
+    needs = speculation.loaded.needs
+    used = {"target_kv": needs.target_kv, "target_layers": needs.target_layers}
+    names = [name for name, need in used.items() if need]
+    if names:
+        reason = f"a call of `generate` brings its own cache, and it works on the target's ({', '.join(names)})"
+        refusal = Refusal(reason, f"specdec.LLM, or a proposer without {' and '.join(names)}")
+        raise refusal.attributed_on(speculation.loaded.plugin)
     return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
 
 

@@ -42,6 +42,12 @@ def refuse_needs(needs: Needs, config: Any) -> None:
     if needs.target_top_k:
         reason = "vLLM hands a drafter no logits of the target, whose most likely tokens it reads (target_top_k)"
         raise Refusal(reason, "specdec.LLM, or a proposer without target_top_k")
+    if needs.target_layers is not None:
+        reason = "vLLM's layers run over vLLM's cache, and it runs some of them itself (target_layers)"
+        raise Refusal(reason, "specdec.LLM, or a proposer without target_layers")
+    if needs.target_kv:
+        reason = "vLLM's cache is laid out for its own attention, and it reads the target's keys and values (target_kv)"
+        raise Refusal(reason, "specdec.LLM, or a proposer without target_kv")
     if needs.draft_kv is None:
         return
     if config.cache_config.enable_prefix_caching:

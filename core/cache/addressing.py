@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..kernels.attention_spec import AttentionContext, Mode
+from ..kernels.attention_spec import AttentionContext, Mode, StoredAttention
 from ..request.request import Request
 from .block_pool import BlockPool
 from .block_table import BlockTable
@@ -61,7 +61,7 @@ class Addressing(Protocol):
         """
         ...
 
-    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> AttentionContext:
+    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> StoredAttention:
         """As `of_batch`, where the last positions of each extent are nodes: each sees what lies before the tree, and
         its own path. `parents`: of all nodes of each tree, of which the first may have been computed before.
 
@@ -73,11 +73,15 @@ class Addressing(Protocol):
         """Of a pass as `of_rows` describes it. Raises UnsupportedModelError SD-E296 where `of_trees` does."""
         ...
 
-    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> AttentionContext:
+    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> StoredAttention:
         """A cache as a pass sees it over the positions from `starts` [B] on of the requests in `rows` [B].
 
         Request b's queries are `cu_queries[b] : cu_queries[b+1]` [B+1].
         """
+        ...
+
+    def num_computed(self, rows: Tensor) -> Tensor | None:
+        """Positions of each row that the target has computed, [N] int64. None: the host would wait for the answer."""
         ...
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:

@@ -57,6 +57,10 @@ class DeviceAddressing:
         """See `Addressing`."""
         return PagedView(cache, self.table, rows, starts, cu_queries, None, mode)
 
+    def num_computed(self, rows: Tensor) -> None:
+        """See `Addressing`."""
+        return None
+
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""
         return self.table.slots(rows, positions, self.block_size)

@@ -13,7 +13,7 @@ from specdec.sdk.trees import path_to
 
 from ..kernels.attention_spec import AttentionSpec, Mode
 from ..kernels.backend import Backend
-from ..kernels.cpu.attention import Span, SpanBatch
+from ..kernels.cpu.attention import Span, SpanBatch, attend_by_span
 from ..request.request import Request
 from .addressing import Extent, Rows
 from .kv_cache import KVCache
@@ -32,6 +32,10 @@ class CacheView:
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
         return self.backend.attend(query, keys, values, stored_keys, stored_values, self.batch, spec)
 
+    def attend_stored(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
+        """See `StoredAttention`."""
+        return attend_by_span(query, self.cache.keys[layer], self.cache.values[layer], self.batch.rows, spec)
+
 
 @dataclass(frozen=True)
 class _Vacant:
@@ -39,6 +43,7 @@ class _Vacant:
 
     blocks: Sequence[int]
     generation: int = 0
+    num_computed_tokens: int = 0
 
 
 class HostAddressing:
@@ -122,6 +127,11 @@ class HostAddressing:
 
     def _slot(self, blocks: Sequence[int], position: int) -> int:
         return blocks[position // self.block_size] * self.block_size + position % self.block_size
+
+    def num_computed(self, rows: Tensor) -> Tensor:
+        """See `Addressing`."""
+        requests = self._requests()
+        return torch.tensor([requests[row].num_computed_tokens for row in rows.tolist()])
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""

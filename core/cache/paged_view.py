@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention_spec import AttentionSpec, Mode
+from ..kernels.layers.deferred import plain
 from ..kernels.layers.rotary import rotation_of
 from ..kernels.paged_attention import Pages
 from ..kernels.paged_attention.dispatch import PAGED_ATTENTION
@@ -33,10 +34,7 @@ class PagedView:
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
         """Store this layer's new keys and values, then attend: [N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
-        num_tokens = len(query)
-        if num_tokens not in self._made:  # how many there are is the one thing that only the pass itself knows
-            self._made[num_tokens] = self._slots(num_tokens), self._pages(num_tokens)
-        slots, pages = self._made[num_tokens]
+        slots, pages = self._places(len(query))
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
         rotation = rotation_of(query, keys)
         if rotation is not None:
@@ -45,6 +43,17 @@ class PagedView:
             stored_keys.index_copy_(0, slots, keys)
             stored_values.index_copy_(0, slots, values)
         return PAGED_ATTENTION[query.device.type](query, stored_keys, stored_values, pages, spec)
+
+    def attend_stored(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
+        """See `StoredAttention`."""
+        _, pages = self._places(len(query))
+        stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
+        return PAGED_ATTENTION[query.device.type](plain(query), stored_keys, stored_values, pages, spec)
+
+    def _places(self, num_tokens: int) -> tuple[Tensor, Pages]:
+        if num_tokens not in self._made:  # how many there are is the one thing that only the pass itself knows
+            self._made[num_tokens] = self._slots(num_tokens), self._pages(num_tokens)
+        return self._made[num_tokens]
 
     def _slots(self, num_tokens: int) -> Tensor:
         token = torch.arange(num_tokens, device=self.rows.device)

@@ -22,6 +22,7 @@ from ..kernels.cpu.attention import Span, SpanBatch
 from ..model.compiled import CompiledFunction, compile_target
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
+from ..model.partial_target import PartialTarget
 from ..model.rotary import freeze_tables
 from ..model.stored_quantization import is_stored_quantised
 from ..model.target import Target, TargetModel
@@ -115,6 +116,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     cache = build_cache(plan, model.target)
     if services is not None and host is not None:
         services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
+        services.use_cache(cache.kv, cache.addressing)
         with model.threads.used():
             host.warm_up()
     served: Target
@@ -209,6 +211,7 @@ def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineSe
     speculation, config = plan.speculation, plan.config
     if speculation is None:
         return None
+    speculation.require_cached(model.target.layer_shapes)
     return speculation.services(
         plan.info,
         model.target,
@@ -217,6 +220,7 @@ def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineSe
         config.moe_backend,
         graphs.function if graphs else None,
         CompiledFunction if config.torch_compile else None,
+        partial(PartialTarget, model.target),
     )
 
 

@@ -27,3 +27,11 @@ class AttentionContext(Protocol):
     """What serves attention during one forward pass; travels through the model as a keyword argument."""
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor: ...
+
+
+class StoredAttention(AttentionContext, Protocol):
+    """Serves attention over a cache, also to those who may only read it."""
+
+    def attend_stored(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
+        """Attend to what is stored, and store nothing: [N, Hq, D] -> [N, Hq, Dv]."""
+        ...

@@ -24,7 +24,7 @@ class HiddenStates:
         self.kept: dict[HiddenState, Tensor] = {}  # by the pass that is running
         decoder = model.get_decoder()
         boundaries = any(each != "final" for each in self.wanted)
-        layers = _decoder_layers(decoder, num_layers, model.config) if boundaries else nn.ModuleList()
+        layers = decoder_layers(decoder, num_layers, model.config) if boundaries else nn.ModuleList()
         self._handles = [self._hook(decoder, layers, each) for each in dict.fromkeys(self.wanted)]
 
     def take(self) -> Tensor:
@@ -59,7 +59,8 @@ class HiddenStates:
         self.kept[wanted] = output if isinstance(output, Tensor) else output[0]
 
 
-def _decoder_layers(decoder: nn.Module, num_layers: int, config: Any) -> nn.ModuleList:
+def decoder_layers(decoder: nn.Module, num_layers: int, config: Any) -> nn.ModuleList:
+    """A decoder's list of layers. Raises UnsupportedModelError SD-E145 if it has none of this length."""
     for child in decoder.children():
         if isinstance(child, nn.ModuleList) and len(child) == num_layers:
             return child

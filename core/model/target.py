@@ -214,9 +214,12 @@ class TargetModel:
             return self.run(tokens, positions, one, **attention_arguments(context))[:0]
 
     def _run_model(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
-        """Logits [R, V] of tokens and positions [1, N], as the library's model computes them."""
+        return self.run_of(self.model, tokens, positions, logits_rows, **attention)
+
+    def run_of(self, model: Any, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
+        """Logits [R, V] of tokens and positions [1, N], as the library's model computes them, or another form of it."""
         placed = {"position_ids": positions} if self._takes_positions else {}
-        output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=logits_rows, **placed, **attention)
+        output = model(input_ids=tokens, use_cache=False, logits_to_keep=logits_rows, **placed, **attention)
         logits: Tensor = output.logits[0]
         return logits
 

@@ -76,6 +76,7 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     _check_hidden_states(needs, target)
     _check_draft_vocabulary(needs, target)
     _check_top_k(needs, target)
+    _check_target_kv(needs, target)
     probabilistic = loaded.config.draft_sample_method == "probabilistic"
     if probabilistic and needs.distribution == "one_hot":
         reason = 'draft_sample_method is "probabilistic", and this proposer reports no distribution of its drafts'
@@ -121,6 +122,14 @@ def _check_top_k(needs: Needs, target: TargetInfo) -> None:
     if needs.target_top_k > target.vocab_size:
         reason = f"it reads the target's {needs.target_top_k} most likely tokens, and there are {target.vocab_size}"
         raise Refusal(reason, f"target_top_k={target.vocab_size} or less")
+
+
+def _check_target_kv(needs: Needs, target: TargetInfo) -> None:
+    run = needs.target_layers.layers if needs.target_layers else ()
+    beyond = [layer for layer in (*needs.target_kv, *run) if layer >= target.num_layers]
+    if beyond:
+        reason = f"it uses keys and values of layer {', '.join(map(str, beyond))} of {target.model}"
+        raise Refusal(reason, f"layers 0 .. {target.num_layers - 1} (the target has {target.num_layers} layers)")
 
 
 def _check_draft_vocabulary(needs: Needs, target: TargetInfo) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from specdec.sdk.checkpoint import logit_scale as stated_logit_scale
 from specdec.sdk.errors import Refusal
-from specdec.sdk.needs import DraftKV
-from specdec.sdk.services import AttentionMode, DraftKVStore, NetworkSettings
+from specdec.sdk.needs import DraftKV, Needs
+from specdec.sdk.services import AttentionMode, DraftKVStore, NetworkSettings, TargetKV, TargetLayers
 from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing
@@ -22,6 +22,7 @@ from ..kernels.backend import Backend
 from ..model.attention import attention_arguments
 from ..model.rotary import freeze_tables
 from . import draft_networks
+from .target_access import TargetAccess
 
 
 class LayerSource(Protocol):
@@ -100,9 +101,11 @@ class EngineServices:
         moe_backend: str | None = None,
         capture: Capture | None = None,
         compiling: Compile | None = None,
+        access: TargetAccess | None = None,
     ) -> None:
         """backend: lays networks out. capture: makes a replayable form of a function of tensors. None means that the
         device has none. compiling: makes a compiled form of a function of tensors. None means that all runs as it is.
+        access: to the target itself. None means nothing.
         """
         self.target = info
         self.tokenizer = tokenizer
@@ -111,6 +114,7 @@ class EngineServices:
         self._embedding: Callable[[Tensor], Tensor] = target.model.get_input_embeddings()
         self._head: Callable[[Tensor], Tensor] = target.model.get_output_embeddings()
         self._draft_kv = draft_kv
+        self._access = access or TargetAccess(Needs(), None)
         self._moe_backend = moe_backend
         self._capture = capture
         self._compiling = compiling
@@ -120,6 +124,10 @@ class EngineServices:
         """Allocate the draft KV, if there is any. `num_blocks`, `addressing`: of the cache whose blocks it shares."""
         if self._draft_kv is not None:
             self._draft_kv.lay_out(num_blocks, addressing)
+
+    def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
+        """The target's cache is made: what was declared of it may be used."""
+        self._access.use_cache(cache, addressing)
 
     @property
     def logit_scale(self) -> float:
@@ -175,6 +183,14 @@ class EngineServices:
         if self._draft_kv is None:
             raise Refusal("draft_kv was asked for but not declared", "declare Needs(draft_kv=DraftKV(...))")
         return self._draft_kv
+
+    def target_kv(self) -> TargetKV:
+        """The target's cache, of the layers that `Needs.target_kv` declared."""
+        return self._access.kv()
+
+    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+        """Layers of the target, of those that `Needs.target_layers` declared."""
+        return self._access.layers(layers)
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `specdec.sdk.Services.capture`."""

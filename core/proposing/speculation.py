@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from specdec.sdk.errors import ProposerError, message
+from specdec.sdk.errors import ProposerError, Refusal, message
 from specdec.sdk.services import Services
 from specdec.sdk.types import TargetInfo
 
+from ..cache.kv_cache import LayerShape
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..device_memory import spare_memory
 from ..kernels.backend import Backend
@@ -28,6 +29,7 @@ from .draft_support import target_to_draft
 from .draft_table import DraftTable
 from .proposer_host import ProposerHost
 from .services import BlockDraftKV, Capture, Compile, EngineServices, LayerSource
+from .target_access import OwnLayers, TargetAccess
 from .views import ViewBuilder
 
 logger = logging.getLogger("specdec")
@@ -77,6 +79,16 @@ class Speculation:
         admission = admit(loaded, info, distribution_budget_bytes=distribution_budget, no_trees=no_trees)
         return cls(config, loaded, admission)
 
+    def require_cached(self, layers: Sequence[LayerShape]) -> None:
+        """Refuse a target that caches no keys and values in a layer of which they are used. Raises Refusal."""
+        needs = self.loaded.needs
+        run = needs.target_layers.layers if needs.target_layers else ()
+        vacant = [layer for layer in (*needs.target_kv, *run) if not layers[layer].num_kv_heads]
+        if vacant:
+            reason = f"it uses keys and values of layer {', '.join(map(str, vacant))}, which stores none of them"
+            refusal = Refusal(reason, "layers that attend: this one keeps a state, or nothing")
+            raise refusal.attributed_on(self.loaded.plugin)
+
     @property
     def rule(self) -> VerificationRule:
         """How drafts are verified."""
@@ -90,8 +102,7 @@ class Speculation:
     @property
     def lookahead(self) -> int:
         """Positions past the newest token that a draft pass writes KV for."""
-        spec = self.loaded.needs.draft_kv
-        return spec.rows_per_pass if spec else 0
+        return self.loaded.needs.lookahead
 
     def distribution_buffers(self, info: TargetInfo, device: torch.device) -> DistributionBuffers:
         """Storage for the declared form of distribution; none where verification will not read any."""
@@ -120,18 +131,20 @@ class Speculation:
         moe_backend: str | None = None,
         capture: Capture | None = None,
         compiling: Compile | None = None,
+        own_layers: OwnLayers | None = None,
     ) -> EngineServices:
         """What the engine provides to the proposer.
 
         `EngineServices.lay_out_draft_kv` follows. `backend`: lays networks out. `compiling`: makes compiled forms of
-        what drafters run; None: nothing is compiled.
+        what drafters run; None: nothing is compiled. `own_layers`: runs some of the target's own; None: nobody may.
         """
         spec = self.loaded.needs.draft_kv
         draft_kv = None
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             draft_kv = BlockDraftKV(spec, dtype, target.device)
-        return EngineServices(info, target, tokenizer, draft_kv, backend, moe_backend, capture, compiling)
+        access = TargetAccess(self.loaded.needs, own_layers)
+        return EngineServices(info, target, tokenizer, draft_kv, backend, moe_backend, capture, compiling, access)
 
     def host(
         self,

@@ -46,6 +46,8 @@ class DFlashProposer(ParallelProposer):
     that was rejected, or of one that was drafted. The newest token has no hidden states yet; it is the anchor.
     """
 
+    DRAFTS_TREES = True
+
     Options = DFlashOptions
     options: DFlashOptions
 

@@ -29,6 +29,7 @@ class DraftModelProposer(MaskedProposer):
     states a `pard_token` drafts in parallel (PARD, arXiv 2504.18583). PARD-2 models read the target's hidden states.
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = False
     Options = MaskedOptions
 

@@ -34,6 +34,7 @@ class EagleProposer(AutoregressiveProposer):
     Row i of the draft KV holds the token after position i with the target's final hidden state at i.
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = True
 
     @classmethod
@@ -91,6 +92,7 @@ class Eagle3Proposer(MaskedProposer):
     Row i of the draft KV holds the token after position i with the target's hidden states at i.
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = True
     Options = Eagle3Options
 

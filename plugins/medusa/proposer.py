@@ -19,6 +19,8 @@ class MedusaProposer(ParallelProposer):
     token. There is no draft KV and no state from step to step.
     """
 
+    DRAFTS_TREES = True
+
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The target's final hidden states, and as many drafts as heads are stored.

@@ -37,6 +37,7 @@ class MtpProposer(AutoregressiveProposer):
     several modules each drafts one token (`ModuleChain`).
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = True
     Options = MtpOptions
 

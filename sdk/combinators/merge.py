@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import Refusal
-from ..needs import DistributionForm, Needs, SamplingField
+from ..needs import DistributionForm, LayerPass, Needs, SamplingField
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution
 from .part import PartPlan
 
@@ -32,6 +32,8 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
         hidden_states=tuple(dict.fromkeys(layer for each in needs for layer in each.hidden_states)),
         target_top_k=max(each.target_top_k for each in needs),
         rejected_rows=any(each.rejected_rows for each in needs),
+        target_kv=tuple(dict.fromkeys(layer for each in needs for layer in each.target_kv)),
+        target_layers=_layer_pass(needs),
         draft_kv=_only_draft_kv(plans).draft_kv,
         distribution=distribution,
         sparse_top_m=max(each.sparse_top_m for each in needs),
@@ -46,6 +48,15 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
         deterministic=all(each.deterministic for each in needs),
         multimodal=any(each.multimodal for each in needs),
     )
+
+
+def _layer_pass(needs: Sequence[Needs]) -> LayerPass | None:
+    """Parts draft one after the other, and each rewrites what another one wrote."""
+    passes = [each.target_layers for each in needs if each.target_layers is not None]
+    if not passes:
+        return None
+    layers = sorted({layer for each in passes for layer in each.layers})
+    return LayerPass(layers=tuple(layers), rows_per_pass=max(each.rows_per_pass for each in passes))
 
 
 def _only_draft_kv(plans: Sequence[PartPlan]) -> Needs:

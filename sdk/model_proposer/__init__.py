@@ -8,6 +8,7 @@ Importing it loads torch; `import specdec.sdk` does not.
 from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
+from .from_target import CachedTargetProposer
 from .greedy_tree import rows_of_tree
 from .kv_shape import draft_kv_of
 from .masked import MaskedOptions, MaskedProposer, mask_token_id
@@ -18,6 +19,7 @@ from .weights import Weights, load_module
 
 __all__ = [
     "AutoregressiveProposer",
+    "CachedTargetProposer",
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",

@@ -49,6 +49,9 @@ class ModelProposer(ABC):
     default_model: ClassVar[str | None] = None
     """The checkpoint if `model` is not given: a directory, "tiny/NAME" or a hub id. None means that one is required."""
 
+    DRAFTS_TREES: ClassVar[bool] = False
+    """Whether `num_draft_nodes` is served: the loops of this package draft trees then, and no method draws its own."""
+
     vocabulary: DraftVocabulary | None = None
     """The draft vocabulary, set in `build`. None means the target's."""
 
@@ -73,7 +76,7 @@ class ModelProposer(ABC):
             "confidence": config.enable_adaptive_verification,
         }
         form = distribution_form(config)
-        if config.tree_depth is not None:
+        if config.tree_depth is not None and cls.DRAFTS_TREES:
             shared |= {"topology": "tree", "max_depth": config.tree_depth}
             if form != "one_hot":
                 reason = 'num_draft_nodes with draft_sample_method "probabilistic": its trees are not drawn'

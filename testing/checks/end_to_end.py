@@ -31,8 +31,7 @@ def greedy_equality(subject: Subject) -> None:
 @CHECKS.at("full")
 def greedy_equality_under_pressure(subject: Subject) -> None:
     """The same one request at a time, with prompts in chunks, and where requests are preempted for lack of blocks."""
-    kv = subject.needs.draft_kv
-    longest = len(subject.target.prompts[-1]) + GREEDY.max_tokens + (kv.rows_per_pass if kv else 0)
+    longest = len(subject.target.prompts[-1]) + GREEDY.max_tokens + subject.needs.lookahead
     scarce = {"block_size": BLOCK_SIZE, "num_kv_blocks": -(-longest // BLOCK_SIZE) + 1, "max_model_len": 256}
     for settings in (ONE_AT_A_TIME, IN_CHUNKS, scarce):
         _require_equal(subject, settings)

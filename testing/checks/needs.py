@@ -31,6 +31,8 @@ def _declared(needs: Needs) -> set[str]:
         *(["kept.top_ids"] if needs.target_top_k else []),
         *(["rejected.top_ids"] if needs.rejected_rows else []),
         *(["draft_kv"] if needs.draft_kv else []),
+        *(["target_kv"] if needs.target_kv else []),
+        *(["target_layers"] if needs.target_layers else []),
     }
 
 

@@ -1,0 +1,145 @@
+"""What a proposer may use of the target itself, as far as it declared that: keys and values, and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.sdk.errors import ProposerError, Refusal
+from specdec.sdk.needs import Needs
+
+from ..cache.addressing import Addressing
+from ..cache.kv_cache import KVCache
+from ..kernels.attention_spec import AttentionContext, AttentionSpec, StoredAttention
+from ..model.attention import attention_arguments
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """An `AttentionContext` that stores nothing: each layer attends to a layer of the target."""
+
+    stored: StoredAttention
+    layers: Sequence[int]
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
+        """See `TargetKV.attention`. [N, Hq, D] -> [N, Hq, Dv]; new keys and values are not looked at."""
+        return self.stored.attend_stored(self.layers[layer], query, spec)
+
+
+class CachedKV:
+    """See `TargetKV`. There is none until `use_cache`: a cache is sized from the memory that a drafter leaves."""
+
+    _cache: KVCache
+    _addressing: Addressing
+
+    def __init__(self, declared: Collection[int]) -> None:
+        """declared: the layers that may be read."""
+        self._declared = declared
+
+    def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
+        """The target's cache is made."""
+        self._cache, self._addressing = cache, addressing
+
+    def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
+        """See `TargetKV`. Raises Refusal for a layer that was not declared."""
+        self._require_declared([layer])
+        slots = self._addressing.slots_of_row(self._cache, row, length)
+        return self._cache.keys[layer][slots].clone(), self._cache.values[layer][slots].clone()
+
+    def attention(self, rows: Tensor, lengths: Tensor, layers: Sequence[int]) -> Mapping[str, Any]:
+        """See `TargetKV`. Raises Refusal for a layer that was not declared."""
+        self._require_declared(layers)
+        one_each = torch.arange(len(rows) + 1, device=rows.device)
+        stored = self._addressing.of_rows(self._cache, rows, lengths - 1, one_each, "causal")
+        return attention_arguments(_Reading(stored, layers))
+
+    def _require_declared(self, layers: Collection[int]) -> None:
+        if not set(layers) <= set(self._declared):
+            declared = ", ".join(map(str, self._declared))
+            raise Refusal(f"layers {list(layers)} of the target are read, and {declared} declared", "Needs.target_kv")
+
+
+class RunLayers(Protocol):
+    """Layers that run between the target's embedding and its head."""
+
+    def __call__(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, context: AttentionContext) -> Tensor:
+        """Logits [R, V] of the rows `logits_rows` [R] of tokens [M] at positions [M]."""
+        ...
+
+
+class CachedLayers:
+    """See `specdec.sdk.TargetLayers`. There is no cache to run over until `use_cache`."""
+
+    _cache: KVCache
+    _addressing: Addressing
+
+    def __init__(self, run: RunLayers) -> None:
+        self._run = run
+
+    def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
+        """The target's cache is made."""
+        self._cache, self._addressing = cache, addressing
+
+    def logits(
+        self, token_ids: Tensor, rows: Tensor, starts: Tensor, cu_queries: Tensor, logits_rows: Tensor
+    ) -> Tensor:
+        """See `specdec.sdk.TargetLayers`."""
+        self._require_free(rows, starts)
+        context = self._addressing.of_rows(self._cache, rows, starts, cu_queries, "causal")
+        token = torch.arange(len(token_ids), device=token_ids.device)
+        owner = torch.searchsorted(cu_queries[1:], token, right=True)
+        return self._run(token_ids, starts[owner] + token - cu_queries[owner], logits_rows, context)
+
+    def _require_free(self, rows: Tensor, starts: Tensor) -> None:
+        """Nobody writes over what the target computed, as far as the host can look without waiting."""
+        computed = self._addressing.num_computed(rows)
+        if computed is not None and bool((starts < computed).any()):
+            facts = {
+                "expected": f"starts of at least {computed.tolist()}, `KeptRows.next_position`",
+                "found": str(starts.tolist()),
+                "why": "the keys and values before are the target's own, and its text depends on them",
+            }
+            raise ProposerError("SD-E276", "a draft pass would write over what the target computed", facts)
+
+
+OwnLayers = Callable[[Sequence[int]], RunLayers]
+"""Makes some of the target's layers run by themselves. Raises Refusal where they cannot."""
+
+
+class TargetAccess:
+    """Keys and values, and layers. They are used after `use_cache`, and may be taken before."""
+
+    def __init__(self, needs: Needs, own_layers: OwnLayers | None) -> None:
+        self._kv = CachedKV(needs.target_kv) if needs.target_kv else None
+        self._declared = needs.target_layers.layers if needs.target_layers else ()
+        self._own_layers = own_layers
+        self._cache: tuple[KVCache, Addressing] | None = None
+        self._taken: list[CachedKV | CachedLayers] = [] if self._kv is None else [self._kv]
+
+    def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
+        """The target's cache is made."""
+        self._cache = cache, addressing
+        for each in self._taken:
+            each.use_cache(cache, addressing)
+
+    def kv(self) -> CachedKV:
+        """See `specdec.sdk.Services.target_kv`."""
+        if self._kv is None:
+            raise Refusal("target_kv was asked for but not declared", "declare Needs(target_kv=(layer, ...))")
+        return self._kv
+
+    def layers(self, layers: Sequence[int]) -> CachedLayers:
+        """See `specdec.sdk.Services.target_layers`."""
+        undeclared = sorted(set(layers) - set(self._declared))
+        if undeclared or not layers or self._own_layers is None:
+            reason = f"layers {undeclared or list(layers)} of the target were asked for but not declared"
+            raise Refusal(reason, "declare Needs(target_layers=LayerPass(layers=(layer, ...)))")
+        taken = CachedLayers(self._own_layers(layers))
+        self._taken.append(taken)
+        if self._cache is not None:
+            taken.use_cache(*self._cache)
+        return taken

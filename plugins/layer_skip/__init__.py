@@ -1,0 +1,1 @@
+"""LayerSkip: the target drafts for itself with its first layers."""

@@ -1,0 +1,81 @@
+"""Drafting one token after the other from what the target's cache holds already."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..services import Services
+from ..types import Draft, StepView, TargetInfo
+from .base import ModelProposer
+from .sampling import DrawRule
+
+
+class CachedTargetProposer(ModelProposer):
+    """One pass per draft token, and none over what the step committed: the target's cache has that.
+
+    For networks that read the target's keys and values (`Services.target_kv`). Nothing is rolled back and nothing is
+    kept between steps but what the target keeps.
+    """
+
+    @abstractmethod
+    def advance(
+        self, index: int, rows: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run one token of each request. Returns the logits [b, D] of the next one, then the new states.
+
+        It may be recorded on a device (see `Services.capture`).
+
+        index: how many tokens were drafted before.
+        rows: the row of each request, [b].
+        lengths: positions that the target has computed, [b]. The newest token stands at that position.
+        token_ids: the newest token, then the one drafted last, [b].
+        states: `first_states` of these requests, then what the pass before returned.
+        """
+
+    def first_states(self, step: StepView) -> Sequence[Tensor]:
+        """What the first pass reads besides: tensors [B, ...] with one row per request. None by default."""
+        return ()
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """See `ModelProposer.bind`."""
+        super().bind(target, services)
+        self._captured: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
+
+    def observe(self, step: StepView) -> None:
+        """Nothing: the target's cache is up to date."""
+
+    @torch.inference_mode()
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
+        chosen, num_tokens = self.wanted(step), self.most_wanted(step)
+        sampler = self.sampler(step, chosen)
+        if num_tokens == 0:
+            return sampler.draft()
+        inputs = [step.rows, step.kept.next_position, step.newest_token, *self.first_states(step)]
+        if chosen is not None:
+            inputs = [each[chosen] for each in inputs]
+        return sampler.draft_of(*self._drafting(sampler.rule, num_tokens)(*inputs, *sampler.numbers(num_tokens)))
+
+    def _drafting(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
+        """The chain of so many tokens, drawn by a rule: one recording, whether or not it reports distributions."""
+        key = rule.form, num_tokens
+        if key not in self._captured:
+            self._captured[key] = self.services.capture(partial(self._chain, rule, num_tokens))
+        return self._captured[key]
+
+    def _chain(
+        self, rule: DrawRule, num_tokens: int, rows: Tensor, lengths: Tensor, token_ids: Tensor, *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Tokens drawn one after the other. given: states, then what `DraftSampler.numbers` gave. See `DrawRule`."""
+        num_states = len(given) - (rule.form != "one_hot")
+        states: Sequence[Tensor] = given[:num_states]
+        drawing = rule.drawing(given[num_states:], num_tokens)
+        for index in range(num_tokens):
+            logits, *states = self.advance(index, rows, lengths, token_ids, *states)
+            token_ids = drawing.draw(logits)
+        return drawing.result()
