@@ -253,7 +253,8 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
     if workspace is not None and rule in (verify, verify_block):
         warm_up(rule, workspace, torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device), buffers.examples)
-    return DraftStore(buffers, table), partial(rule, workspace=workspace)
+    keeps_trees = speculation is not None and speculation.loaded.needs.topology == "tree"
+    return DraftStore(buffers, table, keeps_trees=keeps_trees), partial(rule, workspace=workspace)
 
 
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:

@@ -11,7 +11,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from specdec.sdk import Checkpoint, CheckpointError, Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
-from specdec.sdk.model_proposer import DraftInputs, MaskedOptions, MaskedProposer, draft_kv_of, mask_token_id
+from specdec.sdk.model_proposer import (
+    DraftInputs,
+    MaskedOptions,
+    MaskedProposer,
+    draft_kv_of,
+    mask_token_id,
+    rows_of_tree,
+)
 
 from .as_text import Crossing
 from .pard2 import Pard2Spec, TargetTerm
@@ -39,6 +46,7 @@ class DraftModelProposer(MaskedProposer):
     states a `pard_token` drafts in parallel (PARD, arXiv 2504.18583). PARD-2 models read the target's hidden states.
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = False
     Options = DraftModelOptions
 
@@ -75,7 +83,7 @@ class DraftModelProposer(MaskedProposer):
             draft_kv=draft_kv_of(
                 facts,
                 num_layers=facts["num_hidden_layers"],
-                rows_per_pass=config.num_draft_tokens + (SPARE_ROWS if as_text else 0),
+                rows_per_pass=rows_of_tree(config) + 1 + (SPARE_ROWS if as_text else 0),
                 dtype=config.dtype,
             ),
         )

@@ -45,6 +45,11 @@ def addressing_of(llm: Any) -> Any:
     return _parts(llm).runner._addressing
 
 
+def cache_of(llm: Any) -> Any:
+    """The keys and values of the target."""
+    return _parts(llm).runner._cache
+
+
 def scheduler_of(llm: Any) -> Any:
     """Who runs and who waits."""
     return _parts(llm).scheduler
