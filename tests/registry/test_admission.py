@@ -23,7 +23,7 @@ def refused(needs, target, **arguments):
 
 def test_cheapest_needs_cost_nothing(target):
     admission = admit(loaded(Needs(), method="greedy"), target)
-    assert dataclasses.astuple(admission) == (0, 0, 0)
+    assert not any(dataclasses.astuple(admission))
     assert not admission.keeps_distribution
 
 
