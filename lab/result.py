@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from specdec.core.engine.engine import Engine
+from specdec.core.host import EngineView
 from specdec.core.request.metrics import RequestMetrics
 
 from .equality import Difference
@@ -161,7 +162,7 @@ def verification_facts(engine: Engine) -> dict[str, Any] | None:
 
     Of all that the engine ran, warm-up included: a map that is learned has no repeats.
     """
-    budget = engine.parts.runner.budget
+    budget = EngineView.of(engine).budget
     if budget is None:
         return None
     told, calibrated = budget.calibration.errors

@@ -86,7 +86,10 @@ def wrong_values(where: str, error: ValidationError, *, plugin: PluginId | None 
 class ProposerConfig(StrictModel):
     """The settings that a proposer is constructed with: the common ones, and its own validated options."""
 
-    num_draft_tokens: DraftLength = Field(description="K: the most drafts per request and step")
+    num_draft_tokens: DraftLength = Field(description="K: the most drafts per request and step; of a tree, its nodes")
+    tree_depth: DraftLength | None = Field(
+        None, description="the most nodes on a path, where trees are asked for. None means chains"
+    )
     model: str | None = Field(None, description="the checkpoint (directory or hub id). None means that none was given")
     draft_sample_method: DraftSampleMethod = "greedy"
     enable_adaptive_verification: bool = Field(
@@ -99,3 +102,8 @@ class ProposerConfig(StrictModel):
     )
     trust_remote_code: bool = Field(False, description="run modelling code that the draft checkpoint brings along")
     options: Any = Field(None, description="an instance of the class's Options model. None means that it has none")
+
+    @property
+    def depth(self) -> int:
+        """How many tokens ahead a draft looks: `tree_depth`, or K of a chain."""
+        return self.tree_depth or self.num_draft_tokens

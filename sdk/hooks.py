@@ -43,11 +43,20 @@ class VerifiedRequest:
     """What a step did to one request that sampled."""
 
     request_id: str
-    first_row: int  # of `VerifiedStep.logits`: row i follows the committed tokens and the first i drafts
+    first_row: int  # of `VerifiedStep.logits`: row i follows the committed tokens and the first i drafts, or node i - 1
     position: int  # of its first new token, counted from the beginning of the prompt
-    draft_token_ids: Sequence[int]  # verified
+    draft_token_ids: Sequence[int]  # verified; of a tree, the accepted path, what was met at its end, then all others
     num_accepted: int
     token_ids: Sequence[int]  # committed: accepted drafts, then one token more; fewer where the request ended
+    accepted_nodes: Sequence[int] | None = None  # of a tree, from the root on. None means that a chain was verified
+
+    @property
+    def rows(self) -> list[int]:
+        """The row of `VerifiedStep.logits` that gave each of `token_ids`."""
+        places = range(len(self.token_ids))
+        if self.accepted_nodes is not None:
+            return [self.first_row + place for place in (0, *(node + 1 for node in self.accepted_nodes))][: len(places)]
+        return [self.first_row + place for place in places]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,10 @@ class Needs(StrictModel):
     history: bool = Field(False, description="reads the token history of its requests")
     sampling: tuple[SamplingField, ...] = Field((), description="sampling parameters that it reads")
     deterministic: bool = Field(True, description="the same step, seed and state give the same draft")
-    topology: Literal["chain", "tree"] = Field("chain", description="tree is reserved and refused for now")
+    topology: Literal["chain", "tree"] = Field(
+        "chain", description="tree means that a draft may have parents: K is then the most nodes, at most 64"
+    )
+    max_depth: int | None = Field(None, ge=1, description="the most nodes on a path of a tree. None means K")
     multimodal: bool = Field(False, description="image or audio inputs: reserved and refused for now")
 
     @property
@@ -95,6 +98,10 @@ class Needs(StrictModel):
             raise ValueError(
                 "draft_vocabulary describes dense distributions; one-hot and sparse drafts carry target ids"
             )
+        if self.max_depth is not None and self.topology != "tree":
+            raise ValueError("max_depth describes trees; declare topology='tree'")
+        if self.rejected_rows and self.topology == "tree":
+            raise ValueError("rejected_rows shows rejected drafts of chains; a tree has no row behind its path")
         if self.rejected_rows and not self.target_top_k:
             raise ValueError("rejected_rows shows the target's most likely tokens: target_top_k says how many")
         if self.max_draft_tokens is not None and self.min_draft_tokens > self.max_draft_tokens:

@@ -45,7 +45,12 @@ class DraftKVStore(Protocol):
         ...
 
     def attention(
-        self, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: AttentionMode = "causal"
+        self,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        mode: AttentionMode = "causal",
+        parents: Tensor | None = None,
     ) -> Mapping[str, Any]:
         """Keyword arguments for the attention of a network built by these services, for one pass over it.
 
@@ -56,6 +61,8 @@ class DraftKVStore(Protocol):
         starts: the position of each request's first query, [B].
         cu_queries: request b has the queries `cu_queries[b] : cu_queries[b+1]`, [B+1].
         mode: which keys a query sees.
+        parents: of the nodes of trees, [B, n]. Nodes lie behind each other, and the queries are the last of them. Each
+            sees what lies before the first node, and its own path. None means no trees.
         """
         ...
 

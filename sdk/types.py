@@ -163,13 +163,16 @@ class StepView:
     newest_token: Tensor  # [B] int64; in the middle of a prompt, the next prompt token
     num_drafted: Tensor  # [B] int64, drafts verified in this step
     num_accepted: Tensor  # [B] int64, 0 .. num_drafted
-    budget: Tensor  # [B] int64, 0 .. K: the most drafts that the row can use
+    budget: Tensor  # [B] int64, 0 .. K: the most drafts that the row can use; nodes, where drafts are trees
     kept: KeptRows
     random: DraftRandom
     sampling: SamplingView | None = None  # None means that none was declared
     history: Tensor | None = None
     """[max_num_seqs, max_model_len] int64 by row, valid to committed_length. None means that it was not declared."""
     rejected: RejectedRows | None = None  # None means that `Needs.rejected_rows` was not declared
+    accepted_nodes: Tensor | None = None
+    """[B, K] int64, the nodes of the verified trees that were accepted, from the root on, padded with -1. A chain's are
+    0, 1, 2 and so on. None means that the proposer drafts chains."""
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -182,6 +185,9 @@ class DraftDistribution:
     Only the tensors of the kinds that occur are present. A row tagged ONE_HOT ignores them all. Each drafted token must
     have a probability above 0 or a finite logit, else the engine raises SD-E206. A sparse id that occurs twice has the
     sum of its probabilities.
+
+    Row j is the distribution at place j, which the tokens after place j are drawn from. Place 0 is the newest token and
+    place i + 1 is node i. So row j of a chain belongs to its draft j. Siblings in a tree share one row.
     """
 
     kind: Tensor  # [B] uint8, DistributionKind
@@ -189,6 +195,9 @@ class DraftDistribution:
     draft_logits: Tensor | None = None  # [B, K, Vd], after temperature and filters: the distribution is their softmax
     sparse_ids: Tensor | None = None  # [B, K, M] target ids, padded with -1
     sparse_probs: Tensor | None = None  # [B, K, M]
+    replacement: bool = False
+    """How siblings in a tree were drawn. False: each from what the earlier ones leave, renormalised (arXiv 2402.12374).
+    True: each from the whole distribution, and equal siblings are possible."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +208,9 @@ class Draft:
     depend on the drawn token: trimming an unlikely token changes the output distribution. One-hot drafts
     (`distribution` is None or the row is tagged ONE_HOT) may be trimmed at will. arXiv 2211.17192 has the rule that
     verification applies.
+
+    With `parents` each row is a tree, and its drafts are nodes in the order in which they were drawn. A node hangs from
+    an earlier one. The engine may cut the last nodes of a row. `specdec.sdk.trees` has functions that build trees.
     """
 
     token_ids: Tensor  # [B, K] int64 target ids, padded with -1
@@ -210,6 +222,25 @@ class Draft:
 
     It may shorten what is verified. So with a reported distribution, the value at i may depend on the prefix, on the
     drafted tokens before i, and on the distribution at i. It may never depend on the token drawn at i."""
+    parents: Tensor | None = None
+    """[B, K] int64: node i hangs from node parents[i] < i, or from the newest token where it is -1, as in padding. None
+    means that every row is a chain."""
+
+    @classmethod
+    def from_trees(cls, trees: Sequence[Sequence[tuple[int, int]]], num_draft_tokens: int) -> Draft:
+        """A one-hot draft on the CPU, one tree per request.
+
+        trees: (parent, token id) of each node, in an order in which a parent stands before its children.
+        num_draft_tokens: K of the step, the most nodes of a tree.
+
+        Raises as `from_lists` does.
+        """
+        import torch
+
+        tokens = cls.from_lists([[token for _, token in tree] for tree in trees], num_draft_tokens)
+        padded = [[*(parent for parent, _ in tree), *[-1] * (num_draft_tokens - len(tree))] for tree in trees]
+        parents = torch.tensor(padded, dtype=torch.int64).reshape(len(trees), num_draft_tokens)
+        return cls(tokens.token_ids, tokens.lengths, parents=parents)
 
     @classmethod
     def from_lists(cls, drafts: Sequence[Sequence[int]], num_draft_tokens: int) -> Draft:

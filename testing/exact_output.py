@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,6 +97,7 @@ def _cut_node(distribution: Tensor, form: str, position: int) -> Node:
     """A node that draws from `distribution` [V] and reports it at its position, in float32."""
     table = torch.zeros(1, 2, len(distribution)).index_fill(1, torch.tensor([1 - position]), 1 / len(distribution))
     table[0, position] = distribution
+    reported: dict[str, Any]
     if form == "sparse":
         ids = torch.arange(len(distribution)).expand(1, 2, -1)
         kind, reported = DistributionKind.SPARSE, {"sparse_ids": ids, "sparse_probs": table}

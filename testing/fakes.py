@@ -81,9 +81,16 @@ class FakeDraftKV:
         return self._keys[layer][row, :length], self._values[layer][row, :length]
 
     def attention(
-        self, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: AttentionMode = "causal"
+        self,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        mode: AttentionMode = "causal",
+        parents: Tensor | None = None,
     ) -> Mapping[str, Any]:
-        """What the attention of a network built by FakeServices takes."""
+        """What the attention of a network built by FakeServices takes. Raises Refusal for trees."""
+        if parents is not None:
+            raise Refusal("the fake draft KV serves chains alone", "an engine")
         return {"fake_pass": FakePass(self, rows.tolist(), starts.tolist(), cu_queries.tolist(), mode)}
 
 

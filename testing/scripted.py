@@ -48,6 +48,11 @@ class Scripted:
     ) -> rejection.Verdict:
         """See `VerificationRule`. There are no logits."""
         drafted = [ids[:n] for ids, n in zip(drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=True)]
+        paths = None
+        if drafts.parents is not None:
+            trees = zip(drafts.parents.tolist(), drafted, strict=True)
+            paths = [some_path(parents[: len(ids)]) for parents, ids in trees]
+            drafted = [[ids[node] for node in path] for path, ids in zip(paths, drafted, strict=True)]
         outputs = list(map(self._output, self.moves, self._shares, drafted))
         width = drafts.token_ids.shape[1] + 1
         num_accepted = torch.tensor([max(len(ids) - 1, 0) for ids in outputs])
@@ -56,6 +61,7 @@ class Scripted:
             num_accepted=num_accepted,
             status=torch.zeros_like(num_accepted),
             stop_reason=(num_accepted < drafts.lengths).to(torch.uint8),
+            path=None if paths is None else _places(paths, outputs, width),
         )
 
     def _share(self, move: Move, num_drafts: Callable[[Request], int]) -> Scheduled:
@@ -81,3 +87,20 @@ class Scripted:
         if following is None:
             following = self._script.token(name, [*token_ids, *drafts[:accepted]], rejected)
         return [*drafts[:accepted], following]
+
+
+def some_path(parents: Sequence[int]) -> list[int]:
+    """A path from the root of a tree to a leaf: at every other place the last child instead of the first."""
+    path: list[int] = []
+    while True:
+        above = path[-1] if path else -1
+        children = [node for node, parent in enumerate(parents) if parent == above]
+        if not children:
+            return path
+        path.append(children[-1 if len(path) % 2 == 0 else 0])
+
+
+def _places(paths: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], width: int) -> Tensor:
+    """The places that emit, [B, width], padded with -1."""
+    emitting = [[0, *(node + 1 for node in path)][: len(ids)] for path, ids in zip(paths, outputs, strict=True)]
+    return torch.tensor([each + [PADDING_TOKEN_ID] * (width - len(each)) for each in emitting])

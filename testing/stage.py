@@ -76,7 +76,7 @@ class Stage:
             StandInTarget(info, len(shown.hidden_states), seed, shows_logits=shown.target_top_k > 0),
             cache,
             self._scripted,
-            DraftStore(DistributionBuffers.none()),
+            DraftStore(DistributionBuffers.none(), keeps_trees=loaded.needs.topology == "tree"),
             metrics,
             self._host,
             profile=False,

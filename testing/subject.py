@@ -111,7 +111,8 @@ class Subject:
         info = info or self.target.info
         loaded = registry.load_proposer(self.resolved, self.config.replace(**changes), info)
         if probabilistic is not True or loaded.needs.distribution != "one_hot":
-            admit(loaded, info)
+            drawn = loaded.needs.distribution != "one_hot"
+            admit(loaded, info, no_trees=", and the kit checks one-hot trees alone" if drawn else None)
         return loaded
 
     def stage(

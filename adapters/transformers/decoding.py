@@ -75,7 +75,13 @@ def speculative(
     speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
+    _refuse_needs(speculation)
     refuse_adaptive(speculation.config, "transformers")
+    return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
+
+
+def _refuse_needs(speculation: Speculation) -> None:
+    """Raise Refusal for needs that a call of `generate` cannot meet."""
     needs = speculation.loaded.needs
     used = {"target_kv": needs.target_kv, "target_layers": needs.target_layers}
     names = [name for name, need in used.items() if need]
@@ -83,7 +89,6 @@ def speculative(
         reason = f"a call of `generate` brings its own cache, and it works on the target's ({', '.join(names)})"
         refusal = Refusal(reason, f"specdec.LLM, or a proposer without {' and '.join(names)}")
         raise refusal.attributed_on(speculation.loaded.plugin)
-    return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
 
 
 class SpeculativeDecoding:

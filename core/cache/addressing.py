@@ -61,6 +61,18 @@ class Addressing(Protocol):
         """
         ...
 
+    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> StoredAttention:
+        """As `of_batch`, where the last positions of each extent are nodes: each sees what lies before the tree, and
+        its own path. `parents`: of all nodes of each tree, of which the first may have been computed before.
+
+        Raises UnsupportedModelError SD-E296 where no attention serves trees.
+        """
+        ...
+
+    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
+        """Of a pass as `of_rows` describes it. Raises UnsupportedModelError SD-E296 where `of_trees` does."""
+        ...
+
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> StoredAttention:
         """A cache as a pass sees it over the positions from `starts` [B] on of the requests in `rows` [B].
 

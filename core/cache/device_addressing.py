@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec.sdk.errors import UnsupportedModelError
+
 from ..kernels.attention_spec import Mode
 from .addressing import Extent, Rows
 from .block_table import BlockTable
@@ -38,6 +40,18 @@ class DeviceAddressing:
         self.table.write(places, entries)
         most = max(extent.num_queries for extent in extents)
         return PagedView(cache, self.table, rows, starts, cu_queries, most)
+
+    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> PagedView:
+        """See `Addressing`. No kernel has a mask for trees yet."""
+        raise self._no_trees()
+
+    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
+        """See `Addressing`."""
+        raise self._no_trees()
+
+    def _no_trees(self) -> UnsupportedModelError:
+        facts = {"device": self.table.blocks.device, "fix": "leave num_draft_nodes out, or serve on a CPU"}
+        return UnsupportedModelError("SD-E296", "attention on this device serves no trees", facts)
 
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> PagedView:
         """See `Addressing`."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.sdk.trees import path_to
+
 from ..kernels.attention_spec import AttentionSpec, Mode
 from ..kernels.backend import Backend
 from ..kernels.cpu.attention import Span, SpanBatch, attend_by_span
@@ -63,14 +65,47 @@ class HostAddressing:
         """See `Addressing`."""
         return self._view(cache, extents, "causal")
 
+    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> CacheView:
+        """See `Addressing`. A node is a span of one query whose keys are those of its path, as in plain decoding."""
+        spans = [
+            span
+            for extent, each in zip(extents, parents, strict=True)
+            for span in self._tree_spans(extent, each, cache.device)
+        ]
+        return CacheView(cache, SpanBatch(spans), self._backend)
+
+    def _tree_spans(self, extent: Extent, parents: Sequence[int], device: torch.device) -> list[Span]:
+        stop = extent.start + extent.num_queries
+        root = stop - len(parents)  # where the tree begins
+        blocks, num_before = extent.blocks, max(root - extent.start, 0)
+        spans = [self._span(blocks, extent.first_query, num_before, root, device, "causal")] if num_before else []
+        if not parents:
+            return spans
+        before = self._span(blocks, 0, 0, root, device, "causal").slots
+        if isinstance(before, slice):
+            before = torch.arange(before.start, before.stop, device=device)
+        slots = torch.tensor([self._slot(blocks, position) for position in range(root, stop)], device=device)
+        for query in range(num_before, extent.num_queries):
+            path = path_to(extent.start + query - root, parents)
+            first, num_keys = extent.first_query + query, root + len(path)
+            if path == list(range(len(path))):
+                spans.append(self._span(blocks, first, 1, num_keys, device, "causal"))
+            else:
+                spans.append(Span(first, 1, num_keys, torch.cat([before, slots[path]]), device))
+        return spans
+
     def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> CacheView:
+        """See `Addressing`."""
+        return self._view(cache, self.extents(rows, starts, cu_queries), mode)
+
+    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
         """See `Addressing`."""
         requests, bounds = self._requests(), cu_queries.tolist()
         extents: list[Extent] = []
         for row, start, first, stop in zip(rows.tolist(), starts.tolist(), bounds, bounds[1:], strict=False):
             request = requests[row]
             extents.append(Extent(row, request.generation, request.blocks, first, start, stop - first))
-        return self._view(cache, extents, mode)
+        return extents
 
     def _view(self, cache: KVCache, extents: Sequence[Extent], mode: Mode) -> CacheView:
         spans = [

@@ -53,6 +53,11 @@ class KVCache:
         """[L, 2] int64 of keys and values, for kernels."""
         return torch.tensor([[each.data_ptr() for each in layer] for layer in zip(self.keys, self.values, strict=True)])
 
+    def move(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy keys and values of every layer from slots [n] to slots [n]; all are read before one is written."""
+        for stored in (*self.keys, *self.values):
+            stored.index_copy_(0, destinations, stored.index_select(0, sources))
+
     def _storage(self, num_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
         shape = (self.num_slots, num_heads, dim)
         if self.device.type != "cpu":

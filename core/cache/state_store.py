@@ -7,8 +7,10 @@ module reads those inputs again, before its new tokens. Nothing else of the mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import prod
 from typing import Literal
@@ -75,10 +77,18 @@ class Group:
     """Requests that a module computes in one call, in the order of their rows."""
 
     members: tuple[Member, ...]
-    rows: slice | Tensor  # a slice where they lie side by side
     length: int  # inputs of each
     is_fresh: bool  # whether their texts begin here
     decodes: bool  # whether they read inputs again, which plain decoding computes one by one
+    device: torch.device
+
+    @cached_property
+    def rows(self) -> slice | Tensor:
+        """A slice where they lie side by side. Recorded passes never ask."""
+        first, stop = self.members[0].row, self.members[-1].row + 1
+        if stop - first == len(self.members):
+            return slice(first, stop)
+        return upload([[member.row for member in self.members]], self.device)[0]
 
 
 @dataclass(frozen=True)
@@ -86,26 +96,47 @@ class StatePass:
     """How the requests of a pass are computed by modules with a state."""
 
     store: StateStore
-    shares: tuple[StateShare, ...]
-    kept: tuple[Group, ...]  # committed tokens
-    drafts: tuple[Group, ...]
-    order: tuple[int, ...]  # of the pieces of all groups, one for each member, by place in the batch
+    shares: tuple[StateShare, ...] = ()
+    kept: tuple[Group, ...] = ()  # committed tokens
+    drafts: tuple[Group, ...] = ()
+    order: tuple[int, ...] = ()  # of the pieces of all groups, one for each member, by place in the batch
+
+    @property
+    def even(self) -> tuple[int, int] | None:
+        """Inputs that each request reads again before one token, and its drafts. None: requests differ, or begin."""
+        read = {(member.num_replayed, member.num_tokens) for group in self.kept for member in group.members}
+        drafts = {share.num_drafts for share in self.shares}
+        (num_replayed, num_tokens), num_drafts = read.pop(), drafts.pop()
+        if read or drafts or num_tokens > 1 or self.kept[0].is_fresh:
+            return None
+        return num_replayed, num_drafts
 
     def replayed_by_row(self) -> dict[int, int]:
         """Inputs of each request that every module reads again."""
         return {member.row: member.num_replayed for group in self.kept for member in group.members}
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvenPass(StatePass):
+    """A pass that may be recorded: its requests have as many tokens each, rows lie in a tensor, and two numbers fix
+    every shape. It has no shares, because whoever replays it keeps the books.
+    """
+
+    rows: Tensor  # [B] int64
+    num_replayed: int  # of each
+    num_drafts: int  # of each; those that are too many harm nothing
+
+
 class StateStore:
-    """States of all rows by module, and where each row's state is in its text."""
+    """States of all rows by module, and where each row's state is in its text. One row more is nobody's."""
 
     def __init__(self, layouts: Sequence[StateLayout], num_rows: int, num_drafts: int, device: torch.device) -> None:
         """num_drafts: the most of one request in a pass."""
         self._device = device
         self.tensors = [
-            [self._storage((num_rows, *each.shape), each.dtype) for each in layout.tensors] for layout in layouts
+            [self._storage((num_rows + 1, *each.shape), each.dtype) for each in layout.tensors] for layout in layouts
         ]
-        self.inputs = [self._storage((num_rows, num_drafts, each.input_size), each.dtype) for each in layouts]
+        self.inputs = [self._storage((num_rows + 1, num_drafts, each.input_size), each.dtype) for each in layouts]
         self._books = [_NOBODY] * num_rows
 
     def _storage(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -147,22 +178,15 @@ class StateStore:
         ordered = sorted(members, key=lambda member: (kind(member), member.row))
         groups = []
         for (is_fresh, decodes, length), each in groupby(ordered, kind):
-            together = tuple(each)
-            rows = [member.row for member in together]
-            groups.append(Group(together, self._places(rows), length, is_fresh, decodes))
+            groups.append(Group(tuple(each), length, is_fresh, decodes, self._device))
         return tuple(groups)
 
-    def _places(self, rows: list[int]) -> slice | Tensor:
-        first, stop = rows[0], rows[-1] + 1
-        return slice(first, stop) if stop - first == len(rows) else upload([rows], self._device)[0]
-
-    def begin(self, passed: StatePass) -> None:
-        """From here to `settle` the states of the pass are nobody's."""
+    @contextmanager
+    def passing(self, passed: StatePass) -> Iterator[None]:
+        """The pass is computed inside. Its states are nobody's until it ended well."""
         for share in passed.shares:
             self._books[share.row] = _NOBODY
-
-    def settle(self, passed: StatePass) -> None:
-        """The pass is done."""
+        yield
         for share in passed.shares:
             position = share.start + share.num_committed
             self._books[share.row] = _Book(share.generation, position, share.num_drafts)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from specdec.sdk.config import DraftSampleMethod, wrong_values
 from specdec.sdk.errors import ConfigError
-from specdec.sdk.ranges import DraftLength, Share
+from specdec.sdk.ranges import DraftLength, Share, TreeSize
 
 from .settings_text import as_mapping
 
@@ -63,6 +63,11 @@ class SpeculativeConfig(BaseModel):
     )
     num_speculative_tokens: DraftLength | None = Field(
         None, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
+    )
+    num_draft_nodes: TreeSize | None = Field(
+        None,
+        strict=True,
+        description="nodes of a tree of drafts, which is num_speculative_tokens deep; None: drafts are chains",
     )
     draft_sample_method: DraftSampleMethod = Field(
         "greedy",

@@ -253,33 +253,32 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
     if workspace is not None and rule in (verify, verify_block):
         warm_up(rule, workspace, torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device), buffers.examples)
-    return DraftStore(buffers, table), partial(rule, workspace=workspace)
+    keeps_trees = speculation is not None and speculation.loaded.needs.topology == "tree"
+    return DraftStore(buffers, table, keeps_trees=keeps_trees), partial(rule, workspace=workspace)
 
 
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:
     """The target in the form that steps call: compiled where that was asked for, recorded where that is possible.
 
-    Raises ConfigError SD-E261 where a form was asked for that layers with a state have not.
+    Raises ConfigError SD-E261 where compiling was asked for that layers with a state do not take.
     """
-    if cache.kv.states is not None:
-        _refuse_fixed_forms(plan.config)
     if plan.config.torch_compile:
+        _refuse_states(cache.kv)
         with model.threads.used():  # the compiler builds their number in
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
     if cache.addressing.table is None:
         return model.target
     warm_up_target(model.target, cache.kv, cache.addressing.table)
-    if graphs is None or cache.kv.states is not None:
+    if graphs is None:
         return model.target
     return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
 
 
-def _refuse_fixed_forms(config: EngineConfig) -> None:
+def _refuse_states(cache: KVCache) -> None:
     """How many inputs layers with a state read again differs from step to step."""
-    asked = [name for name in ("torch_compile", "cuda_graphs") if getattr(config, name)]
-    if asked:
-        facts = {"asked": ", ".join(asked), "fix": f"leave out {' and '.join(asked)}"}
-        raise ConfigError("SD-E261", "a model whose layers keep a state is neither compiled nor recorded", facts)
+    if cache.states is not None:
+        facts = {"asked": "torch_compile", "fix": "leave it out"}
+        raise ConfigError("SD-E261", "a model whose layers keep a state is not compiled", facts)
 
 
 def _vacant_view(cache: KVCache, backend: Backend, num_tokens: int) -> CacheView:

@@ -53,12 +53,12 @@ def num_kv_blocks(
 
 
 def _state_bytes(config: EngineConfig, target: TargetModel, num_drafts: int) -> int:
-    """What the layers that keep a state take for all rows. Raises ConfigError SD-E178."""
+    """What the layers that keep a state take for all rows, nobody's included. Raises ConfigError SD-E178."""
     if target.mixers is None:
         return 0
     per_row = sum(layout.bytes_per_row(num_drafts) for layout in target.mixers.layouts)
     require_memory("max_num_seqs with a state each", config.max_num_seqs, per_row, target.device)
-    return config.max_num_seqs * per_row
+    return (config.max_num_seqs + 1) * per_row
 
 
 def require_memory(what: str, count: int, bytes_each: int, device: torch.device) -> None:

@@ -51,7 +51,8 @@ class Plan:
         dtype = profile.dtype(config.dtype, hf_config.dtype)
         info = target_info(config, path, text_config(hf_config), dtype, profile.device)
         hooks = load_hooks(settings)
-        speculation = Speculation.prepare(speculative_config, info, settings, hooks)
+        no_trees = _why_no_trees(text_config(hf_config), profile)
+        speculation = Speculation.prepare(speculative_config, info, settings, hooks, no_trees=no_trees)
         per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)
         require_memory("max_num_seqs", config.max_num_seqs, per_row, profile.device)
         return cls(config, profile, path, hf_config, dtype, info, hooks, speculation)
@@ -83,6 +84,13 @@ class Plan:
     def proposer(self) -> str:
         """The name under which its counters are reported."""
         return self.speculation.loaded.plugin.label if self.speculation else "none"
+
+
+def _why_no_trees(config: Any, profile: DeviceProfile) -> str | None:
+    """None: trees are verified."""
+    if profile.device.type != "cpu":
+        return f", and attention on {profile.device.type} serves chains alone"
+    return ", and layers of the target keep a state, which has one successor" if state_layers(config) else None
 
 
 def target_info(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
 
-from ..cache.state_store import Group, StateLayout, StatePass, StateStore, StateTensor
+from ..cache.state_store import EvenPass, Group, StateLayout, StatePass, StateStore, StateTensor
 from .few_tokens import Rule, for_few_tokens
 
 _INERT = {"position_ids", "cache_position"}  # tensors that a recurrence does not read
@@ -182,13 +182,12 @@ class Mixers:
     @contextmanager
     def pass_over(self, states: StatePass) -> Iterator[None]:
         """Modules compute this pass, and its states are settled if it ends well."""
-        states.store.begin(states)
-        self.serving = states
-        try:
-            yield
-        finally:
-            self.serving = None
-        states.store.settle(states)
+        with states.store.passing(states):
+            self.serving = states
+            try:
+                yield
+            finally:
+                self.serving = None
 
     def hand_over(self, cache: Cache, store: StateStore, row: int, num_accepted: int) -> None:
         """Give transformers' cache the states of a row after its accepted drafts."""
@@ -205,6 +204,8 @@ class Mixers:
             if self.serving is None:
                 return inner(*args, **named)
             hidden, others = mixer.bound(args, named)
+            if isinstance(self.serving, EvenPass):
+                return _even(mixer, place, self.serving, hidden, others)
             return _ragged(mixer, place, self.serving, hidden, others)
 
         return forward
@@ -226,6 +227,22 @@ def _ragged(mixer: Mixer, place: int, passed: StatePass, hidden: Tensor, others:
         inputs[group.rows, : group.length] = given
         pieces += mixer.advance(given, states, others, decodes=True).unbind()
     return torch.cat([pieces[i] for i in passed.order])[None] if len(pieces) > 1 else pieces[0][None]
+
+
+def _even(mixer: Mixer, place: int, passed: EvenPass, hidden: Tensor, others: Mapping[str, Any]) -> Tensor:
+    """Outputs [1, N, H] of a batch [1, N, H] of equal requests. It may be recorded: no number of a request is read."""
+    kept, inputs, rows = passed.store.tensors[place], passed.store.inputs[place], passed.rows
+    each, states = hidden.view(len(rows), -1, hidden.shape[-1]), [state[rows] for state in kept]
+    committed, drafted = each[:, :1], each[:, 1:]
+    given = torch.cat([inputs[rows, : passed.num_replayed], committed], dim=1) if passed.num_replayed else committed
+    output = mixer.advance(given, states, others, decodes=passed.num_replayed > 0)
+    outputs = [output[:, passed.num_replayed :]]
+    for state, new in zip(kept, states, strict=True):
+        state[rows] = new
+    if passed.num_drafts:
+        inputs[rows, : passed.num_drafts] = drafted
+        outputs.append(mixer.advance(drafted, states, others, decodes=True))
+    return torch.cat(outputs, dim=1).reshape(hidden.shape)
 
 
 def _given(group: Group, hidden: Tensor, inputs: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ class PartialTarget:
 
     def __call__(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, context: AttentionContext) -> Tensor:
         """Logits [R, V] of the rows `logits_rows` [R] of tokens [M] at positions [M]."""
-        arguments = attention_arguments(context)
-        return self._target.run_of(self._model, tokens[None], positions[None], logits_rows, **arguments)
+        placed = tokens[None], positions[None], logits_rows
+        return self._target.run_model(*placed, model=self._model, **attention_arguments(context))
 
     def _require(self, layers: set[int]) -> None:
         """Seen in one pass over two tokens: these layers attend, and no others."""

@@ -63,7 +63,7 @@ class TargetModel:
         self.config = text_config(model.config)
         self.device = device
         self.dtype: torch.dtype = model.dtype
-        self.run: Callable[..., Tensor] = self._run_model  # or another form of the same
+        self.run: Callable[..., Tensor] = self.run_model  # or another form of the same
         self.attention_modules: dict[int, nn.Module] = {}  # by layer, as the first pass found them
         self.windows: list[int | None] = []  # of the layers
         self.mixers: Mixers | None = None  # layers that keep a state, as the first pass found them
@@ -213,12 +213,15 @@ class TargetModel:
             one = logits_rows.new_zeros(1)  # none would be one more case for a compiler
             return self.run(tokens, positions, one, **attention_arguments(context))[:0]
 
-    def _run_model(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
-        return self.run_of(self.model, tokens, positions, logits_rows, **attention)
+    def run_model(
+        self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, *, model: Any = None, **attention: Any
+    ) -> Tensor:
+        """Logits [R, V] of tokens and positions [1, N], as the library's model computes them.
 
-    def run_of(self, model: Any, tokens: Tensor, positions: Tensor, logits_rows: Tensor, **attention: Any) -> Tensor:
-        """Logits [R, V] of tokens and positions [1, N], as the library's model computes them, or another form of it."""
+        model: another form of it. None means the whole.
+        """
         placed = {"position_ids": positions} if self._takes_positions else {}
+        model = self.model if model is None else model
         output = model(input_ids=tokens, use_cache=False, logits_to_keep=logits_rows, **placed, **attention)
         logits: Tensor = output.logits[0]
         return logits

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import DraftKV, Needs
+from specdec.sdk.trees import MOST_NODES
 from specdec.sdk.types import TargetInfo
 
 from ..registry import LoadedProposer
@@ -41,12 +42,20 @@ class Admission:
         return self.distribution_bytes > 0
 
 
-def admit(loaded: LoadedProposer, target: TargetInfo, *, distribution_budget_bytes: int | None = None) -> Admission:
+def admit(
+    loaded: LoadedProposer,
+    target: TargetInfo,
+    *,
+    distribution_budget_bytes: int | None = None,
+    no_trees: str | None = "",
+) -> Admission:
     """What `loaded` costs on `target`, or Refusal with the numbers and what would work.
 
-    `distribution_budget_bytes` is the most that draft distributions may take; None: no limit.
+    `distribution_budget_bytes` is the most that draft distributions may take; None: no limit. `no_trees`: why trees are
+    not verified here, behind a comma. None: they are.
     """
     try:
+        _refuse_reserved(loaded, no_trees)
         admission = _admit(loaded, target, distribution_budget_bytes)
     except Refusal as refusal:
         raise refusal.attributed_on(loaded.plugin) from None
@@ -64,7 +73,6 @@ def admit(loaded: LoadedProposer, target: TargetInfo, *, distribution_budget_byt
 
 def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes: int | None) -> Admission:
     needs = loaded.needs
-    _refuse_reserved(needs)
     _check_hidden_states(needs, target)
     _check_draft_vocabulary(needs, target)
     _check_top_k(needs, target)
@@ -86,9 +94,18 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     )
 
 
-def _refuse_reserved(needs: Needs) -> None:
-    if needs.topology != "chain":
-        raise Refusal(f'its drafts are a {needs.topology} (topology="{needs.topology}")', 'topology="chain"')
+def _refuse_reserved(loaded: LoadedProposer, no_trees: str | None) -> None:
+    needs = loaded.needs
+    if needs.topology == "tree":
+        if no_trees is not None:
+            raise Refusal(f'its drafts are a tree (topology="tree"){no_trees}', 'topology="chain"')
+        if loaded.config.num_draft_tokens > MOST_NODES:
+            reason = f"num_speculative_tokens is {loaded.config.num_draft_tokens}, and a tree has {MOST_NODES} nodes"
+            raise Refusal(f"{reason} at most", f'"num_speculative_tokens": {MOST_NODES}')
+        if loaded.config.enable_adaptive_verification:
+            raise Refusal("enable_adaptive_verification measures chains, and its drafts are trees", "one of the two")
+        if needs.placement != "host":
+            raise Refusal('its drafts are a tree (topology="tree") with placement="device"', 'placement="host"')
     if needs.multimodal:
         raise Refusal("it needs image or audio inputs (multimodal=True)", "a proposer for text")
 

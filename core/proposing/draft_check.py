@@ -17,6 +17,7 @@ from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepVi
 from .confidence import require_declared, require_probabilities
 from .draft_support import target_to_draft
 from .draft_table import CheckedDraft, DraftReport, measure
+from .tree_check import by_node, tree_error
 from .view_guard import is_due
 
 _KINDS: dict[DistributionForm, frozenset[DistributionKind]] = {
@@ -30,7 +31,10 @@ SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2,
 
 
 class DraftChecker:
-    """Checks the drafts of one proposer. Raises ProposerError SD-E200 .. SD-E206, SD-E235, SD-E236, naming it."""
+    """Checks the drafts of one proposer.
+
+    Raises ProposerError SD-E200 .. SD-E206, SD-E235, SD-E236, SD-E290 .. SD-E293, naming it.
+    """
 
     def __init__(
         self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device, *, read_late: bool = False
@@ -55,6 +59,8 @@ class DraftChecker:
         self._num_checked_distributions += draft.distribution is not None
         due = draft.distribution is not None and is_due(self._num_checked_distributions)
         kinds = self._checked_kinds(draft.distribution, step, due=due)
+        if draft.parents is not None:
+            return self._checked_trees(draft, step, budgets, kinds, due=due)
         if self._read_late:
             numbers = measure(draft, kinds, self._t2d, self._vocab_size)
             checked = CheckedDraft(budgets, [None] * len(budgets), numbers, draft.distribution, kinds)
@@ -67,6 +73,25 @@ class DraftChecker:
         if due:
             self._check_sums(draft, step.request_ids)
         return checked
+
+    def _checked_trees(
+        self, draft: Draft, step: StepView, budgets: Sequence[int], kinds: frozenset[int], *, due: bool
+    ) -> CheckedDraft:
+        """As `check`, for a draft with parents."""
+        assert draft.parents is not None, "its caller looked"
+        self._check_lengths(draft.lengths.tolist(), step.request_ids, budgets)
+        wrong = tree_error(draft, self._needs, step.request_ids)
+        if wrong is not None:
+            raise self._error(*wrong)
+        nodes = by_node(draft)
+        pairs = zip(self._read(nodes, kinds), draft.parents.tolist(), strict=True)
+        reports = [report._replace(parents=parents) for report, parents in pairs]
+        self.check_reports(step.request_ids, budgets, reports, nodes)
+        if draft.confidence is not None:
+            require_probabilities(reports, step.request_ids, self._plugin)
+        if due:
+            self._check_sums(nodes, step.request_ids)
+        return CheckedDraft.read(reports, draft.distribution)
 
     def check_reports(
         self,
@@ -99,6 +124,8 @@ class DraftChecker:
         width = step.num_draft_tokens
         self._check_form("token_ids", draft.token_ids, (len(step), width), _INTEGERS)
         self._check_form("lengths", draft.lengths, (len(step),), _INTEGERS)
+        if draft.parents is not None:
+            self._check_form("parents", draft.parents, (len(step), width), _INTEGERS)
         if draft.confidence is not None:
             require_declared(self._needs, self._plugin)
             self._check_form("confidence", draft.confidence, (len(step), width), {torch.float32})

@@ -21,6 +21,7 @@ from specdec.sdk.types import DistributionKind, DraftDistribution
 from ..cache.transfer import upload
 from ..rejection.types import PADDING_TOKEN_ID, DraftDistributions, DraftRows
 from .draft_table import CheckedDraft, DraftReport, DraftTable
+from .stored_trees import parents_of, tree_table, with_replacement
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class StoredDraft(NamedTuple):
     length: int  # tokens to plan for: all there are, or as many as were asked for where the outcome tells
     kinds: frozenset[int]  # those that its distribution may have; none: it is one-hot
     report: DraftReport | None  # None: it comes with the outcome
+    replacement: bool = False  # see `DraftDistribution`
 
 
 _NOTHING = StoredDraft(-1, 0, frozenset(), DraftReport(0, 0, DistributionKind.ONE_HOT, []))
@@ -121,6 +123,7 @@ class TakenDrafts:
     lengths: Sequence[int]  # tokens of each that the batch has room for
     table: DraftTable | None
     buffers: DistributionBuffers
+    parents: Sequence[Sequence[int]] | None = None  # of each request's nodes; None: chains
 
     @cached_property
     def width(self) -> int:
@@ -156,7 +159,8 @@ class TakenDrafts:
         lengths, width = sent[0], self.width
         if self.table is None or not width:
             token_ids = sent[1][: len(lengths) * width].view(len(lengths), width)
-            return DraftRows(token_ids, lengths, self.distributions(sent[2:])), token_ids[:, :0]
+            parents = None if self.parents is None else tree_table(self.parents, width, token_ids.device)
+            return DraftRows(token_ids, lengths, self.distributions(sent[2:]), parents), token_ids[:, :0]
         rows, places, sources = sent[1:]
         numbers, token_ids = self.table.gather(rows, lengths, width)
         tokens.index_copy_(0, places, token_ids.view(-1)[sources].clamp_(min=0))
@@ -171,7 +175,8 @@ class TakenDrafts:
         if device is None or not self.kinds:
             return None
         rows, kind = sent or upload(self._stored_kinds(), device)
-        return self.buffers.gather(rows, kind, self.kinds, self.width)
+        found = self.buffers.gather(rows, kind, self.kinds, self.width)
+        return found if self.parents is None else with_replacement(found, [each.replacement for each in self.stored])
 
     @cached_property
     def kinds(self) -> frozenset[int]:
@@ -195,9 +200,14 @@ class TakenDrafts:
 class DraftStore:
     """Drafts by row. `num_one_hot_fallbacks` counts rows without a distribution where others reported one."""
 
-    def __init__(self, buffers: DistributionBuffers, table: DraftTable | None = None) -> None:
-        """table: where drafts lie that are read with the outcome. None means that the host reads them at once."""
+    def __init__(
+        self, buffers: DistributionBuffers, table: DraftTable | None = None, *, keeps_trees: bool = False
+    ) -> None:
+        """table: where drafts lie that are read with the outcome. None means that the host reads them at once.
+        keeps_trees: whether drafts may have parents.
+        """
         self.table = table
+        self._keeps_trees = keeps_trees
         self._buffers = buffers
         self._drafts: dict[int, StoredDraft] = {}
         self.num_one_hot_fallbacks = 0
@@ -234,7 +244,8 @@ class DraftStore:
                 kinds &= {report.kind}
                 self._count(report)
             if length:
-                self._drafts[row] = StoredDraft(generation, length, kinds, report)
+                replacement = draft.distribution is not None and draft.distribution.replacement
+                self._drafts[row] = StoredDraft(generation, length, kinds, report, replacement)
             else:
                 self._drafts.pop(row, None)
 
@@ -265,7 +276,8 @@ class DraftStore:
             rows.append(row)
             stored.append(kept)
             lengths.append(min(kept.length, limit))
-        return TakenDrafts(rows, stored, lengths, self.table, self._buffers)
+        parents = parents_of(stored, lengths) if self._keeps_trees else None
+        return TakenDrafts(rows, stored, lengths, self.table, self._buffers, parents)
 
     def count_late(self, taken: TakenDrafts, reports: Sequence[DraftReport]) -> None:
         """Count what `put` could not, because it was read with the outcome only."""

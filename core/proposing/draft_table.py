@@ -29,6 +29,7 @@ class DraftReport(NamedTuple):
     kind: int  # DistributionKind
     token_ids: list[int]  # [K], as the proposer returned them
     confidence: Sequence[float] = ()  # [K], as it returned them; empty: it brought none, or they were not read
+    parents: list[int] | None = None  # [K], of a tree's nodes. None: a chain
 
     @classmethod
     def parse(cls, numbers: Sequence[int]) -> DraftReport:

@@ -74,10 +74,18 @@ class BlockDraftKV:
         return self._cache.keys[layer][slots], self._cache.values[layer][slots]
 
     def attention(
-        self, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: AttentionMode = "causal"
+        self,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        mode: AttentionMode = "causal",
+        parents: Tensor | None = None,
     ) -> Mapping[str, Any]:
         """What our attention function takes: where the pass's keys and values go, and what its queries see."""
-        return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode))
+        if parents is None:
+            return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode))
+        extents = self._addressing.extents(rows, starts, cu_queries)
+        return attention_arguments(self._addressing.of_trees(self._cache, extents, parents.tolist()))
 
 
 class EngineServices:

@@ -47,9 +47,18 @@ class Speculation:
 
     @classmethod
     def prepare(
-        cls, asked: SpeculativeSettings, info: TargetInfo, settings: PluginSettings, hooks: HookPlugins
+        cls,
+        asked: SpeculativeSettings,
+        info: TargetInfo,
+        settings: PluginSettings,
+        hooks: HookPlugins,
+        *,
+        no_trees: str | None = "",
     ) -> Speculation | None:
-        """Resolve, check and admit what the user asked for; None if nothing. Raises ConfigError, PluginLoadError."""
+        """Resolve, check and admit what the user asked for; None if nothing. Raises ConfigError, PluginLoadError.
+
+        `no_trees`: see `admit`.
+        """
         if asked is None:
             return None
         config = SpeculativeConfig.parse(asked)
@@ -58,7 +67,7 @@ class Speculation:
         registry = Registry.discover(settings, hooks.registrations)
         loaded = load_proposer(registry.resolve(config), config, info)
         distribution_budget = spare_memory(torch.device(info.device))
-        config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
+        config = config.replace(num_speculative_tokens=loaded.config.depth)
         if config.rejection_sample_method in LOSSY:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
@@ -66,7 +75,9 @@ class Speculation:
                 "lossless": '"standard" and "block"',
             }
             logger.warning("%s", message("SD-W302", "drafts are verified by a lossy rule", facts))
-        return cls(config, loaded, admit(loaded, info, distribution_budget_bytes=distribution_budget))
+            no_trees = ", and a lossy rule verifies chains alone"
+        admission = admit(loaded, info, distribution_budget_bytes=distribution_budget, no_trees=no_trees)
+        return cls(config, loaded, admission)
 
     def require_cached(self, layers: Sequence[LayerShape]) -> None:
         """Refuse a target that caches no keys and values in a layer of which they are used. Raises Refusal."""

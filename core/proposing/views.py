@@ -17,6 +17,7 @@ from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
 from .token_history import TokenHistory
 from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
+from .tree_views import accepted_nodes, kept_places
 
 
 class Computed(Protocol):
@@ -38,6 +39,7 @@ class ViewBuilder:
         self.needs = needs
         self.num_draft_tokens = num_draft_tokens
         self.device = device if needs.placement == "device" else HOST
+        self._draws_trees = needs.topology == "tree"
         self._history = TokenHistory(info.max_num_seqs, info.max_model_len, self.device) if needs.history else None
 
     def build(
@@ -70,14 +72,20 @@ class ViewBuilder:
         if self._history is not None:
             self._history.write(committed)
         if hidden is not None:
-            rows = _places([(each.first_token, each.num_kept) for each in committed], batch)
+            rows = _places(self._kept_spans(committed), batch)
             hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
         kept = _kept_columns(committed)
         sent = self._sent(committed, budgets, kept)
-        tops = top.fields_on_host((each.first_token, each.num_kept) for each in committed) if top else {}
+        tops = top.fields_on_host(self._kept_spans(committed)) if top else {}
         shown = KeptRows(**{name: sent[name] for name in kept}, hidden=hidden, most_rows=None, **tops)
         rejected = rejected_on_host(committed, top) if top and self.needs.rejected_rows else None
         return self._view(committed, sent, shown, rejected), sent["own_rows"]
+
+    def _kept_spans(self, committed: Sequence[Committed]) -> list[tuple[int, int]]:
+        """The places in the batch of the rows that survived, as (first, number)."""
+        if self._draws_trees:
+            return [(place, 1) for place in kept_places(committed)]
+        return [(each.first_token, each.num_kept) for each in committed]
 
     def _sent(
         self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
@@ -103,6 +111,7 @@ class ViewBuilder:
             random=StepRandom(sent["draft_key"], sent["committed_length"], self.num_draft_tokens),
             sampling=self._sampling(committed, sent) if self.needs.sampling else None,
             history=self._history.tokens if self._history else None,
+            accepted_nodes=accepted_nodes(committed, self.num_draft_tokens) if self._draws_trees else None,
             rejected=rejected,
         )
 

@@ -72,6 +72,11 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         proposer_config = proposer_config.replace(num_draft_tokens=k)
     needs = _needs(cls, proposer_config, target, plugin)
     _check_length(needs, proposer_config.num_draft_tokens, plugin)
+    if config.num_draft_nodes is not None:
+        depth, nodes = proposer_config.num_draft_tokens, config.num_draft_nodes
+        proposer_config = proposer_config.replace(num_draft_tokens=nodes, tree_depth=depth)
+        needs = _needs(cls, proposer_config, target, plugin)
+        _check_trees(needs, nodes, plugin)
     logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
     if plugin.distribution != SDK_DISTRIBUTION and not plugin.target.startswith("specdec."):
         _say_experimental(plugin)
@@ -177,6 +182,12 @@ def _asked(question: Callable[..., Any], what: str, plugin: PluginId, *arguments
             return question(*arguments)
     except Refusal as refusal:
         raise refusal.attributed_on(plugin) from refusal
+
+
+def _check_trees(needs: Needs, nodes: int, plugin: PluginId) -> None:
+    if needs.topology != "tree":
+        reason = f'num_draft_nodes is {nodes}, and this proposer drafts chains (topology="chain")'
+        raise Refusal(reason, "num_speculative_tokens alone", plugin=plugin)
 
 
 def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import block, torch_backend
 from .lossy import verify_synthetic, verify_typical
+from .tree import verify_trees
 from .types import DraftRows, SamplingRows, Uniforms, Verdict
 from .workspace import Workspace
 
@@ -69,11 +70,14 @@ def verify(
     owns rows cu_rows[b] to cu_rows[b + 1], which are lengths[b] + 1 rows, or none (it then emits nothing). Row i
     follows the request's first i drafts, the last row all of them. Without uniforms the random numbers are those of
     the request seeds. Inputs are never modified. With a workspace the call allocates nothing on a device that has
-    kernels, and the verdict is valid until the next call; the CPU has no use for one.
+    kernels, and the verdict is valid until the next call; the CPU has no use for one. Drafts with parents are trees,
+    see `verify_trees`.
 
     Raises ValueError where shapes contradict each other, no backend serves the device, or the workspace is too small.
     """
     _check(logits, cu_rows, drafts, sampling, uniforms)
+    if drafts.parents is not None:
+        return verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=False)
     return _backend(VERIFY_BACKENDS, logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
@@ -91,6 +95,8 @@ def verify_block(
     `accept_prob` is min(1, p/q) of every draft of such a request, because all of them are examined.
     """
     _check(logits, cu_rows, drafts, sampling, uniforms)
+    if drafts.parents is not None:
+        return verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=True)
     return _backend(BLOCK_BACKENDS, logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
@@ -146,6 +152,8 @@ def _check(
         ("temperature", sampling.temperature, num_requests),
         ("position", sampling.position, num_requests),
     )
+    if drafts.parents is not None and drafts.parents.shape != drafts.token_ids.shape:
+        raise ValueError(f"expected parents {list(drafts.token_ids.shape)}, got {list(drafts.parents.shape)}")
     for name, tensor, length in expected:
         if tensor.shape != (length,):
             shape = list(tensor.shape)
@@ -204,7 +212,9 @@ def _with_rows(
     *,
     workspace: Workspace | None = None,
 ) -> Verdict:
-    """A lossy rule; a step of prompt chunks only has no row for it."""
+    """A lossy rule, of chains alone; a step of prompt chunks only has no row for it."""
+    if drafts.parents is not None:
+        raise ValueError("a lossy rule verifies no trees")
     if not len(logits):
         return verify(logits, cu_rows, drafts, sampling, workspace=workspace)
     return rule(logits, cu_rows, drafts, sampling)

@@ -46,14 +46,15 @@ def verify(
 ) -> Verdict:
     """See `verify` in `sampler.py`. Allocates what it needs; the workspace is for kernels."""
     if not len(logits):
-        return _no_rows(drafts, sampling)
+        return no_rows(drafts, sampling)
     if sampling.all_greedy:
         return verify_greedy(logits, cu_rows, drafts)
     layout = Layout.of(len(logits), cu_rows, drafts)
     return _verify_sampled(logits, cu_rows, drafts, sampling, uniforms or draw_uniforms(drafts, sampling), layout)
 
 
-def _no_rows(drafts: DraftRows, sampling: SamplingRows) -> Verdict:
+def no_rows(drafts: DraftRows, sampling: SamplingRows) -> Verdict:
+    """The verdict of a batch without a row."""
     num_requests, num_positions = drafts.token_ids.shape
     nothing = torch.full_like(drafts.token_ids, torch.nan, dtype=torch.float32)
     return Verdict(
@@ -222,7 +223,7 @@ def verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows) -> Verdict
 
     In Python on the host some forty operations on tensors of this size are saved, which take several times as long.
     """
-    best, bad = _best_tokens(logits)
+    best, bad = best_tokens(logits)
     bounds, num_positions = cu_rows.tolist(), drafts.token_ids.shape[1]
     rows: list[list[int]] = []
     reasons: list[StopReason] = []
@@ -250,7 +251,7 @@ def _greedy_end(best: list[int], bad: list[bool], drafts: list[int]) -> tuple[li
     return best[: stop + 1], STATUS_BAD_ROW * any(bad[: stop + 1]), reason
 
 
-def _best_tokens(logits: Tensor) -> tuple[list[int], list[bool]]:
+def best_tokens(logits: Tensor) -> tuple[list[int], list[bool]]:
     """Of each row: its first maximum, and whether it has none because of NaN or +inf."""
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     maxima, best = first_argmax(values)

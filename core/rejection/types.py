@@ -47,6 +47,8 @@ class DraftDistributions:
     sparse_ids: Tensor | None = None  # [B, K, M] int64 target ids, -1 padded
     sparse_probs: Tensor | None = None  # [B, K, M]
     t2d: Tensor | None = None  # [V] int64, target id -> draft id or -1; None: draft id d is target id d
+    replacement: Tensor | None = None
+    """[B] bool: siblings in a tree are drawn from the whole distribution, and may be equal. None: in no row."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class DraftRows:
     token_ids: Tensor  # [B, K] int64, padded with -1
     lengths: Tensor  # [B] int64, 0..K
     distributions: DraftDistributions | None = None  # None: every row is one-hot
+    parents: Tensor | None = None
+    """[B, K] int64, the earlier node that each node hangs from, or -1 for the newest token. Distributions are then by
+    place: row j is what the tokens after place j were drawn from. None: chains."""
 
 
 @dataclass(frozen=True)
@@ -112,3 +117,4 @@ class Verdict:
     residual_mass: Tensor | None = None  # [B] float32, NaN where no draft was rejected by its distribution
     lossless: bool = True  # False only from a rule that was asked for by a name that says so
     on_host: Sequence[list[int]] | None = None  # the same: num_accepted, status, *output_ids of each request
+    path: Tensor | None = None  # [B, K + 1] int64, the places that emitted, -1 padded. None: of chains, 0, 1, ...

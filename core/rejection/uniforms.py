@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..kernels.philox import Stream, uniform
 from .types import DraftRows, SamplingRows, Uniforms
@@ -30,3 +31,21 @@ def draw_block_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
     positions = sampling.position.unsqueeze(1) + places
     accept = uniform(sampling.seed.unsqueeze(1), positions, Stream.ACCEPT, places + 1)
     return Uniforms(output=draw_uniforms(drafts, sampling).output, accept=accept)
+
+
+def draw_tree_uniforms(drafts: DraftRows, sampling: SamplingRows, depths: Tensor, *, together: bool) -> Uniforms:
+    """As `draw_uniforms`, or `draw_block_uniforms` where `together`, for trees; on a chain the same numbers.
+
+    depths [B, K + 1]: nodes on the path to each place. The token at a place has the number of its position, so that it
+    is the token of plain decoding. A node is told apart by its place in the tree, as another node of its position may
+    be verified now or in the next step. Only a node that all earlier ones lead to is told apart by its position alone.
+    """
+    seeds, first = sampling.seed.unsqueeze(1), sampling.position.unsqueeze(1)
+    output = uniform(seeds, first + depths, Stream.RESAMPLE)
+    if drafts.distributions is None:
+        return Uniforms(output=output)
+    nodes = torch.arange(drafts.token_ids.shape[1], device=depths.device)
+    turn = nodes + 1
+    if not together:
+        turn = torch.where(depths[:, 1:] == turn, 0, turn)
+    return Uniforms(output=output, accept=uniform(seeds, first + nodes, Stream.ACCEPT, turn))

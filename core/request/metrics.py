@@ -20,10 +20,10 @@ class RequestMetrics:
     num_accepted_tokens: int = 0
     num_committed_tokens: int = 0
     num_replayed_rows: int = 0  # inputs of accepted drafts that layers with a state read again
-    outcomes: Tally[tuple[int, int]] = field(default_factory=Tally)  # drafted steps by tokens drafted and accepted
+    outcomes: Tally[tuple[int, int]] = field(default_factory=Tally)  # drafted steps by longest path, and accepted
 
-    def record(self, num_drafted: int, num_accepted: int, num_committed: int) -> None:
-        """Count one target step."""
+    def record(self, num_drafted: int, num_accepted: int, num_committed: int, depth: int | None = None) -> None:
+        """Count one target step. depth: of a tree, in which that many drafts can be accepted at most. None: a chain."""
         self.num_steps += 1
         self.num_committed_tokens += num_committed
         if num_drafted == 0:
@@ -31,7 +31,7 @@ class RequestMetrics:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        self.outcomes[num_drafted, num_accepted] += 1
+        self.outcomes[num_drafted if depth is None else depth, num_accepted] += 1
 
     def merge(self, other: RequestMetrics) -> None:
         """Add another's counts to these."""

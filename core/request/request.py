@@ -212,10 +212,11 @@ class Committed(NamedTuple):
     num_rows: int  # tokens computed, drafts included
     first_position: int  # of the first of them
     num_kept: int  # rows whose KV survived: everything computed up to, not including, the newest token
-    draft_token_ids: list[int]  # verified
+    draft_token_ids: list[int]  # verified; of a tree, the accepted path, what was met at its end, then all others
     num_accepted: int
     token_ids: list[int]  # committed; empty in the middle of a prompt
     length: int  # of prompt and output, the newest token included
+    accepted_nodes: Sequence[int] | None = None  # of a tree, from the root on; None: of a chain the first ones
 
     @classmethod
     def now(
@@ -227,6 +228,7 @@ class Committed(NamedTuple):
         draft_token_ids: list[int],
         num_accepted: int,
         token_ids: list[int],
+        accepted_nodes: Sequence[int] | None = None,
     ) -> Committed:
         """Of a request that has its tokens and stands where its KV ends."""
         return cls(
@@ -241,6 +243,7 @@ class Committed(NamedTuple):
             num_accepted,
             token_ids,
             len(request.token_ids),
+            accepted_nodes,
         )
 
     @classmethod

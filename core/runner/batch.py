@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from specdec.sdk.trees import depths
+
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
 from ..cache.state_store import StateShare
@@ -86,6 +88,9 @@ def build_batch(
         if share.samples:
             logits_rows += range(len(token_ids) - len(drafts) - 1, len(token_ids))
         cu_rows.append(len(logits_rows))
+    if taken.parents is not None:
+        for item, parents in zip(items, taken.parents, strict=True):
+            put_by_depth(positions, item.first_token + item.scheduled.num_tokens, parents)
     requests = [share.request for share in scheduled]
     parameters, floats = table.columns(requests)
     drafted = taken.columns([item.first_token + item.scheduled.num_tokens for item in items])
@@ -100,7 +105,9 @@ def build_batch(
             sent[0],
             sent[1],
             sent[2],
-            addressing.of_batch(cache, extents, sent[first_address : len(lists)]),
+            addressing.of_batch(cache, extents, sent[first_address : len(lists)])
+            if taken.parents is None
+            else addressing.of_trees(cache, extents, taken.parents),
             cache.states.plan([_state_share(item) for item in items]) if cache.states else None,
         ),
         cu_rows=sent[3],
@@ -109,6 +116,12 @@ def build_batch(
         numbers=numbers,
         sampling=table.rows(requests, sent[4:first_draft], sent[len(lists) :]),
     )
+
+
+def put_by_depth(positions: list[int], first: int, parents: Sequence[int]) -> None:
+    """Give the nodes of a tree, which lie in a batch from `first` on, the positions of their depth."""
+    for node, depth in enumerate(depths(parents)):
+        positions[first + node] = positions[first - 1] + depth
 
 
 def _state_share(item: BatchItem) -> StateShare:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 MEMORY = 16  # measurements of a point that count
+REFRESH = 4  # records between two curves
 LIFETIME = 1024  # records after which a point that was not measured again is forgotten
 OUTLIER = 1.5  # times a point's value: a measurement above counts as that much
 SLOWER = 0.25  # weight of a measurement above a point's value: a machine that does something else adds time only
@@ -45,7 +46,8 @@ class CostCurve:
         point.rows += (rows - point.rows) / point.count
         change = min(seconds, OUTLIER * point.seconds) - point.seconds
         point.seconds += (change if change < 0 else SLOWER * change) / point.count
-        self._hull = self._lower_hull()
+        if point.count < MEMORY or self._num_records % REFRESH == 0:
+            self._hull = self._lower_hull()
 
     def seconds(self, rows: float) -> float:
         """At least 0. Beyond the points the curve goes straight on."""

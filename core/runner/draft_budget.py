@@ -17,6 +17,7 @@ from .cost_curve import CostCurve
 PROBE = 32  # steps between two that draft and verify all: what is never verified is never found worth it again
 MEMORY = 0.8  # the weight of a request's verification, relative to the one after it
 RATE, RATE_WEIGHT = 0.7, 4.0  # the acceptance rate of a new request, and how many tokens it counts for
+DEPTH_EVERY = 8  # steps between two choices of a depth
 SHARE, PROBE_SHARE = 1 / 16, 1 / 4  # of the newest step in the averages by position
 
 
@@ -41,7 +42,8 @@ class DraftBudget:
         self.depth = num_draft_tokens  # the most tokens that are worth drafting for a request now
         self._most, self._running, self._drafts, self._metrics = num_draft_tokens, running, drafts, metrics
         self._target, self._draft = CostCurve(), CostCurve()  # by rows, and by tokens drafted
-        self._averages = [(0.0, 0.0)] * num_draft_tokens  # by position: worth and number of admitted tokens, per draft
+        self._averages = [(0.0, 0.0, 0)] * num_draft_tokens  # by position: worth and number admitted, and steps
+        self._best_depth = num_draft_tokens
         self._recent: dict[Request, tuple[float, float]] = {}  # accepted and tested tokens, faded
         self._confidences: dict[Request, list[float]] = {}  # of the drafts that wait
         self._num_steps = 0
@@ -49,7 +51,7 @@ class DraftBudget:
     def plan(self, num_drafts: Callable[[Request], int]) -> Callable[[Request], int]:
         """How many draft tokens of each request are verified, of those that `num_drafts` says it can use."""
         waiting = list(self._running)
-        self._confidences = {each: self._told(each, num_drafts(each)) for each in waiting}
+        self._confidences = {each: self._confidences_of(each, num_drafts(each)) for each in waiting}
         worths = [self._worths(each) for each in self._confidences.values()]
         lengths = list(map(len, worths))
         probed = self._probed_length()
@@ -96,20 +98,21 @@ class DraftBudget:
         return self._num_steps <= 2 * self._most or not self._knows_costs
 
     def _next_depth(self, num_requests: int) -> int:
-        """That of the highest rate of tokens, from the averages."""
-        if self._num_steps % PROBE == 0 or self._num_steps <= self._most:
-            return self._most
+        """That of the highest rate of tokens, from the averages, which move slowly."""
         if self._explores:
-            return 1 + self._num_steps % self._most
-        totals = accumulate(self._averages, lambda a, b: (a[0] + b[0], a[1] + b[1]), initial=(1.0, 1.0))
-        rates = [tokens / self._seconds(rows, depth, num_requests) for depth, (tokens, rows) in enumerate(totals)]
-        return max(range(len(rates)), key=rates.__getitem__)
+            return self._most if self._num_steps % 2 else 1 + self._num_steps // 2 % self._most
+        if self._num_steps % DEPTH_EVERY == 0:
+            worths, rows = ([1.0, *each] for each in list(zip(*self._averages, strict=True))[:2])
+            totals = enumerate(zip(accumulate(worths), accumulate(rows), strict=True))
+            rates = [tokens / self._seconds(rows, depth, num_requests) for depth, (tokens, rows) in totals]
+            self._best_depth = max(range(len(rates)), key=rates.__getitem__)
+        return self._most if self._num_steps % PROBE == 0 else self._best_depth
 
     def _seconds(self, rows: float, depth: int, num_requests: int) -> float:
         whole = self._target.seconds(rows * num_requests) + self._draft.seconds(depth * num_requests)
         return max(whole, 1e-9)
 
-    def _told(self, request: Request, num_drafts: int) -> list[float]:
+    def _confidences_of(self, request: Request, num_drafts: int) -> list[float]:
         """The proposer's confidences; where it cannot tell, how often the request's drafts were accepted of late."""
         if not num_drafts:
             return []
@@ -144,5 +147,6 @@ class DraftBudget:
         for position in range(max(map(len, worths), default=0)):
             admitted = [each[position] for each, n in zip(worths, lengths, strict=True) if position < n]
             new = sum(admitted) / count, len(admitted) / count
-            worth, number = self._averages[position]
-            self._averages[position] = worth + share * (new[0] - worth), number + share * (new[1] - number)
+            worth, number, steps = self._averages[position]
+            part = max(share, 1 / (steps + 1))
+            self._averages[position] = worth + part * (new[0] - worth), number + part * (new[1] - number), steps + 1

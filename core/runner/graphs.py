@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from specdec.sdk.errors import ConfigError
 from ..cache.block_table import BlockTable
 from ..cache.kv_cache import KVCache
 from ..cache.paged_view import PagedView
+from ..cache.state_store import EvenPass, StatePass
 from ..model.forward_input import ForwardInput
 from ..model.target import Target, TargetOutput
 from .recording import Recorder, Work, copy_together
@@ -42,10 +44,21 @@ class Bucket:
 
     num_requests: int
     num_queries: int
+    num_replayed: int = 0  # inputs that each request's layers with a state read again
 
     @property
     def num_tokens(self) -> int:
         return self.num_requests * self.num_queries
+
+    def holds(self, num_requests: int, num_queries: int, num_replayed: int | None) -> bool:
+        """Whether there is room for a pass. num_replayed: of each of its requests, which are then equal.
+
+        None: the target keeps no states. With states only a request alone is given drafts that it has not.
+        """
+        if self.num_queries < num_queries or self.num_requests < num_requests:
+            return False
+        is_room = num_replayed is None or self.num_requests == 1 or self.num_queries == num_queries
+        return is_room and (num_replayed or 0) == self.num_replayed
 
 
 def buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
@@ -53,6 +66,13 @@ def buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
     shapes = [Bucket(size, n) for size in batch_sizes(max_requests) for n in {1, num_draft_tokens + 1}]
     small = [bucket for bucket in shapes if bucket.num_tokens <= MOST_TOKENS]
     return sorted(small, key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)
+
+
+def stateful_buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
+    """Of a target whose layers keep a state: plain steps, and a request alone after any number of accepted drafts."""
+    alone = [Bucket(1, num_draft_tokens + 1, replayed) for replayed in range(num_draft_tokens + 1)]
+    plain = [bucket for bucket in buckets(max_requests, 0) if bucket not in alone]
+    return sorted([*plain, *alone], key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)
 
 
 class StaticInputs:
@@ -121,8 +141,12 @@ class GraphedTarget:
             inputs.cu_queries[: requests + 1],
             bucket.num_queries,
         )
+        states = None
+        if self._cache.states is not None:
+            store, num_drafts = self._cache.states, bucket.num_queries - 1
+            states = EvenPass(store, rows=view.rows, num_replayed=bucket.num_replayed, num_drafts=num_drafts)
         output = self._target.forward(
-            ForwardInput(inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[:count], view)
+            ForwardInput(inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[:count], view, states)
         )
         if self._logits is None:  # the largest, run before anything is recorded
             self._logits = torch.empty_like(output.logits)
@@ -134,20 +158,24 @@ class GraphedTarget:
     def forward(self, batch: ForwardInput) -> TargetOutput:
         """See `TargetModel.forward`."""
         assert isinstance(batch.cache, PagedView), "the view of a device"
-        bucket = self.bucket_of(batch.cache)
+        bucket = self.bucket_of(batch.cache, batch.states)
         if bucket is None:
             return self._target.forward(batch)
         assert self._logits is not None, "made when the shape was recorded"
         self._inputs.load(batch, batch.cache, bucket)
-        self._replays[bucket]()
+        with nullcontext() if batch.states is None else batch.states.store.passing(batch.states):
+            self._replays[bucket]()
         hidden = None if self._hidden is None else self._hidden[: len(batch.token_ids)]
         return TargetOutput(self._logits[: len(batch.logits_rows)], hidden)
 
-    def bucket_of(self, view: PagedView) -> Bucket | None:
-        """The smallest recorded shape that has room for a pass; None if it is too large for all."""
+    def bucket_of(self, view: PagedView, states: StatePass | None = None) -> Bucket | None:
+        """The smallest recorded shape that has room for a pass; None if none has."""
         requests, most = len(view.rows), view.max_queries
         assert most is not None, "the host plans a step"
-        fitting = [b for b in self._replays if b.num_queries >= most and b.num_requests >= requests]
+        even = None if states is None else states.even
+        if states is not None and even is None:
+            return None
+        fitting = [bucket for bucket in self._replays if bucket.holds(requests, most, even and even[0])]
         return min(fitting, key=lambda bucket: bucket.num_tokens, default=None)
 
 
@@ -251,7 +279,8 @@ class Graphs:
 
     def target(self, target: Target, cache: KVCache, table: BlockTable, num_draft_tokens: int) -> Target:
         """The target with its small steps recorded; itself where that fails. Raises ConfigError if it is required."""
-        graphed = GraphedTarget(target, cache, table, buckets(self.max_num_seqs, num_draft_tokens))
+        shapes = buckets if cache.states is None else stateful_buckets
+        graphed = GraphedTarget(target, cache, table, shapes(self.max_num_seqs, num_draft_tokens))
         try:
             graphed.record(self.recorder)
         except RuntimeError as error:

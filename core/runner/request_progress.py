@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from ..proposing.views import Computed
 from ..request.metrics import EngineMetrics
 from ..request.request import Committed, Request
 from .batch import Scheduled
+
+if TYPE_CHECKING:
+    from .accepted_path import AcceptedPath
 
 
 class RequestProgress:
@@ -55,23 +59,33 @@ class RequestProgress:
                 self._host.preempt(view)
 
     def commit(
-        self, share: Scheduled, first_token: int, num_rows: int, drafts: list[int], output_ids: list[int]
+        self,
+        share: Scheduled,
+        first_token: int,
+        num_rows: int,
+        drafts: list[int],
+        output_ids: list[int],
+        path: AcceptedPath | None = None,
     ) -> Committed:
         """Append the tokens and move the cache length back over rejected rows.
 
         first_token: where the request's tokens begin in the batch. num_rows: tokens computed. drafts: those verified.
-        output_ids: accepted drafts and one token more; none in the middle of a prompt.
+        output_ids: accepted drafts and one token more; none in the middle of a prompt. path: of a tree. None: a chain.
         """
+        nodes, depth = None, len(drafts)
+        if path is not None:
+            nodes, depth, drafts = path.nodes, path.depth, path.path_first(drafts)
         request, num_accepted = share.request, max(len(output_ids) - 1, 0)
         if output_ids:
             count = request.commit(output_ids)
             request.num_computed_tokens = len(request.token_ids) - 1
-            request.metrics.record(len(drafts), num_accepted, count)
-            self._metrics.acceptance.record(len(drafts), num_accepted, count)
+            request.metrics.record(len(drafts), num_accepted, count, depth)
+            self._metrics.acceptance.record(len(drafts), num_accepted, count, depth)
             output_ids = output_ids[:count]
         else:
             request.num_computed_tokens = share.start + share.num_tokens
-        return Committed.now(request, first_token, num_rows, share.start, drafts, num_accepted, output_ids)
+        first = share.start
+        return Committed.now(request, first_token, num_rows, first, drafts, num_accepted, output_ids, nodes)
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
+from .accepted_path import AcceptedPath, accepted_paths, move_into_place, on_path
 from .batch import Batch, SamplingTable, build_batch
 from .draft_budget import DraftBudget
 from .request_progress import RequestProgress
@@ -97,7 +98,10 @@ class Runner:
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
             outcome, reports = self._read(batch, verdict)
-            self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed)
+            paths = None if verdict.path is None else accepted_paths(batch, verdict.path)
+            if paths is not None:
+                move_into_place(batch, paths, self._cache, self._addressing)
+            self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed, paths)
         if self.on_verified is not None and self.on_verified.get_hookimpls():
             self.on_verified(step=_verified(batch, output.logits, committed))
         with self._timed("propose"):
@@ -127,9 +131,11 @@ class Runner:
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             if adjusted:
-                adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids)
+                adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids, batch.taken.parents)
         verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, batch.sampling)
         if logprobs:
+            if verdict.path is not None:
+                logprobs = on_path(logprobs, requests, verdict.path)
             emitted = zip(requests, verdict.output_ids.unbind(), strict=True)
             wanted = [(each, ids) for each, ids in emitted if each.request_id in logprobs]
             logprobs = on_its_way(
@@ -157,12 +163,14 @@ class Runner:
         outcome: Sequence[list[int]],
         logprobs: dict[str, Tensor],
         committed: list[Committed],
+        paths: Sequence[AcceptedPath] | None,
     ) -> None:
         kept = read_likely(logprobs) if logprobs else {}
-        for item, drafts, (accepted, status, *ids) in zip(batch.items, drafted, outcome, strict=True):
+        nodes = paths or repeat(None)
+        for item, drafts, (accepted, status, *ids), path in zip(batch.items, drafted, outcome, nodes, strict=False):
             share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
             self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
-            each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids)
+            each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids, path)
             if each.request.request_id in kept:
                 each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
             committed.append(each)
@@ -228,6 +236,7 @@ def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> V
             draft_token_ids=each.draft_token_ids,
             num_accepted=each.num_accepted,
             token_ids=each.token_ids,
+            accepted_nodes=each.accepted_nodes,
         )
         for each, first_row in zip(committed, first_rows, strict=False)
         if each.token_ids

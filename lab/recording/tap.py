@@ -96,7 +96,7 @@ class ProbabilityTap:
         try:
             for each in step.requests:
                 if each.request_id in self.params:
-                    self._keep(each, step.logits[each.first_row : each.first_row + len(each.token_ids)])
+                    self._keep(each, step.logits[each.rows])
         except Exception as error:
             self.error = error
             raise

@@ -15,6 +15,7 @@ from .fields import ANYTHING, NUMBER, anywhere
 from .variants import Member, member_of
 
 MASK_EMBEDDING_FILE = "mask_embedding.pt"
+_ROTARY_KEYS = ("is_neox_style", "rope_is_neox_style")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class DFlashSpec:
     logit_multiplier: float
     logit_cap: float | None
     embedding_scale: float
+    turns_neighbours: bool  # rotary pairs are neighbours, not half a head apart
     convolution: ConvolutionShape | None  # around the sublayers of each layer
 
     @classmethod
@@ -74,13 +76,12 @@ class DFlashSpec:
             mask_token_id=mask_token_id,
             mask_token=mask_token,
             has_mask_embedding=has_mask_embedding,
-            drafts_from_anchor=drafts_from_anchor(checkpoint, member)
-            if sample_from_anchor is None
-            else sample_from_anchor,
+            drafts_from_anchor=drafts_from_anchor(checkpoint, member, sample_from_anchor),
             modes=modes,
             logit_multiplier=float(anywhere(checkpoint, "output_multiplier", NUMBER) or 1),
             logit_cap=anywhere(checkpoint, "final_logit_softcapping", NUMBER) or None,
             embedding_scale=float(anywhere(checkpoint, "input_embedding_scale", NUMBER) or 1),
+            turns_neighbours=False in (anywhere(checkpoint, name, bool) for name in _ROTARY_KEYS),
             convolution=ConvolutionShape.read(checkpoint, decoder["hidden_size"]),
         )
 
@@ -154,7 +155,6 @@ def _refuse_unserved(checkpoint: Checkpoint) -> None:
         "attention_sink_bias": (None, False),
         "attention_value_scale": (None, 1),
         "use_aux_hidden_state": (None, True),
-        "is_neox_style": (None, True),
         "layer_ids": (None,),
     }
     for name, values in served.items():

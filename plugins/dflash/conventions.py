@@ -47,12 +47,14 @@ def read_boundaries(checkpoint: Checkpoint, member: Member, num_layers: int, num
     return tuple(each + shift for each in ids)
 
 
-def drafts_from_anchor(checkpoint: Checkpoint, member: Member) -> bool:
+def drafts_from_anchor(checkpoint: Checkpoint, member: Member, told: bool | None) -> bool:
     """Whether slot j drafts the token after its place; otherwise the one at it, and the anchor's slot none.
+
+    told: what the user says. None means what the checkpoint says.
 
     Raises CheckpointError SD-E282 where a missing key means either.
     """
-    stated = anywhere(checkpoint, _LAYOUT_KEYS.get(member, "sample_from_anchor"), bool)
+    stated = told if told is not None else anywhere(checkpoint, _LAYOUT_KEYS.get(member, "sample_from_anchor"), bool)
     if stated is None and member is Member.DSPARK:
         if "speculators_model_type" in checkpoint.config:
             facts = {

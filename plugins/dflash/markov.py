@@ -12,7 +12,7 @@ from specdec.sdk import Checkpoint, CheckpointError
 from specdec.sdk.model_proposer import Drawing
 
 from .checkpoint import DFlashSpec
-from .fields import anywhere
+from .fields import anywhere, required
 from .walk import Block, Walk
 
 
@@ -95,9 +95,7 @@ class MarkovWalk(Walk):
     def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
         """Raises CheckpointError SD-E170, SD-E171 for what the configuration says of the heads."""
         super().__init__()
-        rank = anywhere(checkpoint, "markov_rank", int)
-        if rank is None:
-            rank = checkpoint.get("markov_rank", int)  # says that it is absent
+        rank = required(checkpoint, "markov_rank", int)
         self.markov_head = head_type(checkpoint)(rank, spec) if rank else None
         confidence_width = _confidence_width(checkpoint, spec.width, rank)
         self.confidence_head = ConfidenceHead(confidence_width) if confidence_width else None
@@ -138,11 +136,13 @@ def _confidence_width(checkpoint: Checkpoint, width: int, rank: int) -> int:
     """
     enabled = anywhere(checkpoint, "enable_confidence_head", bool)
     with_token = anywhere(checkpoint, "confidence_head_with_markov", bool)
-    stored = checkpoint.shapes.get("confidence_head.proj.weight", (1, 0))[-1]
-    if enabled is None or (enabled and with_token is None):
-        return stored
-    if enabled and with_token and not rank:
+    stored = checkpoint.shapes.get("confidence_head.proj.weight")
+    if not (stored is not None if enabled is None else enabled):
+        return 0
+    if with_token is None:
+        with_token = bool(rank) and stored != (1, width)  # a third shape is found when it is loaded
+    if with_token and not rank:
         facts = {"field": "confidence_head_with_markov", "file": checkpoint.config_file}
         facts |= {"expected": "false where markov_rank is 0", "found": True}
         raise CheckpointError("SD-E171", "the draft checkpoint's confidence head reads a head that is absent", facts)
-    return width + rank * bool(with_token) if enabled else 0
+    return width + (rank if with_token else 0)

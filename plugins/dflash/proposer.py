@@ -46,6 +46,8 @@ class DFlashProposer(ParallelProposer):
     that was rejected, or of one that was drafted. The newest token has no hidden states yet; it is the anchor.
     """
 
+    DRAFTS_TREES = True
+
     Options = DFlashOptions
     options: DFlashOptions
 
@@ -57,13 +59,13 @@ class DFlashProposer(ParallelProposer):
         """
         checkpoint = cls.open_checkpoint(config)
         spec = cls.read_spec(config, target, checkpoint)
-        spec.check_fits(target, config.num_draft_tokens)
+        spec.check_fits(target, config.depth)
         with torch.device("meta"):  # what it refuses, it refuses before weights are loaded
             walk_of(checkpoint, spec)
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.modes),
-            rows_per_pass=spec.num_slots(config.num_draft_tokens),
+            rows_per_pass=spec.num_slots(config.depth),
             dtype=config.dtype,
         )
         shared = cls.shared_needs(config, target)
@@ -86,7 +88,7 @@ class DFlashProposer(ParallelProposer):
         self._spec = spec = self.read_spec(self.config, self.target, checkpoint)
         weights = open_weights(checkpoint, self.services, spec)
         decoder = self.services.build_decoder(spec.decoder, self.settings)
-        self._num_slots = spec.num_slots(self.config.num_draft_tokens)
+        self._num_slots = spec.num_slots(self.config.depth)
         self.network = DFlashNetwork(spec, decoder, self._num_slots)
         weights.fill(self.network)
         if spec.draft_vocab_size != self.target.vocab_size or "d2t" in weights:

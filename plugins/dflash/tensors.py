@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +16,17 @@ from .checkpoint import MASK_EMBEDDING_FILE, DFlashSpec
 from .variants import refuse_tensors_of_others
 
 _FUSED = ".qkv_proj.weight"
+_TURNED = re.compile(r"self_attn\.[qk]_(proj|norm)\.")
 
 
 def open_weights(checkpoint: Checkpoint, services: Services, spec: DFlashSpec) -> Weights:
     """The tensors that make up the network. Raises CheckpointError: SD-E146, SD-E174 for another member's tensors."""
     tensors = services.load_tensors(checkpoint.directory)
     refuse_tensors_of_others(tensors, spec.member, checkpoint)
-    weights = Weights(_split_fused(tensors, spec), checkpoint.directory)
+    tensors = _split_fused(tensors, spec)
+    if spec.turns_neighbours:
+        tensors |= _turned_by_halves(tensors, spec.decoder["head_dim"])
+    weights = Weights(tensors, checkpoint.directory)
     for old, new in {"model.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}.items():
         weights.rename(old, new)
     weights.drop("t2d", "verifier_*")  # for training alone
@@ -85,6 +90,16 @@ def _split_fused(tensors: Mapping[str, Tensor], spec: DFlashSpec) -> dict[str, T
         else:
             split[name] = tensor
     return split
+
+
+def _turned_by_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[str, Tensor]:
+    """Queries and keys with another order in each head, for layers whose rotary pairs lie half a head apart.
+
+    Pairs that were neighbours come to lie so. The products of queries and keys stay what they were.
+    """
+    order = torch.arange(head_dim).view(-1, 2).T.flatten()  # 0, 2, 4, ..., 1, 3, 5, ...
+    turned = {name: each for name, each in tensors.items() if _TURNED.search(name) and len(each) % head_dim == 0}
+    return {name: each.reshape(-1, head_dim, *each.shape[1:])[:, order].flatten(0, 1) for name, each in turned.items()}
 
 
 def _described(found: object) -> str:

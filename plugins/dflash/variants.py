@@ -59,7 +59,7 @@ _OF_A_TARGET = ("dspark_block_size", "dspark_markov_rank", "dspark_noise_token_i
 _OTHER_LAYERS = {
     "Gemma4DSparkModel": "its draft layers are Gemma 4's",
     "K3DSparkModel": "its draft layers have latent attention (MLA), of which no draft KV is kept",
-    "Lfm2DSparkDraftModel": "its rotary positions turn neighbouring pairs",
+    "DSparkMiniMaxDraftModel": "its draft layers are MiniMax-M3's",
 }
 
 _WORKS = "a checkpoint of the DFlash family with layers like Qwen3's"

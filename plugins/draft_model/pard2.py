@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
@@ -64,15 +63,15 @@ class TargetTerm(nn.Module):
         self.target_proj = nn.Linear(len(spec.hidden_states) * target_width, width, bias=spec.has_bias)
         self._scale = spec.scale
 
-    def load(self, checkpoint: Checkpoint, device: torch.device) -> None:
-        """Fill it. Raises CheckpointError: SD-E146, SD-E172, SD-E174, SD-E175."""
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Fill it, on the host. Raises CheckpointError: SD-E146, SD-E172, SD-E174, SD-E175."""
         file = checkpoint.directory / FILE
         if not file.is_file():
             facts = {"looked for": file, "fix": "download the checkpoint again, with this file"}
             raise CheckpointError(
                 "SD-E146", f"a PARD-2 checkpoint has its projection in {FILE}, which is missing", facts
             )
-        weights = Weights(read_tensors(file, ("",), str(device)), file)
+        weights = Weights(read_tensors(file, ("",)), file)
         weights.fill(self)
         weights.finish()
 

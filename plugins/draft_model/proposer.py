@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
-import torch
+from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import AutoConfig, AutoTokenizer
 
-from specdec.sdk import Checkpoint, CheckpointError, Needs, ProposerConfig, Refusal, TargetInfo
-from specdec.sdk.model_proposer import DraftInputs, MaskedOptions, MaskedProposer, draft_kv_of, mask_token_id
+from specdec.sdk import Checkpoint, CheckpointError, Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
+from specdec.sdk.model_proposer import (
+    DraftInputs,
+    MaskedOptions,
+    MaskedProposer,
+    draft_kv_of,
+    mask_token_id,
+    rows_of_tree,
+)
 
+from .as_text import Crossing
 from .pard2 import Pard2Spec, TargetTerm
+from .reencode import SPARE_ROWS, TextDrafter
+from .tables import PaddedTable, SharedTable, Table
+from .vocabularies import Asked, Vocabularies, has_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class DraftModelOptions(MaskedOptions):
+    """Options of the draft_model proposer."""
+
+    vocabulary: Asked = Field(
+        "auto",
+        description="a draft model with another tokenizer drafts the tokens that both have (intersection), or its "
+        "drafts cross over as text (reencode). auto: what the tokenizers have in common decides. same: it is refused",
+    )
 
 
 class DraftModelProposer(MaskedProposer):
-    """Any causal language model that transformers loads and that writes the target's vocabulary.
+    """Any causal language model that transformers loads, with the target's tokenizer or another (`Vocabularies`).
 
     Speculative decoding with a draft model is due to arXiv 2211.17192 and 2302.01318. A model whose configuration
     states a `pard_token` drafts in parallel (PARD, arXiv 2504.18583). PARD-2 models read the target's hidden states.
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = False
-    Options = MaskedOptions
+    Options = DraftModelOptions
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """Draft KV of all its layers, and for PARD-2 the hidden states that the checkpoint names.
 
         Raises Refusal if it was not trained for the way of drafting that is asked for, if its text may not grow as long
-        as the target's, or if vocabularies differ in size and only one of the two models has a tokenizer to compare
-        them by; CheckpointError: SD-E143 for an unreadable checkpoint, SD-E170, SD-E171.
+        as the target's, if vocabularies differ in size and only one of the two models has a tokenizer to compare them
+        by, or if there is no way between them as asked; CheckpointError: SD-E143 for an unreadable checkpoint, SD-E170,
+        SD-E171.
         """
         checkpoint = cls.open_checkpoint(config)
         facts = _model_config(checkpoint, config.trust_remote_code)
@@ -43,35 +69,66 @@ class DraftModelProposer(MaskedProposer):
         if longest is not None and longest < target.max_model_len:
             reason = f"the draft model serves {longest} positions, and max_model_len is {target.max_model_len}"
             raise Refusal(reason, f"max_model_len={longest}, or another draft model")
-        if not _has_tokenizer(checkpoint):
+        vocabularies = Vocabularies.choose(checkpoint, facts["vocab_size"], target, config.options.vocabulary)
+        if vocabularies.way != "same" and mask is not None:
+            reason = f"it drafts in parallel, which takes the target's tokenizer, and {vocabularies}"
+            raise Refusal(reason, '"parallel_drafting": false, or a draft model with the target\'s tokenizer')
+        if not has_tokenizer(checkpoint.directory):
             _check_size(facts["vocab_size"], target)
+        as_text = vocabularies.way == "reencode"
+        shared = {"history": True, "state": "per_request"} if as_text else cls.shared_needs(config, target)
         return Needs(
-            **cls.shared_needs(config, target),
+            **shared,
             hidden_states=() if term is None else term.hidden_states,
             draft_kv=draft_kv_of(
                 facts,
                 num_layers=facts["num_hidden_layers"],
-                rows_per_pass=config.num_draft_tokens,
+                rows_per_pass=rows_of_tree(config) + 1 + (SPARE_ROWS if as_text else 0),
                 dtype=config.dtype,
             ),
         )
 
     def build(self) -> None:
-        """Load the model; its vocabulary must be the target's. Raises Refusal, before any weight is read, if not."""
+        """Load the model, and find the way from its vocabulary to the target's. Raises Refusal before weights are."""
         checkpoint = self.open_checkpoint(self.config)
         facts = _model_config(checkpoint, self.config.trust_remote_code)
-        _check_vocabulary(checkpoint, facts["vocab_size"], self.services.tokenizer, self.target)
-        self._num_rows, self._vocab_size = facts["vocab_size"], min(facts["vocab_size"], self.target.vocab_size)
-        self.mask_token_id = _mask_of(checkpoint, self.config.options.parallel_drafting, self._num_rows)
+        size, target = facts["vocab_size"], self.target
+        vocabularies = Vocabularies.choose(checkpoint, size, target, self.config.options.vocabulary)
+        if vocabularies.way == "same":
+            _check_vocabulary(checkpoint, size, self.services.tokenizer, target)
+        else:
+            logger.warning("the draft model %s has another tokenizer: %s", checkpoint.directory, vocabularies)
+        self.mask_token_id = _mask_of(checkpoint, self.config.options.parallel_drafting, size)
         self._model = self.services.load_causal_lm(checkpoint.directory, self.settings)
-        self._embed, spec = self._model.get_input_embeddings(), Pard2Spec.read(checkpoint, self.target)
+        self._embed, spec = self._model.get_input_embeddings(), Pard2Spec.read(checkpoint, target)
         self._term = None if spec is None else self._loaded_term(spec, checkpoint, facts["hidden_size"])
+        self._table: Table = PaddedTable(size, target.vocab_size)
+        self._by_text: TextDrafter | None = None
+        if vocabularies.way == "intersection":
+            self._table = SharedTable(vocabularies, size, target.vocab_size, self.services.device)
+        elif vocabularies.way == "reencode":
+            self._by_text = self._text_drafter(vocabularies, size, facts.get("max_position_embeddings"))
+
+    def _text_drafter(self, vocabularies: Vocabularies, size: int, longest: int | None) -> TextDrafter:
+        crossing = Crossing(vocabularies.own, vocabularies.target, size, self.target.vocab_size)
+        longest = min(self.target.max_model_len, longest or self.target.max_model_len)
+        kv, num_rows = self.services.draft_kv(), self.config.num_draft_tokens + SPARE_ROWS
+        return TextDrafter(crossing, kv, self._logits, num_rows, longest, self.services.device)
 
     def _loaded_term(self, spec: Pard2Spec, checkpoint: Checkpoint, width: int) -> TargetTerm:
         term = TargetTerm(spec, self.target.hidden_size, width)
-        term.load(checkpoint, self.services.device)
+        term.load(checkpoint)
         self.services.finish(term, self.settings)
         return term
+
+    def observe(self, step: StepView) -> None:
+        """Run the committed tokens; a model that reads text does so when it drafts."""
+        if self._by_text is None:
+            super().observe(step)
+
+    def propose(self, step: StepView) -> Draft:
+        """Draft for every request with a budget."""
+        return super().propose(step) if self._by_text is None else self._by_text.propose(step)
 
     def first(self, inputs: DraftInputs) -> Tensor:
         """The logits at each request's newest token."""
@@ -82,29 +139,38 @@ class DraftModelProposer(MaskedProposer):
         return self._run(inputs)
 
     def logits(self, states: Tensor) -> Tensor:
-        """The states are the logits. Ids that only one of the two vocabularies is padded with are never drafted."""
-        missing = self.target.vocab_size - self._vocab_size
-        logits = states[:, : self._vocab_size]
-        return pad(logits, (0, missing), value=-torch.inf) if missing else logits
+        """The states are the draft model's logits."""
+        return self._table.logits(states)
 
     def _run(self, inputs: DraftInputs) -> Tensor:
+        token_ids = self._table.inputs(inputs.token_ids)
+        return self._logits(token_ids, inputs.positions, inputs.last, inputs.attention, inputs.hidden)
+
+    def _logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        last: Tensor,
+        attention: Mapping[str, Any],
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """The model's own logits [b, D] of its own ids [M]."""
         output = self._model(
-            **self._read(inputs),
-            position_ids=inputs.positions[None],
+            **self._read(token_ids[None], hidden),
+            position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=inputs.last,
-            **inputs.attention,
+            logits_to_keep=last,
+            **attention,
         )
         logits: Tensor = output.logits[0]
         return logits
 
-    def _read(self, inputs: DraftInputs) -> dict[str, Tensor]:
+    def _read(self, token_ids: Tensor, hidden: Tensor | None) -> dict[str, Tensor]:
         """What the model reads: tokens, or for PARD-2 their embeddings with the term of the target."""
-        token_ids = inputs.token_ids.clamp(max=self._num_rows - 1)[None]
-        if self._term is None or inputs.hidden is None:
+        if self._term is None or hidden is None:
             return {"input_ids": token_ids}
         embedded = self._embed(token_ids)
-        return {"inputs_embeds": embedded + self._term(inputs.hidden.to(embedded.dtype))[None]}
+        return {"inputs_embeds": embedded + self._term(hidden.to(embedded.dtype))[None]}
 
 
 def _mask_of(checkpoint: Checkpoint, asked: bool | None, num_rows: int) -> int | None:
@@ -130,10 +196,6 @@ def _model_config(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, 
     return facts | {name: facts[own] for name, own in config.attribute_map.items() if own in facts}
 
 
-def _has_tokenizer(checkpoint: Checkpoint) -> bool:
-    return (checkpoint.directory / "tokenizer.json").is_file()
-
-
 def _check_size(size: int, target: TargetInfo) -> None:
     if size != target.vocab_size:
         reason = f"the draft model's vocabulary has {size} tokens, the target's {target.vocab_size}"
@@ -142,7 +204,7 @@ def _check_size(size: int, target: TargetInfo) -> None:
 
 def _check_vocabulary(checkpoint: Checkpoint, size: int, tokenizer: Any, target: TargetInfo) -> None:
     """Equal token ids where both have a tokenizer, whatever their models are padded to; else equal sizes."""
-    if tokenizer is None or not _has_tokenizer(checkpoint):
+    if tokenizer is None or not has_tokenizer(checkpoint.directory):
         _check_size(size, target)
         return
     own: dict[str, int] = AutoTokenizer.from_pretrained(checkpoint.directory).get_vocab()
@@ -152,4 +214,4 @@ def _check_vocabulary(checkpoint: Checkpoint, size: int, tokenizer: Any, target:
         token = min(different, default="", key=lambda token: own[token])
         found = f"; token {token!r} is {own[token]} there and {theirs.get(token)} here" if different else ""
         reason = f"its tokenizer has {len(own)} tokens and the target's {len(theirs)}{found}"
-        raise Refusal(reason, "a draft model with the target's tokenizer")
+        raise Refusal(reason, 'a draft model with the target\'s tokenizer, or "vocabulary": "auto"')

@@ -16,6 +16,7 @@ MARKS_OF_OTHERS = (
     "target_hidden_size",
     "mask_token_id",
     "*dflash*",
+    "*dspark*",
     "*eagle*",
     "*medusa*",
 )

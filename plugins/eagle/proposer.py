@@ -16,6 +16,7 @@ from specdec.sdk.model_proposer import (
     MaskedProposer,
     Weights,
     draft_kv_of,
+    rows_of_tree,
 )
 
 from .eagle3_spec import Eagle3Spec
@@ -33,6 +34,7 @@ class EagleProposer(AutoregressiveProposer):
     Row i of the draft KV holds the token after position i with the target's final hidden state at i.
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = True
 
     @classmethod
@@ -90,6 +92,7 @@ class Eagle3Proposer(MaskedProposer):
     Row i of the draft KV holds the token after position i with the target's hidden states at i.
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = True
     Options = Eagle3Options
 
@@ -167,7 +170,7 @@ def _draft_kv(spec: EagleSpec | Eagle3Spec, config: ProposerConfig) -> DraftKV:
     return draft_kv_of(
         spec.decoder,
         num_layers=spec.decoder["num_hidden_layers"],
-        rows_per_pass=config.num_draft_tokens - 1,
+        rows_per_pass=rows_of_tree(config),
         dtype=config.dtype,
         depends_on_next_token=True,
     )

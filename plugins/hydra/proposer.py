@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.sdk import Needs, ProposerConfig, TargetInfo
+from specdec.sdk import Needs, ProposerConfig, Refusal, TargetInfo
 from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, Weights, draft_kv_of
 
 from .checkpoint import UNUSED, HydraSpec, our_names
@@ -29,6 +29,8 @@ class HydraProposer(AutoregressiveProposer):
         SD-E146, SD-E170 .. SD-E172.
         """
         spec = HydraSpec.read(cls.open_checkpoint(config), target)
+        if config.tree_depth is not None:
+            raise Refusal("num_draft_nodes: its heads draft a chain", "num_speculative_tokens alone")
         spec.check_fits(config.num_draft_tokens)
         kv = draft_kv_of(spec.decoder, num_layers=1, rows_per_pass=config.num_draft_tokens - 1, dtype=config.dtype)
         shared = cls.shared_needs(config, target)

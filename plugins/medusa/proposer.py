@@ -19,6 +19,8 @@ class MedusaProposer(ParallelProposer):
     token. There is no draft KV and no state from step to step.
     """
 
+    DRAFTS_TREES = True
+
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The target's final hidden states, and as many drafts as heads are stored.
@@ -27,7 +29,7 @@ class MedusaProposer(ParallelProposer):
         """
         checkpoint = cls.open_checkpoint(config)
         spec = MedusaSpec.read(checkpoint, target)
-        spec.check_fits(target, config.num_draft_tokens)
+        spec.check_fits(target, config.depth)
         shared = cls.shared_needs(config, target)
         mapped = None
         if shared.get("distribution") == "dense" and spec.has_token_map:
@@ -41,7 +43,7 @@ class MedusaProposer(ParallelProposer):
         spec = MedusaSpec.read(checkpoint, self.target)
         tensors = self.services.load_tensors(checkpoint.directory, tuple(spec.names))
         weights = Weights({spec.names[stored]: tensor for stored, tensor in tensors.items()}, checkpoint.directory)
-        num_heads = self.config.num_draft_tokens
+        num_heads = self.config.depth
         for unused in range(num_heads, spec.num_heads):
             weights.drop(f"blocks.{unused}.layers.*", f"lm_heads.{unused}.weight")
         with torch.device("meta"):  # no time for random weights

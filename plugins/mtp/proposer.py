@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import Draft, Needs, ProposerConfig, StepView, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of
+from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of, rows_of_tree
 
 from .chain import ModuleChain
 from .checkpoint import MtpSpec
@@ -37,6 +37,7 @@ class MtpProposer(AutoregressiveProposer):
     several modules each drafts one token (`ModuleChain`).
     """
 
+    DRAFTS_TREES = True
     ROWS_ARE_SHIFTED = True
     Options = MtpOptions
 
@@ -51,11 +52,13 @@ class MtpProposer(AutoregressiveProposer):
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.indices),
-            rows_per_pass=max(config.num_draft_tokens - 1, 1),
+            rows_per_pass=max(rows_of_tree(config), 1),
             dtype=config.dtype,
             depends_on_next_token=True,
         )
         most = spec.num_modules if spec.num_modules > 1 else None
+        if most is not None and config.tree_depth is not None:
+            raise Refusal("num_draft_nodes: its modules draft a chain, one token each", "num_speculative_tokens alone")
         shared = cls.shared_needs(config, target)
         return Needs(**shared, hidden_states=("final",), draft_kv=kv, max_draft_tokens=most)
 

@@ -111,6 +111,26 @@ class SuffixAutomaton:
             state, length = self._within_depth(following, length + 1)
         return draft, expected
 
+    def followers(self, place: Place) -> list[tuple[int, float, Place]]:
+        """The tokens that followed a place's string, with their shares and the places after them, the most often first.
+
+        Where the string occurred at the end of the text only, its longest suffix that was followed by something is
+        taken in its place.
+        """
+        state, length = place
+        while state != ROOT and (followed := self._num_followed(state)) == 0:
+            state = self._link[state]
+            length = self._length[state]
+        if state == ROOT:
+            return []
+        every = self._followers.get(state) or {self._best[state]: self._best_state[state]}
+        found = [
+            (token, self._count[following] / followed, self._within_depth(following, length + 1))
+            for token, following in every.items()
+            if token != SEPARATOR
+        ]
+        return sorted(found, key=lambda each: (each[1], each[0] == self._best[state]), reverse=True)
+
     def _num_followed(self, state: int) -> int:
         """How many of a state's occurrences are followed by a token: all but one at the very end."""
         return self._count[state] - (self._last[state] == self._end)

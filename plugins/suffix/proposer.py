@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
 from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, Services, StepView, StrictModel, TargetInfo
+from specdec.sdk.trees import Tree, best_first
 
 from .automaton import START, Place, SuffixAutomaton
 from .corpus import Corpora
@@ -20,6 +22,7 @@ class Guess:
 
     token_ids: list[int]
     match_length: int
+    source: tuple[SuffixAutomaton, Place] | None = None  # the text and the context that it follows
 
 
 class _Request:
@@ -102,13 +105,16 @@ class SuffixProposer:
         """Token history; state is shared unless no outputs are kept."""
         options = config.options or cls.Options()
         shared = options.suffix_decoding_max_cached_requests > 0
-        return Needs(history=True, state="shared" if shared else "per_request")
+        topology: Literal["chain", "tree"] = "chain" if config.tree_depth is None else "tree"
+        state: Literal["shared", "per_request"] = "shared" if shared else "per_request"
+        return Needs(history=True, state=state, topology=topology, max_depth=config.tree_depth)
 
     default_draft_tokens = 24
     """vLLM's; drafts end where their confidence does."""
 
     def __init__(self, config: ProposerConfig) -> None:
         self._options: SuffixProposer.Options = config.options or self.Options()
+        self._tree_depth = config.tree_depth
         self._requests: dict[str, _Request] = {}
         self._corpora = Corpora(
             self._options.suffix_decoding_max_tree_depth,
@@ -138,7 +144,10 @@ class SuffixProposer:
     def propose(self, step: StepView) -> Draft:
         """For each request, the continuation with the most tokens expected to be right, within its budget."""
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
-        drafts = [self._draft(self._requests[request_id], budget) for request_id, budget in wanted]
+        if self._tree_depth is not None:
+            trees = [self._tree(self._requests[name], budget, self._tree_depth) for name, budget in wanted]
+            return Draft.from_trees(trees, step.num_draft_tokens)
+        drafts = [self._chosen(self._requests[request_id], budget).token_ids for request_id, budget in wanted]
         return Draft.from_lists(drafts, step.num_draft_tokens)
 
     def on_finish(self, request: RequestView) -> None:
@@ -153,14 +162,30 @@ class SuffixProposer:
         """Add the outputs that `save` wrote. Raises ConfigError SD-E180 if they are of another vocabulary."""
         self._corpora.load(path, self._vocab_size)
 
-    def _draft(self, request: _Request, budget: int) -> list[int]:
+    def _tree(self, request: _Request, budget: int, depth: int) -> Tree:
+        """The likeliest continuations of the context that a chain would follow."""
+        chosen = self._chosen(request, min(budget, depth))
+        if chosen.source is None:
+            return []
+        automaton, context = chosen.source
+        least = self._options.suffix_decoding_min_token_prob
+
+        def children(state: tuple[Place, float]) -> Iterator[tuple[int, float, tuple[Place, float]]]:
+            place, above = state
+            for token, share, after in automaton.followers(place):
+                if above * share >= least:
+                    yield token, share, (after, above * share)
+
+        return best_first(children, (context, 1.0), self._limit(chosen.match_length, budget), depth)
+
+    def _chosen(self, request: _Request, budget: int) -> Guess:
         """Of several texts the one with the longest match is followed, the request's own where they are equal."""
         chosen = Guess([], 0)
         for automaton, place in request.matches() if budget else ():
             guess = self._guess(automaton, place, budget)
             if guess.match_length > chosen.match_length:
                 chosen = guess
-        return chosen.token_ids
+        return chosen
 
     def _guess(self, automaton: SuffixAutomaton, place: Place, budget: int) -> Guess:
         """Of one text's matches the longest one wins, unless a shorter one expects more right tokens."""
@@ -171,7 +196,7 @@ class SuffixProposer:
                 break
             draft, expected = automaton.draft(context, limit, self._options.suffix_decoding_min_token_prob)
             if expected > best_expected:
-                best, best_expected = Guess(draft, context.length), expected
+                best, best_expected = Guess(draft, context.length, (automaton, context)), expected
         return best
 
     def _limit(self, match_length: int, budget: int) -> int:

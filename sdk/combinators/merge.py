@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import get_args
+from dataclasses import dataclass
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
     """What all parts together need. Raises Refusal where two of them exclude each other."""
     needs = [plan.needs for plan in plans]
     limits = [each.max_draft_tokens for each in needs]
+    trees = [plan.name for plan in plans if plan.needs.topology == "tree"]
+    if trees:
+        raise Refusal(f"its part {trees[0]} drafts trees", "parts that draft chains: leave num_draft_nodes out")
     sampling = {field for each in needs for field in each.sampling}
     distribution = _distribution_form(plans)
     return Needs(
@@ -43,7 +46,6 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
         history=any(each.history for each in needs),
         sampling=tuple(field for field in get_args(SamplingField) if field in sampling),
         deterministic=all(each.deterministic for each in needs),
-        topology="tree" if any(each.topology == "tree" for each in needs) else "chain",
         multimodal=any(each.multimodal for each in needs),
     )
 
@@ -127,7 +129,7 @@ def _merged_distribution(pieces: Sequence[Piece], whole: Needs, width: int) -> D
     if not reported:
         return None
     kind = torch.full_like(reported[0][1].kind, int(DistributionKind.ONE_HOT))
-    merged: dict[str, Tensor] = {}
+    merged: dict[str, Any] = {}
     for piece, distribution in reported:
         kind = torch.where(piece.used, distribution.kind, kind)
         for name, values in _widened_distribution(distribution, whole, width).items():
@@ -138,11 +140,9 @@ def _merged_distribution(pieces: Sequence[Piece], whole: Needs, width: int) -> D
 
 
 def _widened_distribution(distribution: DraftDistribution, whole: Needs, width: int) -> dict[str, Tensor]:
-    values = {field.name: getattr(distribution, field.name) for field in fields(distribution) if field.name != "kind"}
+    values = {name: value for name, value in vars(distribution).items() if isinstance(value, Tensor) and name != "kind"}
     widened: dict[str, Tensor] = {}
     for name, value in values.items():
-        if value is None:
-            continue
         padding = PADDING_TOKEN_ID if name == "sparse_ids" else 0
         entries = whole.sparse_top_m if name.startswith("sparse") else value.shape[2]
         widened[name] = _widened(pad(value, (0, entries - value.shape[2]), value=padding), width, padding)

@@ -9,6 +9,7 @@ from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .each import per_request, width_of
 from .from_target import CachedTargetProposer
+from .greedy_tree import rows_of_tree
 from .kv_shape import draft_kv_of
 from .masked import MaskedOptions, MaskedProposer, mask_token_id
 from .parallel import ParallelOptions, ParallelProposer
@@ -37,5 +38,6 @@ __all__ = [
     "load_module",
     "mask_token_id",
     "per_request",
+    "rows_of_tree",
     "width_of",
 ]

@@ -16,6 +16,7 @@ from ..services import DraftKVStore, Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
 from .each import per_request, width_of
+from .greedy_tree import Candidates
 from .sampling import DrawRule
 
 
@@ -108,6 +109,8 @@ class AutoregressiveProposer(ModelProposer):
         budget = self.most_wanted(step)
         if budget == 0:
             return sampler.draft()
+        if self.config.tree_depth is not None:
+            return sampler.draft_of_trees(*self._tree(self.config.tree_depth, budget, rows, position, states))
         return sampler.draft_of(*self._drafting(sampler.rule, budget)(rows, position, states, *sampler.numbers(budget)))
 
     def _drafting(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
@@ -127,6 +130,31 @@ class AutoregressiveProposer(ModelProposer):
             states, logits = self._compiled_next(states, drawn, *self._places(rows, positions + index))
             drawn = drawing.draw(logits)
         return drawing.result()
+
+    def _tree(
+        self, depth: int, num_nodes: int, rows: Tensor, positions: Tensor, states: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Token ids and parents [b, n] of the most likely nodes. Node j of those that are run lies j behind the first.
+
+        Each level is one pass over its most likely nodes, each after the states of its parent.
+        """
+        count, found = len(rows), Candidates(self.vocabulary)
+        found.add(self._compiled_logits(states)[:, None], None)
+        known = states[:, None]  # [b, 1 + run nodes, S]
+        above = positions.new_empty(count, 0)  # [b, run nodes]
+        for ahead in range(depth - 1):
+            level = found.next_level()
+            width, first = level.token_ids.shape[1], positions + above.shape[1]
+            above = torch.cat([above, level.above], dim=1)
+            before = known[torch.arange(count, device=rows.device)[:, None], level.above + 1].flatten(0, 1)
+            cu_queries = torch.arange(count + 1, device=rows.device) * width
+            attention = {} if self._kv is None else self._kv.attention(rows, first, cu_queries, parents=above)
+            places = (positions + ahead).clamp(max=self.target.max_model_len - 1).repeat_interleave(width)
+            last = torch.arange(count * width, device=rows.device)
+            states = self.advance(DraftInputs(level.token_ids.flatten(), places, None, last, attention), before)
+            known = torch.cat([known, states.view(count, width, -1)], dim=1)
+            found.add(self.logits(states).view(count, width, -1), level)
+        return found.best(num_nodes)
 
     def _next(self, states: Tensor, token_ids: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
         """One drafted token per request, at what `_places` gave: its new states, and the logits after it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..config import ProposerConfig, StrictModel
-from ..errors import CheckpointError
+from ..errors import CheckpointError, Refusal
 from ..needs import DistributionForm, needs_of
 from ..services import NetworkSettings, Services
 from ..types import Draft, StepView, TargetInfo
@@ -49,6 +49,9 @@ class ModelProposer(ABC):
     default_model: ClassVar[str | None] = None
     """The checkpoint if `model` is not given: a directory, "tiny/NAME" or a hub id. None means that one is required."""
 
+    DRAFTS_TREES: ClassVar[bool] = False
+    """Whether `num_draft_nodes` is served: the loops of this package draft trees then, and no method draws its own."""
+
     vocabulary: DraftVocabulary | None = None
     """The draft vocabulary, set in `build`. None means the target's."""
 
@@ -73,6 +76,11 @@ class ModelProposer(ABC):
             "confidence": config.enable_adaptive_verification,
         }
         form = distribution_form(config)
+        if config.tree_depth is not None and cls.DRAFTS_TREES:
+            shared |= {"topology": "tree", "max_depth": config.tree_depth}
+            if form != "one_hot":
+                reason = 'num_draft_nodes with draft_sample_method "probabilistic": its trees are not drawn'
+                raise Refusal(reason, '"draft_sample_method": "greedy"')
         if form == "one_hot":
             return shared
         shared |= {"distribution": form, "sampling": SAMPLING_FIELDS}

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
+from .greedy_tree import tree_of_positions
 from .sampling import Drawing, DrawRule
 
 
@@ -59,6 +60,9 @@ class ParallelProposer(ModelProposer):
         inputs = self.block_inputs(step)
         if chosen is not None:
             inputs = [each[chosen] for each in inputs]
+        if self.config.tree_depth is not None:
+            logits = self.block_logits(self.config.tree_depth, *inputs)
+            return sampler.draft_of_trees(*tree_of_positions(logits, num_tokens, self.vocabulary))
         return sampler.draft_of(*self._pass(sampler.rule, num_tokens)(*inputs, *sampler.numbers(num_tokens)))
 
     def _pass(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:

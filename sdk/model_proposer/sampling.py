@@ -7,8 +7,8 @@ support that the request's own temperature, top-k, top-p and min-p leave, becaus
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -90,6 +90,10 @@ class DraftSampler:
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
         return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts[:num_parts]), *confidence)
 
+    def draft_of_trees(self, drawn: Tensor, parents: Tensor) -> Draft:
+        """A greedy draft of nodes: target ids and parents [b, n], each row cut to its budget."""
+        return replace(self.draft_of(drawn), parents=self._placed(parents, -1))
+
     def _uniform(self, index: int) -> Tensor:
         uniform = self._step.random.uniform(index)
         return uniform if self._chosen is None else uniform[self._chosen]
@@ -100,13 +104,11 @@ class DraftSampler:
         kind = sampled.to(torch.uint8).mul_(int(form.kind))  # greedy rows are one-hot, which is 0
         if self._chosen is not None:
             kind = kind.new_zeros(len(self._step)).index_copy(0, self._chosen, kind)
-        return DraftDistribution(
-            kind=kind,
-            **{
-                name: self._placed(part, PADDING_TOKEN_ID if name == "sparse_ids" else 0)
-                for name, part in zip(form.parts, parts, strict=True)
-            },
-        )
+        tables: dict[str, Any] = {
+            name: self._placed(part, PADDING_TOKEN_ID if name == "sparse_ids" else 0)
+            for name, part in zip(form.parts, parts, strict=True)
+        }
+        return DraftDistribution(kind=kind, **tables)
 
     def _placed(self, part: Tensor, padding: float) -> Tensor:
         """[b, drawn, ...] at its places in [B, K, ...]."""

@@ -42,6 +42,8 @@ def needs_are_enough(subject: Subject) -> None:
     subject.need_determinism()
     declared = dict(subject.needs)
     extra = {name: value for name, value in EVERYTHING.items() if not declared[name]}
+    if subject.needs.topology == "tree":
+        extra.pop("rejected_rows", None)  # a tree has none
     generous = subject.stage(shown=extra)
     undeclared = "needs = Needs(history=True, hidden_states=..., sampling=(...)): declare every field that you read"
     offered = list(lockstep(generous))

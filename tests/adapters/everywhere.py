@@ -145,3 +145,24 @@ class Tree(RepeatLast):
     """Wants to draft trees, which is reserved."""
 
     needs = Needs(topology="tree")
+
+
+class CacheReader:
+    """Reads what a layer of the target has cached, and drafts nothing of use."""
+
+    needs = Needs(target_kv=(1,))
+
+    def __init__(self, config):
+        self.num_read = 0
+
+    def bind(self, target, services):
+        self.kv = services.target_kv()
+
+    def propose(self, step):
+        for row, length in zip(step.rows.tolist(), step.kept.next_position.tolist(), strict=True):
+            keys, values = self.kv.read(1, row, length)
+            assert len(keys) == len(values) == length
+            assert bool(keys.isfinite().all() & values.isfinite().all())
+            assert bool(keys.flatten(1).any(dim=1).all()), "a position that the target did not compute"
+            self.num_read += 1
+        return Draft.from_lists([[0][:budget] for budget in step.budget.tolist()], step.num_draft_tokens)

@@ -84,6 +84,23 @@ def test_hidden_states_belong_to_the_kept_rows_and_the_targets_head_is_shared(ba
     record(llm, "hidden states, final and between layers", "the target's embedding and head")
 
 
+TARGETS_VIEW = {
+    "the target's most likely tokens": {"method": "specdec.plugins.token_recycling:TokenRecyclingProposer"},
+    "the target's keys and values": {"method": "everywhere:CacheReader"},
+    "the target's own layers": {
+        "method": "specdec.plugins.layer_skip.proposer:LayerSkipProposer",
+        "proposer_config": {"exit_layer": 6},
+    },
+}
+
+
+@pytest.mark.parametrize("capability", TARGETS_VIEW)
+def test_what_is_shown_of_the_target_changes_no_output(batch, plain, record, capability):
+    llm = make(TARGETS_VIEW[capability] | {"on_proposer_error": "raise"})
+    assert generate(llm, batch) == plain
+    record(llm, capability)
+
+
 def test_no_misuse_ends_the_engine(batch, plain, record):
     llm = make({"method": "everywhere:Misuser", "on_proposer_error": "skip_step"})
     assert [generate(llm, batch), generate(llm, batch)] == [plain, plain]

@@ -379,6 +379,27 @@ def test_trees_are_refused(model, record):
     record(None, "drafts in trees", refused=refused.value.reason)
 
 
+def test_the_targets_most_likely_tokens_are_shown(model, prompts, record):
+    decoding = speculative(model, {"method": "specdec.plugins.token_recycling:TokenRecyclingProposer"})
+    drafted = greedy(model, prompts[0], custom_generate=decoding, max_new_tokens=32)
+    assert torch.equal(drafted, greedy(model, prompts[0], max_new_tokens=32))
+    assert decoding.metrics.acceptance.num_accepted_tokens > 4
+    record(decoding, "the target's most likely tokens")
+
+
+@pytest.mark.parametrize(
+    ("method", "capability"),
+    [
+        ("everywhere:CacheReader", "the target's keys and values"),
+        ("specdec.plugins.layer_skip.proposer:LayerSkipProposer", "the target's own layers"),
+    ],
+)
+def test_the_targets_cache_is_the_calls_and_so_refused(model, record, method, capability):
+    with pytest.raises(Refusal, match="brings its own cache") as refused:
+        speculative(model, {"method": method, "num_speculative_tokens": 2})
+    record(None, capability, refused=refused.value.reason)
+
+
 def test_adaptive_verification_is_refused(model):
     settings = {"method": "ngram", "num_speculative_tokens": 3, "enable_adaptive_verification": True}
     with pytest.raises(ConfigError, match="SD-E237"):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from random import Random
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -503,3 +505,55 @@ class Vandal(Recorder):
             for value in vars(holder).values():
                 if isinstance(value, Tensor):
                     value.fill_(step.num_draft_tokens)
+
+
+class Bushes(Scripted):
+    """Trees of any shape around the truth: somewhere in each stands as much of it as a random number says."""
+
+    needs = Needs(topology="tree")
+
+    def propose(self, step: StepView) -> Draft:
+        columns = (step.request_ids, step.committed_length.tolist(), step.budget.tolist())
+        trees = [self.tree(*facts) for facts in zip(*columns, strict=True)]
+        return Draft.from_trees(trees, step.num_draft_tokens)
+
+    def tree(self, request_id: str, length: int, budget: int) -> list[tuple[int, int]]:
+        known, random = self.known.get(request_id, ()), Random(length)
+        tree: list[tuple[int, int]] = []
+        depth, right = [], [-1]  # of each node; the nodes that are true so far
+        for node in range(random.randint(0, budget)):
+            parent = right[-1] if random.random() < 0.6 else random.randint(-1, node - 1)
+            depth.append(0 if parent < 0 else depth[parent] + 1)
+            token = self.token(known, length + depth[-1])
+            taken = {token for above, token in tree if above == parent}
+            if parent == right[-1] and token not in taken and random.random() < 0.7:
+                right.append(node)
+            else:
+                token = next(each for each in range(7, VOCAB_SIZE) if each not in {*taken, token})
+            tree.append((parent, token))
+        return tree
+
+
+class WatchingBushes(Bushes):
+    """Looks at what became of each tree: the accepted nodes, the hidden states of kept rows."""
+
+    needs = Needs(topology="tree", hidden_states=("final",))
+    seen: ClassVar[list[tuple[list[int], list[int], int]]] = []
+    hidden: ClassVar[dict[tuple[int, ...], Tensor]] = {}
+
+    def propose(self, step: StepView) -> Draft:
+        nodes, kept = step.accepted_nodes, step.kept
+        assert nodes is not None
+        assert kept.hidden is not None
+        for b, name in enumerate(step.request_ids):
+            path = [node for node in nodes[b].tolist() if node >= 0]
+            assert len(path) == int(step.num_accepted[b])
+            first, stop = kept.cu_rows[b : b + 2].tolist()
+            for row in range(first, stop):
+                position = int(kept.positions[row])
+                key = (*self.known[name][: position + 1],)
+                assert key[-1] == int(kept.token_ids[row])
+                self.hidden[key] = kept.hidden[row].clone()
+            if path != list(range(len(path))):
+                self.seen.append((path, kept.positions[first:stop].tolist(), int(step.committed_length[b])))
+        return super().propose(step)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from engine_helpers import GREEDY, counter, tokens
+from inside import budget_of as budget_in
 
 from specdec import LLM
 from specdec.core.proposing.calibration import REFRESH, Calibration, rising
@@ -161,4 +162,4 @@ def test_the_text_is_the_plain_one_and_drafts_are_left_out(settings, prompts):
     )
     assert tokens(llm.generate(asked, params)) == plain
     assert counter(llm, "num_unverified_draft_tokens") > 0, "in the first steps drafts of every length are tried"
-    assert sum(each.count for each in llm.engine.parts.runner.budget.calibration.bins) > 0
+    assert sum(each.count for each in budget_in(llm).calibration.bins) > 0

@@ -22,8 +22,8 @@ def store():
 
 def passed(store, *shares):
     planned = store.plan(shares)
-    store.begin(planned)
-    store.settle(planned)
+    with store.passing(planned):
+        pass
     return planned
 
 
@@ -57,7 +57,8 @@ def test_the_next_owner_of_a_row_begins_anew(store):
 
 def test_after_an_interrupted_pass_nobody_goes_on(store):
     passed(store, share())
-    store.begin(store.plan([share(start=4, num_committed=1)]))
+    with pytest.raises(KeyboardInterrupt), store.passing(store.plan([share(start=4, num_committed=1)])):
+        raise KeyboardInterrupt
     assert not store.fits(0, 1, 4)
     assert not store.fits(0, 1, 5)
     assert store.fits(0, 1, 0)
@@ -78,3 +79,21 @@ def test_drafts_are_a_group_of_their_own(store):
     assert [group.length for group in planned.drafts] == [2]
     assert planned.drafts[0].rows == slice(0, 2)
     assert [member.first for member in planned.drafts[0].members] == [4, 10]
+
+
+@pytest.mark.parametrize(
+    ("changes", "even"),
+    [
+        ({}, (1, 2)),
+        ({"num_drafts": 1}, None),
+        ({"start": 4}, None),
+        ({"start": 4, "num_committed": 2}, None),
+        ({"start": 0, "num_committed": 1, "generation": 2}, None),
+    ],
+    ids=["equal", "other drafts", "fewer accepted", "other tokens", "begins"],
+)
+def test_a_pass_is_even_where_every_request_reads_and_drafts_as_much(changes, even, store):
+    passed(store, share(0, num_drafts=3), share(2, first=7, num_drafts=3))
+    both = {"start": 5, "num_committed": 1, "num_drafts": 2}
+    planned = store.plan([share(0, **both), share(2, first=3, **both | changes)])
+    assert planned.even == even

@@ -45,6 +45,11 @@ def addressing_of(llm: Any) -> Any:
     return _parts(llm).runner._addressing
 
 
+def cache_of(llm: Any) -> Any:
+    """The keys and values of the target."""
+    return _parts(llm).runner._cache
+
+
 def scheduler_of(llm: Any) -> Any:
     """Who runs and who waits."""
     return _parts(llm).scheduler
@@ -53,6 +58,11 @@ def scheduler_of(llm: Any) -> Any:
 def pool_of(llm: Any) -> Any:
     """The blocks of the cache."""
     return _parts(llm).scheduler.pool
+
+
+def budget_of(llm: Any) -> Any:
+    """What decides how many drafts are verified, None where all of them are."""
+    return _parts(llm).runner.budget
 
 
 def drafts_of(llm: Any) -> Any:

@@ -34,6 +34,7 @@ class Made:
     windows: tuple[int | None, ...] = (None, None)
     heads: tuple[int, int, int] = (HEADS, KV_HEADS, HEAD_DIM)
     first_slot: int = 1
+    neighbours: bool = False  # rotary pairs lie side by side
     mask_id: int = MASK_ID
     mask_row: Tensor | None = None
     config: dict[str, Any] = field(default_factory=dict)
@@ -256,9 +257,9 @@ class Replay:
         wq, wk, wv, wo, nq, nk = (t[f"layers.{layer}.self_attn.{name}.weight"] for name in names)
         slots = n + torch.arange(len(s))
         seen = torch.arange(len(rows))
-        q = rope(rms((s @ wq.T).view(-1, heads, head_dim), nq), slots, self.made.theta)
+        q = rope(rms((s @ wq.T).view(-1, heads, head_dim), nq), slots, self.made)
         keys = torch.cat([rows @ wk.T, s @ wk.T]).view(-1, kv_heads, head_dim)
-        keys = rope(rms(keys, nk), torch.cat([seen, slots]), self.made.theta)
+        keys = rope(rms(keys, nk), torch.cat([seen, slots]), self.made)
         values = torch.cat([rows @ wv.T, s @ wv.T]).view(-1, kv_heads, head_dim)
         visible = torch.ones(len(s), len(keys), dtype=torch.bool)
         if self.made.causal[layer]:
@@ -278,13 +279,14 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + EPS).sqrt()
 
 
-def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """x [T, heads, D] at positions [T]; the two halves of each head are the pairs."""
+def rope(x: Tensor, positions: Tensor, made: Made) -> Tensor:
+    """x [T, heads, D] at positions [T]; the two halves of each head are the pairs, or each two neighbours."""
     half = x.shape[-1] // 2
-    angle = positions[:, None] * theta ** (-torch.arange(half) / half)
+    angle = positions[:, None] * made.theta ** (-torch.arange(half) / half)
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    a, b = (x[..., 0::2], x[..., 1::2]) if made.neighbours else (x[..., :half], x[..., half:])
+    turned = a * cos - b * sin, b * cos + a * sin
+    return torch.stack(turned, dim=-1).flatten(-2) if made.neighbours else torch.cat(turned, dim=-1)
 
 
 class Forced(DFlashProposer):

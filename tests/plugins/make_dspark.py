@@ -16,8 +16,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 from walk_replay import RANK, Walked, WalkReplay, small
 
-from specdec.sdk import ProposerConfig
-
 
 def markov_tensors(kind: str, num_ids: int, *, confidence: str, seed: int = 11) -> dict[str, Tensor]:
     """`confidence`: "none", "outputs" or "tokens" (outputs and tokens)."""
@@ -130,18 +128,3 @@ class DSparkReplay(WalkReplay):
             previous.append(walked.ids[-1])
         walked.logits = torch.stack(rows)
         return walked
-
-
-class Confident(make_dflash.Recording):
-    """Asked for its confidence, as where the engine reads it."""
-
-    @classmethod
-    def needs(cls, config: Any, target: Any) -> Any:
-        return super().needs(asked(config), target)
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(asked(config))
-
-
-def asked(config: ProposerConfig) -> ProposerConfig:
-    return config.model_copy(update={"enable_adaptive_verification": True})

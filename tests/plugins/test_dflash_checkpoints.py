@@ -307,7 +307,6 @@ UNFIT = {
         {"dflash_config.use_aux_hidden_state": False},
         "use_aux_hidden_state: False, which is not implemented",
     ),
-    "rope": ({"is_neox_style": False}, "is_neox_style: False, which is not implemented"),
     "dynamic": (
         {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 128},
         "its rotary positions (dynamic) serve 128; max_model_len is 256",

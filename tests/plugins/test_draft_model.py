@@ -313,7 +313,7 @@ def test_another_vocabulary_is_refused_with_the_numbers(tmp_path):
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(Refusal, match=r"has 4096 tokens and the target's 4096; token .* is 300 there and 301"):
-        llm_with(draft)
+        llm_with(draft, speculative={"vocabulary": "same"})
 
 
 def test_another_size_is_refused_before_loading_where_no_tokenizer_can_tell(tmp_path):

@@ -21,6 +21,7 @@ from specdec import LLM, SamplingParams
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.dflash.recognise import is_dflash, is_dspark
 from specdec.plugins.dflash.walks import walk_of
+from specdec.plugins.draft_model.recognise import is_language_model
 from specdec.sdk import Checkpoint, ConfigError, Refusal
 
 NEW = 16  # tokens that an engine generates
@@ -39,6 +40,15 @@ def reads_the_embedding(path: Path) -> Made:
     made = deepspec(path)
     made.config["target_layer_ids"] = [-1, 3, 4]
     made.boundaries = (0, 4, 5)
+    return made
+
+
+def lfm2(path: Path) -> Made:
+    """LFM2's: Qwen3's layers, but rotary pairs lie side by side."""
+    made = deepspec(path)
+    made.config |= {"architectures": ["Lfm2DSparkDraftModel"], "rope_is_neox_style": False}
+    made.config["dflash_config"] = {name: made.config.pop(name) for name in ("mask_token_id", "target_layer_ids")}
+    made.neighbours = True
     return made
 
 
@@ -68,6 +78,7 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
         gated,
         recurrent,
         reads_the_embedding,
+        lfm2,
         with_its_own_head,
         anchor_first,
         fill_in,
@@ -147,7 +158,8 @@ def test_reported_distributions_are_conditioned_on_the_drawn_tokens(make, distri
 @pytest.mark.parametrize("make", [deepspec, gated, fill_in], ids=lambda make: make.__name__)
 def test_confidence_is_that_of_a_replay_and_never_of_the_drawn_token(make, prompt, target, tmp_path):
     made = make(tmp_path / "draft").save()
-    llm = speculate(made, 4, method="make_dspark:Confident", speculative={"draft_sample_method": "probabilistic"})
+    speculative = {"draft_sample_method": "probabilistic", "enable_adaptive_verification": True}
+    llm = speculate(made, 4, method="make_dflash:Recording", speculative=speculative)
     params = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True, seed=1)
     sequence = [*prompt, *generate(llm, [prompt], params)[0]]
     replay = DSparkReplay(made, target)
@@ -158,11 +170,10 @@ def test_confidence_is_that_of_a_replay_and_never_of_the_drawn_token(make, promp
         torch.testing.assert_close(draft.confidence[0, :count], torch.tensor(expected), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("make", "asked", "told"), [(deepspec, True, True), (deepspec, False, False), (recurrent, True, False)]
-)
-def test_confidence_is_declared_where_a_head_tells_it_and_the_engine_reads_it(make, asked, told, tmp_path):
-    assert needs(make(tmp_path), enable_adaptive_verification=asked).confidence == told
+def test_adaptive_verification_reads_it_and_changes_no_text(prompt, sequence, tmp_path):
+    made = dspark_over_trained(tmp_path).save()
+    llm = speculate(made, 7, speculative={"enable_adaptive_verification": True})
+    assert generate(llm, [prompt]) == [sequence[len(prompt) :]]
 
 
 # The layout of the slots
@@ -256,11 +267,16 @@ def test_marks_of_dspark(config):
     assert not is_dflash(checkpoint)
 
 
+def test_a_target_with_stages_inside_is_no_plain_draft_model(tmp_path):
+    config = {"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "dspark_block_size": 5}
+    assert not is_language_model(Checkpoint(tmp_path, config))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "in a target": ({"dspark_noise_token_id": 3}, "DeepSeek-V4 target with DSpark stages inside"),
     "Gemma 4": ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel is not implemented"),
     "Kimi K3": ({"architectures": ["K3DSparkModel"]}, r"K3DSparkModel .* latent attention \(MLA\)"),
-    "LFM2": ({"architectures": ["Lfm2DSparkDraftModel"]}, "Lfm2DSparkDraftModel .* neighbouring pairs"),
+    "MiniMax M3": ({"architectures": ["DSparkMiniMaxDraftModel"]}, "draft layers are MiniMax-M3's"),
 }
 
 
@@ -321,3 +337,11 @@ def test_where_the_configuration_is_silent_tensors_say_what_the_confidence_head_
     with torch.device("meta"):
         head = walk_of(Checkpoint.open(made.path), read).confidence_head
     assert (0 if head is None else head.proj.in_features) == width
+
+
+def test_a_confidence_head_of_no_known_width_is_an_error(tmp_path):
+    made = change(deepspec(tmp_path), enable_confidence_head=None, confidence_head_with_markov=None)
+    made.tensors["confidence_head.proj.weight"] = torch.zeros(1, 100)
+    with pytest.raises(ConfigError, match="SD-E175") as caught:
+        start(made)
+    assert "expected [1, 264], found [1, 100]" in str(caught.value)

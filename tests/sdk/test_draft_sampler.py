@@ -279,7 +279,8 @@ def test_chosen_rows_are_drafted_as_if_all_were(form):
 
 @pytest.mark.parametrize("form", ["one_hot", "dense", "sparse"])
 def test_confidence_stands_beside_the_token_that_was_drawn_with_it(form):
-    sampler = sampler_for(step_of(PARAMETERS[:3], budget=[2, 0, 1]), form, chosen=torch.tensor([0, 2]))
+    step, places = step_of(PARAMETERS[:3], budget=[2, 0, 1]), torch.tensor([0, 2])
+    sampler = DraftSampler(step, places, form, sparse_top_m=V, confident=True)
     for each in logits_of(2, 2, V):
         sampler.draw(each, each[:, 0].sigmoid())
     found = sampler.draft().confidence

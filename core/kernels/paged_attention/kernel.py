@@ -342,7 +342,7 @@ def tile_of(num_rows: int, dim: int, dtype: torch.dtype) -> dict[str, int]:
     exact, wide = dtype == torch.float32, dim > 128
     rows = 16 if num_rows <= 16 or exact else 32 if num_rows <= 32 or wide else 64
     keys = 16 if exact else 32 if wide or rows == 64 or (rows == 32 and dim > 64) else 64
-    warps = 8 if rows == 64 and dim <= 64 else 4
+    warps = 8 if (rows == 64 and dim <= 64) or (rows == 32 and wide) else 4
     if exact and not wide:
         warps = 2 if dim <= 32 else 8
     tile = {"ROWS": rows, "KEYS": keys, "num_warps": warps, "num_stages": 2}

@@ -10,7 +10,7 @@ import specdec.adapters.vllm as selector
 from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, differences
 from specdec.adapters.vllm_v1.plan import refuse_needs, refuse_plan
 from specdec.adapters.vllm_v1.settings import read_settings
-from specdec.sdk import ConfigError, DraftKV, Needs, Refusal
+from specdec.sdk import ConfigError, DraftKV, LayerPass, Needs, Refusal
 
 
 def read(method="ngram", section=None, k=5, sample="greedy"):
@@ -132,3 +132,16 @@ def test_a_signature_that_changed_is_named(name):
     assert name in line
     assert EXPECTED[name][-1] in line
     assert differences(EXPECTED | {name: None}) == [f"{name} is gone"]
+
+
+@pytest.mark.parametrize(
+    ("needs", "name"),
+    [
+        (Needs(target_top_k=2), "target_top_k"),
+        (Needs(target_kv=(0,)), "target_kv"),
+        (Needs(target_layers=LayerPass(layers=(0,))), "target_layers"),
+    ],
+)
+def test_what_vllm_does_not_show_of_its_target_is_refused_by_name(needs, name):
+    with pytest.raises(Refusal, match=name):
+        refuse_needs(needs, plan())

@@ -16,7 +16,7 @@ class RaisesInBind(Followers):
 class RefusesItsOwnState(Followers):
     @classmethod
     def needs(cls, config, target):
-        return Needs(history=True, topology="tree")
+        return Needs(history=True, multimodal=True)
 
 
 class FloatLengths(Followers):

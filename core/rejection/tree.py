@@ -1,0 +1,207 @@
+"""Verification of trees: every node a candidate for the token after its parent.
+
+Place 0 is the newest token and place i + 1 is node i. Trees of one-hot drafts and of greedy requests are walked from
+the root: the target's token is drawn at a place, and a child that has it is accepted. This rule accepts as many drafts
+as any lossless rule can, and the text is that of plain decoding. Trees of drawn drafts are verified in `drawn_tree.py`.
+
+The walk is done on the host: a verdict is read there in any case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..kernels.row_distribution import RowDistribution
+from .drawn_tree import DrawnTrees, Ending, Tree
+from .layout import Layout
+from .ratio import distribution_tables
+from .torch_backend import best_tokens, draw_rows, greedy_requests, logprobs_of, no_rows, prob_of
+from .types import (
+    PADDING_TOKEN_ID,
+    STATUS_BAD_ROW,
+    STATUS_EMPTY_RESIDUAL,
+    DistributionKind,
+    DraftRows,
+    SamplingRows,
+    StopReason,
+    Uniforms,
+    Verdict,
+)
+from .uniforms import draw_tree_uniforms
+
+
+def verify_trees(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    uniforms: Uniforms | None = None,
+    *,
+    together: bool,
+) -> Verdict:
+    """`verify` for drafts with parents, or `verify_block` where `together`. A chain gives what they give for it.
+
+    Row i of a request's logits follows place i. Uniforms are by place (`output`) and by node (`accept`). `num_accepted`
+    counts the path, `accept_prob` has the examined nodes. Waits for a device.
+    """
+    trees = _trees_of(drafts)
+    if not len(logits):
+        verdict = no_rows(drafts, sampling)
+        return replace(verdict, path=torch.full_like(verdict.output_ids, PADDING_TOKEN_ID))
+    if sampling.all_greedy:
+        return _verify_greedy(logits, cu_rows, drafts, trees)
+    uniforms = uniforms or draw_tree_uniforms(drafts, sampling, _depths(drafts, trees), together=together)
+    layout = Layout.of(len(logits), cu_rows, drafts)
+    greedy = greedy_requests(sampling)
+    distribution, drawn = draw_rows(logits, cu_rows, sampling, uniforms, greedy)
+    tokens = drawn[layout.rows].tolist()  # of p at every place
+    bad = [[False] * len(row) for row in tokens] if distribution.bad is None else distribution.bad[layout.rows].tolist()
+    endings = [_follow(*each) for each in zip(trees, tokens, bad, strict=True)]
+    idle = layout.last.squeeze(1).tolist()
+    if drafts.distributions is not None:
+        tables = distribution_tables(drafts.distributions, layout.has_draft)
+        kinds = _kinds(drafts, sampling)
+        applies = [b for b, kind in enumerate(kinds) if kind in tables and not idle[b] and trees[b].token_ids]
+        walked = DrawnTrees(distribution, layout.rows, tables, uniforms, drafts, together=together).run(
+            [(b, trees[b].without(bad[b]), DistributionKind(kinds[b])) for b in applies]
+        )
+        for b, ending in zip(applies, walked, strict=True):
+            endings[b] = ending if ending.token >= 0 else replace(ending, token=tokens[b][ending.path[-1]])
+    return _verdict(trees, endings, bad, idle, layout, distribution, drafts, greedy)
+
+
+def _trees_of(drafts: DraftRows) -> list[Tree]:
+    assert drafts.parents is not None, "its caller looked"
+    columns = drafts.token_ids.tolist(), drafts.parents.tolist(), drafts.lengths.tolist()
+    return [Tree.of(ids[:length], parents) for ids, parents, length in zip(*columns, strict=True)]
+
+
+def _depths(drafts: DraftRows, trees: Sequence[Tree]) -> Tensor:
+    """[B, K + 1] int64, how many nodes lie on the path to each place."""
+    width = drafts.token_ids.shape[1] + 1
+    padded = [[*tree.depths, *[0] * (width - len(tree.depths))] for tree in trees]
+    return torch.tensor(padded, dtype=torch.int64, device=drafts.lengths.device).view(len(trees), width)
+
+
+def _kinds(drafts: DraftRows, sampling: SamplingRows) -> list[int]:
+    """The kind of each request's distribution, 0 for greedy requests: they read none."""
+    assert drafts.distributions is not None
+    kinds: list[int] = drafts.distributions.kind.masked_fill(sampling.temperature <= 0, 0).tolist()
+    return kinds
+
+
+def _follow(tree: Tree, tokens: Sequence[int], bad: Sequence[bool]) -> Ending:
+    """Down from the root as far as a child has the target's token."""
+    path = [0]
+    while True:
+        place = path[-1]
+        child = None if bad[place] else tree.child_with(place, tokens[place])
+        if child is None:
+            return Ending(path, tokens[place])
+        path.append(child + 1)
+
+
+def _verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows, trees: Sequence[Tree]) -> Verdict:
+    best, bad = best_tokens(logits)
+    bounds, width = cu_rows.tolist(), drafts.token_ids.shape[1] + 1
+    rows: list[list[int]] = []
+    paths: list[list[int]] = []
+    reasons: list[StopReason] = []
+    for tree, first, stop in zip(trees, bounds, bounds[1:], strict=False):
+        path, output_ids, status, reason = list[int](), list[int](), 0, StopReason.NO_ROWS
+        if stop > first:
+            ending = _follow(tree, best[first:stop], bad[first:stop])
+            path, output_ids, reason = ending.path, tree.emitted(ending), _reason(tree, ending)
+            status = STATUS_BAD_ROW * any(bad[first + place] for place in path)
+        rows.append([max(len(path) - 1, 0), status, *_padded(output_ids, width)])
+        paths.append(_padded(path, width))
+        reasons.append(reason)
+    table = torch.tensor(rows, device=logits.device)
+    stop_reason = torch.tensor(reasons, dtype=torch.uint8, device=logits.device)
+    path_table = torch.tensor(paths, device=logits.device)
+    return Verdict(table[:, 2:], table[:, 0], table[:, 1], stop_reason, on_host=rows, path=path_table)
+
+
+def _reason(tree: Tree, ending: Ending) -> StopReason:
+    return StopReason.REJECTED if tree.children[ending.path[-1]] else StopReason.BONUS
+
+
+def _padded(values: Sequence[int], width: int) -> list[int]:
+    return [*values, *[PADDING_TOKEN_ID] * (width - len(values))]
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """What is told of one request."""
+
+    output_ids: list[int]
+    path: list[int]
+    status: int
+    reason: StopReason
+
+    @classmethod
+    def of(cls, tree: Tree, ending: Ending, bad: Sequence[bool], idle: int) -> _Summary:
+        if idle:
+            return cls([], [], 0, StopReason.NO_ROWS)
+        status = STATUS_BAD_ROW * any(bad[place] for place in ending.path) | STATUS_EMPTY_RESIDUAL * ending.empty
+        return cls(tree.emitted(ending), ending.path, status, _reason(tree, ending))
+
+
+def _verdict(
+    trees: Sequence[Tree],
+    endings: Sequence[Ending],
+    bad: Sequence[Sequence[bool]],
+    idle: Sequence[int],
+    layout: Layout,
+    distribution: RowDistribution,
+    drafts: DraftRows,
+    greedy: Tensor | None,
+) -> Verdict:
+    width, device = layout.rows.shape[1], layout.rows.device
+    done = [_Summary.of(*each) for each in zip(trees, endings, bad, idle, strict=True)]
+    output_ids = torch.tensor([_padded(each.output_ids, width) for each in done], device=device)
+    path = torch.tensor([_padded(each.path, width) for each in done], device=device)
+    emitted = path >= 0
+    rows = layout.rows.gather(1, path.clamp(min=0))
+    return Verdict(
+        output_ids=output_ids,
+        num_accepted=(emitted.sum(1) - 1).clamp_(min=0),
+        status=torch.tensor([each.status for each in done], device=device),
+        stop_reason=torch.tensor([each.reason for each in done], dtype=torch.uint8, device=device),
+        accept_prob=_accept_prob(trees, endings, idle, layout, distribution, drafts, greedy),
+        logprobs=torch.where(emitted, logprobs_of(distribution, output_ids, rows, greedy), torch.nan),
+        residual_mass=torch.tensor([each.mass for each in endings], dtype=torch.float32, device=device),
+        path=path,
+    )
+
+
+def _accept_prob(
+    trees: Sequence[Tree],
+    endings: Sequence[Ending],
+    idle: Sequence[int],
+    layout: Layout,
+    distribution: RowDistribution,
+    drafts: DraftRows,
+    greedy: Tensor | None,
+) -> Tensor:
+    """Of examined nodes: the children of a one-hot tree's path, p of each; what a drawn tree's walk has met."""
+    assert drafts.parents is not None
+    rows = layout.rows.gather(1, (drafts.parents + 1).clamp(0, layout.rows.shape[1] - 1))
+    prob = prob_of(distribution, rows, drafts.token_ids)
+    if greedy is not None:
+        prob = torch.where(greedy.unsqueeze(1), (prob > 0).double(), prob)
+    table = torch.full(prob.shape, math.nan)
+    for b, (tree, ending) in enumerate(zip(trees, endings, strict=True)):
+        if ending.examined is not None:
+            for node, accept in ending.examined.items():
+                table[b, node] = accept
+        elif not idle[b]:
+            for place in ending.path:
+                nodes = tree.children[place]
+                table[b, nodes] = prob[b, nodes].float().to(table.device)
+    return table.to(prob.device)

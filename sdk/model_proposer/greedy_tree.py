@@ -1,0 +1,93 @@
+"""Trees of a network's most likely continuations, by the product of probabilities on their path (arXiv 2406.16858)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import ProposerConfig
+from ..trees import best_first
+from .most_likely import target_ids
+from .vocabulary import DraftVocabulary
+
+BEAM = 8
+"""Nodes of a level that the network runs, and children of each that may become nodes."""
+
+
+def rows_of_tree(config: ProposerConfig) -> int:
+    """Rows past the newest token that one draft writes where a network runs token by token: of a chain, or a tree.
+
+    The last token of a chain and the last level of a tree are not run.
+    """
+    return config.num_draft_tokens - 1 if config.tree_depth is None else BEAM * (config.tree_depth - 1)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes that the network runs next: w per request, of the requests in a step that want drafts."""
+
+    token_ids: Tensor  # [b, w] target ids
+    above: Tensor  # [b, w] the earlier run node that each hangs from, -1: the newest token
+    nodes: Tensor  # [b, w] places among the candidates
+    scores: Tensor  # [b, w] float32, log of the product of probabilities
+
+
+class Candidates:
+    """All nodes that a tree may have. A child's score is never above its parent's, so the best ones are a tree."""
+
+    def __init__(self, vocabulary: DraftVocabulary | None) -> None:
+        self._vocabulary = vocabulary
+        self._num_run = 0
+        self._columns: list[tuple[Tensor, Tensor, Tensor]] = []  # token ids, parents, scores: [b, children] by level
+        self._run: Tensor  # [b, children] of the last level: the run node that each hangs from
+
+    def add(self, logits: Tensor, level: Level | None) -> None:
+        """The most likely children of a level's nodes, from logits [b, w, D]; None: of the newest token, w = 1."""
+        count, width, _ = logits.shape
+        scores, ids = logits.float().log_softmax(-1).topk(min(BEAM, logits.shape[2]))
+        run = torch.full_like(ids, -1)
+        parents = run
+        if level is not None:
+            scores = scores + level.scores[:, :, None]
+            parents = level.nodes[:, :, None].expand_as(ids)
+            first = self._num_run - width
+            run = torch.arange(first, self._num_run, device=ids.device)[None, :, None].expand_as(ids)
+        tokens = target_ids(ids, self._vocabulary)
+        tokens, parents, scores, self._run = (each.reshape(count, -1) for each in (tokens, parents, scores, run))
+        self._columns.append((tokens, parents, scores))
+
+    def next_level(self) -> Level:
+        """The most likely nodes of the last level."""
+        tokens, _, scores = self._columns[-1]
+        first = sum(each[0].shape[1] for each in self._columns[:-1])
+        scores, places = scores.topk(min(BEAM, scores.shape[1]))
+        self._num_run += scores.shape[1]
+        return Level(tokens.gather(1, places), self._run.gather(1, places), places + first, scores)
+
+    def best(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Token ids and parents [b, n] of the most likely nodes, the most likely first."""
+        tokens, parents, scores = (torch.cat(each, dim=1) for each in zip(*self._columns, strict=True))
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
+        place = torch.full_like(parents, -1)
+        place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+        above = parents.gather(1, order)
+        return tokens.gather(1, order), place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
+
+
+def tree_of_positions(logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
+    """The most likely nodes where each depth has a distribution of its own, whatever its parent (arXiv 2604.12989).
+
+    logits: [b, depth, D]. Returns token ids and parents [b, num_nodes], on the host. There are as many nodes, as
+    the first position alone has so many candidates.
+    """
+    count, depth, vocab_size = logits.shape
+    probs, ids = logits.float().softmax(-1).topk(min(num_nodes, vocab_size))
+    tokens = target_ids(ids, vocabulary).tolist()
+    trees = []
+    for row, candidates in zip(probs.tolist(), tokens, strict=True):
+        levels = [[(t, p, d + 1) for t, p in zip(candidates[d], row[d], strict=True)] for d in range(depth)]
+        trees.append(best_first(levels.__getitem__, 0, num_nodes, depth))
+    parents, drafted = torch.tensor(trees, dtype=torch.int64).view(count, -1, 2).unbind(2)
+    return drafted, parents

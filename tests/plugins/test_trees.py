@@ -1,0 +1,113 @@
+"""Packaged drafters that draft trees: the text of plain decoding, in fewer steps than their chains take."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec import LLM, SamplingParams
+from specdec.sdk import ConfigError, Refusal
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=40, ignore_eos=True, seed=3)
+TEXTS = ["def read(path):\n    with open(path) as", "The quick brown fox jumps over", "import os\n\nfor name in os."]
+DEPTHS = {"tiny/eagle3": 5, "tiny/eagle": 5, "tiny/dflash": 7, "tiny/medusa": 3, "tiny/draft": 4}
+
+
+def made(model=None, nodes=None, **more):
+    config = None
+    if model is not None:
+        config = {"model": model, "num_speculative_tokens": DEPTHS[model], **more}
+        config |= {} if nodes is None else {"num_draft_nodes": nodes}
+    return LLM("tiny", speculative_config=config, max_model_len=256, max_num_seqs=4)
+
+
+def generated(llm, params=GREEDY):
+    outputs = llm.generate(TEXTS, params)
+    steps = sum(each.outputs[0].spec_decode_metrics["num_target_steps"] for each in outputs)
+    return [list(each.outputs[0].token_ids) for each in outputs], steps
+
+
+@pytest.fixture(scope="module")
+def plain():
+    llm = made()
+    return {params: generated(llm, params)[0] for params in (GREEDY, SEEDED)}
+
+
+@pytest.mark.parametrize("model", DEPTHS)
+def test_a_tree_gives_plain_text_in_fewer_steps_than_a_chain(model, plain):
+    chain, tree = made(model), made(model, 16)
+    _, steps_of_chain = generated(chain)
+    for params in (GREEDY, SEEDED):
+        texts, steps = generated(tree, params)
+        assert texts == plain[params]
+        if params is GREEDY:
+            assert steps < steps_of_chain
+
+
+def test_a_tree_is_as_large_and_as_deep_as_asked():
+    sizes: set[int] = set()
+    engine = made("tiny/eagle3", 16).engine
+    engine.add_request([5, 6, 7, 8], GREEDY)
+    while engine.has_unfinished_requests:
+        for each in engine.step():
+            sizes.add(each.num_drafted)
+            if each.accepted_nodes is not None:
+                assert len(each.accepted_nodes) <= 5
+    assert max(sizes) == 16
+
+
+def test_near_the_end_of_the_context_trees_are_cut(plain):
+    llm = LLM(
+        "tiny",
+        speculative_config={"model": "tiny/eagle3", "num_speculative_tokens": 5, "num_draft_nodes": 16},
+        max_model_len=48,
+    )
+    prompt = {"prompt_token_ids": list(range(5, 25))}
+    short = LLM("tiny", max_model_len=48)
+    params = GREEDY.replace(max_tokens=100)
+    found, expected = (list(each.generate([prompt], params)[0].outputs[0].token_ids) for each in (llm, short))
+    assert found == expected
+    assert len(found) == 28
+
+
+def test_a_proposer_of_chains_refuses_a_number_of_nodes():
+    with pytest.raises(Refusal, match="num_draft_nodes is 16, and this proposer drafts chains"):
+        LLM("tiny", speculative_config={"method": "ngram", "num_speculative_tokens": 4, "num_draft_nodes": 16})
+
+
+def test_trees_that_would_have_to_be_drawn_are_refused():
+    with pytest.raises(Refusal, match="probabilistic"):
+        made("tiny/eagle3", 16, draft_sample_method="probabilistic")
+
+
+@pytest.mark.parametrize("nodes", [0, 65, "16"])
+def test_a_number_of_nodes_out_of_range_is_refused(nodes):
+    with pytest.raises(ConfigError, match="num_draft_nodes"):
+        made("tiny/eagle3", nodes)
+
+
+def test_a_target_with_states_refuses_trees_with_the_reason():
+    with pytest.raises(Refusal, match="keep a state, which has one successor"):
+        LLM("tiny/hybrid", speculative_config={"method": "mtp", "num_speculative_tokens": 3, "num_draft_nodes": 8})
+
+
+def test_suffix_trees_branch_where_several_tokens_followed():
+    config = {"method": "suffix", "num_speculative_tokens": 6, "num_draft_nodes": 12}
+    llm = LLM("tiny", speculative_config=config, max_model_len=256)
+    prompt = [9, 5, 6, 7, 9, 5, 8, 3, 9, 5, 6, 4, 9, 5]
+    plain = LLM("tiny", max_model_len=256)
+    found, expected = (each.generate([{"prompt_token_ids": prompt}], GREEDY)[0].outputs[0] for each in (llm, plain))
+    assert found.token_ids == expected.token_ids
+    assert found.spec_decode_metrics["num_draft_tokens"] > found.spec_decode_metrics["num_spec_steps"]
+
+
+def test_followers_of_a_context_come_with_their_shares():
+    from specdec.plugins.suffix.automaton import SuffixAutomaton
+
+    automaton = SuffixAutomaton(4)
+    automaton.extend([9, 5, 6, 9, 5, 8, 9, 5, 6, 9, 5])
+    context = next(automaton.contexts(automaton.tail))
+    assert context.length >= 2
+    shares = {token: share for token, share, _ in automaton.followers(context)}
+    assert max(shares, key=shares.get) in (6, 8)
+    assert sum(shares.values()) == pytest.approx(1)
