@@ -65,7 +65,6 @@ class Spy:
         self.log.append(("on_finish", request))
 
     def save(self, path):
-        path.mkdir(parents=True)
         (path / "token").write_text(str(self.token))
 
     def load(self, path):
@@ -640,19 +639,3 @@ def test_a_host_proposer_is_a_part():
 
     chain = bound(Chain.of(First, Repeat), first={"lengths": (0, 1, 0)})
     assert rows_of(run_step(chain, budget=[2, 2, 2])) == [[3, 3], [1], [9, 9]]
-
-
-class Noting(Spy):
-    def save(self, path):
-        (path / "note").write_text("kept")  # the directory is there, as for a proposer of its own
-
-    def load(self, path):
-        self.note = (path / "note").read_text()
-
-
-def test_each_part_saves_into_a_directory_that_is_there(tmp_path):
-    whole = bound(Chain.of(Noting, Spy))
-    whole.save(tmp_path)
-    whole.load(tmp_path)
-    assert whole.members[0].proposer.note == "kept"
-    assert [path.name for path in tmp_path.iterdir()] == ["noting"]
