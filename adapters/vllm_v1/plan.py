@@ -30,6 +30,11 @@ def refuse_plan(config: Any) -> None:
         raise Refusal(reason, "one engine per replica behind a router")
     if model.is_multimodal_model or model.uses_mrope:
         raise Refusal("the target takes images or audio, or has M-RoPE positions", "a target for text")
+    if model.is_hybrid or model.is_attention_free:
+        reason = (
+            "layers of the target keep a state, and after rejected drafts vLLM may go on with a stale one (vllm #39273)"
+        )
+        raise Refusal(reason, "specdec.LLM, or transformers' `generate`")
     if model.enable_prompt_embeds:
         raise Refusal("prompts may be embeddings, which have no token ids to draft from", "enable_prompt_embeds=False")
     if speculative.rejection_sample_method != "standard":

@@ -67,6 +67,8 @@ def plan(**changes):
         "parallel_config.data_parallel_size": 1,
         "model_config.is_multimodal_model": False,
         "model_config.uses_mrope": False,
+        "model_config.is_hybrid": False,
+        "model_config.is_attention_free": False,
         "model_config.enable_prompt_embeds": False,
         "speculative_config.rejection_sample_method": "standard",
         "cache_config.enable_prefix_caching": False,
@@ -93,6 +95,8 @@ def test_the_usual_plan_is_taken():
     ("field", "value", "reason"),
     [
         ("scheduler_config.async_scheduling", True, "async_scheduling=False"),
+        ("model_config.is_hybrid", True, "specdec.LLM"),
+        ("model_config.is_attention_free", True, "specdec.LLM"),
         ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size=1"),
         ("parallel_config.data_parallel_size", 2, "one engine per replica"),
         ("model_config.is_multimodal_model", True, "a target for text"),
