@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]
 LONG_PAGES = {"conformance.md", "draft-checkpoints.md", "test-without-a-gpu.md"}  # run in .ci/full only
-CI_PAGES = {"first-proposer.md", "better-proposer.md", "record-and-replay.md", "cost-and-break-even.md"}  # and .ci/run
+CI_PAGES = {  # in .ci/run too
+    "first-proposer.md",
+    "better-proposer.md",
+    "record-and-replay.md",
+    "cost-and-break-even.md",
+    "confidence.md",
+}
 PROMPT = "$ "
 FOR_PYTEST = "tests/"
 SAVED_AS = re.compile(r"# (\S+\.py)\n")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specdec.sdk import Draft, HostProposer, Needs, Phase, StrictModel
+from specdec.sdk.trees import tree_of_paths
 
 VOCAB_SIZE = 4096
 
@@ -141,10 +142,25 @@ class Witness(RepeatLast):
             self.alive[request_id] = (row, generation, stop)
 
 
-class Tree(RepeatLast):
-    """Wants to draft trees, which is reserved."""
+class Tree:
+    """Drafts what followed the two last occurrences of the newest token, as one tree."""
 
-    needs = Needs(topology="tree")
+    needs = Needs(history=True, topology="tree")
+
+    def __init__(self, config):
+        pass
+
+    def propose(self, step):
+        texts = [
+            step.history[row, :length].tolist() for row, length in zip(step.rows, step.committed_length, strict=True)
+        ]
+        trees = [self._tree(text)[:budget] for text, budget in zip(texts, step.budget.tolist(), strict=True)]
+        return Draft.from_trees(trees, step.num_draft_tokens)
+
+    @staticmethod
+    def _tree(tokens):
+        places = [place for place, token in enumerate(tokens[:-1]) if token == tokens[-1]]
+        return tree_of_paths([tokens[place + 1 : place + 3] for place in places[-2:]])
 
 
 class CacheReader:

@@ -46,6 +46,7 @@ def test_logits_are_those_of_a_request_alone(settings, alone, prompts):
     assert "proposer" not in settings or counter(llm, "spec_decode_num_accepted_tokens") > 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("num_threads", [2, 4])  # three would divide PyTorch's activations within vectors
 def test_nor_do_they_depend_on_threads(num_threads, alone, prompts):
     dtype, expected = alone

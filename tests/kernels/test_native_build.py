@@ -17,6 +17,7 @@ from specdec.core.kernels.cpu.native.kernels import SOURCES, NativeKernels
 from specdec.sdk import ConfigError
 
 
+@pytest.mark.ci
 def test_a_library_is_built_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load_library(SOURCES)

@@ -146,6 +146,7 @@ def test_drafts_and_accepted_counts_of_the_packaged_checkpoint_are_those_of_a_re
     assert accepted > 0, "agreement on drafts that are all rejected would show little"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_drafts_of_every_layout_are_those_of_a_replay(make, prompts, truth, target, tmp_path):
     made = make(tmp_path / "draft").save()

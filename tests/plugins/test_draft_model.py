@@ -292,6 +292,7 @@ def small_model(folder: Path, **changes) -> Path:
     return folder
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("size", [VOCAB_SIZE - 8, VOCAB_SIZE + 64], ids=["fewer", "more"])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_models_padded_to_other_sizes_run_if_their_tokenizers_agree(size, form, prompts, tmp_path):

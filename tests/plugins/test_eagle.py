@@ -61,6 +61,7 @@ def test_drafts_and_accepted_counts_of_packaged_checkpoints_are_those_of_a_repla
     assert accepted > 0, "agreement on drafts that are all rejected would show little"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_drafts_of_every_layout_are_those_of_a_replay(make, target, tmp_path):
     made = make(tmp_path / "draft").save()
@@ -141,6 +142,7 @@ def forced(request, tmp_path_factory) -> tuple[Made, LLM]:
     return made, llm
 
 
+@pytest.mark.ci
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, 5), min_size=2, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, target):

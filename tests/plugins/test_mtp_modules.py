@@ -123,6 +123,7 @@ def forced(request, directory) -> LLM:
     return llm
 
 
+@pytest.mark.ci
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, COUNT), min_size=1, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, modules, target):

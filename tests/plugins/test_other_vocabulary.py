@@ -128,6 +128,7 @@ class AsText(ByTokens):
         return after[len(before) :][:num_tokens]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("way", "replay"), [("intersection", ByTokens), ("reencode", AsText)])
 def test_replay_gives_the_same_drafts_and_the_same_acceptance(way, replay, folders, target, tokenizer, prompts):
     replayed = replay(*loaded(folders[way]), tokenizer)

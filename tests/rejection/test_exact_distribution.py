@@ -48,6 +48,7 @@ def test_output_follows_target_distribution_of_half_precision_logits(drafter: st
     assert is_lossless(problem_of(model, reported, SAMPLING["all"], dtype))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_distribution_survives_zeros_ties_and_disjoint_supports(drafter: str, structure: str) -> None:

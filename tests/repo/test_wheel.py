@@ -33,6 +33,7 @@ def test_wheel_has_every_module_once(names: list[str]) -> None:
     assert set(modules) == expected | {"specdec/__init__.py", "specdec/__main__.py"}
 
 
+@pytest.mark.ci
 def test_wheel_carries_types_assets_licence_and_entry_points(names: list[str]) -> None:
     assert "specdec/py.typed" in names
     for asset in ("target/model.safetensors", "target/config.json", "target/tokenizer.json", "prompts.jsonl"):
