@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from contextlib import chdir
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]
 LONG_PAGES = {"conformance.md", "draft-checkpoints.md", "test-without-a-gpu.md"}  # run in .ci/full only
-CI_PAGES = {  # in .ci/run too
+SLOW_PAGES = {  # in .ci/run too
     "first-proposer.md",
     "better-proposer.md",
     "record-and-replay.md",
@@ -73,14 +74,15 @@ class Page:
 
 
 def run_python(example: Example) -> None:
-    """A `python` block, saved where it names a file."""
+    """A `python` block, saved where it names a file, in the page's folder."""
     from sybil.evaluators.python import PythonEvaluator
 
     named = SAVED_AS.match(example.parsed)
     if named:
         example.namespace["page"].save(named[1], example.parsed)
     if not named or not named[1].startswith(FOR_PYTEST):
-        PythonEvaluator()(example)
+        with chdir(example.namespace["page"].folder):
+            PythonEvaluator()(example)
 
 
 def run_transcript(example: Example) -> None:
@@ -126,10 +128,12 @@ def pages() -> Sybil:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Blocks of long pages carry the markers that slow tests carry; what is `ci` is `full`."""
-    if item.path.name in CI_PAGES:
+    """Blocks of long pages carry the markers that slow tests carry; what is slow runs in .ci/run, unless it is full."""
+    if item.path.name in LONG_PAGES:
+        item.add_marker("full")
+    is_slow = item.path.name in SLOW_PAGES or item.get_closest_marker("slow")
+    if is_slow and not item.get_closest_marker("full"):
         item.add_marker("ci")
-    if item.path.name in LONG_PAGES or item.get_closest_marker("ci"):
         item.add_marker("full")
 
 

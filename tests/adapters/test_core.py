@@ -120,7 +120,7 @@ def test_errors_are_handled_as_asked(batch, plain, record, policy):
     record(llm, "a failing proposer is handled as asked")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_chunks_and_preemptions_are_told_and_change_nothing(batch, record):
     tight = {"max_num_batched_tokens": 48, "num_kv_blocks": 26, "max_model_len": 320}
     params = GREEDY.replace(max_tokens=100, ignore_eos=True)
@@ -156,7 +156,7 @@ def test_reported_distributions_reach_the_verifier(batch, record):
     record(llm, "draft probabilities in verification")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_sampled_text_follows_the_targets_distribution(batch, record, two_token_distribution):
     """Two tokens of a prompt, 1000 times: the first is sampled plainly, the second where a draft is verified."""
     num_samples, top_k, prompt = 1000, 3, batch[1][:16]

@@ -167,7 +167,7 @@ def tail_bound(degrees):
     return degrees + 2 * (degrees * x) ** 0.5 + 2 * x
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("proposer", "num_samples", "lossless"),
     [

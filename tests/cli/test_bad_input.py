@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path, monke
     assert (result.exit_code, "may be written" in result.stderr) == (2, True)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     [

@@ -28,6 +28,7 @@ def alone(request, prompts):
     return request.param, outcome(llm, prompts[:8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -46,7 +47,7 @@ def test_logits_are_those_of_a_request_alone(settings, alone, prompts):
     assert "proposer" not in settings or counter(llm, "spec_decode_num_accepted_tokens") > 0
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("num_threads", [2, 4])  # three would divide PyTorch's activations within vectors
 def test_nor_do_they_depend_on_threads(num_threads, alone, prompts):
     dtype, expected = alone

@@ -170,7 +170,7 @@ class Scaled(nn.Module):
         return {"out": self.linear(rows) * scale}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @needs_a_compiler
 def test_a_network_is_compiled_for_one_row_and_for_any_number():
     torch.manual_seed(0)
@@ -187,7 +187,7 @@ def test_a_network_is_compiled_for_one_row_and_for_any_number():
     assert forward.num_compiled == 2, "one row, and many"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @needs_a_compiler
 def test_what_is_no_tensor_is_part_of_what_is_compiled():
     torch.manual_seed(0)
@@ -255,7 +255,7 @@ class Echo(nn.Module):
         return rows + number
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @needs_a_compiler
 def test_a_number_that_varies_ends_compilation(caplog):
     caplog.set_level("WARNING", "specdec")

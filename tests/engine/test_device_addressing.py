@@ -68,7 +68,7 @@ def test_greedy_equals_transformers(name, prompts, truth, sequences, reference_m
     assert (counter(llm, "num_preemptions") > 0) == (name == "scarce")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafters_with_kv_of_their_own_draft_as_they_do_by_lists(name, prompts, truth, target_path, monkeypatch):
     """The same tokens, and exactly as many drafts accepted: their KV holds the same rows."""

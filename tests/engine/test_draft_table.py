@@ -89,7 +89,7 @@ def run(name, prompts, params, *, options, **settings):
     return llm, tokens(outputs), books
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"max_num_batched_tokens": 48}, {"num_kv_blocks": 20, "max_num_seqs": 4}], ids=str
 )
@@ -107,7 +107,7 @@ def test_short_and_empty_drafts_are_counted_as_what_they_were(
     assert counter(unread[0], "spec_decode_num_accepted_tokens") > 0
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rule"), covering(["probs", "logits", "mixed", "sparse"], ["standard", "block"]))
 def test_distributions_of_short_drafts_give_the_same_tokens(kind, rule, by_table, prompts, sequences):
     """Verification meets NO_PROPOSAL where it would have met the end of the draft, and draws with the same uniforms."""

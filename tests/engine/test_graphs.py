@@ -14,7 +14,7 @@ import torch
 from device_steps import DRAFTERS, Replayer, address_by_table, give_cpu
 from engine_helpers import GREEDY, assert_same_tokens, make_llm, tokens
 from inside import addressing_of, pool_of, served_target_of
-from sweeps import in_ci_unless
+from sweeps import slow_unless
 
 from specdec import SamplingParams
 from specdec.core.kernels.paged_attention import dispatch
@@ -80,7 +80,7 @@ PASSES = {"eagle": 2, "eagle3": 2, "draft": 2, "dflash": 2, "medusa": 1}
 """Recorded pieces of a greedy decoding step: what is made of the committed rows, and the draft of all K tokens."""
 
 
-@pytest.mark.parametrize("name", in_ci_unless("eagle3", PASSES))
+@pytest.mark.parametrize("name", slow_unless("eagle3", PASSES))
 def test_passes_of_a_drafter_are_replayed_and_draft_the_same(name, recorder, prompts, truth, target_path, monkeypatch):
     """Three requests in a shape for four: the row that is computed twice changes nothing."""
     settings = {"k": 3, "speculative": {"model": str(target_path.parent / name)}, "max_num_seqs": 4}
@@ -92,7 +92,7 @@ def test_passes_of_a_drafter_are_replayed_and_draft_the_same(name, recorder, pro
     assert llm.engine.metrics.acceptance.num_accepted_tokens == plain.engine.metrics.acceptance.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("name", in_ci_unless("dflash", PASSES))
+@pytest.mark.parametrize("name", slow_unless("dflash", PASSES))
 def test_no_pass_of_a_decoding_step_runs_outside_what_is_recorded(name, recorder, prompts, target_path, monkeypatch):
     outside = []
     attend = dispatch.PAGED_ATTENTION["cpu"]
@@ -119,7 +119,7 @@ def test_no_pass_of_a_decoding_step_runs_outside_what_is_recorded(name, recorder
 
 
 @pytest.mark.parametrize("form", ["sparse", "dense"])
-@pytest.mark.parametrize("name", in_ci_unless("eagle3", PASSES))
+@pytest.mark.parametrize("name", slow_unless("eagle3", PASSES))
 def test_drafts_with_distributions_are_drawn_inside_what_is_recorded(name, form, recorder, prompts, target_path):
     """As many replays as for greedy drafts, whatever is drawn."""
     speculative = {"model": str(target_path.parent / name), "draft_sample_method": "probabilistic"}

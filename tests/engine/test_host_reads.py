@@ -101,7 +101,7 @@ def test_a_step_with_drafts_from_a_device_waits_once(
     assert llm.engine.metrics.acceptance.num_draft_tokens >= 3 * K * NUM_STEPS
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "distribution"), covering(list(DRAFTERS), ["sparse", "dense"]))
 def test_distributions_of_drafts_from_a_device_stay_there(name, distribution, waits, prompts, target_path, mtp_target):
     llm = drafting(

@@ -158,7 +158,7 @@ def bench(state_dir, monkeypatch):
     return [merged_acceptance(repeat.passes).num_accepted_tokens for repeat in kept]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_benchmark_begins_each_repeat_with_the_saved_state_and_leaves_it_alone(prompts, tmp_path, monkeypatch):
     cold = bench(tmp_path / "none", monkeypatch)
     assert not (tmp_path / "none").exists()

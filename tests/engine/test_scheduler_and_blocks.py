@@ -301,7 +301,7 @@ def test_an_old_request_finishes_though_new_ones_never_stop_coming(prompts):
     raise AssertionError("the oldest request was held up")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("proposer", "distribution", "num_requests"),
     [

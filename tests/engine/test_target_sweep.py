@@ -55,6 +55,7 @@ def test_every_registered_type_is_on_the_page_and_none_differs():
 LONG = [pytest.param(name, marks=pytest.mark.full) for name in RECORDED if name not in QUICK]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *LONG])
 def test_a_type_is_served_as_transformers_computes_it_or_refused(name):
     outcome = verify(name)

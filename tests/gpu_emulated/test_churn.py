@@ -18,7 +18,7 @@ FEW_BLOCKS = 6
 QUICK = 4
 LONG = 40
 QUICK_CASES = [("plain", "greedy")]
-SLICED = [case if case in QUICK_CASES else pytest.param(case, marks=pytest.mark.ci) for case in CASES]
+SLICED = [case if case in QUICK_CASES else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 
 
 def served(llm, num_requests, seed=0):

@@ -17,7 +17,7 @@ from specdec.core.runner.graphs import GraphedFunction
 from specdec.core.runner.recording import CudaRecorder
 from specdec.sdk import ConfigError
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=0.8, seed=1)
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from benchmarks.gpu.figures import Figures
 from benchmarks.gpu.run import Run
 from figures import CHECKED_STEPS
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

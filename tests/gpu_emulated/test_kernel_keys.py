@@ -24,7 +24,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [QUICK, OTHERS], ids=["quick", "draft networks and hybrids"])
 def test_serving_asks_for_no_kernel_of_layers_that_the_start_did_not(cases):
     """Requests come and go; recorded, and unrecorded, where each number of tokens is launched."""

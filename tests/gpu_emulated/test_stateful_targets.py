@@ -11,7 +11,7 @@ from serving import HYBRID_CASES, K, engine, prompt
 
 from specdec import SamplingParams
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 SCARCE = {"num_kv_blocks": 7, "max_num_batched_tokens": 16}
 """Prompts are computed in chunks, and one of three requests is preempted."""

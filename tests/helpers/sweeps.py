@@ -23,6 +23,6 @@ def _is_kept(places: Sequence[int], values: Sequence[Sequence[Any]]) -> bool:
     return all(place == places[longest] % len(axis) for place, axis in zip(places, values, strict=True))
 
 
-def in_ci_unless(quick: str, names: Iterable[str]) -> list[Any]:
-    """Every name; all but the one called `quick` carry the mark `ci`."""
-    return [each if each == quick else pytest.param(each, marks=pytest.mark.ci) for each in names]
+def slow_unless(quick: str, names: Iterable[str]) -> list[Any]:
+    """Every name; all but the one called `quick` carry the mark `slow`."""
+    return [each if each == quick else pytest.param(each, marks=pytest.mark.slow) for each in names]

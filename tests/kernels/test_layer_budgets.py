@@ -18,7 +18,7 @@ def faults_of(found):
     return [each for report in found for each in faults(report, MOST_SHARED, wide=report["variant"].startswith(WIDE))]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_representative_variants_use_registers_only(tmp_path):
     found = reports(SCRIPT, SLICE, tmp_path)
     assert len(found) == len(SLICE)

@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused(kernels, rows):
     assert rows._use_count() == held, "nothing is kept"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_processors_with_less(lesser_kernels):
     for dtype in DTYPES:
         plain, rows = layer_of((256, 130), dtype), torch.randn(9, 256).to(dtype)

@@ -173,7 +173,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish(native):
     torch.testing.assert_close(same, torch.ones_like(same), atol=1e-6, rtol=0)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_processors_with_less(lesser_kernels):
     torch.manual_seed(0)
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 2**-8)):

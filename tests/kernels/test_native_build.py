@@ -17,7 +17,7 @@ from specdec.core.kernels.cpu.native.kernels import SOURCES, NativeKernels
 from specdec.sdk import ConfigError
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_library_is_built_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load_library(SOURCES)
@@ -27,7 +27,7 @@ def test_a_library_is_built_once(tmp_path, monkeypatch):
     assert [each.stat().st_mtime_ns for each in (tmp_path / "specdec").iterdir()] == [changed]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_to_is_no_obstacle(tmp_path, monkeypatch):
     occupied = tmp_path / "cache"
     occupied.write_text("a file")
@@ -51,7 +51,7 @@ def test_a_compiler_that_fails_is_named(compiler, expected, tmp_path, monkeypatc
     assert not any((tmp_path / "specdec").glob("*")), "nothing half made is left"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "right", "wrong"),
     [
@@ -89,7 +89,7 @@ def test_a_gpu_has_no_choice():
         profile_of(torch.device("cuda"), "native")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_engine_says_what_it_does_without_a_compiler(tmp_path):
     """In a process of its own: kernels are loaded once."""
     program = (

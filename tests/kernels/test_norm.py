@@ -42,7 +42,7 @@ def test_equals_the_form_that_is_spelled_out(kind, shape, kernels):
     check(kind, shape, kernels)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_processors_with_less(kind, lesser_kernels):
     for shape in ((2, 5, 3, 48), (4, 50), (7,)):

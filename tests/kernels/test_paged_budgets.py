@@ -27,7 +27,7 @@ def is_wide(report):
     return not (report["target"] == "gfx942" and "fp32-64" in report["variant"])
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_representative_variants_do_not_spill(tmp_path):
     found = reports(SCRIPT, SLICE, tmp_path)
     assert len(found) == len(SLICE)
@@ -51,7 +51,7 @@ def test_the_check_names_what_it_found():
     ]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_batches_of_every_size_ask_for_one_kernel_for_each_tile(tmp_path):
     """16, 32 or 64 rows of queries, keys in ranges or not; numbers of requests, tokens and keys select nothing."""
     found = {each["name"]: each["warmed"] for each in reports(SCRIPT.with_name("paged_keys.py"), [], tmp_path)}

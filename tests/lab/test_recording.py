@@ -271,7 +271,7 @@ def test_a_killed_process_leaves_a_recording_that_is_gone_on_with(tmp_path):
     assert all(len(resumed.hidden_states(each.request_id)) for each in resumed)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_recording_with_the_cost_of_steps_says_what_rows_cost(tmp_path):
     record(settings(num_prompts=1, measure_cost=True, output_len=4), PluginSettings(), tmp_path / "x", Quiet())
     cost = Recording.open(tmp_path / "x").manifest.cost

@@ -33,6 +33,7 @@ QUICK = ("ngram", "draft_model", "eagle3")  # a token reader, a network of its o
 SAMPLED = [pytest.param(name, 0.8, marks=() if name in QUICK else pytest.mark.full) for name in PROPOSERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 0.0) for name in PROPOSERS), *SAMPLED])
 def test_steps_of_a_replay_are_those_of_a_live_run(name, temperature):
     recording = shared(temperature)

@@ -148,7 +148,7 @@ def test_a_proposer_without_distributions_leaves_trees_unknown(suffix):
     assert suffix["trees"]["caught_by_width_2"] is None
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_drafter_is_asked_for_its_second_choices(draft):
     """A greedy draft is the likeliest token of the distribution that was found for its place."""
     assert draft["proposer_distributions"] == "reported by further replays"

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from inside import proposer_of
 from make_dflash import BLOCK, H, Made, Replay, flattened, speculators, speculators_reduced, trained, z_lab
 from plugin_helpers import TargetStates, drafted_by_engine
-from sweeps import in_ci_unless
+from sweeps import slow_unless
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.dflash.proposer import kept_entries
+
+pytestmark = pytest.mark.slow
 
 
 def sliding(path: Path) -> Made:
@@ -146,7 +148,7 @@ def test_drafts_and_accepted_counts_of_the_packaged_checkpoint_are_those_of_a_re
     assert accepted > 0, "agreement on drafts that are all rejected would show little"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_drafts_of_every_layout_are_those_of_a_replay(make, prompts, truth, target, tmp_path):
     made = make(tmp_path / "draft").save()
@@ -239,7 +241,7 @@ def test_text_up_to_max_model_len_equals_plain_decoding(prompts):
     assert generate(speculate(trained(), 7, **limit), prompts[:3], params) == expected
 
 
-@pytest.fixture(scope="module", params=in_ci_unless("scarce", SETTINGS))
+@pytest.fixture(scope="module", params=slow_unless("scarce", SETTINGS))
 def forced(request, truth) -> LLM:
     llm = speculate(trained(), 7, method="make_dflash:Forced", **SETTINGS[request.param])
     proposer_of(llm).known = tuple(truth)

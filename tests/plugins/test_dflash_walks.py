@@ -23,7 +23,7 @@ from make_walks import (
     xpress,
 )
 from plugin_helpers import TargetStates
-from sweeps import in_ci_unless
+from sweeps import slow_unless
 from test_dflash_checkpoints import change, needs, spec, start
 from walk_replay import WalkReplay
 
@@ -31,6 +31,8 @@ from specdec import LLM, SamplingParams
 from specdec.plugins.dflash.recognise import is_dflash, is_dspark
 from specdec.plugins.dflash.variants import Member
 from specdec.sdk import Checkpoint, ConfigError, Refusal
+
+pytestmark = pytest.mark.slow
 
 NEW = 12  # tokens that an engine generates
 
@@ -58,7 +60,7 @@ CASES: dict[str, tuple[Callable[[Path], Made], type[WalkReplay]]] = {
     "LiLiCorr": (lilicorr, LiLiCorrReplay),
     "LiLiCorr with convolutions": (convolved, LiLiCorrReplay),
 }
-EACH = pytest.mark.parametrize("name", in_ci_unless("LiLiCorr with convolutions", CASES))
+EACH = pytest.mark.parametrize("name", slow_unless("LiLiCorr with convolutions", CASES))
 
 
 @pytest.fixture(scope="module")

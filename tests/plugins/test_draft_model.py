@@ -112,7 +112,7 @@ def test_replay_gives_the_same_drafts_and_the_same_acceptance(k, prompts, noisy,
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"max_num_batched_tokens": 32}, marks=pytest.mark.ci),
+        pytest.param({"max_num_batched_tokens": 32}, marks=pytest.mark.slow),
         {"num_kv_blocks": 20, "max_num_batched_tokens": 48},
     ],
     ids=["chunked", "preempted"],
@@ -145,7 +145,7 @@ def plain(prompts):
     [
         (1, 1, {}),
         (3, 4, {"max_num_batched_tokens": 32}),
-        pytest.param(8, 16, {}, marks=pytest.mark.ci),
+        pytest.param(8, 16, {}, marks=pytest.mark.slow),
         (5, 6, {"num_kv_blocks": 20, "max_num_batched_tokens": 48}),
         (5, 4, {"max_num_seqs": 2}),
     ],
@@ -292,7 +292,7 @@ def small_model(folder: Path, **changes) -> Path:
     return folder
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [VOCAB_SIZE - 8, VOCAB_SIZE + 64], ids=["fewer", "more"])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_models_padded_to_other_sizes_run_if_their_tokenizers_agree(size, form, prompts, tmp_path):

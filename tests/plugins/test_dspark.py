@@ -14,7 +14,7 @@ from inside import proposer_of
 from make_dflash import BLOCK, Made, N, Replay, V
 from make_dspark import DSparkReplay, deepspec, dspark_of_speculators, dspark_over_trained
 from plugin_helpers import TargetStates
-from sweeps import in_ci_unless
+from sweeps import slow_unless
 from test_dflash_checkpoints import change, needs, spec, start
 
 from specdec import LLM, SamplingParams
@@ -23,6 +23,8 @@ from specdec.plugins.dflash.recognise import is_dflash, is_dspark
 from specdec.plugins.dflash.walks import walk_of
 from specdec.plugins.draft_model.recognise import is_language_model
 from specdec.sdk import Checkpoint, ConfigError, Refusal
+
+pytestmark = pytest.mark.slow
 
 NEW = 16  # tokens that an engine generates
 
@@ -103,14 +105,14 @@ def sequence(prompt) -> list[int]:
     return [*prompt, *generate(LLM("tiny", max_model_len=256), [prompt])[0]]
 
 
-@pytest.mark.parametrize("name", in_ci_unless("fill_in_recurrent", MAKERS))
+@pytest.mark.parametrize("name", slow_unless("fill_in_recurrent", MAKERS))
 def test_drafts_of_every_layout_and_head_are_those_of_a_replay(name, prompt, sequence, target, tmp_path):
     made = MAKERS[name](tmp_path / "draft").save()
     k = BLOCK - made.first_slot
     assert_replayed(speculate(made, k), DSparkReplay(made, target), sequence, len(prompt), k, NEW)
 
 
-@pytest.mark.parametrize("kind", in_ci_unless("rnn", ["vanilla", "gated", "rnn"]))
+@pytest.mark.parametrize("kind", slow_unless("rnn", ["vanilla", "gated", "rnn"]))
 def test_accepted_counts_are_those_of_a_replay(kind, prompt, sequence, target, tmp_path):
     made = dspark_over_trained(tmp_path, kind).save()
     assert assert_replayed(speculate(made, 7), DSparkReplay(made, target), sequence, len(prompt), 7) > 0
@@ -129,7 +131,7 @@ def test_without_a_markov_head_slots_are_drawn_alone(prompt, sequence, target, t
     assert_replayed(speculate(made.save(), 4), Replay(made, target), sequence, len(prompt), 4, NEW)
 
 
-@pytest.mark.parametrize("distribution", in_ci_unless("sparse", ["sparse", "dense"]))
+@pytest.mark.parametrize("distribution", slow_unless("sparse", ["sparse", "dense"]))
 @pytest.mark.parametrize("make", [recurrent, fill_in], ids=lambda make: make.__name__)
 def test_reported_distributions_are_conditioned_on_the_drawn_tokens(make, distribution, prompt, target, tmp_path):
     made = make(tmp_path / "draft").save()

@@ -17,6 +17,8 @@ from replaying import NUM_TOKENS, ROOMS, assert_replayed, continued, tiny_prompt
 
 from specdec import LLM, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("eagle", "eagle3", "peagle")
 TRAINED = [name for name in METHODS if (TINY / name / "config.json").is_file()]
 FORCED = {"eagle": "replay_eagle:ForcedEagle", "eagle3": "replay_eagle:ForcedEagle3"}
@@ -61,7 +63,7 @@ def test_drafts_and_accepted_counts_of_packaged_checkpoints_are_those_of_a_repla
     assert accepted > 0, "agreement on drafts that are all rejected would show little"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_drafts_of_every_layout_are_those_of_a_replay(make, target, tmp_path):
     made = make(tmp_path / "draft").save()
@@ -142,7 +144,7 @@ def forced(request, tmp_path_factory) -> tuple[Made, LLM]:
     return made, llm
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, 5), min_size=2, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, target):

@@ -18,6 +18,8 @@ from replaying import continued, tiny_prompts, tiny_truth
 from specdec import LLM, SamplingParams
 from specdec.sdk import Draft
 
+pytestmark = pytest.mark.slow
+
 RECORDING = {"eagle": "replay_eagle:RecordingEagle", "eagle3": "replay_eagle:RecordingEagle3"}
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=20, ignore_eos=True, seed=1)
 

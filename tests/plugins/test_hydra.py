@@ -27,6 +27,8 @@ from specdec import LLM, SamplingParams
 from specdec.plugins.hydra.recognise import is_hydra
 from specdec.sdk import Checkpoint, SpecdecError
 
+pytestmark = pytest.mark.slow
+
 METHOD = "specdec.plugins.hydra.proposer:HydraProposer"
 
 

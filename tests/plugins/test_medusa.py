@@ -25,11 +25,13 @@ from replaying import (
     tiny_truth,
 )
 from safetensors.torch import load_file, save_file
-from sweeps import in_ci_unless
+from sweeps import slow_unless
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.medusa.proposer import MedusaProposer
 from specdec.sdk import PluginLoadError, Refusal, SpecdecError
+
+pytestmark = pytest.mark.slow
 
 V = 4096
 NUM_HEADS = 8
@@ -189,7 +191,7 @@ class TestText(PlainText):
     """With drafts it is that of plain decoding."""
 
 
-@pytest.fixture(scope="module", params=in_ci_unless("scarce", ROOMS))
+@pytest.fixture(scope="module", params=slow_unless("scarce", ROOMS))
 def forced(request, directory) -> LLM:
     llm = engine(directory, 5, method="medusa_checkpoints:ForcedMedusa", **ROOMS[request.param])
     proposer_of(llm).known = tuple(tiny_truth())

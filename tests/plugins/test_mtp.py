@@ -39,9 +39,11 @@ from replaying import (
     tiny_truth,
 )
 from safetensors.torch import save_file
-from sweeps import in_ci_unless
+from sweeps import slow_unless
 
 from specdec import LLM, SamplingParams
+
+pytestmark = pytest.mark.slow
 
 N = 8
 
@@ -266,7 +268,7 @@ class TestText(PlainText):
     """With drafts it is that of plain decoding."""
 
 
-@pytest.fixture(scope="module", params=in_ci_unless("scarce", ROOMS))
+@pytest.fixture(scope="module", params=slow_unless("scarce", ROOMS))
 def forced(request, directory) -> LLM:
     llm = engine(directory, 5, method="mtp_checkpoints:ForcedMtp", **ROOMS[request.param])
     proposer_of(llm).known = tuple(tiny_truth())

@@ -27,6 +27,8 @@ from replaying import (
 from specdec import LLM, SamplingParams
 from specdec.sdk import Refusal
 
+pytestmark = pytest.mark.slow
+
 N, COUNT = 8, 4
 
 
@@ -123,7 +125,7 @@ def forced(request, directory) -> LLM:
     return llm
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, COUNT), min_size=1, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, modules, target):

@@ -18,6 +18,8 @@ from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.draft_model.reencode import SPARE_ROWS
 from specdec.sdk import DistributionKind, Refusal
 
+pytestmark = pytest.mark.slow
+
 K = 4
 SIZE = 4096
 WAYS = ["intersection", "reencode"]
@@ -128,7 +130,7 @@ class AsText(ByTokens):
         return after[len(before) :][:num_tokens]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "replay"), [("intersection", ByTokens), ("reencode", AsText)])
 def test_replay_gives_the_same_drafts_and_the_same_acceptance(way, replay, folders, target, tokenizer, prompts):
     replayed = replay(*loaded(folders[way]), tokenizer)

@@ -108,7 +108,7 @@ def test_text_is_plain_decodings_at_every_length_and_batch(name, settings, k, pr
     llm.engine.check_integrity()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "base"), [("draft", DraftModelProposer), ("eagle3", Eagle3Proposer)])
 def test_probabilities_raise_acceptance_at_temperature_1(name, base, prompts, monkeypatch):
     """Of the same sampled drafts: verified with their probability, or as if each had been the only choice."""

@@ -28,6 +28,8 @@ from replaying import (
 from specdec import LLM, SamplingParams
 from specdec.sdk import SpecdecError
 
+pytestmark = pytest.mark.slow
+
 MAKERS = (pard, padded, pard2, older_pard2)
 
 

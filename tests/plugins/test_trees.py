@@ -33,7 +33,7 @@ def plain():
     return {params: generated(llm, params)[0] for params in (GREEDY, SEEDED)}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("model", DEPTHS)
 def test_a_tree_gives_plain_text_in_fewer_steps_than_a_chain(model, plain):
     chain, tree = made(model), made(model, 16)

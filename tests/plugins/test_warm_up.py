@@ -154,7 +154,7 @@ def compiles_at_start_only(model, speculative, programs, caplog):
     return texts
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("max_num_seqs", [pytest.param(1, marks=pytest.mark.full), ROWS])
 def test_forms_are_made_at_the_start_only(max_num_seqs, small_path, compiled):
     llm = engine(small_path, own_draft(small_path, "Watched"), torch_compile=True, max_num_seqs=max_num_seqs)
@@ -169,7 +169,7 @@ def test_without_compilation_nothing_is_warmed_up(small_path):
     assert proposer_of(llm).num_observed == 0
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_drafter_that_refuses_made_up_steps_is_compiled_later(small_path, compiled, caplog):
     caplog.set_level("INFO", "specdec")
     llm = engine(small_path, own_draft(small_path, "Strict"), torch_compile=True)

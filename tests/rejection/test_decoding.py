@@ -59,7 +59,7 @@ def test_speculation_on_and_off_give_the_same_text() -> None:
     assert num_steps < 0.8 * num_tokens
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_no_random_number_is_used_twice() -> None:
     requests, ledger = simulate(verify, num_steps=1000)
     assert set(ledger.entries.values()) == {1}

@@ -48,7 +48,7 @@ def test_output_follows_target_distribution_of_half_precision_logits(drafter: st
     assert is_lossless(problem_of(model, reported, SAMPLING["all"], dtype))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_distribution_survives_zeros_ties_and_disjoint_supports(drafter: str, structure: str) -> None:
@@ -72,6 +72,7 @@ def test_longer_drafts_and_wider_vocabulary(drafter: str) -> None:
     assert is_lossless(problem_of(model, DRAFTERS[drafter](model, torch.float32), SAMPLING["all"], torch.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "sampling"), [*((name, "all") for name in DRAFTERS), ("dense_probs", "unit")])
 def test_reference_follows_target_distribution(drafter: str, sampling: str) -> None:
     model = random_model(seed=2, vocab_size=3)

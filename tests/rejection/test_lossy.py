@@ -20,7 +20,7 @@ from .problems import sampling_rows
 ONE_HOT = Shape(kinds=(DistributionKind.ONE_HOT,))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @quiet
 def test_only_the_rules_named_lossy_give_verdicts_that_are_not_lossless() -> None:
     batch = random_batch(1, ONE_HOT)

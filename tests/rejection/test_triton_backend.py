@@ -42,17 +42,13 @@ SHAPES = {
 }
 
 
-LONG = {"filtered", "one_token"}
-
-
 def small(name: str, seed: int) -> tuple[Batch, int]:
     shape, dtype, tile = SHAPES[name]
     return random_batch(seed, replace(shape, num_requests=4, dtype=dtype)), tile
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=pytest.mark.ci) if each in LONG else each for each in SHAPES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
 def test_same_verdict_as_the_torch_backend_and_the_reference(name: str) -> None:
     for seed in (0, 1):
         batch, tile = small(name, seed)

@@ -52,9 +52,9 @@ REST += [(d, s, 3, 2) for d in DRAFTERS for s in ("unit", "all")]
 REST += [(d, s, 5, 1) for d in ("one_hot", "dense_probs", "dense_logits") for s in ("top_k", "top_p", "min_p")]
 BLOCK_REST = [("dense_probs", "unit"), ("dense_logits", "unit"), ("sparse", "temperature")]
 BLOCK_REST += [("mapped_logits", "unit"), ("dense_probs", "all")]
-CASES = [SLICE[0], *(pytest.param(*case, marks=pytest.mark.ci) for case in SLICE[1:])]
+CASES = [SLICE[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in SLICE[1:])]
 CASES += [pytest.param(*case, marks=pytest.mark.full) for case in REST]
-BLOCK_CASES = [pytest.param("dense_probs", "unit", 2, marks=pytest.mark.ci)]
+BLOCK_CASES = [pytest.param("dense_probs", "unit", 2, marks=pytest.mark.slow)]
 BLOCK_CASES += [pytest.param(*case, 3, marks=pytest.mark.full) for case in BLOCK_REST]
 
 

@@ -121,7 +121,7 @@ def differs(backend: object, fixture: Fixture) -> bool:
     return False
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", CASES, ids=lambda mutant: mutant.name)
 def test_mutant_of_a_kernel_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     with mutated(mutant, tmp_path) as package:

@@ -21,7 +21,7 @@ def names(tmp_path_factory) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_wheel_has_every_module_once(names: list[str]) -> None:
     expected = {
         f"specdec/{path.relative_to(ROOT)}"
@@ -33,7 +33,7 @@ def test_wheel_has_every_module_once(names: list[str]) -> None:
     assert set(modules) == expected | {"specdec/__init__.py", "specdec/__main__.py"}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_wheel_carries_types_assets_licence_and_entry_points(names: list[str]) -> None:
     assert "specdec/py.typed" in names
     for asset in ("target/model.safetensors", "target/config.json", "target/tokenizer.json", "prompts.jsonl"):

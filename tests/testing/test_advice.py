@@ -43,6 +43,7 @@ ONE_MISTAKE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", ONE_MISTAKE, ids=lambda each: each.__name__)
 def test_one_mistake_is_one_failure_and_the_other_checks_name_it(mutant):
     results = check_proposer(mutant)
@@ -62,7 +63,7 @@ def test_sparse_ids_outside_the_vocabulary_are_one_violation():
     assert "Traceback" not in told.text
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_distribution_that_is_no_number_does_not_fail_the_checks_that_compare():
     assert failed(check_proposer(form_mutants.NanLogits)) == ["distribution_is_a_distribution"]
 
@@ -188,7 +189,7 @@ def test_a_learner_from_ended_requests_would_depend_on_rows_if_ends_were_told_by
     assert failed(check_proposer("suffix", only=["row_order"])) == ["row_order"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_head_without_kv_runs_on_the_autoregressive_base():
     results = check_proposer(hostile_proposers.HeadWithoutKV)
     assert [result.text for result in results if not result.ok] == []

@@ -77,10 +77,10 @@ CAUGHT = [
     ("state_machine", state_mutants.KeepsByRow),
 ]
 GOOD = [
-    pytest.param(good_proposers.Followers, marks=pytest.mark.ci),
-    pytest.param(good_proposers.SharedFollowers, marks=pytest.mark.ci),
-    pytest.param(good_proposers.Waves, marks=pytest.mark.ci),
-    pytest.param(good_proposers.ConfidentWaves, marks=pytest.mark.ci),
+    pytest.param(good_proposers.Followers, marks=pytest.mark.slow),
+    pytest.param(good_proposers.SharedFollowers, marks=pytest.mark.slow),
+    pytest.param(good_proposers.Waves, marks=pytest.mark.slow),
+    pytest.param(good_proposers.ConfidentWaves, marks=pytest.mark.slow),
     good_proposers.HiddenMean,
 ]
 
