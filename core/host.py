@@ -34,6 +34,7 @@ from .proposing.proposer_host import ProposerHost
 from .proposing.services import BlockDraftKV, EngineServices, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
 from .proposing.target_access import TargetAccess
+from .proposing.tree_views import accepted_nodes
 from .proposing.view_guard import Snapshot
 from .proposing.views import ViewBuilder
 from .request.metrics import EngineMetrics
@@ -82,6 +83,7 @@ __all__ = [
     "TargetAccess",
     "TargetOutput",
     "ViewBuilder",
+    "accepted_nodes",
     "admit",
     "locate_model",
     "logit_scale",

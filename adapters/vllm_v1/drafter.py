@@ -6,10 +6,12 @@ import os
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+import torch
 from transformers import AutoTokenizer
 
 from specdec.core.host import Speculation, registry
 
+from ..best_path import why_no_trees
 from .compatibility import check_vllm
 from .driver import Driver
 from .engine_step import EngineStep
@@ -32,7 +34,8 @@ class Drafter:
         plugin_settings = registry.PluginSettings.from_environment(os.environ)
         self._hooks = registry.load_hooks(plugin_settings)
         self._info = describe_target(vllm_config)
-        speculation = Speculation.prepare(config, self._info, plugin_settings, self._hooks)
+        no_trees = why_no_trees(torch.device(self._info.device))
+        speculation = Speculation.prepare(config, self._info, plugin_settings, self._hooks, no_trees=no_trees)
         assert speculation is not None, "a config was given"
         self._speculation = speculation
         self.needs = speculation.loaded.needs
