@@ -73,8 +73,8 @@ def length_ignores_the_draw(subject: Subject) -> None:
             if len(drafts) > 1 and _has_distribution(shown):
                 one, other, *_ = (_describe(shown, nodes) for nodes in drafts.values())
                 raise Violation(
-                    expected=f"after the drafts {_describe(shown, prefix)}, a next one in every request with this text or "
-                    "in none; in a tree, after the same node",
+                    expected=f"after the drafts {_describe(shown, prefix)}, a next one in every request with this text "
+                    "or in none; in a tree, after the same node",
                     found=f"drafts {one} and {other}: the same text, other random numbers",
                     where=shown.where,
                     fix="decide from q before you draw, not from q(token) after it: trimming unlucky tokens changes "
