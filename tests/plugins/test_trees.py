@@ -77,11 +77,6 @@ def test_a_proposer_of_chains_refuses_a_number_of_nodes():
         LLM("tiny", speculative_config={"method": method, "num_speculative_tokens": 4, "num_draft_nodes": 16})
 
 
-def test_trees_that_would_have_to_be_drawn_are_refused():
-    with pytest.raises(Refusal, match="probabilistic"):
-        made("tiny/eagle3", 16, draft_sample_method="probabilistic")
-
-
 @pytest.mark.parametrize("nodes", [0, 65, "16"])
 def test_a_number_of_nodes_out_of_range_is_refused(nodes):
     with pytest.raises(ConfigError, match="num_draft_nodes"):
