@@ -16,7 +16,6 @@ from specdec.core.host import (
     DraftReport,
     DraftStore,
     ViewBuilder,
-    accepted_nodes,
 )
 from specdec.sdk.needs import Needs
 from specdec.sdk.trees import ROOT
@@ -107,8 +106,11 @@ class PathViews(ViewBuilder):
         view = super()._view(committed, sent, kept, rejected)
         if not self._shows_nodes:
             return view
-        verified = [each._replace(accepted_nodes=self.nodes.get(each.row, [])) for each in committed]
-        return replace(view, accepted_nodes=accepted_nodes(verified, self.num_draft_tokens))
+        table = torch.full((len(committed), self.num_draft_tokens), -1)
+        for b, each in enumerate(committed):
+            nodes = self.nodes.get(each.row, [])[: each.num_accepted]
+            table[b, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
+        return replace(view, accepted_nodes=table)
 
     def store(self, buffers: DistributionBuffers) -> DraftStore:
         """Where drafts wait, of trees their paths."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, repeat
 from typing import Any
@@ -25,7 +25,8 @@ from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
-from .accepted_path import AcceptedPath, accepted_paths, move_into_place, on_path
+from ..request.verified_tree import VerifiedTree
+from .accepted_path import accepted_paths, move_into_place, on_path
 from .batch import Batch, SamplingTable, build_batch
 from .draft_budget import DraftBudget
 from .request_progress import RequestProgress
@@ -103,7 +104,8 @@ class Runner:
                 move_into_place(batch, paths, self._cache, self._addressing)
             self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed, paths)
         if self.on_verified is not None and self.on_verified.get_hookimpls():
-            self.on_verified(step=_verified(batch, output.logits, committed))
+            first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+            self.on_verified(step=verified_step(committed, first_rows, output.logits))
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
@@ -163,7 +165,7 @@ class Runner:
         outcome: Sequence[list[int]],
         logprobs: dict[str, Tensor],
         committed: list[Committed],
-        paths: Sequence[AcceptedPath] | None,
+        paths: Sequence[VerifiedTree] | None,
     ) -> None:
         kept = read_likely(logprobs) if logprobs else {}
         nodes = paths or repeat(None)
@@ -225,9 +227,8 @@ class Runner:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
 
 
-def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> VerifiedStep:
-    """What listeners are shown of a step: its requests that sampled."""
-    first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+def verified_step(committed: Sequence[Committed], first_rows: Iterable[int], logits: Tensor) -> VerifiedStep:
+    """What listeners are shown of a step: its requests that sampled. first_rows: of each request in `logits` [R, V]."""
     shown = [
         VerifiedRequest(
             request_id=each.request.request_id,
@@ -236,7 +237,7 @@ def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> V
             draft_token_ids=each.draft_token_ids,
             num_accepted=each.num_accepted,
             token_ids=each.token_ids,
-            accepted_nodes=each.accepted_nodes,
+            accepted_nodes=None if each.tree is None else each.tree.nodes,
         )
         for each, first_row in zip(committed, first_rows, strict=False)
         if each.token_ids

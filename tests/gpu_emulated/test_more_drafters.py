@@ -17,7 +17,9 @@ from serving import K, churn
 from specdec import LLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
-pard_checkpoints, mtp_checkpoints = map(importlib.import_module, ("pard_checkpoints", "mtp_checkpoints"))
+pard_checkpoints, mtp_checkpoints, lora_checkpoints = map(
+    importlib.import_module, ("pard_checkpoints", "mtp_checkpoints", "lora_checkpoints")
+)
 sys.path.pop(0)
 
 
@@ -34,6 +36,13 @@ def checkpoint(make: Callable[[Path], Any], method: str) -> Callable[[Path], tup
 MADE = {
     "pard": checkpoint(pard_checkpoints.pard, "draft_model"),
     "mtp-modules": several_modules,
+    "uno": lambda path: (
+        "tiny",
+        {
+            "method": "specdec.plugins.uno.proposer:UnoProposer",
+            "model": str(lora_checkpoints.lora().save(path / "draft")),
+        },
+    ),
 }
 
 
