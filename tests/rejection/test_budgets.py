@@ -2,8 +2,8 @@
 
 The unmarked test compiles nine variants: both kinds of statistics pass, the filters as programs share them, the
 verdict for the commonest drafts and for trees, and the one with every kind of distribution, which holds the code of all
-the others but the block rule; each target occurs. All 40 variants on all five targets are marked. A process that interprets
-kernels cannot compile them, so a second one does.
+the others but the block rule; each target occurs. All 40 variants on all five targets are marked. A process that
+interprets kernels cannot compile them, so a second one does.
 """
 
 from __future__ import annotations
