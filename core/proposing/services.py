@@ -86,10 +86,7 @@ class BlockDraftKV:
         parents: Tensor | None = None,
     ) -> Mapping[str, Any]:
         """What our attention function takes: where the pass's keys and values go, and what its queries see."""
-        if parents is None:
-            return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode))
-        extents = self._addressing.extents(rows, starts, cu_queries)
-        return attention_arguments(self._addressing.of_trees(self._cache, extents, parents.tolist()))
+        return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode, parents))
 
 
 class EngineServices:
