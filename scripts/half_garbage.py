@@ -37,6 +37,27 @@ class HalfGarbage:
         return [token if position % 4 < 2 else token ^ 1 for position, token in enumerate(true, start)]
 
 
+class HalfGarbageTree(HalfGarbage):
+    """Drafts a known text as a tree: every other true node is a second child, and garbage has a child of its own."""
+
+    needs = Needs(topology="tree")
+
+    def propose(self, step: StepView) -> Draft:
+        """As many nodes as each request may take."""
+        wanted = zip(step.request_ids, step.committed_length.tolist(), step.budget.tolist(), strict=True)
+        return Draft.from_trees([self._tree(*each) for each in wanted], step.num_draft_tokens)
+
+    def _tree(self, request_id: str, start: int, budget: int) -> list[tuple[int, int]]:
+        nodes: list[tuple[int, int]] = []
+        newest = -1
+        for position, token in enumerate(self._known[request_id][start : start + budget], start):
+            if position % 2:  # a wrong sibling, and what follows it, come first
+                nodes += [(newest, token ^ 1), (len(nodes), token)]
+            nodes.append((newest, token))
+            newest = len(nodes) - 1
+        return nodes[:budget]
+
+
 class HalfGarbageWithStates(HalfGarbage):
     """The same; it is shown hidden states."""
 
