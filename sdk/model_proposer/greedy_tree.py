@@ -80,15 +80,18 @@ class Candidates:
 def tree_of_positions(logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
     """The most likely nodes where each depth has a distribution of its own, whatever its parent (arXiv 2604.12989).
 
-    logits: [b, depth, D]. Returns token ids and parents [b, num_nodes], on the host. There are as many nodes, as
-    the first position alone has so many candidates.
+    logits: [b, depth, D]. Returns token ids and parents [b, num_nodes]. There are as many nodes, as the first
+    position alone has so many candidates.
     """
     count, depth, vocab_size = logits.shape
     probs, ids = logits.float().softmax(-1).topk(min(num_nodes, vocab_size))
-    tokens = target_ids(ids, vocabulary).tolist()
+    found = torch.stack(
+        [probs.double(), target_ids(ids, vocabulary).double()], 1
+    ).tolist()  # a device is waited for once
     trees = []
-    for row, candidates in zip(probs.tolist(), tokens, strict=True):
-        levels = [[(t, p, d + 1) for t, p in zip(candidates[d], row[d], strict=True)] for d in range(depth)]
+    for row, candidates in found:
+        levels = [[(int(t), p, d + 1) for t, p in zip(candidates[d], row[d], strict=True)] for d in range(depth)]
         trees.append(best_first(levels.__getitem__, 0, num_nodes, depth))
-    parents, drafted = torch.tensor(trees, dtype=torch.int64).view(count, -1, 2).unbind(2)
+    made = torch.tensor(trees, dtype=torch.int64, pin_memory=logits.is_cuda).to(logits.device, non_blocking=True)
+    parents, drafted = made.view(count, -1, 2).unbind(2)
     return drafted, parents

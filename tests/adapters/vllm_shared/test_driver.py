@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.adapters.vllm_v1.driver import Driver
-from specdec.adapters.vllm_v1.engine_step import EngineStep, boundaries
+from specdec.adapters.vllm_shared.driver import Driver
+from specdec.adapters.vllm_shared.engine_step import EngineStep, boundaries
+from specdec.adapters.vllm_shared.rows import RequestRows
+from specdec.adapters.vllm_v1.step import read_step
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
@@ -112,7 +114,11 @@ def make_driver(cls, policy="disable", sample="greedy", listener=None, **info):
     embed = torch.nn.Embedding(V, 16)
     model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
     layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
-    return Driver(target, speculation, hooks.observers, layers, None)
+    lookahead = speculation.lookahead if speculation.loaded.needs.draft_kv else None
+    rows = RequestRows.with_blocks(target, lookahead)
+    driver = Driver(target, speculation, hooks.observers, layers, None, rows)
+    driver.lay_out()
+    return driver
 
 
 class Engine:
@@ -343,7 +349,7 @@ def test_hidden_states_come_in_the_order_of_the_needs():
         num_spec_tokens_to_schedule=K,
     )
     final, between = torch.full((4, 1), 9.0), [torch.full((4, 1), 2.0)]
-    step = EngineStep.read(runner, scheduled, final, between, Reading.needs)
+    step = read_step(runner, scheduled, final, between, Reading.needs)
     assert boundaries(Reading.needs) == (2,)
     assert step.hidden.tolist() == [[2, 9, 10], [2, 9, 11]]
     assert (step.token_ids.tolist(), step.token_ids.dtype) == ([0, 1], torch.int64)
