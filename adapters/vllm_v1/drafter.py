@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from ..vllm_shared.engine_step import EngineStep
 from ..vllm_shared.plan import refuse_for_v1
 from ..vllm_shared.prepare import Prepared
@@ -26,6 +28,7 @@ class Drafter:
         if self.needs.hidden_states:  # vLLM keys its compiled graphs by this mapping, and these change their outputs
             vllm_config.additional_config["specdec_hidden_states"] = list(self.needs.hidden_states)
         self._step: EngineStep | None = None
+        self.logits: Tensor | None = None  # of the step that is sampled, for those who listen
         self.exit = ExitStack()  # closed when the worker shuts down, perhaps before the model was loaded
         from .hooks import install  # imports vLLM's runner
 
@@ -37,6 +40,11 @@ class Drafter:
         self.driver = self._prepared.driver(target_model, RequestRows.with_blocks(self._prepared.info, lookahead))
         self.driver.lay_out()
         self.exit.callback(self.driver.close)
+
+    @property
+    def listens(self) -> bool:
+        """Whether a plugin wants to know what was verified."""
+        return bool(self._prepared.hooks.observers.on_verified.get_hookimpls())
 
     def see(self, step: EngineStep) -> None:
         """The step whose sampled tokens `propose` is called with next."""

@@ -30,6 +30,8 @@ class Drafter(Protocol):
     needs: Needs
     driver: Driver
     exit: ExitStack
+    listens: bool
+    logits: Tensor | None
 
     def see(self, step: EngineStep) -> None: ...
 
@@ -72,7 +74,8 @@ def _propose(
     aux_hidden_states: list[Tensor] | None,
     *others: Any,
 ) -> Any:
-    drafter.see(read_step(runner, scheduler_output, final, aux_hidden_states, drafter.needs))
+    logits, drafter.logits = drafter.logits, None
+    drafter.see(read_step(runner, scheduler_output, final, aux_hidden_states, drafter.needs, logits))
     return original(
         runner,
         scheduler_output,
@@ -83,6 +86,12 @@ def _propose(
         aux_hidden_states,
         *others,
     )
+
+
+def _sample(drafter: Drafter, original: Callable[..., Any], runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+    """Where somebody listens, the logits are kept as they are before vLLM's sampler writes into them."""
+    drafter.logits = logits.clone() if drafter.listens and logits is not None else None
+    return original(runner, logits, spec_decode_metadata)
 
 
 def _draft_probs(drafter: Drafter, original: Callable[..., Any], runner: Any, spec_decode_metadata: Any) -> Any:
@@ -103,6 +112,7 @@ REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
     "_get_spec_decode_draft_probs": _draft_probs,
     "_setup_eagle3_aux_hidden_state_outputs": _set_up_hidden_states,
     "propose_draft_token_ids": _propose,
+    "_sample": _sample,
     "shutdown": _shut_down,
 }
 

@@ -12,8 +12,15 @@ from specdec.sdk.needs import Needs
 from ..vllm_shared.engine_step import EngineStep, hidden_states
 
 
-def read_step(runner: Any, scheduled: Any, final: Tensor, between: Sequence[Tensor] | None, needs: Needs) -> EngineStep:
-    """After sampling. `final` and `between`: hidden states."""
+def read_step(
+    runner: Any,
+    scheduled: Any,
+    final: Tensor,
+    between: Sequence[Tensor] | None,
+    needs: Needs,
+    logits: Tensor | None = None,
+) -> EngineStep:
+    """After sampling. `final` and `between`: hidden states. logits: as `EngineStep` has them."""
     batch = runner.input_batch
     token_ids = runner.input_ids.gpu[: scheduled.total_num_scheduled_tokens]
     return EngineStep(
@@ -26,4 +33,5 @@ def read_step(runner: Any, scheduled: Any, final: Tensor, between: Sequence[Tens
         input_positions=runner.positions,
         hidden=hidden_states(needs, token_ids, final, between, runner.get_model().embed_input_ids),
         num_draft_tokens=scheduled.num_spec_tokens_to_schedule,
+        logits=logits,
     )

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent  # with the proposers that tests name by class path
-TIME_LIMIT = 400  # seconds of one run; a first start takes some 15 on an idle machine
+TIME_LIMIT = 1200  # seconds of one run; a first start takes some 15 on an idle machine
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
