@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from ..device_memory import lazy_zeros
+from ..kernels.path_move import MOVE_PATHS, Paths
 from .state_store import StateStore
+from .transfer import upload
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,21 @@ class KVCache:
         """[L, 2] int64 of keys and values, for kernels."""
         return torch.tensor([[each.data_ptr() for each in layer] for layer in zip(self.keys, self.values, strict=True)])
 
+    @cached_property
+    def sized_addresses(self) -> Tensor:
+        """[2 L, 2] int64 on the cache's device: of keys, then of values, the address and the bytes per slot."""
+        rows = [[each.data_ptr(), each[:1].nbytes] for each in (*self.keys, *self.values)]
+        (table,) = upload([list(chain.from_iterable(rows))], self.device)
+        return table.view(-1, 2)
+
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy keys and values of every layer from slots [n] to slots [n]; all are read before one is written."""
         for stored in (*self.keys, *self.values):
             stored.index_copy_(0, destinations, stored.index_select(0, sources))
+
+    def move_paths(self, paths: Paths) -> None:
+        """Put the keys and values of accepted nodes where those of a chain lie, in every layer."""
+        MOVE_PATHS[self.device.type]((*self.keys, *self.values), self.sized_addresses, paths)
 
     def _zeros(self, layer: LayerShape, dim: int) -> Tensor:
         shape = (self.num_slots, layer.num_kv_heads, dim)

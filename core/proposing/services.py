@@ -86,10 +86,7 @@ class BlockDraftKV:
         parents: Tensor | None = None,
     ) -> Mapping[str, Any]:
         """What our attention function takes: where the pass's keys and values go, and what its queries see."""
-        if parents is None:
-            return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode))
-        extents = self._addressing.extents(rows, starts, cu_queries)
-        return attention_arguments(self._addressing.of_trees(self._cache, extents, parents.tolist()))
+        return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode, parents))
 
 
 class EngineServices:
@@ -195,9 +192,9 @@ class EngineServices:
         """The target's cache, of the layers that `Needs.target_kv` declared."""
         return self._access.kv()
 
-    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+    def target_layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module] | None = None) -> TargetLayers:
         """Layers of the target, of those that `Needs.target_layers` declared."""
-        return self._access.layers(layers)
+        return self._access.layers(layers, adapter or {})
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `specdec.sdk.Services.capture`."""

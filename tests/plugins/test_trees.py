@@ -72,13 +72,9 @@ def test_near_the_end_of_the_context_trees_are_cut(plain):
 
 
 def test_a_proposer_of_chains_refuses_a_number_of_nodes():
+    method = "specdec.plugins.layer_skip.proposer:LayerSkipProposer"
     with pytest.raises(Refusal, match="num_draft_nodes is 16, and this proposer drafts chains"):
-        LLM("tiny", speculative_config={"method": "ngram", "num_speculative_tokens": 4, "num_draft_nodes": 16})
-
-
-def test_trees_that_would_have_to_be_drawn_are_refused():
-    with pytest.raises(Refusal, match="probabilistic"):
-        made("tiny/eagle3", 16, draft_sample_method="probabilistic")
+        LLM("tiny", speculative_config={"method": method, "num_speculative_tokens": 4, "num_draft_nodes": 16})
 
 
 @pytest.mark.parametrize("nodes", [0, 65, "16"])
@@ -92,8 +88,9 @@ def test_a_target_with_states_refuses_trees_with_the_reason():
         LLM("tiny/hybrid", speculative_config={"method": "mtp", "num_speculative_tokens": 3, "num_draft_nodes": 8})
 
 
-def test_suffix_trees_branch_where_several_tokens_followed():
-    config = {"method": "suffix", "num_speculative_tokens": 6, "num_draft_nodes": 12}
+@pytest.mark.parametrize("method", ["suffix", "ngram"])
+def test_trees_of_seen_text_branch_where_several_tokens_followed(method):
+    config = {"method": method, "num_speculative_tokens": 6, "num_draft_nodes": 12}
     llm = LLM("tiny", speculative_config=config, max_model_len=256)
     prompt = [9, 5, 6, 7, 9, 5, 8, 3, 9, 5, 6, 4, 9, 5]
     plain = LLM("tiny", max_model_len=256)
