@@ -174,12 +174,12 @@ class _Job:
     """Prompts through an engine made for them, whose request ids are therefore the prompts' numbers."""
 
     def __init__(self, llm: LLM, texts: Sequence[str], params: SamplingParams, *, chat: bool) -> None:
-        from specdec.lab.conversation import encode
+        from specdec.lab.conversation import Texts
 
         self._llm = llm
         self._texts = texts
         self._params = params
-        self._prompts = [encode(llm.engine, text, chat) for text in texts]
+        self._prompts = [Texts.of(llm.engine).encode(text, chat=chat) for text in texts]
         self._outputs: list[_Output] = []
         self._seconds = 0.0
         self.differences: list[Difference] | None = None  # None: not compared

@@ -41,7 +41,7 @@ from .request.request import Committed, Request
 from .runner.batch import Scheduled
 from .runner.request_progress import RequestProgress
 from .runner.scheduler import Schedule, Scheduler
-from .runner.step import Runner
+from .runner.step import Runner, verified_step
 
 __all__ = [
     "SUM_TOLERANCE",
@@ -92,5 +92,6 @@ __all__ = [
     "registry",
     "rejection",
     "target_info",
+    "verified_step",
     "with_verifier",
 ]

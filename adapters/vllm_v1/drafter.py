@@ -6,6 +6,7 @@ import os
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from specdec.core.host import Speculation, registry
@@ -41,6 +42,7 @@ class Drafter:
             additional["specdec_hidden_states"] = list(self.needs.hidden_states)
         self._tokenizer = None if vllm_config.model_config.skip_tokenizer_init else vllm_config.model_config.tokenizer
         self._step: EngineStep | None = None
+        self.logits: Tensor | None = None  # of the step that is sampled, for those who listen
         self.exit = ExitStack()  # closed when the worker shuts down, perhaps before the model was loaded
         from .hooks import install  # imports vLLM's runner
 
@@ -52,6 +54,11 @@ class Drafter:
         target = SharedTarget(target_model, self._info)
         self.driver = Driver(self._info, self._speculation, self._hooks.observers, target, tokenizer)
         self.exit.callback(self.driver.close)
+
+    @property
+    def listens(self) -> bool:
+        """Whether a plugin wants to know what was verified."""
+        return bool(self._hooks.observers.on_verified.get_hookimpls())
 
     def see(self, step: EngineStep) -> None:
         """The step whose sampled tokens `propose` is called with next."""

@@ -20,6 +20,7 @@ from specdec.core.host import (
     Speculation,
     profile_of,
     registry,
+    verified_step,
 )
 from specdec.sdk.types import TargetInfo
 
@@ -47,6 +48,7 @@ class Driver:
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._info = info
         self._speculation = speculation
+        self._on_verified = observers.on_verified
         self._keeps_kv = speculation.loaded.needs.draft_kv is not None
         self._keeps_distribution = speculation.admission.keeps_distribution
         per_row = -(-(info.max_model_len + speculation.lookahead) // info.block_size) if self._keeps_kv else 0
@@ -77,6 +79,9 @@ class Driver:
         `on_proposer_error` is "raise".
         """
         committed = self._commit(step, sampled)
+        if step.logits is not None:
+            first_rows = [step.first_rows[each.request.request_id] for each in committed]
+            self._on_verified(step=verified_step(committed, first_rows, step.logits))
         self._progress.finish([each.request for each in committed if each.request.finish_reason is not None])
         going_on = [each for each in committed if each.request.finish_reason is None]
         if self._keeps_kv and self._host.enabled:
@@ -99,6 +104,11 @@ class Driver:
         ]
         distributions = self._drafts.take(wanted).distributions()
         return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
+
+    @property
+    def proposer(self) -> Any:
+        """The object that drafts."""
+        return self._host.proposer
 
     def close(self) -> None:
         """The worker shuts down."""

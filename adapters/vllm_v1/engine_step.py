@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class EngineStep:
     input_positions: Tensor  # [N or more] int64
     hidden: Tensor | None  # [N, L*H]
     num_draft_tokens: int  # the most drafts that vLLM verifies in the next step
+    logits: Tensor | None = None  # [R, V], 1 + drafts rows of each request. None: nobody asked for them
 
     @cached_property
     def token_ids(self) -> Tensor:
@@ -37,13 +39,25 @@ class EngineStep:
         """[N] int64."""
         return self.input_positions[: self._total]
 
+    @cached_property
+    def first_rows(self) -> dict[str, int]:
+        """Where the rows of each request in `logits` begin."""
+        counts = (1 + len(self.drafts.get(request_id, ())) for request_id in self.request_ids)
+        return dict(zip(self.request_ids, accumulate(counts, initial=0), strict=False))
+
     @property
     def _total(self) -> int:
         return sum(self.num_tokens.values())
 
     @classmethod
     def read(
-        cls, runner: Any, scheduled: Any, final: Tensor, between: Sequence[Tensor] | None, needs: Needs
+        cls,
+        runner: Any,
+        scheduled: Any,
+        final: Tensor,
+        between: Sequence[Tensor] | None,
+        needs: Needs,
+        logits: Tensor | None = None,
     ) -> EngineStep:
         """From the runner and what its scheduler asked for, after sampling; `final` and `between`: hidden states."""
         batch = runner.input_batch
@@ -57,6 +71,7 @@ class EngineStep:
             input_positions=runner.positions,
             hidden=_hidden(runner, scheduled, final, between, needs) if needs.hidden_states else None,
             num_draft_tokens=scheduled.num_spec_tokens_to_schedule,
+            logits=logits,
         )
 
 

@@ -29,6 +29,8 @@ class Drafter(Protocol):
     needs: Needs
     driver: Driver
     exit: ExitStack
+    listens: bool
+    logits: Tensor | None
 
     def see(self, step: EngineStep) -> None: ...
 
@@ -40,6 +42,7 @@ def install(drafter_class: type[Drafter]) -> None:
     wrap("_update_states", _update_states)
     wrap("_input_fits_in_drafter", _input_fits_in_drafter)
     wrap("_get_spec_decode_draft_probs", _draft_probs)
+    wrap("_sample", _sample)
     wrap("_setup_eagle3_aux_hidden_state_outputs", _set_up_hidden_states)
     wrap("propose_draft_token_ids", _propose)
     wrap("shutdown", _shut_down)
@@ -98,7 +101,8 @@ def _propose(
     aux_hidden_states: list[Tensor] | None,
     *others: Any,
 ) -> Any:
-    drafter.see(EngineStep.read(runner, scheduler_output, hidden_states, aux_hidden_states, drafter.needs))
+    logits, drafter.logits = drafter.logits, None
+    drafter.see(EngineStep.read(runner, scheduler_output, hidden_states, aux_hidden_states, drafter.needs, logits))
     return original(
         runner,
         scheduler_output,
@@ -109,6 +113,12 @@ def _propose(
         aux_hidden_states,
         *others,
     )
+
+
+def _sample(drafter: Drafter, original: Callable[..., Any], runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+    """Where somebody listens, the logits are kept as they are before vLLM's sampler writes into them."""
+    drafter.logits = logits.clone() if drafter.listens and logits is not None else None
+    return original(runner, logits, spec_decode_metadata)
 
 
 def _draft_probs(drafter: Drafter, original: Callable[..., Any], runner: Any, spec_decode_metadata: Any) -> Any:

@@ -162,7 +162,8 @@ def load_model(plan: Plan) -> LoadedModel:
     text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)
     if plan.speculation and plan.speculation.is_lossless:
         text_equality.tell()
-    return LoadedModel(target, tokenizer, eos_token_ids(target), threads, text_equality)
+    ends = eos_token_ids(target.model.generation_config, target.config)
+    return LoadedModel(target, tokenizer, ends, threads, text_equality)
 
 
 def _prepare(target: TargetModel, plan: Plan) -> None:

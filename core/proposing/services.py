@@ -185,9 +185,9 @@ class EngineServices:
         """The target's cache, of the layers that `Needs.target_kv` declared."""
         return self._access.kv()
 
-    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+    def target_layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module] | None = None) -> TargetLayers:
         """Layers of the target, of those that `Needs.target_layers` declared."""
-        return self._access.layers(layers)
+        return self._access.layers(layers, adapter or {})
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `specdec.sdk.Services.capture`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, repeat
 from typing import Any
@@ -102,7 +102,8 @@ class Runner:
             outcome, reports, paths = self._read(batch, verdict)
             self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed, paths)
         if self.on_verified is not None and self.on_verified.get_hookimpls():
-            self.on_verified(step=_verified(batch, output.logits, committed))
+            first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+            self.on_verified(step=verified_step(committed, first_rows, output.logits))
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
@@ -230,9 +231,8 @@ class Runner:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
 
 
-def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> VerifiedStep:
-    """What listeners are shown of a step: its requests that sampled."""
-    first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+def verified_step(committed: Sequence[Committed], first_rows: Iterable[int], logits: Tensor) -> VerifiedStep:
+    """What listeners are shown of a step: its requests that sampled. first_rows: of each request in `logits` [R, V]."""
     shown = [
         VerifiedRequest(
             request_id=each.request.request_id,

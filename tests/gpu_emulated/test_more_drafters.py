@@ -18,9 +18,11 @@ from serving import K, churn
 from specdec import LLM, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
-pard_checkpoints, mtp_checkpoints, gemma4_checkpoints, hydra_checkpoints, make_eagle, plugin_helpers = map(
-    importlib.import_module,
-    ("pard_checkpoints", "mtp_checkpoints", "gemma4_checkpoints", "hydra_checkpoints", "make_eagle", "plugin_helpers"),
+pard_checkpoints, mtp_checkpoints, lora_checkpoints = map(
+    importlib.import_module, ("pard_checkpoints", "mtp_checkpoints", "lora_checkpoints")
+)
+gemma4_checkpoints, hydra_checkpoints, make_eagle, plugin_helpers = map(
+    importlib.import_module, ("gemma4_checkpoints", "hydra_checkpoints", "make_eagle", "plugin_helpers")
 )
 sys.path.pop(0)
 PROMPT = list(range(20, 32))
@@ -39,6 +41,13 @@ def checkpoint(make: Callable[[Path], Any], method: str) -> Callable[[Path], tup
 MADE = {
     "pard": checkpoint(pard_checkpoints.pard, "draft_model"),
     "mtp-modules": several_modules,
+    "uno": lambda path: (
+        "tiny",
+        {
+            "method": "specdec.plugins.uno.proposer:UnoProposer",
+            "model": str(lora_checkpoints.lora().save(path / "draft")),
+        },
+    ),
 }
 
 

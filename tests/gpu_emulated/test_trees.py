@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from figures import expected, figures
-from serving import K, NUM_NODES, TREE_CASES, churn, engine
+from serving import NUM_NODES, TREE_CASES, K, churn, engine
 from test_churn import FEW_BLOCKS, QUICK
 
 from specdec import SamplingParams

@@ -10,7 +10,8 @@ from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
-from specdec.lab.recording.recorder import RecordSettings, record
+from specdec.lab.recording.recorder import record
+from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.replay.run import ReplayedStep, params_of
 
 LAYERS = (2, 4, 5, "final")

@@ -10,8 +10,9 @@ from recordings import live_steps, make, settings, shared
 from transformers import AutoTokenizer
 
 from specdec.core.rejection.types import DistributionKind, DraftDistributions, DraftRows
-from specdec.lab.recording import Recording, recorder
+from specdec.lab.recording import Recording
 from specdec.lab.recording.probabilities import distribution_of
+from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.replay.expected import ExpectedAcceptance
 from specdec.lab.replay.result import replay_facts
 from specdec.lab.replay.run import replay
@@ -49,7 +50,7 @@ def test_a_request_that_ends_at_a_token_accepts_what_a_live_run_accepts_past_it(
     texts = [request.token_ids for request in shared()]
     ends = tuple({token_ids[12] for token_ids in texts})
     sampling = settings().sampling.replace(stop_token_ids=ends)
-    monkeypatch.setattr(recorder.RecordSettings, "sampling", property(lambda self: sampling))
+    monkeypatch.setattr(RecordSettings, "sampling", property(lambda self: sampling))
     recording = make(tmp_path / "x")
     assert {each.finish_reason for each in recording} == {"stop"}
     for request, text in zip(recording, texts, strict=True):

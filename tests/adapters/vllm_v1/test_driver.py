@@ -12,7 +12,7 @@ from specdec.adapters.vllm_v1.engine_step import EngineStep, boundaries
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError, hookimpl
 from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
@@ -90,11 +90,24 @@ class Reading:
         return Draft.from_lists([()] * len(step), K)
 
 
-def make_driver(cls, policy="disable", sample="greedy", **info):
+class Listener:
+    """Keeps what it is shown of verification."""
+
+    def __init__(self):
+        self.steps = []
+
+    @hookimpl
+    def on_verified(self, step):
+        self.steps.append(step)
+
+
+def make_driver(cls, policy="disable", sample="greedy", listener=None, **info):
     target = fake_target_info(**info)
     config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": K, "on_proposer_error": policy}
     settings = PluginSettings()
     hooks = load_hooks(settings)
+    if listener is not None:
+        hooks.add(listener, "listener")
     speculation = Speculation.prepare(config | {"draft_sample_method": sample}, target, settings, hooks)
     embed = torch.nn.Embedding(V, 16)
     model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
@@ -117,7 +130,7 @@ class Engine:
         self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=SimpleNamespace(**values))
         self.tokens[name], self.computed[name], self.drafts[name] = list(prompt), 0, []
 
-    def step(self, outputs, *, finished=(), preempted=(), chunk=None):
+    def step(self, outputs, *, finished=(), preempted=(), chunk=None, logits=None):
         """outputs: name -> output tokens, in the order of the batch; [] computes `chunk` tokens of the prompt."""
         for name in preempted:
             self.computed[name], self.drafts[name] = 0, []
@@ -144,6 +157,7 @@ class Engine:
             input_positions=torch.tensor(positions),
             hidden=None,
             num_draft_tokens=K,
+            logits=logits,
         )
         drafts = self.driver.propose(step, list(outputs.values()))
         self.drafts |= dict(zip(outputs, drafts, strict=True))
@@ -173,6 +187,20 @@ def test_drafts_stand_in_the_order_of_the_batch_as_python_ints(engine):
     drafts = engine.step({"b": [20], "a": [10]})
     assert drafts == {"b": [21, 22, 23], "a": [11, 12, 13]}
     assert {type(token) for ids in drafts.values() for token in ids} == {int}
+
+
+def test_listeners_see_the_rows_that_gave_each_token_also_beside_a_chunk_of_a_prompt():
+    listener = Listener()
+    engine = Engine(make_driver(Counting, listener=listener))
+    engine.add("a", [1, 2])
+    engine.step({"a": [10]}, logits=torch.rand(1, V))
+    engine.add("b", [1, 2, 3])
+    engine.step({"b": [], "a": [11, 12, 40]}, chunk=2, logits=torch.rand(1 + 4, V))
+    engine.step({"b": [9]})
+    (first,), (second,) = (step.requests for step in listener.steps)
+    assert (first.rows, first.position, list(first.token_ids)) == ([0], 2, [10])
+    assert (second.rows, second.position, list(second.token_ids)) == ([1, 2, 3], 3, [11, 12, 40])
+    assert (list(second.draft_token_ids), second.num_accepted) == ([11, 12, 13], 2)
 
 
 def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
