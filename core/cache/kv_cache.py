@@ -39,8 +39,11 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         states: StateStore | None = None,
+        storage: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """states: what layers keep of each request besides. None: nothing."""
+        """states: what layers keep of each request besides. None: nothing. storage: each layer's keys and values, which
+        another engine allocated: [slots, heads, dim]. None: they are allocated here.
+        """
         self.states = states
         self.block_size = block_size
         self.device = device
@@ -48,8 +51,8 @@ class KVCache:
         self.dtype = dtype
         self.layout = f"{dtype} {list(layers)}"  # two caches of one layout differ in their addresses only
         self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers if layer.num_kv_heads}
-        self.keys = [self._storage(layer.num_kv_heads, layer.key_dim, dtype) for layer in layers]
-        self.values = [self._storage(layer.num_kv_heads, layer.value_dim, dtype) for layer in layers]
+        storage = storage or [(self._zeros(each, each.key_dim), self._zeros(each, each.value_dim)) for each in layers]
+        self.keys, self.values = [keys for keys, _ in storage], [values for _, values in storage]
 
     @cached_property
     def addresses(self) -> Tensor:
@@ -72,8 +75,8 @@ class KVCache:
         """Put the keys and values of accepted nodes where those of a chain lie, in every layer."""
         MOVE_PATHS[self.device.type]((*self.keys, *self.values), self.sized_addresses, paths)
 
-    def _storage(self, num_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-        shape = (self.num_slots, num_heads, dim)
+    def _zeros(self, layer: LayerShape, dim: int) -> Tensor:
+        shape = (self.num_slots, layer.num_kv_heads, dim)
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-        return lazy_zeros(shape, dtype)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return lazy_zeros(shape, self.dtype)

@@ -25,7 +25,8 @@ from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
-from .accepted_path import AcceptedPath, accepted_paths, on_path
+from ..request.verified_tree import VerifiedTree
+from .accepted_path import accepted_paths, on_path
 from .batch import Batch, SamplingTable, build_batch
 from .draft_budget import DraftBudget
 from .request_progress import RequestProgress
@@ -149,7 +150,7 @@ class Runner:
     @staticmethod
     def _read(
         batch: Batch, verdict: Verdict
-    ) -> tuple[Sequence[list[int]], list[DraftReport], list[AcceptedPath] | None]:
+    ) -> tuple[Sequence[list[int]], list[DraftReport], list[VerifiedTree] | None]:
         """What became of each request, its draft as it was, and the path in a tree: here the host waits."""
         width = 2 + verdict.output_ids.shape[1]
         if verdict.on_host is not None and not batch.numbers.shape[1] and verdict.path is None:
@@ -169,7 +170,7 @@ class Runner:
         outcome: Sequence[list[int]],
         logprobs: dict[str, Tensor],
         committed: list[Committed],
-        paths: Sequence[AcceptedPath] | None,
+        paths: Sequence[VerifiedTree] | None,
     ) -> None:
         kept = read_likely(logprobs) if logprobs else {}
         nodes = paths or repeat(None)
@@ -241,7 +242,7 @@ def verified_step(committed: Sequence[Committed], first_rows: Iterable[int], log
             draft_token_ids=each.draft_token_ids,
             num_accepted=each.num_accepted,
             token_ids=each.token_ids,
-            accepted_nodes=each.accepted_nodes,
+            accepted_nodes=None if each.tree is None else each.tree.nodes,
         )
         for each, first_row in zip(committed, first_rows, strict=False)
         if each.token_ids

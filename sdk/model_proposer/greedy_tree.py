@@ -37,8 +37,9 @@ class Level:
 class Candidates:
     """All nodes that a tree may have. A child's score is never above its parent's, so the best ones are a tree."""
 
-    def __init__(self, vocabulary: DraftVocabulary | None) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: DraftVocabulary | None, num_nodes: int, depth: int) -> None:
+        self.depth = depth
+        self._vocabulary, self._num_nodes = vocabulary, num_nodes
         self._num_run = 0
         self._columns: list[tuple[Tensor, Tensor, Tensor]] = []  # token ids, parents, scores: [b, children] by level
         self._run: Tensor  # [b, children] of the last level: the run node that each hangs from
@@ -66,10 +67,10 @@ class Candidates:
         self._num_run += scores.shape[1]
         return Level(tokens.gather(1, places), self._run.gather(1, places), places + first, scores)
 
-    def best(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+    def result(self) -> tuple[Tensor, Tensor]:
         """Token ids and parents [b, n] of the most likely nodes, the most likely first."""
         tokens, parents, scores = (torch.cat(each, dim=1) for each in zip(*self._columns, strict=True))
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self._num_nodes]
         place = torch.full_like(parents, -1)
         place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
         above = parents.gather(1, order)

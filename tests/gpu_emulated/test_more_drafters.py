@@ -18,12 +18,24 @@ from serving import K, churn
 from specdec import LLM, SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))
-pard_checkpoints, mtp_checkpoints, lora_checkpoints = map(
-    importlib.import_module, ("pard_checkpoints", "mtp_checkpoints", "lora_checkpoints")
+MODULES = (
+    "pard_checkpoints",
+    "mtp_checkpoints",
+    "lora_checkpoints",
+    "gemma4_checkpoints",
+    "hydra_checkpoints",
+    "make_eagle",
+    "plugin_helpers",
 )
-gemma4_checkpoints, hydra_checkpoints, make_eagle, plugin_helpers = map(
-    importlib.import_module, ("gemma4_checkpoints", "hydra_checkpoints", "make_eagle", "plugin_helpers")
-)
+(
+    pard_checkpoints,
+    mtp_checkpoints,
+    lora_checkpoints,
+    gemma4_checkpoints,
+    hydra_checkpoints,
+    make_eagle,
+    plugin_helpers,
+) = map(importlib.import_module, MODULES)
 sys.path.pop(0)
 PROMPT = list(range(20, 32))
 

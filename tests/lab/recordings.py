@@ -57,7 +57,5 @@ def live_steps(recording: Recording, speculative_config) -> tuple[list[ReplayedS
     while engine.has_unfinished_requests:
         for each in engine.step():
             if each.token_ids:
-                position = each.length - len(each.token_ids) - each.request.num_prompt_tokens
-                drafts, tokens = tuple(each.draft_token_ids), tuple(each.token_ids)
-                steps.append(ReplayedStep(each.request.request_id, position, drafts, each.num_accepted, tokens))
+                steps.append(ReplayedStep.of(each))
     return steps, engine
