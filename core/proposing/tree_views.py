@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from specdec.sdk.trees import depths
 
 if TYPE_CHECKING:
@@ -25,12 +22,21 @@ def kept_places(committed: Sequence[Committed]) -> list[int]:
     return places
 
 
-def accepted_nodes(committed: Sequence[Committed], width: int) -> Tensor:
-    """[B, width] int64 of each request, padded with -1."""
-    table = torch.full((len(committed), width), -1)
-    for b, each in enumerate(committed):
+def kept_first(committed: Sequence[Committed]) -> list[int]:
+    """The places in the batch of all rows, of each request those that survived before the others."""
+    places: list[int] = []
+    for each in committed:
+        kept = kept_places([each])
+        places += dict.fromkeys([*kept, *range(each.first_token, each.first_token + each.num_rows)])
+    return places
+
+
+def accepted_nodes(committed: Sequence[Committed], width: int) -> list[int]:
+    """[B, width] of each request, padded with -1."""
+    table: list[int] = []
+    for each in committed:
         nodes = each.accepted_nodes[: each.num_accepted]
-        table[b, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
+        table += [*nodes, *[-1] * (width - len(nodes))]
     return table
 
 

@@ -17,7 +17,7 @@ from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
 from .token_history import TokenHistory
 from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
-from .tree_views import accepted_nodes, kept_places
+from .tree_views import accepted_nodes, kept_first, kept_places
 
 
 class Computed(Protocol):
@@ -87,12 +87,20 @@ class ViewBuilder:
             return kept_places(committed)
         return _flat((each.first_token, each.num_kept) for each in committed)
 
+    def _computed_places(self, committed: Sequence[Committed]) -> list[int]:
+        """Of all rows; in a tree those that survived stand before the others."""
+        if self._draws_trees:
+            return kept_first(committed)
+        return _flat((each.first_token, each.num_rows) for each in committed)
+
     def _sent(
         self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
     ) -> dict[str, Tensor]:
         """By name, in one transfer: what every view has, the rows once more, and more lists."""
         lists: dict[str, Sequence[int]] = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
         lists |= {"budget": budgets, "own_rows": lists["rows"], **more}
+        if self._draws_trees:
+            lists["accepted_nodes"] = accepted_nodes(committed, self.num_draft_tokens)
         lists["draft_key"] = [each.request.draft_key for each in committed]
         sampling = {name: [getattr(each.request.params, name) for each in committed] for name in self.needs.sampling}
         if "top_k" in sampling:
@@ -111,7 +119,7 @@ class ViewBuilder:
             random=StepRandom(sent["draft_key"], sent["committed_length"], self.num_draft_tokens),
             sampling=self._sampling(committed, sent) if self.needs.sampling else None,
             history=self._history.tokens if self._history else None,
-            accepted_nodes=accepted_nodes(committed, self.num_draft_tokens) if self._draws_trees else None,
+            accepted_nodes=sent["accepted_nodes"].view(len(committed), -1) if self._draws_trees else None,
             rejected=rejected,
         )
 
@@ -125,7 +133,7 @@ class ViewBuilder:
         may_pad: bool,
     ) -> tuple[StepView, Tensor]:
         new_places, new_tokens = ([], []) if self._history is None else self._history.news(committed)
-        places = _if_not_all(_flat((each.first_token, each.num_rows) for each in committed), batch)
+        places = _if_not_all(self._computed_places(committed), batch)
         kept = {
             "cu_rows": list(accumulate((each.num_rows for each in committed), initial=0)),
             "num_kept": [each.num_kept for each in committed],

@@ -26,7 +26,7 @@ class RecordingDrafter(Drafter):
         super().__init__(vllm_config)
         asked = vllm_config.additional_config[SETTINGS]
         self._listener = ProbabilityTap(asked["top_m"], asked["full_logits"], of_others=SamplingParams(temperature=0))
-        self._hooks.add(self._listener, "record")
+        self._prepared.hooks.add(self._listener, "record")
 
     def take(self, request_id: str) -> bytes:
         """What was kept of a request, as a safetensors file. Raises what went wrong in the listener."""

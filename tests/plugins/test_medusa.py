@@ -355,10 +355,9 @@ def test_heads_run_in_a_dtype_or_quantization_of_their_own(settings, directory):
     ("config", "name"),
     [
         ({"model_type": "recurrent_drafting_drafter", "exit_dim": 512, "rnn": True}, "ReDrafter"),
-        ({"model_type": "mlp_speculator", "n_predict": 3}, "MLP speculator"),
-        ({"architectures": ["MLPSpeculatorPreTrainedModel"], "n_predict": 3}, "MLP speculator"),
+        ({"architectures": ["Drafter"], "exit_dim": 512}, "ReDrafter"),
     ],
-    ids=["redrafter", "mlp-speculator", "by-a-key"],
+    ids=["redrafter", "by-a-key"],
 )
 def test_relatives_are_recognised_and_refused_by_name(config, name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""The Triton kernel of trees, interpreted: the decisions of the specification, and what the torch form gives.
+"""The Triton kernel of trees, interpreted, decides as the specification does, and gives what the torch form gives.
 
 The decisions are those of `test_trees.py`, on trees of all shapes: with uniforms within 1e-6 of both ends of the
 interval that gives each of them.

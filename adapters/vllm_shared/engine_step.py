@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import Needs
 
 
@@ -19,7 +20,7 @@ class EngineStep:
     """Letters: B requests, N tokens computed, drafts included."""
 
     request_ids: tuple[str, ...]  # [B]
-    states: Mapping[str, Any]  # request id -> vLLM's CachedRequestState
+    states: Mapping[str, Any]  # request id -> what vLLM's worker knows of it: prompt_token_ids, sampling_params
     starts: Sequence[int]  # [B] position of each request's first computed token
     num_tokens: Mapping[str, int]  # request id -> tokens computed
     drafts: Mapping[str, list[int]]  # request id -> the drafts among them
@@ -49,39 +50,24 @@ class EngineStep:
     def _total(self) -> int:
         return sum(self.num_tokens.values())
 
-    @classmethod
-    def read(
-        cls,
-        runner: Any,
-        scheduled: Any,
-        final: Tensor,
-        between: Sequence[Tensor] | None,
-        needs: Needs,
-        logits: Tensor | None = None,
-    ) -> EngineStep:
-        """From the runner and what its scheduler asked for, after sampling; `final` and `between`: hidden states."""
-        batch = runner.input_batch
-        return cls(
-            request_ids=tuple(batch.req_ids),
-            states=runner.requests,
-            starts=batch.num_computed_tokens_cpu[: len(batch.req_ids)].tolist(),
-            num_tokens=scheduled.num_scheduled_tokens,
-            drafts=scheduled.scheduled_spec_decode_tokens,
-            input_ids=runner.input_ids.gpu,
-            input_positions=runner.positions,
-            hidden=_hidden(runner, scheduled, final, between, needs) if needs.hidden_states else None,
-            num_draft_tokens=scheduled.num_spec_tokens_to_schedule,
-            logits=logits,
-        )
 
+def hidden_states(
+    needs: Needs,
+    token_ids: Tensor,
+    final: Tensor,
+    between: Sequence[Tensor] | None,
+    embed: Callable[[Tensor], Tensor],
+) -> Tensor | None:
+    """The states that are wanted, in that order: [N, L*H]. None: no states are.
 
-def _hidden(runner: Any, scheduled: Any, final: Tensor, between: Sequence[Tensor] | None, needs: Needs) -> Tensor:
-    """The states that are wanted, in that order: [N, L*H]."""
-    total = scheduled.total_num_scheduled_tokens
+    token_ids: [N]. final, between: [N or more, H], the latter by `boundaries`. embed: the target's own.
+    """
+    if not needs.hidden_states:
+        return None
     states = dict(zip(boundaries(needs), between or (), strict=True)) | {"final": final}
     if 0 in needs.hidden_states:
-        states[0] = runner.get_model().embed_input_ids(runner.input_ids.gpu[:total].long())
-    return torch.cat([states[each][:total] for each in needs.hidden_states], dim=-1)
+        states[0] = embed(token_ids.long())
+    return torch.cat([states[each][: len(token_ids)] for each in needs.hidden_states], dim=-1)
 
 
 def boundaries(needs: Needs) -> tuple[int, ...]:
@@ -90,3 +76,17 @@ def boundaries(needs: Needs) -> tuple[int, ...]:
     Not the input of the first layer, which is the embedding: the layers add to it in place after vLLM has noted it.
     """
     return tuple(sorted({each for each in needs.hidden_states if each != "final" and each != 0}))
+
+
+def ask_for_states(model: Any, needs: Needs) -> bool:
+    """Have vLLM's target return the states between layers that are wanted. False: none are. Raises Refusal."""
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    wanted = boundaries(needs)
+    if not wanted:
+        return False
+    if not supports_eagle3(model):
+        reason = f"vLLM's {type(model).__name__} does not give out the hidden states between its layers"
+        raise Refusal(reason, "a target that vLLM runs with EAGLE-3, or a proposer that reads final states only")
+    model.set_aux_hidden_state_layers(wanted)
+    return True
