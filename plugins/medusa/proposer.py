@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import CheckpointError, Draft, Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk import CheckpointError, Needs, ProposerConfig, StepView, TargetInfo
 from specdec.sdk.model_proposer import DraftVocabulary, ParallelOptions, ParallelProposer, Weights
 
 from .checkpoint import TOKEN_MAP, MedusaSpec
@@ -89,17 +89,6 @@ class MedusaProposer(ParallelProposer):
         assert kept.hidden is not None, "declared"
         self._final = kept.hidden[kept.last]
 
-    @torch.inference_mode()
-    def propose(self, step: StepView) -> Draft:
-        """A static tree, where there is one and nothing is drawn."""
-        chosen = self.wanted(step)
-        sampler = self.sampler(step, chosen)
-        if self._choices is None or not sampler.is_greedy or not self.most_wanted(step):
-            return super().propose(step)
-        final = self._final if chosen is None else self._final[chosen]
-        logits = self.block_logits(self.config.depth, final)
-        return sampler.draft_of_trees(*self._choices.tree(logits, self.vocabulary))
-
     def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
         """The hidden states that `observe` kept."""
         return (self._final,)
@@ -109,6 +98,12 @@ class MedusaProposer(ParallelProposer):
         (final,) = inputs
         logits: Tensor = self.network(final.to(self._dtype), num_tokens)
         return logits
+
+    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """The static tree, where there is one."""
+        if self._choices is None:
+            return super().greedy_tree(logits, num_nodes)
+        return self._choices.tree(logits, self.vocabulary)
 
 
 def _vocabulary(token_map: Tensor, spec: MedusaSpec, target: TargetInfo) -> DraftVocabulary | None:
