@@ -25,7 +25,6 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 
-from specdec.adapters.vllm_v1.engine_step import EngineStep
 from specdec.lab.environment import environment
 from specdec.sdk.packaged import packaged
 
@@ -73,7 +72,9 @@ def instrument(drafter, clock):
     driver, host = drafter.driver, drafter.driver._host
     host.proposer.propose = clock.timed("proposer", host.proposer.propose)
     host._methods = {name: clock.timed("proposer", method) for name, method in host._methods.items()}
-    EngineStep.read = clock.timed("adapter", EngineStep.read)
+    from specdec.adapters.vllm_v1 import hooks  # imports vLLM's runner
+
+    hooks.read_step = clock.timed("adapter", hooks.read_step)
     driver.begin_step = clock.timed("adapter", driver.begin_step)
     propose = clock.timed("adapter", driver.propose)
 

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.adapters.vllm_v1.driver import Driver
-from specdec.adapters.vllm_v1.engine_step import EngineStep, boundaries
+from specdec.adapters.vllm_shared.driver import Driver
+from specdec.adapters.vllm_shared.engine_step import EngineStep, boundaries
+from specdec.adapters.vllm_shared.rows import RequestRows
+from specdec.adapters.vllm_v1.step import read_step
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError, hookimpl
 from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
@@ -90,16 +92,53 @@ class Reading:
         return Draft.from_lists([()] * len(step), K)
 
 
-def make_driver(cls, policy="disable", sample="greedy", **info):
+class Branching:
+    """Drafts two paths of which the second is longer, in 8 nodes, and remembers which were accepted."""
+
+    needs = Needs(topology="tree", confidence=True)
+    path = (22, 23, 24, 25)  # nodes 1, 2, 3, 4
+
+    def __init__(self, config):
+        self.accepted = []
+
+    def observe(self, step):
+        self.accepted.append(step.accepted_nodes[:, :4].tolist())
+
+    def propose(self, step):
+        nodes = [(-1, 21), (-1, 22), (1, 23), (2, 24), (3, 25)]
+        draft = Draft.from_trees([nodes] * len(step), step.num_draft_tokens)
+        sure = torch.full(draft.token_ids.shape, 0.9, dtype=torch.float32)
+        return Draft(draft.token_ids, draft.lengths, confidence=sure, parents=draft.parents)
+
+
+class Listener:
+    """Keeps what it is shown of verification."""
+
+    def __init__(self):
+        self.steps = []
+
+    @hookimpl
+    def on_verified(self, step):
+        self.steps.append(step)
+
+
+def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, **info):
     target = fake_target_info(**info)
-    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": K, "on_proposer_error": policy}
+    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": k, "on_proposer_error": policy}
     settings = PluginSettings()
     hooks = load_hooks(settings)
-    speculation = Speculation.prepare(config | {"draft_sample_method": sample}, target, settings, hooks)
+    if listener is not None:
+        hooks.add(listener, "listener")
+    asked = config | {"draft_sample_method": sample}
+    speculation = Speculation.prepare(asked, target, settings, hooks, no_trees=None)
     embed = torch.nn.Embedding(V, 16)
     model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
     layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
-    return Driver(target, speculation, hooks.observers, layers, None)
+    lookahead = speculation.lookahead if speculation.loaded.needs.draft_kv else None
+    rows = RequestRows.with_blocks(target, lookahead)
+    driver = Driver(target, speculation, hooks.observers, layers, None, rows)
+    driver.lay_out()
+    return driver
 
 
 class Engine:
@@ -117,7 +156,7 @@ class Engine:
         self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=SimpleNamespace(**values))
         self.tokens[name], self.computed[name], self.drafts[name] = list(prompt), 0, []
 
-    def step(self, outputs, *, finished=(), preempted=(), chunk=None):
+    def step(self, outputs, *, finished=(), preempted=(), chunk=None, logits=None):
         """outputs: name -> output tokens, in the order of the batch; [] computes `chunk` tokens of the prompt."""
         for name in preempted:
             self.computed[name], self.drafts[name] = 0, []
@@ -144,6 +183,7 @@ class Engine:
             input_positions=torch.tensor(positions),
             hidden=None,
             num_draft_tokens=K,
+            logits=logits,
         )
         drafts = self.driver.propose(step, list(outputs.values()))
         self.drafts |= dict(zip(outputs, drafts, strict=True))
@@ -167,12 +207,36 @@ def test_rows_are_stable_while_the_batch_is_reordered_and_requests_skip_steps(en
     assert lengths == [[4, 4, 4], [5, 5], [5, 6, 6]]
 
 
+def test_of_a_tree_vllm_gets_as_much_of_the_best_path_as_it_verifies_and_the_nodes_are_told():
+    engine = Engine(make_driver(Branching, "raise", k=8))
+    engine.add("a", [1])
+    engine.add("b", [1])
+    drafts = engine.step({"a": [20], "b": [20]})
+    assert drafts == {"a": list(Branching.path[:K]), "b": list(Branching.path[:K])}
+    engine.step({"b": [22, 23, 7], "a": [9]})
+    assert engine.proposer.accepted == [[[-1] * 4] * 2, [[1, 2, -1, -1], [-1] * 4]]
+
+
 def test_drafts_stand_in_the_order_of_the_batch_as_python_ints(engine):
     engine.add("a", [1])
     engine.add("b", [1])
     drafts = engine.step({"b": [20], "a": [10]})
     assert drafts == {"b": [21, 22, 23], "a": [11, 12, 13]}
     assert {type(token) for ids in drafts.values() for token in ids} == {int}
+
+
+def test_listeners_see_the_rows_that_gave_each_token_also_beside_a_chunk_of_a_prompt():
+    listener = Listener()
+    engine = Engine(make_driver(Counting, listener=listener))
+    engine.add("a", [1, 2])
+    engine.step({"a": [10]}, logits=torch.rand(1, V))
+    engine.add("b", [1, 2, 3])
+    engine.step({"b": [], "a": [11, 12, 40]}, chunk=2, logits=torch.rand(1 + 4, V))
+    engine.step({"b": [9]})
+    (first,), (second,) = (step.requests for step in listener.steps)
+    assert (first.rows, first.position, list(first.token_ids)) == ([0], 2, [10])
+    assert (second.rows, second.position, list(second.token_ids)) == ([1, 2, 3], 3, [11, 12, 40])
+    assert (list(second.draft_token_ids), second.num_accepted) == ([11, 12, 13], 2)
 
 
 def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
@@ -315,7 +379,7 @@ def test_hidden_states_come_in_the_order_of_the_needs():
         num_spec_tokens_to_schedule=K,
     )
     final, between = torch.full((4, 1), 9.0), [torch.full((4, 1), 2.0)]
-    step = EngineStep.read(runner, scheduled, final, between, Reading.needs)
+    step = read_step(runner, scheduled, final, between, Reading.needs)
     assert boundaries(Reading.needs) == (2,)
     assert step.hidden.tolist() == [[2, 9, 10], [2, 9, 11]]
     assert (step.token_ids.tolist(), step.token_ids.dtype) == ([0, 1], torch.int64)

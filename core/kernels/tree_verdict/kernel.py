@@ -1,0 +1,140 @@
+"""The verdict on a batch of trees as one Triton kernel: down from the root, then one more token.
+
+A request is one program's work. It reads the statistics of the places on its path, and of each of them one tile of
+logits, from which the token is drawn.
+"""
+
+# ruff: noqa: ANN001, ANN201, PLR0913, RUF059
+# mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..launch import PER_ROW
+from ..row_tiles import NO_LANE, first_argmax, row_scale, uniform
+from ..verdict import Distributions, Outputs, Requests, Rows, Scratch, Variant
+from ..verdict.kernel import BAD_ROW, BONUS, PADDING, REJECTED, emit_nothing, with_step
+from ..verdict.standard import RESAMPLE, draw_from_row, load_row, target_prob
+from . import Trees
+
+
+@triton.jit
+def load_tree(requests, trees, request, VARIANT: tl.constexpr):
+    """(place that each node hangs from, token of each node) [places], no place where there is no node."""
+    nodes = tl.arange(0, VARIANT.places)
+    there = nodes < tl.load(requests.lengths + request)
+    above = tl.load(trees.parents + request * requests.num_drafts + nodes, mask=there, other=0) + 1
+    above = tl.where(there & (above <= nodes), above, -1)  # so that every walk ends
+    token_ids = tl.load(requests.token_ids + request * requests.token_stride + nodes, mask=there, other=PADDING)
+    return above, token_ids
+
+
+@triton.jit
+def uniform_of_place(requests, request, place, depth, VARIANT: tl.constexpr):
+    """The uniform that draws the token of a place: that of its position."""
+    if VARIANT.uniforms:
+        drawn = tl.load(requests.output + request * (requests.num_drafts + 1) + place)
+    else:
+        position = tl.load(requests.position + request) + depth
+        drawn = uniform(tl.load(requests.seed + request), position, RESAMPLE, 0)
+    return drawn
+
+
+@triton.jit
+def probs_of_nodes(row, token_ids, wanted, greedy, vocab_size, VARIANT: tl.constexpr):
+    """p of the wanted nodes [places], fp64; of a greedy row 1 for its maximum, and else 0."""
+    row_ptr, top, scale, cutoff, mass = row
+    known = wanted & (token_ids >= 0) & (token_ids < vocab_size)
+    values = tl.load(row_ptr + token_ids, mask=known, other=0.0).to(tl.float32)
+    probs = tl.exp2((values - top) * scale).to(tl.float64) / mass
+    if VARIANT.filters:
+        probs = tl.where(values >= cutoff, probs, 0.0)
+    probs = tl.where(greedy, tl.where(values == top, 1.0, 0.0).to(tl.float64), probs)
+    return tl.where(known, probs, 0.0)
+
+
+@triton.jit
+def walk(rows, requests, trees, outputs, request, scale, greedy, VARIANT: tl.constexpr):
+    """(depth of the path, whether its end has children, status): down as far as a child has the target's token."""
+    above, token_ids = load_tree(requests, trees, request, VARIANT)
+    nodes = tl.arange(0, VARIANT.places)
+    examined = tl.full([VARIANT.places], float("nan"), tl.float32)
+    at = request * (requests.num_drafts + 1)
+    place, depth, status = tl.full([], 0, tl.int64), tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    has_children = tl.full([], 0, tl.int1)
+    going = tl.full([], 1, tl.int1)
+    while going:
+        row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
+        if greedy | bad:
+            token = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles).to(tl.int64)
+        else:
+            u = uniform_of_place(requests, request, place, depth, VARIANT)
+            token = draw_from_row(row, masses, rows.vocab_size, u, VARIANT).to(tl.int64)
+        prob, logprob = target_prob(row, token, VARIANT)
+        status |= tl.where(bad, BAD_ROW, 0)
+        children = above == place
+        has_children = tl.max(children.to(tl.int32), 0) > 0
+        possible = tl.where(bad, -1, above) == place
+        probs = probs_of_nodes(row, token_ids, possible, greedy, rows.vocab_size, VARIANT)
+        examined = tl.where(children, probs.to(tl.float32), examined)
+        tl.store(trees.path + at + depth, place)
+        tl.store(outputs.token_ids + at + depth, token)
+        tl.store(outputs.logprobs + at + depth, tl.where(greedy | bad, 0.0, logprob))
+        child = tl.min(tl.where(possible & (token_ids == token), nodes, NO_LANE), 0)
+        going = child != NO_LANE
+        if going:
+            place = child.to(tl.int64) + 1
+            depth += 1
+    tl.store(outputs.accept_prob + request * requests.num_drafts + nodes, examined, mask=nodes < requests.num_drafts)
+    return depth, has_children, status
+
+
+@triton.jit
+def pad_beyond(requests, trees, outputs, request, depth, VARIANT: tl.constexpr):
+    """Behind the end of a path of so many nodes; -1: everywhere."""
+    places = tl.arange(0, VARIANT.places)
+    at = request * (requests.num_drafts + 1) + places
+    beyond = (places > depth) & (places <= requests.num_drafts)
+    tl.store(trees.path + at, PADDING, mask=beyond)
+    tl.store(outputs.token_ids + at, PADDING, mask=beyond)
+    tl.store(outputs.logprobs + at, float("nan"), mask=beyond)
+
+
+@triton.jit(do_not_specialize=("cu_rows", *Requests._fields, *Trees._fields))
+def tree_verdict_kernel(
+    rows, distributions, scratch, outputs,
+    cu_rows, token_ids, token_stride, lengths, temperature, seed, position, accept, output, num_drafts, parents, path,
+    VARIANT: tl.constexpr,
+):  # fmt: skip
+    """Grid [B]."""
+    rows, distributions = with_step(rows, distributions, cu_rows, num_drafts)
+    requests = Requests(token_ids, token_stride, lengths, temperature, seed, position, accept, output, num_drafts)
+    trees = Trees(parents, path)
+    request = tl.program_id(0).to(tl.int64)
+    if tl.load(rows.cu_rows + request) >= tl.load(rows.cu_rows + request + 1):
+        pad_beyond(requests, trees, outputs, request, -1, VARIANT)
+        emit_nothing(requests, outputs, request, VARIANT)
+        return
+    temperature_here = tl.load(requests.temperature + request)
+    scale = row_scale(temperature_here)
+    depth, has_children, status = walk(rows, requests, trees, outputs, request, scale, temperature_here <= 0, VARIANT)
+    pad_beyond(requests, trees, outputs, request, depth, VARIANT)
+    tl.store(outputs.num_accepted + request, depth)
+    tl.store(outputs.status + request, status)
+    tl.store(outputs.stop_reason + request, tl.where(has_children, REJECTED, BONUS))
+    tl.store(outputs.residual_mass + request, float("nan"))
+
+
+def tree_verdict(
+    rows: Rows,
+    requests: Requests,
+    trees: Trees,
+    distributions: Distributions,
+    scratch: Scratch,
+    outputs: Outputs,
+    variant: Variant,
+) -> None:
+    """Fill outputs, and the paths. Nothing is allocated, nothing waits for the device."""
+    groups = rows._replace(cu_rows=0), distributions, scratch, outputs
+    tree_verdict_kernel[(len(outputs.num_accepted),)](*groups, rows.cu_rows, *requests, *trees, variant, **PER_ROW)

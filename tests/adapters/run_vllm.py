@@ -1,0 +1,65 @@
+"""vLLM engines one after the other, in this process: a line on stdin names a folder with job.json.
+
+Written to result.json there: version, v2 (whether the V2 runner ran), outputs (token ids by batch, prompt and sample),
+reports (one per worker), metrics (vLLM's own of drafting), events (of `Witness`), error (None, or the text of what
+stopped the start or a batch). A line on stdout says that it is written; what vLLM prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+
+def report(worker):
+    """Of a worker with either model runner."""
+    runner = worker.model_runner
+    return (getattr(runner, "speculator", None) or runner.drafter).driver.report()
+
+
+def run(job, result):
+    import vllm
+    from vllm import LLM, SamplingParams
+
+    result["version"] = vllm.__version__
+    llm = LLM(**job["engine"])
+    try:
+        result["v2"] = llm.llm_engine.vllm_config.use_v2_model_runner
+        for prompts, sampling in zip(job["batches"], job["sampling"], strict=True):
+            prompts = [{"prompt_token_ids": ids} for ids in prompts]
+            outputs = llm.generate(prompts, [SamplingParams(**each) for each in sampling], use_tqdm=False)
+            result["outputs"].append([[list(one.token_ids) for one in output.outputs] for output in outputs])
+            result["cached"].append([output.num_cached_tokens for output in outputs])
+        if "speculative_config" in job["engine"]:
+            result["reports"] = llm.collective_rpc(report)
+        if not job["engine"]["disable_log_stats"]:
+            metrics = [each for each in llm.get_metrics() if "spec_decode" in each.name]
+            result["metrics"] = {each.name: getattr(each, "value", None) or each.values for each in metrics}
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def main(answers):
+    from everywhere import Witness
+
+    for line in sys.stdin:
+        directory = Path(line.strip())
+        result = {"outputs": [], "cached": [], "reports": [], "error": None}
+        Witness.events.clear()
+        try:
+            run(json.loads((directory / "job.json").read_text()), result)
+        except Exception:
+            result["error"] = traceback.format_exc()
+        gc.collect()
+        (directory / "result.json").write_text(json.dumps(result | {"events": Witness.events}))
+        print("done", file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    main(channel)
