@@ -1,6 +1,6 @@
 """What trees of drafts bring: tokens per verification on held-out prompts, and tokens per second of CPU time.
 
-    python -m benchmarks.trees [--prompts 192] [--draws 2] [--batch 1 4 16] [--turns 3] [--save FILE]
+    python -m benchmarks.trees [--prompts 192] [--skip 0] [--draws 2] [--batch 1 4 16] [--turns 3] [--save FILE]
         [--parts acceptance speed]
 
 Acceptance is that of the first draft after a prompt of 128 tokens. Given the drafts that the engine verifies, it is the
@@ -227,7 +227,7 @@ class Results:
 
 def measure_acceptance(args: argparse.Namespace, results: Results) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
-    prompts = held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)
+    prompts = held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)[args.skip :]
     for setting in acceptance_settings():
         if args.only in setting.name:
             results.note("acceptance", setting.name, acceptance(setting, prompts, args.draws))
@@ -248,6 +248,7 @@ def main() -> None:
     """Print one line for each figure; save all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=192)
+    parser.add_argument("--skip", type=int, default=0, help="of these prompts, how many of the first are left out")
     parser.add_argument("--draws", type=int, default=2, help="drafts of each prompt at temperature 1")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="of the speeds")
