@@ -43,10 +43,11 @@ class Choices:
         heads, ranks, parents = ([*column] for column in zip(*found[:num_nodes], strict=True))
         return cls(heads, ranks, parents)
 
-    def tree(self, logits: Tensor, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
-        """Target ids and parents [b, n] of the nodes, from the heads' logits [b, heads, D]."""
-        ids = logits.topk(1 + max(self.ranks)).indices[:, self.heads, self.ranks]
-        parents = torch.tensor(self.parents, device=logits.device).expand(len(logits), -1)
+    def tree(self, logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
+        """Target ids and parents [b, n] of the first `num_nodes`, from the heads' logits [b, heads, D]."""
+        heads, ranks = self.heads[:num_nodes], self.ranks[:num_nodes]
+        ids = logits.topk(1 + max(ranks)).indices[:, heads, ranks]
+        parents = torch.tensor(self.parents[:num_nodes], device=logits.device).expand(len(logits), -1)
         return ids if vocabulary is None else vocabulary.target_ids[ids], parents
 
 

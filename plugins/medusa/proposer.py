@@ -103,7 +103,7 @@ class MedusaProposer(ParallelProposer):
         """The static tree, where there is one."""
         if self._choices is None:
             return super().greedy_tree(logits, num_nodes)
-        return self._choices.tree(logits, self.vocabulary)
+        return self._choices.tree(logits, num_nodes, self.vocabulary)
 
 
 def _vocabulary(token_map: Tensor, spec: MedusaSpec, target: TargetInfo) -> DraftVocabulary | None:

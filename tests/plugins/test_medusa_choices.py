@@ -14,6 +14,7 @@ from specdec import LLM, SamplingParams
 from specdec.plugins.medusa.choices import Choices
 from specdec.sdk import Refusal
 from specdec.sdk.model_proposer import DraftVocabulary
+from specdec.testing import check_proposer
 
 PATHS = [[0], [0, 0], [1], [0, 1], [1, 0], [0, 0, 2]]
 
@@ -25,11 +26,16 @@ def test_each_node_is_the_choice_of_its_head_and_rank():
     logits[0, 0, [5, 6]] = torch.tensor([2.0, 1.0])
     logits[0, 1, [3, 4]] = torch.tensor([2.0, 1.0])
     logits[0, 2, [7, 1, 2]] = torch.tensor([3.0, 2.0, 1.0])
-    tokens, parents = tree.tree(logits, None)
+    tokens, parents = tree.tree(logits, 6, None)
     assert tokens.tolist() == [[5, 3, 6, 4, 3, 2]]
     assert parents.tolist() == [tree.parents]
-    mapped, _ = tree.tree(logits, DraftVocabulary.from_ids(torch.arange(10, 18), 64))
+    mapped, _ = tree.tree(logits, 6, DraftVocabulary.from_ids(torch.arange(10, 18), 64))
     assert mapped.tolist() == [[15, 13, 16, 14, 13, 12]]
+
+
+def test_a_step_that_takes_fewer_nodes_gets_the_first_ones():
+    settings = {"model": "tiny/medusa", "num_speculative_tokens": 3, "num_draft_nodes": 6, "medusa_choices": PATHS}
+    assert all(each.ok for each in check_proposer("medusa", settings, only=["every_k", "budgets"]))
 
 
 def test_a_smaller_or_shallower_tree_is_the_beginning_of_the_list():
