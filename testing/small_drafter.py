@@ -89,7 +89,9 @@ class SmallDrafter:
             kind = int(self.distribution.kind[0])
             reports = [DraftReport(len(row), len(row), kind, list(row), parents=self.parents(row)) for row in rows]
             store.put(numbers, numbers, CheckedDraft.read(reports, self._distribution_of(rows)))
-            distributions = store.take([(number, number, self.num_drafts) for number in numbers]).distributions()
+            taken = store.take([(number, number, self.num_drafts) for number in numbers])
+            sent = [torch.tensor(column) for column in taken.columns([0] * len(rows))]
+            distributions = taken.put_in(torch.empty(0), sent)[0].distributions
         return rejection.DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
 
     def _verifies(self, row: Prefix, position: int) -> bool:
