@@ -110,7 +110,7 @@ class PathViews(ViewBuilder):
         for b, each in enumerate(committed):
             nodes = self.nodes.get(each.row, [])[: each.num_accepted]
             table[b, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
-        return replace(view, accepted_nodes=table)
+        return replace(view, accepted_nodes=table.to(self.device))
 
     def store(self, buffers: DistributionBuffers) -> DraftStore:
         """Where drafts wait, of trees their paths."""
@@ -141,4 +141,4 @@ class _PathStore(DraftStore):
 
 def why_no_trees(device: torch.device) -> str | None:
     """See `Speculation.prepare`. None: trees are verified, each on its best path."""
-    return None if device.type == "cpu" else ", and drafters grow trees on a CPU alone"
+    return None if device.type == "cpu" else ", and this adapter was tried with trees on a CPU alone"

@@ -1,11 +1,12 @@
 """What trees of drafts bring: tokens per verification on held-out prompts, and tokens per second of CPU time.
 
-    python -m benchmarks.trees [--prompts 192] [--draws 2] [--batch 1 4 16] [--turns 3] [--save FILE]
+    python -m benchmarks.trees [--prompts 192] [--skip 0] [--draws 2] [--batch 1 4 16] [--turns 3] [--save FILE]
         [--parts acceptance speed]
 
 Acceptance is that of the first draft after a prompt of 128 tokens. Given the drafts that the engine verifies, it is the
-expectation over all decisions of the rule, computed with the rule's specification. So only prompts and draws are chance.
-Speeds are measured in turns: one engine per setting lives in one process, and each turn's rate is divided by that of
+expectation over all decisions of the rule, computed with the specification. So only prompts and draws are chance.
+
+Speeds are measured in turns. One engine per setting lives in one process, and each turn's rate is divided by that of
 plain decoding in the same turn.
 """
 
@@ -210,43 +211,59 @@ def rate(llm: LLM, texts: Sequence[str], temperature: float, length: int) -> flo
     return len(texts) * length / (time.process_time() - start)
 
 
+class Results:
+    """Figures by part and name, printed and saved as they come. Parts that are not measured stay as they were."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._found: dict[str, dict[str, object]] = json.loads(path.read_text()) if path and path.exists() else {}
+
+    def note(self, part: str, name: str, value: object) -> None:
+        self._found.setdefault(part, {})[name] = value
+        print(part, name, value, flush=True)
+        if self._path:
+            self._path.write_text(json.dumps(self._found, indent=1) + "\n")
+
+
+def measure_acceptance(args: argparse.Namespace, results: Results) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
+    prompts = held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)[args.skip :]
+    for setting in acceptance_settings():
+        if args.only in setting.name:
+            results.note("acceptance", setting.name, acceptance(setting, prompts, args.draws))
+
+
+def measure_speed(args: argparse.Namespace, results: Results) -> None:
+    for temperature in args.temperature:
+        for batch in args.batch:
+            settings = [each for each in speed_settings(temperature) if args.only in each.name]
+            for name, value in speeds(settings, batch, args.turns, args.length).items():
+                results.note("speed", f"{name}, {batch} requests", value)
+
+
+PARTS = {"acceptance": measure_acceptance, "speed": measure_speed}
+
+
 def main() -> None:
     """Print one line for each figure; save all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=192)
+    parser.add_argument("--skip", type=int, default=0, help="of these prompts, how many of the first are left out")
     parser.add_argument("--draws", type=int, default=2, help="drafts of each prompt at temperature 1")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="of the speeds")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--length", type=int, default=64, help="tokens of each text whose time is taken")
-    parser.add_argument("--parts", nargs="+", choices=["acceptance", "speed"], default=["acceptance", "speed"])
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--only", default="", help="settings whose name contains this")
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, dict[str, object]] = {}
-    if args.save and args.save.exists():  # parts that are not asked for stay
-        found = json.loads(args.save.read_text())
-
-    def note(part: str, name: str, value: object) -> None:
-        found.setdefault(part, {})[name] = value
-        print(part, name, value, flush=True)
-        if args.save:
-            args.save.write_text(json.dumps(found, indent=1) + "\n")
-
+    results = Results(args.save)
     for name, value in environment(torch.device("cpu")).items():
-        note("environment", name, value)
-    if "acceptance" in args.parts:
-        tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
-        prompts = held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)
-        for setting in acceptance_settings():
-            if args.only in setting.name:
-                note("acceptance", setting.name, acceptance(setting, prompts, args.draws))
-    if "speed" in args.parts:
-        for temperature in (0.0, 1.0):
-            for batch in args.batch:
-                settings = list(speed_settings(temperature))
-                for name, value in speeds(settings, batch, args.turns, args.length).items():
-                    note("speed", f"{name}, {batch} requests", value)
+        results.note("environment", name, value)
+    for part_name in args.parts:
+        PARTS[part_name](args, results)
 
 
 if __name__ == "__main__":

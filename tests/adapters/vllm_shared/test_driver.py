@@ -111,6 +111,12 @@ class Branching:
         return Draft(draft.token_ids, draft.lengths, confidence=sure, parents=draft.parents)
 
 
+class Embedding(Counting):
+    """As a head that reads the target's embeddings."""
+
+    needs = Needs(history=True, hidden_states=(0,))
+
+
 class Listener:
     """Keeps what it is shown of verification."""
 
@@ -149,14 +155,15 @@ class Engine:
         self.proposer = driver._host.proposer
         self.states, self.tokens, self.computed, self.drafts = {}, {}, {}, {}
 
-    def add(self, name, prompt, **params):
+    def add(self, name, prompt, images=(), **params):
         values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "max_tokens": 50}
         values["extra_args"] = None
         values |= {"min_tokens": 0, "stop_token_ids": [], "eos_token_id": None} | params
-        self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=SimpleNamespace(**values))
+        sampling = SimpleNamespace(**values)
+        self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=sampling, mm_features=list(images))
         self.tokens[name], self.computed[name], self.drafts[name] = list(prompt), 0, []
 
-    def step(self, outputs, *, finished=(), preempted=(), chunk=None, logits=None):
+    def step(self, outputs, *, finished=(), preempted=(), chunk=None, logits=None, hidden=None):
         """outputs: name -> output tokens, in the order of the batch; [] computes `chunk` tokens of the prompt."""
         for name in preempted:
             self.computed[name], self.drafts[name] = 0, []
@@ -181,7 +188,7 @@ class Engine:
             drafts=verified,
             input_ids=torch.tensor(ids, dtype=torch.int32),
             input_positions=torch.tensor(positions),
-            hidden=None,
+            hidden=hidden,
             num_draft_tokens=K,
             logits=logits,
         )
@@ -252,6 +259,17 @@ def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
     assert engine.driver.report()["num_accepted_draft_tokens"] == 2
 
 
+@pytest.mark.parametrize(("proposer", "drafts"), [(Counting, [11, 12, 13]), (Embedding, [])])
+def test_a_prompt_with_an_image_has_drafts_from_those_that_read_tokens(proposer, drafts, caplog):
+    engine = Engine(make_driver(proposer))
+    engine.add("a", [1, 2, 3], images=["cat"])
+    engine.add("b", [1, 2, 3])
+    hidden = torch.rand(6, engine.driver._info.hidden_size)
+    found = engine.step({"a": [10], "b": [10]}, hidden=hidden)
+    assert found == {"a": drafts, "b": [11, 12, 13]}
+    assert ("SD-W281" in caplog.text) == (not drafts)
+
+
 def test_a_prompt_in_chunks_is_shown_in_chunks_and_drafted_for_when_it_is_done(engine):
     engine.add("a", list(range(1, 8)))
     assert engine.step({"a": []}, chunk=4) == {"a": []}
@@ -260,6 +278,46 @@ def test_a_prompt_in_chunks_is_shown_in_chunks_and_drafted_for_when_it_is_done(e
     assert (first.phase.tolist(), second.phase.tolist()) == ([Phase.PREFILL], [Phase.PREFILL_DONE])
     assert (first.kept.token_ids.tolist(), first.kept.next_token_ids.tolist()) == ([1, 2, 3, 4], [2, 3, 4, 5])
     assert second.kept.positions.tolist() == [4, 5, 6]
+
+
+def test_a_preempted_request_comes_back_with_the_tokens_that_the_scheduler_knew(engine):
+    """Asynchronous scheduling gives up those of the step that was under way."""
+    engine.add("a", [1, 2])
+    engine.step({"a": [10]})
+    engine.step({"a": [11, 40]})
+    engine.driver.begin_step((), {"a"})
+    engine.tokens["a"], engine.computed["a"], engine.drafts["a"] = [1, 2, 10], 0, []
+    engine.driver.resume("a", [1, 2, 10])
+    engine.step({"a": [12]})
+    step = engine.proposer.steps[-1]
+    assert step.committed_length.tolist() == [4]
+    assert step.history[step.rows[0], :4].tolist() == [1, 2, 10, 12]
+    engine.driver.resume("unknown", [1])
+
+
+def test_a_step_from_another_position_than_the_one_that_follows_stops_drafting(engine, caplog):
+    engine.add("a", [1, 2])
+    assert engine.step({"a": [10]}) == {"a": [11, 12, 13]}
+    expected = SimpleNamespace(request_ids=("a",), starts=[2])
+    engine.driver.check(expected)
+    assert not caplog.records
+    engine.driver.check(SimpleNamespace(request_ids=("a", "unknown"), starts=[3, 7]))
+    engine.driver.check(expected)
+    (record,) = caplog.records
+    assert "SD-W239" in record.getMessage()
+    assert engine.step({"a": [11]}) == {"a": []}
+
+
+def test_a_request_may_ask_for_fewer_drafts_or_none(engine, caplog):
+    for name, asked in {
+        "few": {"num_speculative_tokens": 1},
+        "none": {"speculative": False},
+        "bad": {"sped": 1},
+    }.items():
+        engine.add(name, [1, 2], extra_args={"specdec": asked})
+    assert engine.step({"few": [10], "none": [20], "bad": [30]}) == {"few": [11], "none": [], "bad": []}
+    (record,) = caplog.records
+    assert "sped" in record.getMessage()
 
 
 def test_a_preempted_request_comes_back_in_a_new_generation_from_position_0(engine):
