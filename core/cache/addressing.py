@@ -7,12 +7,11 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..kernels.attention_spec import AttentionContext, Mode, StoredAttention, TreeAttention
+from ..kernels.attention_spec import AttentionContext, Mode, StoredAttention, TreeAttention, TreeRows
 from ..request.request import Request
 from .block_pool import BlockPool
 from .block_table import BlockTable
 from .kv_cache import KVCache
-from .paged_view import TreeRows
 
 Trees = Sequence[Sequence[int]]
 """The parents of each request's nodes."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..kernels.attention_spec import Mode
+from ..kernels.attention_spec import Mode, TreeRows
 from .addressing import Extent, Rows, Trees
 from .block_table import BlockTable
 from .kv_cache import KVCache
-from .paged_view import PagedView, TreeRows
+from .paged_view import PagedView
 
 
 class DeviceAddressing:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..device_memory import lazy_zeros
-from ..kernels.path_move import MOVE_PATHS, Paths
+from ..kernels.path_move import Paths
+from ..kernels.path_move.dispatch import MOVE_PATHS
 from .state_store import StateStore
 from .transfer import upload
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..kernels.attention_spec import AttentionSpec, Mode
+from ..kernels.attention_spec import AttentionSpec, Mode, TreeRows
 from ..kernels.layers.deferred import plain
 from ..kernels.layers.rotary import rotation_of
 from ..kernels.paged_attention import Pages, TreeMask
@@ -16,14 +16,6 @@ from ..kernels.path_move import Paths
 from ..kernels.tree_masks import TREE_MASKS
 from .block_table import BlockTable
 from .kv_cache import KVCache
-
-
-@dataclass(frozen=True)
-class TreeRows:
-    """The last positions of each request are the nodes of a tree."""
-
-    parents: Tensor  # [B, W] int64; those behind a request's nodes are never read
-    num_nodes: Tensor  # [B] int64; 0: its positions follow each other
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import torch
 
 from ..cache.block_table import BlockTable
 from ..cache.kv_cache import KVCache
-from ..cache.paged_view import PagedView, TreeRows
+from ..cache.paged_view import PagedView
+from ..kernels.attention_spec import TreeRows
 from ..model.forward_input import ForwardInput
 from ..model.target import Target
 

@@ -23,6 +23,14 @@ class AttentionSpec:
     sinks: Tensor | None = None  # [Hq] scores of a key without a value, which takes its share of every softmax
 
 
+@dataclass(frozen=True)
+class TreeRows:
+    """The last positions of each request are the nodes of a tree."""
+
+    parents: Tensor  # [B, W] int64; those behind a request's nodes are never read
+    num_nodes: Tensor  # [B] int64; 0: its positions follow each other
+
+
 class AttentionContext(Protocol):
     """What serves attention during one forward pass; travels through the model as a keyword argument."""
 

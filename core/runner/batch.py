@@ -11,10 +11,9 @@ from specdec.sdk.trees import depths
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
-from ..cache.paged_view import TreeRows
 from ..cache.state_store import StateShare
 from ..cache.transfer import upload
-from ..kernels.attention_spec import TreeAttention
+from ..kernels.attention_spec import TreeAttention, TreeRows
 from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
 from ..rejection.types import DraftRows, SamplingRows

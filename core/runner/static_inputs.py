@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..cache.paged_view import PagedView, TreeRows
+from ..cache.paged_view import PagedView
+from ..kernels.attention_spec import TreeRows
 from ..model.forward_input import ForwardInput
 from .buckets import Bucket
 from .recording import copy_together

@@ -11,10 +11,12 @@ from unittest.mock import patch
 
 import torch
 
-from specdec.core.kernels import draft_uniforms, path_move, tree_masks
+from specdec.core.kernels import draft_uniforms, tree_masks
 from specdec.core.kernels.layers import naive as layers
 from specdec.core.kernels.layers.operations import LAYER_KERNELS
 from specdec.core.kernels.paged_attention import dispatch, naive
+from specdec.core.kernels.path_move import dispatch as moving
+from specdec.core.kernels.path_move import naive as plain_moves
 from specdec.core.rejection import block, sampler, torch_backend, tree
 from specdec.core.rejection.types import Verdict
 
@@ -36,8 +38,8 @@ def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
         stack.enter_context(patch.dict(draft_uniforms.DRAFT_UNIFORMS, cuda=uniforms))
         masks = cuda.kernel(tree_masks.naive.tree_masks, 1)
         stack.enter_context(patch.dict(tree_masks.TREE_MASKS, cuda=masks))
-        moves = cuda.kernel(path_move.naive.move_paths, 1)
-        stack.enter_context(patch.dict(path_move.MOVE_PATHS, cuda=moves))
+        moves = cuda.kernel(plain_moves.move_paths, 1)
+        stack.enter_context(patch.dict(moving.MOVE_PATHS, cuda=moves))
         fused = {name: cuda.kernel(getattr(layers, name), 1) for name in FUSED}
         stack.enter_context(patch.dict(LAYER_KERNELS, cuda=lambda: SimpleNamespace(**fused)))
         verify = {"VERIFY_BACKENDS": torch_backend.verify, "BLOCK_BACKENDS": block.verify_block}
