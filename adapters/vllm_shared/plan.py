@@ -25,8 +25,6 @@ def refuse_plan(config: Any) -> None:
             "vLLM does not call a drafter on idle data-parallel ranks, and a network's collectives would wait there"
         )
         raise Refusal(reason, "one engine per replica behind a router")
-    if model.is_multimodal_model or model.uses_mrope:
-        raise Refusal("the target takes images or audio, or has M-RoPE positions", "a target for text")
     if model.is_hybrid or model.is_attention_free:
         reason = (
             "layers of the target keep a state, and after rejected drafts vLLM may go on with a stale one (vllm #39273)"

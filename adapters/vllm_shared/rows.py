@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from specdec import SamplingParams
 from specdec.core.host import BlockPool, Request, RowTable, registry
 from specdec.sdk import ConfigError, RequestError, StrictModel, TargetInfo
+from specdec.sdk.errors import message
 from specdec.sdk.ranges import LimitOrZero
 
 logger = logging.getLogger("specdec")
@@ -78,7 +79,7 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
         max_tokens=max_tokens,
         min_tokens=min(theirs.min_tokens, max_tokens),
         extra_args=theirs.extra_args,
-        speculative=may_draft and limits.speculative,
+        speculative=may_draft and limits.speculative and _may_draft_after(state.mm_features, loaded, request_id),
         num_speculative_tokens=limits.num_speculative_tokens,
     )
     return Request(
@@ -103,6 +104,20 @@ def _options(loaded: registry.LoadedProposer, extra_args: dict[str, Any] | None,
     except RequestError as error:
         logger.warning("%s", error)
         return loaded.read_request(None, request_id), False
+
+
+def _may_draft_after(features: Sequence[Any] | None, loaded: registry.LoadedProposer, request_id: str) -> bool:
+    """Whether a proposer can draft for a prompt with images or audio, whose placeholders are tokens like any other.
+
+    A network of its own would embed the placeholders and not what is in their place.
+    """
+    needs = loaded.needs
+    if not features or (needs.draft_kv is None and 0 not in needs.hidden_states):
+        return True
+    facts = {"request": request_id, "found": f"{len(features)} images, sounds or videos in the prompt"}
+    facts |= {"effect": "no drafts for this request", "fix": "a proposer without a network, such as ngram"}
+    logger.warning("%s", message("SD-W281", "the proposer's network reads embeddings of text only", facts))
+    return False
 
 
 class RequestLimits(StrictModel):

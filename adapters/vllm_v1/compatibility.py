@@ -50,7 +50,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "scheduled_spec_decode_tokens",
         "num_spec_tokens_to_schedule",
     ),
-    "CachedRequestState": ("prompt_token_ids", "sampling_params", "output_token_ids"),
+    "CachedRequestState": ("prompt_token_ids", "sampling_params", "output_token_ids", "mm_features"),
     "SpecDecodeMetadata": ("num_draft_tokens",),
 }
 """Fields of vLLM's dataclasses that are read."""

@@ -106,6 +106,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
         "prefill_token_ids",
         "prompt_len",
         "sampling_params",
+        "mm_features",
         "block_ids",
     ),
     "v1/core/sched/output.py:CachedRequestData": ("req_ids", "new_block_ids"),

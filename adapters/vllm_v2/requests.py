@@ -13,6 +13,7 @@ class Running:
 
     prompt_token_ids: list[int]
     sampling_params: Any
+    mm_features: list[Any]  # images and sounds in the prompt
     blocks: list[int] = field(default_factory=list)  # of vLLM's cache, in the group of the draft layers
     drafts: list[int] = field(default_factory=list)  # that its next step verifies
 
@@ -28,7 +29,7 @@ class Requests(dict[str, Running]):
             known = self.get(new.req_id)
             if known is None:
                 prompt = list(new.prefill_token_ids[: new.prompt_len])
-                known = self[new.req_id] = Running(prompt, new.sampling_params)
+                known = self[new.req_id] = Running(prompt, new.sampling_params, new.mm_features)
             if self.group is not None:
                 known.blocks[:] = new.block_ids[self.group]
 

@@ -92,6 +92,31 @@ class Reading:
         return Draft.from_lists([()] * len(step), K)
 
 
+class Branching:
+    """Drafts two paths of which the second is longer, in 8 nodes, and remembers which were accepted."""
+
+    needs = Needs(topology="tree", confidence=True)
+    path = (22, 23, 24, 25)  # nodes 1, 2, 3, 4
+
+    def __init__(self, config):
+        self.accepted = []
+
+    def observe(self, step):
+        self.accepted.append(step.accepted_nodes[:, :4].tolist())
+
+    def propose(self, step):
+        nodes = [(-1, 21), (-1, 22), (1, 23), (2, 24), (3, 25)]
+        draft = Draft.from_trees([nodes] * len(step), step.num_draft_tokens)
+        sure = torch.full(draft.token_ids.shape, 0.9, dtype=torch.float32)
+        return Draft(draft.token_ids, draft.lengths, confidence=sure, parents=draft.parents)
+
+
+class Embedding(Counting):
+    """As a head that reads the target's embeddings."""
+
+    needs = Needs(history=True, hidden_states=(0,))
+
+
 class Listener:
     """Keeps what it is shown of verification."""
 
@@ -103,14 +128,15 @@ class Listener:
         self.steps.append(step)
 
 
-def make_driver(cls, policy="disable", sample="greedy", listener=None, **info):
+def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, **info):
     target = fake_target_info(**info)
-    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": K, "on_proposer_error": policy}
+    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": k, "on_proposer_error": policy}
     settings = PluginSettings()
     hooks = load_hooks(settings)
     if listener is not None:
         hooks.add(listener, "listener")
-    speculation = Speculation.prepare(config | {"draft_sample_method": sample}, target, settings, hooks)
+    asked = config | {"draft_sample_method": sample}
+    speculation = Speculation.prepare(asked, target, settings, hooks, no_trees=None)
     embed = torch.nn.Embedding(V, 16)
     model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
     layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
@@ -129,14 +155,15 @@ class Engine:
         self.proposer = driver._host.proposer
         self.states, self.tokens, self.computed, self.drafts = {}, {}, {}, {}
 
-    def add(self, name, prompt, **params):
+    def add(self, name, prompt, images=(), **params):
         values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "max_tokens": 50}
         values["extra_args"] = None
         values |= {"min_tokens": 0, "stop_token_ids": [], "eos_token_id": None} | params
-        self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=SimpleNamespace(**values))
+        sampling = SimpleNamespace(**values)
+        self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=sampling, mm_features=list(images))
         self.tokens[name], self.computed[name], self.drafts[name] = list(prompt), 0, []
 
-    def step(self, outputs, *, finished=(), preempted=(), chunk=None, logits=None):
+    def step(self, outputs, *, finished=(), preempted=(), chunk=None, logits=None, hidden=None):
         """outputs: name -> output tokens, in the order of the batch; [] computes `chunk` tokens of the prompt."""
         for name in preempted:
             self.computed[name], self.drafts[name] = 0, []
@@ -161,7 +188,7 @@ class Engine:
             drafts=verified,
             input_ids=torch.tensor(ids, dtype=torch.int32),
             input_positions=torch.tensor(positions),
-            hidden=None,
+            hidden=hidden,
             num_draft_tokens=K,
             logits=logits,
         )
@@ -185,6 +212,16 @@ def test_rows_are_stable_while_the_batch_is_reordered_and_requests_skip_steps(en
     assert rows == [{"a": 0, "b": 1, "c": 2}, {"c": 2, "a": 0}, {"b": 1, "c": 2, "a": 0}]
     lengths = [step.committed_length.tolist() for step in engine.proposer.steps]
     assert lengths == [[4, 4, 4], [5, 5], [5, 6, 6]]
+
+
+def test_of_a_tree_vllm_gets_as_much_of_the_best_path_as_it_verifies_and_the_nodes_are_told():
+    engine = Engine(make_driver(Branching, "raise", k=8))
+    engine.add("a", [1])
+    engine.add("b", [1])
+    drafts = engine.step({"a": [20], "b": [20]})
+    assert drafts == {"a": list(Branching.path[:K]), "b": list(Branching.path[:K])}
+    engine.step({"b": [22, 23, 7], "a": [9]})
+    assert engine.proposer.accepted == [[[-1] * 4] * 2, [[1, 2, -1, -1], [-1] * 4]]
 
 
 def test_drafts_stand_in_the_order_of_the_batch_as_python_ints(engine):
@@ -220,6 +257,17 @@ def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
     assert step.kept.positions.tolist() == [2, 3, 4]
     assert step.history[0, :6].tolist() == [1, 2, 10, 11, 12, 40]
     assert engine.driver.report()["num_accepted_draft_tokens"] == 2
+
+
+@pytest.mark.parametrize(("proposer", "drafts"), [(Counting, [11, 12, 13]), (Embedding, [])])
+def test_a_prompt_with_an_image_has_drafts_from_those_that_read_tokens(proposer, drafts, caplog):
+    engine = Engine(make_driver(proposer))
+    engine.add("a", [1, 2, 3], images=["cat"])
+    engine.add("b", [1, 2, 3])
+    hidden = torch.rand(6, engine.driver._info.hidden_size)
+    found = engine.step({"a": [10], "b": [10]}, hidden=hidden)
+    assert found == {"a": drafts, "b": [11, 12, 13]}
+    assert ("SD-W281" in caplog.text) == (not drafts)
 
 
 def test_a_prompt_in_chunks_is_shown_in_chunks_and_drafted_for_when_it_is_done(engine):

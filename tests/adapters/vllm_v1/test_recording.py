@@ -46,14 +46,14 @@ def recorded_in_vllm(target, folder, *, seconds=400, **more):
 
 
 @pytest.fixture(scope="module")
-def ending_target(target, tmp_path_factory):
+def ending_target(vllm_target, tmp_path_factory):
     """The target whose texts end at tokens that it says: it was trained on texts without an end."""
     directory = tmp_path_factory.mktemp("ending")
-    for file in target.iterdir():
+    for file in vllm_target.iterdir():
         (directory / file.name).symlink_to(file.resolve())
     (directory / "generation_config.json").unlink()
     prompt = load_dataset("packaged", None, PluginSettings())[0].prompt
-    (output,) = LLM(target).generate([prompt], SamplingParams(temperature=0, max_tokens=13))
+    (output,) = LLM(vllm_target).generate([prompt], SamplingParams(temperature=0, max_tokens=13))
     settings = {"eos_token_id": [2, output.outputs[0].token_ids[12]]}
     (directory / "generation_config.json").write_text(json.dumps(settings))
     return directory
@@ -103,9 +103,9 @@ def test_a_replay_drafts_and_accepts_the_same(both, tiny_drafter, method):
     assert replay(both[0], asked).acceptance.num_accepted_tokens > 5
 
 
-def test_arguments_that_recording_decides_and_unknown_ones_are_refused(target, tmp_path):
+def test_arguments_that_recording_decides_and_unknown_ones_are_refused(vllm_target, tmp_path):
     for given in ({"enable_prefix_caching": True}, {"tensor_paralel_size": 2}):
-        done = recorded_in_vllm(target, tmp_path / "x", vllm=json.dumps(given))
+        done = recorded_in_vllm(vllm_target, tmp_path / "x", vllm=json.dumps(given))
         assert done.returncode == 2
         assert "SD-E280" in done.stderr
         assert next(iter(given)) in done.stderr
