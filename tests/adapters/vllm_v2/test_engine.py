@@ -221,7 +221,6 @@ def test_a_combinator_runs_as_one_proposer(run_engine, plain, record, tiny_draft
 
 REFUSED = {
     "pipeline parallelism": ({"method": "ngram"}, {"pipeline_parallel_size": 2}, "the last stage"),
-    "drafts in trees": ({"method": "everywhere:Tree"}, {}, 'topology="tree"'),
 }
 
 
