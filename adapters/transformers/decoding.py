@@ -150,7 +150,7 @@ class SpeculativeDecoding:
         token_streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Called by `generate`. Returns what it returns: ids [1, T], or its output object where that was asked for.
+        """Called by `generate`. Returns what it returns: ids [B, T], or its output object where that was asked for.
 
         Raises RequestError SD-E197 for what is not offered, ConfigError SD-E198 for another model, and ProposerError
         if the proposer fails under `on_proposer_error="raise"`.
