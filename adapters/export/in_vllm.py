@@ -16,6 +16,11 @@ from .asked import Asked
 from .vllm_methods import COMMON, NATIVE, REASONS, VERSIONS, NativeMethod
 
 _ADAPTER = "specdec.adapters.vllm"
+_RUNNERS = (
+    "runs in vLLM 0.32's V2 model runner where Triton runs, and in V1 elsewhere or with VLLM_USE_V2_MODEL_RUNNER=0",
+    "a drafter with KV of its own needs --no-enable-prefix-caching in V1",
+    "install specdec-sdk, the plugin and its checkpoint on every machine",
+)
 _VLLMS = ("num_speculative_tokens", "draft_sample_method", "rejection_sample_method", "draft_tensor_parallel_size")
 
 
@@ -61,7 +66,8 @@ def _adapter(asked: Asked) -> HandOver:
     section |= {} if asked.resolved.model is None else {"model": asked.resolved.model}
     section |= ours | dict(asked.config.unclaimed)
     selector = f"{_ADAPTER}.{method if short else 'Configured'}"
-    return _answer(asked, "adapter", {"model": selector, **_vllms(asked)}, {"specdec": section} if section else {})
+    additional = {"specdec": section} if section else {}
+    return _answer(asked, "adapter", {"model": selector, **_vllms(asked)}, additional, notes=_RUNNERS)
 
 
 def _vllms(asked: Asked) -> dict[str, object]:

@@ -29,17 +29,30 @@ logger = logging.getLogger("specdec")
 
 @cache
 def register() -> None:
-    """Wrap, once in a process."""
+    """Wrap, once in a process. A vLLM without what is wrapped stays as it is: others use it without us."""
+    try:
+        wrapped = _wrapped()
+    except (ImportError, AttributeError) as error:
+        logger.info("this vLLM has no V2 model runner that runs our proposers: %s", error)
+        return
+    for owner, name, replacement in wrapped:
+        setattr(owner, name, replacement)
+
+
+def _wrapped() -> list[tuple[Any, str, Any]]:
+    """Each place with what stands there from now on. Raises ImportError, AttributeError."""
     from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.v1.worker.gpu import spec_decode
 
-    VllmConfig._get_v2_model_runner_unsupported_features = _supported(
-        VllmConfig._get_v2_model_runner_unsupported_features
-    )
-    VllmConfig.__post_init__ = _planned(VllmConfig.__post_init__, sys.modules[VllmConfig.__module__])
-    VllmConfig.num_lookahead_tokens = property(_lookahead(VllmConfig.num_lookahead_tokens.fget))
-    SpeculativeConfig.use_eagle_block_drop = _block_drop(SpeculativeConfig.use_eagle_block_drop)
-    spec_decode.init_speculator = _init_speculator(spec_decode.init_speculator)
+    listed = "_get_v2_model_runner_unsupported_features"
+    module = sys.modules[VllmConfig.__module__]
+    return [
+        (VllmConfig, listed, _supported(getattr(VllmConfig, listed))),
+        (VllmConfig, "__post_init__", _planned(VllmConfig.__post_init__, module)),
+        (VllmConfig, "num_lookahead_tokens", property(_lookahead(VllmConfig.num_lookahead_tokens.fget))),
+        (SpeculativeConfig, "use_eagle_block_drop", _block_drop(SpeculativeConfig.use_eagle_block_drop)),
+        (spec_decode, "init_speculator", _init_speculator(spec_decode.init_speculator)),
+    ]
 
 
 def forced() -> bool:

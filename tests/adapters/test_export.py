@@ -78,6 +78,7 @@ def test_what_vllm_lacks_goes_through_the_adapter_with_all_its_keys():
     answer = vllm(config)
     assert answer["route"] == "adapter"
     assert answer["dropped"] == {}
+    assert "V2 model runner" in answer["notes"][0]
     assert answer["settings"] == {
         "speculative_config": {"model": "specdec.adapters.vllm.medusa", "num_speculative_tokens": 2},
         "additional_config": {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections import defaultdict
+from types import ModuleType
 
 import pytest
 from scripts.vllm_fits import main
 
 from specdec.adapters.vllm_v2.compatibility import MEMBERS, PARAMETERS, differences
+from specdec.adapters.vllm_v2.plugin import register
 
 
 @pytest.fixture
@@ -67,6 +70,20 @@ def test_what_is_gone_is_named(package):
 def test_another_folder_is_no_vllm(tmp_path, capsys):
     assert main(tmp_path / "other") == 2
     assert "no folder of the package vllm" in capsys.readouterr().out
+
+
+def test_a_vllm_without_this_runner_stays_as_it_is(monkeypatch):
+    """vLLM calls the entry point wherever this package is installed beside it, and an error there would end it."""
+    config, gpu = ModuleType("vllm.config"), ModuleType("vllm.v1.worker.gpu")
+    config.SpeculativeConfig = type("SpeculativeConfig", (), {})
+    config.VllmConfig = type("VllmConfig", (), {"__post_init__": print})
+    gpu.spec_decode = ModuleType("spec_decode")
+    for name, module in {"vllm": ModuleType("vllm"), "vllm.config": config, "vllm.v1.worker.gpu": gpu}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    register.__wrapped__()
+    assert config.VllmConfig.__post_init__ is print
+    monkeypatch.setitem(sys.modules, "vllm.config", None)
+    register.__wrapped__()
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -216,3 +217,18 @@ def test_a_combinator_runs_as_one_proposer(run_engine, plain, record, tiny_draft
     assert run["outputs"][0] == plain
     assert run["reports"][0]["num_accepted_draft_tokens"] > 20
     record(run, "several proposers in one (a combinator)")
+
+
+REFUSED = {
+    "pipeline parallelism": ({"method": "ngram"}, {"pipeline_parallel_size": 2}, "the last stage"),
+}
+
+
+@pytest.mark.parametrize("capability", REFUSED)
+def test_what_cannot_survive_is_refused_in_the_first_process_with_the_reason(run_engine, record, capability):
+    proposer, engine, reason = REFUSED[capability]
+    run = run_engine("Configured", specdec=proposer, **engine)
+    assert run["outputs"] == []
+    said = re.search(rf"(?:.*error, )?(.*{re.escape(reason)}.*?)(?: \[type=.*)?$", run["error"], flags=re.MULTILINE)
+    assert said
+    record(run, capability, refused=re.sub(r"^ *reason +", "", said[1]))

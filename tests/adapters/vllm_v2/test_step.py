@@ -39,7 +39,7 @@ class Batch:
             positions=torch.cat([torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]),
             input_ids=torch.zeros(sum(counts), dtype=torch.int32),
         )
-        self.requests = Requests({name: Running([1], None) for name in self.batch.req_ids})
+        self.requests = Requests({name: Running([1], None, []) for name in self.batch.req_ids})
         self.reader = StepReader(K, self.states, self.requests)
 
     def read(self):
@@ -102,7 +102,12 @@ def test_a_greedy_request_without_distributions_has_certain_slots():
 def new(name, tokens, prompt_len, *blocks):
     groups = [[99], list(blocks)]
     return SimpleNamespace(
-        req_id=name, prefill_token_ids=tokens, prompt_len=prompt_len, sampling_params=None, block_ids=groups
+        req_id=name,
+        prefill_token_ids=tokens,
+        prompt_len=prompt_len,
+        sampling_params=None,
+        mm_features=[],
+        block_ids=groups,
     )
 
 

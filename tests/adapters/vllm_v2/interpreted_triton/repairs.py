@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 def install():
-    from triton.language import log
+    import triton.language as tl
     from triton.language.extra import libdevice
 
-    libdevice.log1p = lambda x: log(1.0 + x)  # in the interpreter libdevice's functions return None
+    libdevice.log1p = lambda x: tl.log(1.0 + x)  # in the interpreter libdevice's functions return None
     _keep_asynchronous_scheduling()
 
 
