@@ -77,6 +77,15 @@ class Driver:
             self._rows.unseat(request)
         self._progress.preempt(lost)
 
+    def resume(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """A preempted request comes back with the tokens that vLLM's scheduler knew when it planned the preemption.
+
+        With asynchronous scheduling it gives up those of the step that was under way, and samples them again.
+        """
+        request = self._rows.get(request_id)
+        if request is not None and request.row < 0 and request.finish_reason is None:
+            request.token_ids[:] = token_ids
+
     def check(self, step: EngineStep) -> None:
         """Stop drafting if vLLM computed other positions than those that follow: its bookkeeping is not as known."""
         for request_id, start in zip(step.request_ids, step.starts, strict=True):

@@ -124,13 +124,18 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
 """Classes and modules of vLLM, and what is read of them."""
 
 
+def installed_vllm() -> Path:
+    """The folder of the package. Raises ModuleNotFoundError."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("vLLM is not installed", name="vllm")
+    return Path(spec.submodule_search_locations[0])
+
+
 @cache
 def v2_differences() -> tuple[str, ...]:
     """Of the vLLM that is installed."""
-    spec = importlib.util.find_spec("vllm")
-    assert spec is not None, "vLLM calls this"
-    assert spec.submodule_search_locations is not None
-    return tuple(differences(Path(spec.submodule_search_locations[0])))
+    return tuple(differences(installed_vllm()))
 
 
 def differences(package: Path) -> list[str]:

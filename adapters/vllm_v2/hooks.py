@@ -48,6 +48,8 @@ def _finish_requests(speculator: Speculator, original: Callable[..., Any], runne
 
 def _add_requests(speculator: Speculator, original: Callable[..., Any], runner: Any, scheduled: Any) -> Any:
     speculator.requests.add(scheduled.scheduled_new_reqs)
+    for new in scheduled.scheduled_new_reqs:
+        speculator.driver.resume(new.req_id, new.prefill_token_ids)
     return original(runner, scheduled)
 
 

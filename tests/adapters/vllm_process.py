@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent  # with the proposers that tests name by class path
-TIME_LIMIT = 400  # seconds of one run; a first start takes some 15 on an idle machine
+TIME_LIMIT = 1200  # seconds of one run; a first start takes some 15 on an idle machine
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -39,10 +39,24 @@ def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, s
     }
 
 
+def environment_of(in_process, path, more):
+    """Of a process that runs vLLM offline on a CPU. `path`: folders of modules and distributions, first."""
+    return os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), *path, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)),
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function of the tests asks the workers for their reports
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        **more,
+    }
+
+
 class VllmProcess:
     """`in_process`: whether the engine and its one worker run in this process, so that several can follow each other.
 
-    `path`: folders of modules and distributions, first.
+    `path`: see `environment_of`.
     """
 
     def __init__(self, log, *, in_process=True, path=(), **environment):
@@ -50,24 +64,12 @@ class VllmProcess:
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, HERE / "run_vllm.py"],
-                env=os.environ | self._environment(in_process, path) | environment,
+                env=environment_of(in_process, path, environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
             )
-
-    @staticmethod
-    def _environment(in_process, path):
-        return {
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": os.pathsep.join([str(HERE), *path, *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)),
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # a function of the tests asks the workers for their reports
-            "VLLM_LOGGING_LEVEL": "WARNING",
-        }
 
     def run(self, job, directory):
         """The result of one job, with what was printed meanwhile as `log`."""

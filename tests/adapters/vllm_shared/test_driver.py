@@ -250,6 +250,46 @@ def test_a_prompt_in_chunks_is_shown_in_chunks_and_drafted_for_when_it_is_done(e
     assert second.kept.positions.tolist() == [4, 5, 6]
 
 
+def test_a_preempted_request_comes_back_with_the_tokens_that_the_scheduler_knew(engine):
+    """Asynchronous scheduling gives up those of the step that was under way."""
+    engine.add("a", [1, 2])
+    engine.step({"a": [10]})
+    engine.step({"a": [11, 40]})
+    engine.driver.begin_step((), {"a"})
+    engine.tokens["a"], engine.computed["a"], engine.drafts["a"] = [1, 2, 10], 0, []
+    engine.driver.resume("a", [1, 2, 10])
+    engine.step({"a": [12]})
+    step = engine.proposer.steps[-1]
+    assert step.committed_length.tolist() == [4]
+    assert step.history[step.rows[0], :4].tolist() == [1, 2, 10, 12]
+    engine.driver.resume("unknown", [1])
+
+
+def test_a_step_from_another_position_than_the_one_that_follows_stops_drafting(engine, caplog):
+    engine.add("a", [1, 2])
+    assert engine.step({"a": [10]}) == {"a": [11, 12, 13]}
+    expected = SimpleNamespace(request_ids=("a",), starts=[2])
+    engine.driver.check(expected)
+    assert not caplog.records
+    engine.driver.check(SimpleNamespace(request_ids=("a", "unknown"), starts=[3, 7]))
+    engine.driver.check(expected)
+    (record,) = caplog.records
+    assert "SD-W239" in record.getMessage()
+    assert engine.step({"a": [11]}) == {"a": []}
+
+
+def test_a_request_may_ask_for_fewer_drafts_or_none(engine, caplog):
+    for name, asked in {
+        "few": {"num_speculative_tokens": 1},
+        "none": {"speculative": False},
+        "bad": {"sped": 1},
+    }.items():
+        engine.add(name, [1, 2], extra_args={"specdec": asked})
+    assert engine.step({"few": [10], "none": [20], "bad": [30]}) == {"few": [11], "none": [], "bad": []}
+    (record,) = caplog.records
+    assert "sped" in record.getMessage()
+
+
 def test_a_preempted_request_comes_back_in_a_new_generation_from_position_0(engine):
     engine.add("a", [1, 2])
     engine.add("b", [3])

@@ -13,8 +13,8 @@ BLOCK_SIZE = 32  # vLLM's attention on a CPU takes no smaller blocks
 
 
 @pytest.fixture(scope="session")
-def process(tmp_path_factory):
-    """Starts a process in which Triton's interpreter is an active backend, so that vLLM chooses V2 by itself.
+def shim(tmp_path_factory):
+    """What a process has in which Triton's interpreter is an active backend, so that vLLM chooses V2 by itself.
 
     The shim is a distribution there: Triton and vLLM look for entry points in every process.
     """
@@ -25,7 +25,13 @@ def process(tmp_path_factory):
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {SHIM.name}\nVersion: 0\n")
     groups = {"triton.backends": f"cpu = {SHIM.name}", "vllm.general_plugins": f"shim = {SHIM.name}.repairs:install"}
     (metadata / "entry_points.txt").write_text("\n".join(f"[{group}]\n{line}" for group, line in groups.items()))
-    return partial(VllmProcess, path=[str(site)], TRITON_INTERPRET="1")
+    return {"path": [str(site)], "TRITON_INTERPRET": "1"}
+
+
+@pytest.fixture(scope="session")
+def process(shim):
+    """Starts such a process."""
+    return partial(VllmProcess, **shim)
 
 
 @pytest.fixture(scope="session")
