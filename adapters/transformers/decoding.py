@@ -15,7 +15,6 @@ from specdec import SamplingParams
 from specdec.core.host import (
     BlockPool,
     Committed,
-    DraftStore,
     EngineConfig,
     EngineMetrics,
     KVCache,
@@ -25,7 +24,6 @@ from specdec.core.host import (
     Scheduler,
     Speculation,
     SpeculativeSettings,
-    ViewBuilder,
     profile_of,
     refuse_unsupported,
     registry,
@@ -34,6 +32,7 @@ from specdec.core.host import (
 from specdec.sdk.errors import ConfigError, Refusal
 from specdec.sdk.types import SamplingView, TargetInfo
 
+from ..best_path import PathViews, why_no_trees
 from ..verification import refuse_adaptive
 from .call import Call
 from .target import GenerateTarget
@@ -79,7 +78,7 @@ def speculative(
     hooks = registry.load_hooks(plugins)
     for listener in listeners:
         hooks.add(listener, type(listener).__name__)
-    speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
+    speculation = Speculation.prepare(speculative_config, info, plugins, hooks, no_trees=why_no_trees(device))
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
     _refuse_needs(speculation)
@@ -131,7 +130,7 @@ class SpeculativeDecoding:
             self._target,
             no_layers,  # a call brings its own keys and values
             self._scheduler,
-            DraftStore(speculation.distribution_buffers(info, model.device)),
+            self._views.store(speculation.distribution_buffers(info, model.device)),
             self.metrics,
             self._host,
             profile=False,
@@ -151,7 +150,7 @@ class SpeculativeDecoding:
         token_streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Called by `generate`. Returns what it returns: ids [1, T], or its output object where that was asked for.
+        """Called by `generate`. Returns what it returns: ids [B, T], or its output object where that was asked for.
 
         Raises RequestError SD-E197 for what is not offered, ConfigError SD-E198 for another model, and ProposerError
         if the proposer fails under `on_proposer_error="raise"`.
@@ -247,7 +246,7 @@ class _Planning(Scheduler):
         return schedule
 
 
-class _Views(ViewBuilder):
+class _Views(PathViews):
     """Shows a proposer the call's sampling parameters; the engine's own are those of processed logits."""
 
     call: Call

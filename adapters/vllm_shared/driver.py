@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specdec.core.host import (
     Committed,
-    DraftStore,
     EngineMetrics,
     HostAddressing,
     KVStorage,
@@ -26,6 +25,7 @@ from specdec.core.host import (
 from specdec.sdk.errors import message
 from specdec.sdk.types import TargetInfo
 
+from ..best_path import PathViews, on_best_path
 from .distributions import dense_rows
 from .engine_step import EngineStep
 from .rows import RequestRows, as_request
@@ -54,10 +54,13 @@ class Driver:
         self._keeps_kv = speculation.loaded.needs.draft_kv is not None
         self._keeps_distribution = speculation.admission.keeps_distribution
         self._rows = rows
-        self._drafts = DraftStore(speculation.distribution_buffers(info, target.device))
+        needs = speculation.loaded.needs
+        self._draws_trees = needs.topology == "tree"
+        views = PathViews(needs, speculation.loaded.config.num_draft_tokens, info, target.device)
+        self._drafts = views.store(speculation.distribution_buffers(info, target.device))
         self._backend = profile_of(target.device).backend
         self._services = speculation.services(info, target, tokenizer, self._backend)
-        self._host = speculation.host(info, self._services, self.metrics, observers, target.device)
+        self._host = speculation.host(info, self._services, self.metrics, observers, target.device, views)
         self._progress = RequestProgress(self._drafts, self._host, self.metrics, self._rows.unseat)
 
     def lay_out(self, storage: KVStorage | None = None) -> None:
@@ -111,10 +114,13 @@ class Driver:
         if self._keeps_kv and self._host.enabled:
             for each in going_on:
                 self._rows.hold(each.request, each.length + self._speculation.lookahead)
-        most = min(self._host.num_draft_tokens, step.num_draft_tokens)
+        most = self._host.num_draft_tokens  # nodes, of which a path is verified
+        if not self._draws_trees:
+            most = min(most, step.num_draft_tokens)
         checked = self._progress.propose(going_on, most, step, step.hidden)
-        drafts = checked.token_ids if checked else []
-        by_id = dict(zip([each.request.request_id for each in going_on], drafts, strict=False))
+        drafts = on_best_path(checked)[0].token_ids if checked else []
+        cut = [ids[: step.num_draft_tokens] for ids in drafts]
+        by_id = dict(zip([each.request.request_id for each in going_on], cut, strict=False))
         return [by_id.get(request_id, []) for request_id in step.request_ids]
 
     def distributions_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:

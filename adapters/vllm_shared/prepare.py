@@ -6,12 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer
 
 from specdec.core.host import Speculation, registry
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
+from ..best_path import why_no_trees
 from .driver import Driver
 from .plan import describe_target, refuse_needs, refuse_plan
 from .rows import RequestRows
@@ -41,7 +43,8 @@ class Prepared:
         plugin_settings = registry.PluginSettings.from_environment(os.environ)
         hooks = registry.load_hooks(plugin_settings)
         info = describe_target(vllm_config)
-        speculation = Speculation.prepare(config, info, plugin_settings, hooks)
+        no_trees = why_no_trees(torch.device(info.device))
+        speculation = Speculation.prepare(config, info, plugin_settings, hooks, no_trees=no_trees)
         assert speculation is not None, "a config was given"
         refuse_needs(speculation.loaded.needs, vllm_config)
         model = vllm_config.model_config

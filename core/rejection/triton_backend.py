@@ -65,27 +65,29 @@ def verify_trees(
     *,
     together: bool,
 ) -> Verdict:
-    """See `tree.verify_trees`, which drawn trees are left to: they wait for the device."""
-    drawn = drafts.distributions is not None
-    if logits.dtype == torch.float64 or not len(drafts.lengths) or drawn:
+    """See `tree.verify_trees`."""
+    if logits.dtype == torch.float64 or not len(drafts.lengths):
         return tree.verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=together)
     assert drafts.parents is not None, "its caller looked"
-    parents = drafts.parents.contiguous()
+    parents, given = drafts.parents.contiguous(), drafts.distributions
+    replacement = None if given is None else given.replacement
     workspace = workspace or _own_workspace(logits, drafts)
     cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
     num_requests, num_drafts = drafts.token_ids.shape
     stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=False)
     distributions = _distributions(drafts, workspace)
     outputs, path = workspace.outputs(num_requests, num_drafts), workspace.paths(num_requests, num_drafts)
-    variant = _variant(stats, workspace.max_drafts + 1, None, distributions, sampling.any_filter, uniforms is not None)
+    most_places, filters = workspace.max_drafts + 1, sampling.any_filter
+    variant = _variant(stats, most_places, given, distributions, filters, uniforms is not None)
     tree_verdict(
         _rows(logits, cu_rows, stats, workspace),
         _requests(drafts, sampling, uniforms),
-        Trees(parents, path),
+        Trees(parents, parents if replacement is None else replacement.contiguous(), path),
         distributions,
         workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
         outputs,
-        variant._replace(skip_last=False),
+        variant._replace(skip_last=False, block=together),
+        put_back=replacement is not None,
     )
     return replace(_verdict(outputs, sampling), path=path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,11 +17,14 @@ from specdec.sdk import (
     ProposerConfig,
     RejectedRows,
     RequestView,
+    Services,
     StepView,
     StrictModel,
     TargetInfo,
 )
 from specdec.sdk.trees import Tree, best_first
+
+from .saved import load_successors, save_successors
 
 Successors = dict[int, Sequence[int]]
 """The likeliest next tokens after each token, as the target computed them last."""
@@ -40,7 +44,7 @@ class TokenRecyclingProposer:
     prompt has logits in its last row only. After its other tokens the token that follows in the prompt is learned
     instead: it goes before the successors that are known.
 
-    Successors are shared by the requests of a namespace, as in the paper. They live until the process ends.
+    Successors are shared by the requests of a namespace, as in the paper. `save` and `load` carry them to another run.
     """
 
     default_draft_tokens = 3
@@ -66,6 +70,18 @@ class TokenRecyclingProposer:
         self._tree_depth = config.tree_depth
         self._successors: dict[str, Successors] = {}  # by namespace, the last one used comes last
         self._namespaces: dict[str, str] = {}  # by request
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Saved successors belong to a vocabulary."""
+        self._vocab_size = target.vocab_size
+
+    def save(self, path: Path) -> None:
+        """Write the successors of every namespace below `path`."""
+        save_successors(path, self._successors, self._vocab_size)
+
+    def load(self, path: Path) -> None:
+        """Take the successors that `save` wrote. Raises ConfigError SD-E180 if they are of another vocabulary."""
+        self._successors = {**load_successors(path, self._vocab_size)}
 
     def on_start(self, request: RequestView) -> None:
         """Use the successors of its namespace, and forget those used longest ago."""

@@ -73,12 +73,19 @@ class ParallelProposer(ModelProposer):
         depth, num_nodes = self.config.depth, self.most_wanted(step)
         logits = self.block_logits(depth, *self._inputs_of(step, chosen))
         if sampler.is_greedy:
-            return tree_of_positions(logits, num_nodes, self.vocabulary)
+            return self.greedy_tree(logits, num_nodes)
         found, level = DrawnNodes(sampler, num_nodes, depth), None
         for each in logits[:, : found.depth].unbind(dim=1):
             found.add(each[:, None].expand(-1, 1 if level is None else level.nodes.shape[1], -1), level)
             level = found.next_level()
         return found.result()
+
+    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """The trees of requests that draw nothing: target ids and parents [b, n]. The most likely paths.
+
+        logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
+        """
+        return tree_of_positions(logits, num_nodes, self.vocabulary)
 
     def _pass(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
         """The pass for so many tokens, drawn by a rule."""

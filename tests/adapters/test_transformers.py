@@ -360,12 +360,6 @@ def test_what_is_not_offered_is_refused_by_name(model, prompts, counting, settin
     assert told in str(raised.value)
 
 
-def test_trees_are_refused(model, record):
-    with pytest.raises(Refusal, match="topology") as refused:
-        speculative(model, {"method": "everywhere:Tree", "num_speculative_tokens": 3})
-    record(None, "drafts in trees", refused=refused.value.reason)
-
-
 def test_the_targets_most_likely_tokens_are_shown(model, prompts, record):
     decoding = speculative(model, {"method": "specdec.plugins.token_recycling:TokenRecyclingProposer"})
     drafted = greedy(model, prompts[0], custom_generate=decoding, max_new_tokens=32)

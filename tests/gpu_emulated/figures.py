@@ -3,8 +3,9 @@
 PYTHONPATH=src:tests/helpers python tests/gpu_emulated/figures.py
 
 waits: the host stands until the device is done. uploads: transfers to it. launches: operators and kernels, one by one.
-replays, nodes: recorded work, and the launches within it. A tree has 6 nodes and the same depth. A hybrid's other figures depend on how many drafts were
-accepted: of it only waits are in the table. Of three requests, at most K=3 drafts, on the tiny target.
+replays, nodes: recorded work, and the launches within it. A tree has 6 nodes and the depth of a chain. A hybrid's other
+figures depend on how many drafts were accepted: of it only waits are in the table. Of three requests, at most K=3
+drafts, on the tiny target.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def drafts(model: str, speculative: dict[str, Any], device: str, *, sampled: boo
     """Everything that was drafted and generated for one prompt."""
     method = {"draft_sample_method": "probabilistic"} if sampled else {}
     speculative = speculative | {"num_speculative_tokens": K} | method
-    llm = LLM(model, speculative_config=speculative, device=device, dtype="float32", max_model_len=64, max_num_seqs=3)
-    params = SamplingParams(temperature=0.8 * sampled, seed=3, max_tokens=8, ignore_eos=True)
+    llm = LLM(model, speculative_config=speculative, device=device, dtype="float32", max_model_len=64, max_num_seqs=1)
+    params = SamplingParams(temperature=0.8 * sampled, seed=3, max_tokens=6, ignore_eos=True)
     updates = llm.stream([{"prompt_token_ids": PROMPT}], params)
     found = [(*update.draft_token_ids, *update.token_ids) for update in updates]
     assert not llm.engine.metrics.proposer_errors
@@ -131,4 +131,4 @@ def test_a_device_drafts_what_a_cpu_does(name, sampled, cuda, tmp_path):
     model, speculative = COMPARED[name](tmp_path)
     found = drafts(model, speculative, "cuda", sampled=sampled)
     assert found == drafts(model, speculative, "cpu", sampled=sampled)
-    assert sum(map(len, found)) > 8 + K
+    assert sum(map(len, found)) > 6, "it drafts"

@@ -16,3 +16,19 @@ def target():
     from plugin_helpers import TargetStates
 
     return TargetStates()
+
+
+@pytest.fixture(scope="session")
+def prompt() -> list[int]:
+    """One of the shipped prompts."""
+    from replaying import tiny_prompts
+
+    return tiny_prompts()[4]
+
+
+@pytest.fixture(scope="session")
+def sequence() -> list[int]:
+    """That prompt with what plain decoding appends."""
+    from replaying import tiny_truth
+
+    return tiny_truth()[4]

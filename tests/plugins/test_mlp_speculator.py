@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import facts
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,18 +12,9 @@ from hypothesis import strategies as st
 from inside import proposer_of
 from mlp_checkpoints import NUM_STAGES, WIDTH, H, Mlp, V, mlp
 from plain_text import PlainText
-from replayed import (
-    assert_drafts_of_a_fresh_prefill,
-    assert_drawn_from,
-    assert_plain_text_in_chunks_and_with_preemption,
-    assert_same_drafts,
-    probabilistic,
-    replayed,
-)
-from replaying import ROOMS, speculate, tiny_truth
+from replaying import ROOMS, tiny_truth
 from sweeps import slow_unless
 
-from specdec import LLM
 from specdec.plugins.mlp_speculator.recognise import is_mlp_speculator
 from specdec.sdk import Checkpoint, SpecdecError
 
@@ -39,8 +31,7 @@ def directory(made, tmp_path_factory) -> Path:
     return made.save(tmp_path_factory.mktemp("mlp") / "draft")
 
 
-def engine(directory: Path, k: int, *, method: str = METHOD, speculative: dict | None = None, **others) -> LLM:
-    return speculate("tiny", method, k, speculative={"model": str(directory)} | (speculative or {}), **others)
+engine = facts.engines_of(METHOD)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +41,7 @@ def start(directory):
 
 @pytest.mark.parametrize("k", [1, NUM_STAGES])
 def test_drafts_and_accepted_counts_are_those_of_a_replay(k, directory, made, target):
-    accepted = replayed(engine(directory, k), made.draft(target), 5, k, every=2)
+    accepted = facts.replayed(engine(directory, k), made.draft(target), 5, k, every=2)
     assert accepted > 0, "agreement on drafts that are all rejected would show little"
 
 
@@ -82,7 +73,7 @@ def test_drafts_of_every_layout_are_those_of_a_replay(name, target, tmp_path):
     change, how = LAYOUTS[name]
     made = change(mlp(target, tiny_truth()[5:6], **how))
     llm = engine(made.save(tmp_path / "draft"), NUM_STAGES)
-    assert replayed(llm, made.draft(target), 5, NUM_STAGES, every=3) > 0
+    assert facts.replayed(llm, made.draft(target), 5, NUM_STAGES, every=3) > 0
 
 
 def test_a_width_of_zero_is_the_targets(made, tmp_path):
@@ -98,7 +89,7 @@ def test_drafts_after_any_history_are_those_of_a_fresh_prefill(room, directory, 
     @settings(max_examples=2, deadline=None, derandomize=True, database=None)
     @given(pattern=st.lists(st.integers(0, NUM_STAGES), min_size=2, max_size=7))
     def holds(pattern):
-        assert_drafts_of_a_fresh_prefill(llm, pattern, made.draft(target))
+        facts.assert_drafts_of_a_fresh_prefill(llm, pattern, made.draft(target))
 
     holds()
 
@@ -107,19 +98,19 @@ def test_drafts_after_any_history_are_those_of_a_fresh_prefill(room, directory, 
 def test_device_form_of_a_step_gives_the_same_drafts(directory):
     names = ("mlp_checkpoints:ForcedMlp", "mlp_checkpoints:ForcedInDeviceForm")
     engines = (engine(directory, NUM_STAGES, method=name, max_num_batched_tokens=64) for name in names)
-    assert_same_drafts(engines, (3, 0, 2, 1))
+    facts.assert_same_drafts(engines, (3, 0, 2, 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("distribution", ["sparse", "dense"])
 def test_reported_distribution_is_the_distribution_drawn_from(distribution, directory, made, target):
-    llm = engine(directory, 3, method="mlp_checkpoints:RecordingMlp", speculative=probabilistic(distribution))
-    assert_drawn_from(llm, lambda text, count, drawn: made.rollout(text, count, target, drawn)[1])
+    llm = engine(directory, 3, method="mlp_checkpoints:RecordingMlp", speculative=facts.probabilistic(distribution))
+    facts.assert_drawn_from(llm, lambda text, count, drawn: made.rollout(text, count, target, drawn)[1])
 
 
 @pytest.mark.slow
 def test_text_is_that_of_plain_decoding_in_chunks_and_with_preemption(start):
-    assert_plain_text_in_chunks_and_with_preemption(lambda **room: start(NUM_STAGES, **room))
+    facts.assert_plain_text_in_chunks_and_with_preemption(lambda **room: start(NUM_STAGES, **room))
 
 
 @pytest.mark.full

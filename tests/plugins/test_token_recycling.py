@@ -9,8 +9,9 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.token_recycling import TokenRecyclingProposer
-from specdec.sdk import ProposerConfig, RejectedRows, RequestView
+from specdec.sdk import ConfigError, ProposerConfig, RejectedRows, RequestView
 from specdec.testing import step_view
+from specdec.testing.fakes import fake_target_info
 
 K = 3
 PROMPTS = ["def read_lines(path):\n", "class Stack:\n", "import os\n\ndef main():\n"]
@@ -132,3 +133,52 @@ def test_text_is_plain_decodings_and_drafts_are_accepted(more, plain):
 @pytest.fixture(scope="module")
 def plain():
     return [each.outputs[0].token_ids for each in LLM("tiny", max_model_len=256).generate(PROMPTS, PARAMS)]
+
+
+def bound(vocab_size=64):
+    proposer = TokenRecyclingProposer(ProposerConfig(num_draft_tokens=K))
+    proposer.bind(fake_target_info(vocab_size=vocab_size), None)
+    return proposer
+
+
+def test_what_was_saved_is_loaded_by_namespace(proposer, tmp_path):
+    proposer.bind(fake_target_info(vocab_size=64), None)
+    drafted = drafts(proposer, shown([1, 2, 3], [2, 3], rejected=[(3, 8)]))
+    assert drafted == [[8]]
+    proposer.save(tmp_path)
+    other = bound()
+    other.load(tmp_path)
+    assert other._successors == proposer._successors
+    other.on_start(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="left"))
+    assert drafts(other, shown([3], [])) == drafted
+    other.on_start(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="right"))
+    assert drafts(other, shown([3], [])) == [[]], "another tenant's are not used"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file"),
+        ("{", "Expecting"),
+        ('{"format": 1, "vocab_size": 65}', "this target needs"),
+        ('{"format": 1, "vocab_size": 64}\n["a", [[1, 64]]]', "line 2"),
+        ('{"format": 1, "vocab_size": 64}\n["a", [[1]]]', "line 2"),
+        ('{"format": 1, "vocab_size": 64}\n["a", {"1": [2]}]', "line 2"),
+    ],
+)
+def test_successors_that_do_not_fit_are_refused(tmp_path, content, told):
+    if content is not None:
+        (tmp_path / "successors.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match="SD-E180") as raised:
+        bound().load(tmp_path)
+    assert told in str(raised.value)
+
+
+def test_a_second_run_knows_what_the_first_one_learned(tmp_path):
+    config = {"method": METHOD, "num_speculative_tokens": K, "state_dir": tmp_path / "state"}
+    accepted = []
+    for _ in range(2):
+        with LLM("tiny", speculative_config=config) as llm:
+            output = llm.generate(PROMPTS[0], PARAMS)[0].outputs[0]
+            accepted.append(output.spec_decode_metrics["num_accepted_draft_tokens"])
+    assert accepted[1] > accepted[0]

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+import facts
 import pytest
 import torch
 from inside import proposer_of
 from lora_checkpoints import Lora, V, lora
 from plain_text import PlainText
-from plugin_helpers import TargetStates
-from replaying import (
-    ROOMS,
-    InDeviceForm,
-    Recording,
-    assert_replayed,
-    continued,
-    nucleus,
-    reported_distribution,
-    speculate,
-    tiny_prompts,
-    tiny_truth,
-)
+from replaying import InDeviceForm, Recording, continued, tiny_prompts, tiny_truth
 
-from specdec import SamplingParams
 from specdec.plugins.uno.proposer import UnoProposer, noise
 from specdec.sdk import Checkpoint, SpecdecError
 from specdec.sdk.model_proposer import is_adapter, load_adapter
@@ -39,11 +27,6 @@ class UnoInDeviceForm(InDeviceForm, RecordingUno):
 
 
 @pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
-
-
-@pytest.fixture(scope="module")
 def adapter() -> Lora:
     return lora()
 
@@ -53,8 +36,7 @@ def directory(adapter, tmp_path_factory):
     return adapter.save(tmp_path_factory.mktemp("uno") / "draft")
 
 
-def engine(directory, k, *, method=METHOD, speculative=None, **others):
-    return speculate("tiny", method, k, speculative={"model": str(directory)} | (speculative or {}), **others)
+engine = facts.engines_of(METHOD)
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +52,13 @@ def logits_of(adapter, target, committed, k):
 
 @pytest.mark.parametrize("k", [2, 4])
 def test_drafts_and_accepted_counts_are_those_of_a_replay(k, directory, adapter, target):
-    index, rounds = 5, []
+    rounds = []
 
     def draft(committed, count):
         rounds.append(count)
         return logits_of(adapter, target, committed, count).argmax(-1).tolist()
 
-    accepted = assert_replayed(engine(directory, k), draft, tiny_truth()[index], len(tiny_prompts()[index]), k)
+    accepted = facts.replayed(engine(directory, k), draft, 5, k)
     assert accepted >= len(rounds), "the first draft of a round is the target's own"
 
 
@@ -88,10 +70,7 @@ def test_the_adapter_decides_what_rows_of_noise_draft(adapter, target):
 
 
 def test_text_is_that_of_plain_decoding_in_chunks_and_with_preemption(start):
-    llm = start(4, **(ROOMS["chunked"] | ROOMS["scarce"]))
-    assert continued(llm, tiny_prompts()[:5]) == tiny_truth()[:5]
-    assert llm.engine.metrics.counts["num_preemptions"] > 0
-    llm.engine.check_integrity()
+    facts.assert_plain_text_in_chunks_and_with_preemption(lambda **room: start(4, **room))
 
 
 @pytest.mark.full
@@ -112,18 +91,8 @@ def test_device_form_of_a_step_gives_the_same_drafts(directory):
 
 @pytest.mark.parametrize("distribution", ["sparse", pytest.param("dense", marks=pytest.mark.slow)])
 def test_reported_distribution_is_the_distribution_drawn_from(distribution, adapter, target, directory):
-    options = {"draft_distribution": distribution, "sparse_top_m": V}
-    speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
-    llm = engine(directory, 3, method="test_uno:RecordingUno", speculative=speculative)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=8, ignore_eos=True, seed=1)
-    (text,) = continued(llm, tiny_prompts()[4:5], params)
-    steps = [(length, draft) for length, draft in proposer_of(llm).steps if int(draft.lengths[0])]
-    assert len(steps) > 1
-    for length, draft in steps:
-        count = int(draft.lengths[0])
-        logits = logits_of(adapter, target, text[:length], count)
-        found = reported_distribution(draft, V)[:count]
-        torch.testing.assert_close(found, nucleus((logits / 0.8).softmax(-1), 0.9), rtol=2e-3, atol=1e-4)
+    llm = engine(directory, 3, method="test_uno:RecordingUno", speculative=facts.probabilistic(distribution))
+    facts.assert_drawn_from(llm, lambda text, count, drawn: logits_of(adapter, target, text, count), max_tokens=8)
 
 
 def test_new_weights_of_the_adapter_are_drafted_with(adapter, directory, tmp_path):

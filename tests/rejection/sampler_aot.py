@@ -66,15 +66,16 @@ def verdicts(dtype: str, distribution: str = "fp32", *, trees: bool = False, **v
     }
     of_step = Requests(i64, "i64", i64, f32, i64, i64, "*fp64", "*fp64", "i32")._asdict()
     if trees:
-        of_step |= Trees(i64, i64)._asdict()
+        of_step |= Trees(i64, "*u8", i64)._asdict() | {"PUT_BACK": "constexpr"}
         variant |= {"places": 64}
     aligned = {at for i, group in enumerate(arguments.values()) for at in _aligned(group, (i,))}
     constant = Variant(**{"tile": TILE, "tiles": TILES, "places": 16} | variant)
-    options = PER_BLOCK if constant.block else PER_ROW
+    drawn_trees = trees and (constant.probs or constant.logits or constant.sparse)
+    options = PER_BLOCK if constant.block or drawn_trees else PER_ROW
     return Build(
         tree_verdict_kernel if trees else verdict_kernel,
         {**arguments, "cu_rows": i64, **of_step, "VARIANT": "constexpr"},
-        {"VARIANT": constant},
+        {"VARIANT": constant} | ({"PUT_BACK": True} if trees else {}),
         aligned,
         options,
     )
@@ -116,6 +117,13 @@ BUILDS: dict[str, Build] = {
     **{f"trees-{dtype}": verdicts(dtype, trees=True) for dtype in ("bf16", "fp16", "fp32")},
     "trees-bf16-filters": verdicts("bf16", trees=True, filters=True),
     "trees-bf16-uniforms": verdicts("bf16", trees=True, uniforms=True),
+    **{f"trees_probs-{dtype}": verdicts(dtype, trees=True, probs=True) for dtype in ("bf16", "fp32")},
+    "trees_logits-bf16-mapped": verdicts("bf16", "bf16", trees=True, logits=True, mapped=True),
+    **{f"trees_sparse-{dtype}": verdicts(dtype, trees=True, sparse=64) for dtype in ("bf16", "fp32")},
+    "trees_sparse-bf16-filters": verdicts("bf16", trees=True, sparse=64, filters=True),
+    "trees_sparse-bf16-block": verdicts("bf16", trees=True, sparse=64, block=True),
+    "trees_probs-bf16-block": verdicts("bf16", trees=True, probs=True, block=True),
+    "trees_dense-bf16-filters": verdicts("bf16", trees=True, probs=True, logits=True, filters=True, block=True),
     "every_kind-bf16": verdicts("bf16", probs=True, logits=True, sparse=64, mapped=True, filters=True, shared=True),
 }  # fmt: skip
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from specdec.core.rejection import DistributionKind, DraftRows, triton_backend, verify
 from specdec.core.rejection.tree import verify_trees
-from specdec.testing.rejection.tree_reference import coupled
+from specdec.testing.rejection.tree_reference import TreeRule, coupled, traversal
 
 from .batches import Batch, Shape, close, equal, random_batch
 from .interpreted import Verify, poisoned, quiet, with_tile
-from .test_trees import PARAMS, as_tree, problem, verified
+from .test_trees import DRAWN, PARAMS, RULES, as_tree, problem, verified
 from .tree_problems import TreeBatch
 
 pytestmark = quiet
@@ -43,6 +43,30 @@ def kernel(tile: int, *, together: bool = False) -> Verify:
 def test_every_decision_on_one_hot_trees_is_the_specifications(name: str, most: int) -> None:
     batch = problem(31, coupled, ONE_HOT, PARAMS[name], dtype=torch.float32, eps=1e-6, most=most)
     assert verified(batch, kernel(4)) == batch.expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        (DistributionKind.SPARSE, 4),
+        *(pytest.param(kind, 12, marks=pytest.mark.slow) for kind in DRAWN),
+        *(pytest.param(kind, 250, marks=pytest.mark.full) for kind in DRAWN),
+    ],
+)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_decision_on_drawn_trees_is_the_specifications(rule: TreeRule, kind: DistributionKind, most: int) -> None:
+    batch = problem(32, rule, kind, PARAMS["unit"], dtype=torch.float32, eps=1e-6, most=most)
+    assert verified(batch, kernel(4, together=rule is traversal)) == batch.expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("name", ["unit", "top_k"])
+def test_every_decision_with_replacement_is_the_specifications(rule: TreeRule, name: str) -> None:
+    most = 12 if name == "unit" else 2
+    kind = DistributionKind.SPARSE if name == "unit" else DistributionKind.DENSE_PROBS
+    batch = problem(34, rule, kind, PARAMS[name], replacement=True, dtype=torch.float32, eps=1e-6, most=most)
+    assert verified(batch, kernel(2, together=rule is traversal)) == batch.expected
 
 
 def arguments(batch: Batch | TreeBatch) -> tuple:
@@ -99,6 +123,21 @@ def test_random_trees_and_chains_give_the_verdict_of_the_torch_form(name: str) -
         assert found.output_ids.equal(expected.output_ids)
         assert found.path is not None
         assert found.path.equal(expected.path)
+        deepest = max(deepest, int(found.num_accepted.max()))
+    assert deepest > 1
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["in turn", "together"])
+@pytest.mark.parametrize("tile", [4, pytest.param(16, marks=pytest.mark.slow)])
+def test_trees_of_every_kind_beside_each_other_give_the_verdict_of_the_torch_form(tile: int, *, together: bool) -> None:
+    """One-hot, dense, sparse and greedy requests with the random numbers of their seeds: drawn, or so reported."""
+    deepest = 0
+    for seed in (1, 2):
+        batch = bushy(random_batch(seed, Shape(num_requests=5, num_drafts=4, filters=False, holes=False)), seed)
+        found = kernel(tile, together=together)(*arguments(batch))
+        expected = verify_trees(*arguments(batch), together=together)
+        assert close(found, expected)
+        assert torch.equal(found.path, expected.path)
         deepest = max(deepest, int(found.num_accepted.max()))
     assert deepest > 1
 

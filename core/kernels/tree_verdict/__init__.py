@@ -12,4 +12,5 @@ class Trees(NamedTuple):
     """All of it is put in."""
 
     parents: Any  # [B, K] int64, dense
+    replacement: Any  # [B] bool, whether siblings were put back; any tensor if none were
     path: Any  # [B, K + 1] int64, of the verdict

@@ -1,22 +1,24 @@
 """The verdict on a batch of trees as one Triton kernel: down from the root, then one more token.
 
-A request is one program's work. It reads the statistics of the places on its path, and of each of them one tile of
-logits, from which the token is drawn.
+A request is one program's work. A one-hot tree reads the statistics of the places on its path, and of each of them one
+tile of logits, from which the token is drawn. Drawn trees are walked in `drawn.py`.
 """
 
-# ruff: noqa: ANN001, ANN201, PLR0913, RUF059
+# ruff: noqa: ANN001, ANN201, PLR0913, RUF059, SIM102
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ..launch import PER_ROW
+from ..launch import PER_BLOCK, PER_ROW
 from ..row_tiles import NO_LANE, first_argmax, row_scale, uniform
 from ..verdict import Distributions, Outputs, Requests, Rows, Scratch, Variant
-from ..verdict.kernel import BAD_ROW, BONUS, PADDING, REJECTED, emit_nothing, with_step
+from ..verdict.kernel import BAD_ROW, BONUS, EMPTY_RESIDUAL, PADDING, REJECTED, emit_nothing, with_step
+from ..verdict.residual import ONE_HOT, SPARSE, kind_of
 from ..verdict.standard import RESAMPLE, draw_from_row, load_row, target_prob
 from . import Trees
+from .drawn import at_index, draw_dense_left, draw_sparse_left, walk_drawn
 
 
 @triton.jit
@@ -91,6 +93,70 @@ def walk(rows, requests, trees, outputs, request, scale, greedy, VARIANT: tl.con
 
 
 @triton.jit
+def last_token(
+    rows, requests, distributions, scratch, kind, request, place, depth, entry, left, tree, scale, VARIANT: tl.constexpr
+):
+    """(token, its log p, whether the row is bad) at the end of a path in a drawn tree; `left`: the mass of R there."""
+    row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
+    token = tl.full([], 0, tl.int64)
+    found = tl.full([], 0, tl.int1)
+    if bad:
+        token = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles).to(tl.int64)
+        found = tl.full([], 1, tl.int1)
+    u = uniform_of_place(requests, request, place, depth, VARIANT)
+    if (left > 0) & (found == 0):
+        if VARIANT.sparse > 0:
+            if kind == SPARSE:
+                token, found = draw_sparse_left(
+                    row, masses, entry, rows, distributions, request, place, tree, u, VARIANT
+                )
+        if VARIANT.probs or VARIANT.logits:
+            if kind != SPARSE:
+                token = draw_dense_left(
+                    row, entry, rows, distributions, scratch, kind, request, place, tree, u, VARIANT
+                ).to(tl.int64)
+                found = tl.full([], 1, tl.int1)
+    if found == 0:
+        token = draw_from_row(row, masses, rows.vocab_size, u, VARIANT).to(tl.int64)
+    _, logprob = target_prob(row, token, VARIANT)
+    return token, tl.where(bad, 0.0, logprob), bad
+
+
+@triton.jit
+def walk_of_drawn(
+    rows, requests, trees, distributions, scratch, outputs, kind, put_back, request, scale, VARIANT: tl.constexpr
+):
+    """(depth of the path, whether its end has children, status, mass of R there); see `drawn.walk_drawn`."""
+    above, token_ids = load_tree(requests, trees, request, VARIANT)
+    nodes = tl.arange(0, VARIANT.places)
+    depth, path, entries, lefts, tried, scales, norms, examined = walk_drawn(
+        rows, requests, distributions, kind, above, token_ids, put_back, request, scale, VARIANT
+    )
+    tl.store(outputs.accept_prob + request * requests.num_drafts + nodes, examined, mask=nodes < requests.num_drafts)
+    at = request * (requests.num_drafts + 1)
+    for level in range(depth):
+        place = at_index(path, level, VARIANT)
+        token = at_index(token_ids, at_index(path, level + 1, VARIANT) - 1, VARIANT)
+        row, _, _, _ = load_row(rows, request, place, scale, VARIANT)
+        _, logprob = target_prob(row, token, VARIANT)
+        tl.store(trees.path + at + level, place)
+        tl.store(outputs.token_ids + at + level, token)
+        tl.store(outputs.logprobs + at + level, logprob)
+    place, left = at_index(path, depth, VARIANT), at_index(lefts, depth, VARIANT)
+    tree = (above, token_ids, scales, norms, put_back)
+    token, logprob, bad = last_token(
+        rows, requests, distributions, scratch, kind, request, place, depth, at_index(entries, depth, VARIANT), left,
+        tree, scale, VARIANT,
+    )  # fmt: skip
+    tl.store(trees.path + at + depth, place)
+    tl.store(outputs.token_ids + at + depth, token)
+    tl.store(outputs.logprobs + at + depth, logprob)
+    empty = (at_index(tried, depth, VARIANT) >= 0) & ((left > 0) == 0)
+    status = tl.where(bad, BAD_ROW, 0) | tl.where(empty, EMPTY_RESIDUAL, 0)
+    return depth, tl.max((above == place).to(tl.int32), 0) > 0, status, left
+
+
+@triton.jit
 def pad_beyond(requests, trees, outputs, request, depth, VARIANT: tl.constexpr):
     """Behind the end of a path of so many nodes; -1: everywhere."""
     places = tl.arange(0, VARIANT.places)
@@ -104,13 +170,13 @@ def pad_beyond(requests, trees, outputs, request, depth, VARIANT: tl.constexpr):
 @triton.jit(do_not_specialize=("cu_rows", *Requests._fields, *Trees._fields))
 def tree_verdict_kernel(
     rows, distributions, scratch, outputs,
-    cu_rows, token_ids, token_stride, lengths, temperature, seed, position, accept, output, num_drafts, parents, path,
-    VARIANT: tl.constexpr,
+    cu_rows, token_ids, token_stride, lengths, temperature, seed, position, accept, output, num_drafts, parents,
+    replacement, path, PUT_BACK: tl.constexpr, VARIANT: tl.constexpr,
 ):  # fmt: skip
     """Grid [B]."""
     rows, distributions = with_step(rows, distributions, cu_rows, num_drafts)
     requests = Requests(token_ids, token_stride, lengths, temperature, seed, position, accept, output, num_drafts)
-    trees = Trees(parents, path)
+    trees = Trees(parents, replacement, path)
     request = tl.program_id(0).to(tl.int64)
     if tl.load(rows.cu_rows + request) >= tl.load(rows.cu_rows + request + 1):
         pad_beyond(requests, trees, outputs, request, -1, VARIANT)
@@ -118,12 +184,23 @@ def tree_verdict_kernel(
         return
     temperature_here = tl.load(requests.temperature + request)
     scale = row_scale(temperature_here)
-    depth, has_children, status = walk(rows, requests, trees, outputs, request, scale, temperature_here <= 0, VARIANT)
+    greedy = temperature_here <= 0
+    left = tl.full([], float("nan"), tl.float64)
+    kind = kind_of(distributions, request, VARIANT)
+    if greedy | (kind == ONE_HOT):
+        depth, has_children, status = walk(rows, requests, trees, outputs, request, scale, greedy, VARIANT)
+    else:
+        put_back = tl.full([], 0, tl.int32)
+        if PUT_BACK:
+            put_back = tl.load(trees.replacement + request).to(tl.int32)
+        depth, has_children, status, left = walk_of_drawn(
+            rows, requests, trees, distributions, scratch, outputs, kind, put_back, request, scale, VARIANT
+        )
     pad_beyond(requests, trees, outputs, request, depth, VARIANT)
     tl.store(outputs.num_accepted + request, depth)
     tl.store(outputs.status + request, status)
     tl.store(outputs.stop_reason + request, tl.where(has_children, REJECTED, BONUS))
-    tl.store(outputs.residual_mass + request, float("nan"))
+    tl.store(outputs.residual_mass + request, left.to(tl.float32))
 
 
 def tree_verdict(
@@ -134,7 +211,11 @@ def tree_verdict(
     scratch: Scratch,
     outputs: Outputs,
     variant: Variant,
+    *,
+    put_back: bool,
 ) -> None:
     """Fill outputs, and the paths. Nothing is allocated, nothing waits for the device."""
     groups = rows._replace(cu_rows=0), distributions, scratch, outputs
-    tree_verdict_kernel[(len(outputs.num_accepted),)](*groups, rows.cu_rows, *requests, *trees, variant, **PER_ROW)
+    options = PER_BLOCK if variant.probs or variant.logits or variant.sparse else PER_ROW
+    grid = (len(outputs.num_accepted),)
+    tree_verdict_kernel[grid](*groups, rows.cu_rows, *requests, *trees, put_back, variant, **options)

@@ -92,6 +92,25 @@ class Reading:
         return Draft.from_lists([()] * len(step), K)
 
 
+class Branching:
+    """Drafts two paths of which the second is longer, in 8 nodes, and remembers which were accepted."""
+
+    needs = Needs(topology="tree", confidence=True)
+    path = (22, 23, 24, 25)  # nodes 1, 2, 3, 4
+
+    def __init__(self, config):
+        self.accepted = []
+
+    def observe(self, step):
+        self.accepted.append(step.accepted_nodes[:, :4].tolist())
+
+    def propose(self, step):
+        nodes = [(-1, 21), (-1, 22), (1, 23), (2, 24), (3, 25)]
+        draft = Draft.from_trees([nodes] * len(step), step.num_draft_tokens)
+        sure = torch.full(draft.token_ids.shape, 0.9, dtype=torch.float32)
+        return Draft(draft.token_ids, draft.lengths, confidence=sure, parents=draft.parents)
+
+
 class Embedding(Counting):
     """As a head that reads the target's embeddings."""
 
@@ -109,14 +128,15 @@ class Listener:
         self.steps.append(step)
 
 
-def make_driver(cls, policy="disable", sample="greedy", listener=None, **info):
+def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, **info):
     target = fake_target_info(**info)
-    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": K, "on_proposer_error": policy}
+    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": k, "on_proposer_error": policy}
     settings = PluginSettings()
     hooks = load_hooks(settings)
     if listener is not None:
         hooks.add(listener, "listener")
-    speculation = Speculation.prepare(config | {"draft_sample_method": sample}, target, settings, hooks)
+    asked = config | {"draft_sample_method": sample}
+    speculation = Speculation.prepare(asked, target, settings, hooks, no_trees=None)
     embed = torch.nn.Embedding(V, 16)
     model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
     layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
@@ -192,6 +212,16 @@ def test_rows_are_stable_while_the_batch_is_reordered_and_requests_skip_steps(en
     assert rows == [{"a": 0, "b": 1, "c": 2}, {"c": 2, "a": 0}, {"b": 1, "c": 2, "a": 0}]
     lengths = [step.committed_length.tolist() for step in engine.proposer.steps]
     assert lengths == [[4, 4, 4], [5, 5], [5, 6, 6]]
+
+
+def test_of_a_tree_vllm_gets_as_much_of_the_best_path_as_it_verifies_and_the_nodes_are_told():
+    engine = Engine(make_driver(Branching, "raise", k=8))
+    engine.add("a", [1])
+    engine.add("b", [1])
+    drafts = engine.step({"a": [20], "b": [20]})
+    assert drafts == {"a": list(Branching.path[:K]), "b": list(Branching.path[:K])}
+    engine.step({"b": [22, 23, 7], "a": [9]})
+    assert engine.proposer.accepted == [[[-1] * 4] * 2, [[1, 2, -1, -1], [-1] * 4]]
 
 
 def test_drafts_stand_in_the_order_of_the_batch_as_python_ints(engine):

@@ -129,6 +129,20 @@ def test_a_combinator_runs_as_one_proposer(run_engine, plain, record, tiny_draft
     record(run, "several proposers in one (a combinator)")
 
 
+TREES = {
+    "a proposer of its own": {"method": "everywhere:TreeWitness", "on_proposer_error": "raise"},
+    "eagle3": {"model": "tiny/eagle3", "num_draft_nodes": 12, "on_proposer_error": "raise"},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_of_trees_the_best_path_is_verified(run_engine, plain, record, name):
+    run = run_engine("Configured", specdec=TREES[name], **KEEPS_KV)
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 20
+    record(run, "drafts in trees")
+
+
 def test_a_request_at_the_longest_length_costs_nobody_else_drafts(run_engine, prompts):
     """vLLM alone drafts K zeros for everybody then."""
     max_model_len = max(map(len, prompts)) + 40
@@ -205,7 +219,6 @@ REFUSED = {
         "the last stage",
     ),
     "a draft network beside a prefix cache": (EAGLE3, {"enable_prefix_caching": True}, "prefix cache skips positions"),
-    "drafts in trees": ({"method": "everywhere:Tree"}, {}, 'topology="tree"'),
 }
 
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from inside import proposer_of
-from replaying import ROOMS, assert_replayed, continued, nucleus, reported_distribution, tiny_prompts, tiny_truth
+from replaying import (
+    ROOMS,
+    assert_replayed,
+    continued,
+    nucleus,
+    reported_distribution,
+    speculate,
+    tiny_prompts,
+    tiny_truth,
+)
 from torch import Tensor
 
 from specdec import LLM, SamplingParams
@@ -21,6 +31,15 @@ Replay = Callable[[list[int], int], list[int]]
 
 Logits = Callable[[list[int], int, list[int]], Tensor]
 """The logits [n, V] of n drafts after a text, of which these were drawn."""
+
+
+def engines_of(default: str) -> Callable[..., LLM]:
+    """Starts engines for the tiny target with a method and a checkpoint: `engine(directory, k, ...)`."""
+
+    def engine(directory: Path, k: int, *, method: str = default, speculative: Any = None, **settings: Any) -> LLM:
+        return speculate("tiny", method, k, speculative={"model": str(directory)} | (speculative or {}), **settings)
+
+    return engine
 
 
 def replayed(llm: LLM, draft: Replay, index: int, k: int, every: int = 1) -> int:
