@@ -26,13 +26,13 @@ def stepwise(llm, prompts, sampling):
     """Of each request its text, and what vLLM drafted: by the number of tokens before the draft."""
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler  # in this process
-    texts, drafts = [[] for _ in prompts], [{} for _ in prompts]
+    texts, drafts = [[] for _ in prompts], [{} for _ in prompts]  # texts: of one sample each
     names = {}
     for number, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
         names[engine.add_request(str(number), prompt, params)] = number
     while engine.has_unfinished_requests():
         for output in engine.step():
-            texts[int(output.request_id)] = list(output.outputs[0].token_ids)
+            texts[int(output.request_id)] = [list(output.outputs[0].token_ids)]
         for name, request in scheduler.requests.items():
             if request.spec_token_ids:
                 drafts[names[name]][request.num_tokens] = [int(token_id) for token_id in request.spec_token_ids]

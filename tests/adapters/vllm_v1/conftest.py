@@ -13,12 +13,17 @@ def prompts(batch):
 
 
 @pytest.fixture(scope="session")
-def run_engine(vllm_target, tmp_path_factory, prompts):
+def run_engine(run_job, vllm_target, prompts):
     """Start vLLM with its V1 runner, generate, and return what came out: see run_vllm.py."""
+    return lambda *args, **kwargs: run_job(job_of(vllm_target, prompts, *args, **kwargs))
 
-    def run(*args, **kwargs):
+
+@pytest.fixture(scope="session")
+def run_job(tmp_path_factory):
+    """Run a job in a process of its own."""
+
+    def run(job):
         directory = tmp_path_factory.mktemp("run")
-        job = job_of(vllm_target, prompts, *args, **kwargs)
         alone = job["engine"].get("distributed_executor_backend") == "uni"
         process = VllmProcess(directory / "log", in_process=alone, VLLM_USE_V2_MODEL_RUNNER="0")
         try:

@@ -1,0 +1,27 @@
+"""vLLM's own methods draft what ours draft from the same weights, token for token."""
+
+from __future__ import annotations
+
+import pytest
+from vllm_methods import CASES, NUM_TOKENS, configs_of, drafts_of_the_core
+from vllm_process import job_of
+
+pytestmark = pytest.mark.full
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_drafts_of_vllms_own_method_are_ours(run_job, vllm_target, prompts, tmp_path, name):
+    ours, theirs = configs_of(name, tmp_path)
+    texts, drafts = drafts_of_the_core(vllm_target, prompts[:3], ours)
+    sampling = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+    job = job_of(vllm_target, prompts[:3], sampling=sampling, speculative_config=theirs, enable_prefix_caching=False)
+    run = run_job(job | {"stepwise": True})
+    assert run["error"] is None
+    assert run["outputs"] == texts
+    compared = 0
+    for mine, other in zip(drafts, run["drafts"], strict=True):
+        assert mine.keys() <= other.keys(), "steps begin at the same tokens, so as many drafts were accepted"
+        for place, tokens in mine.items():  # ours end with what the request can still use
+            assert other[place][: len(tokens)] == tokens
+            compared += len(tokens)
+    assert compared > 30
