@@ -113,6 +113,7 @@ class ViewBuilder:
             history=self._history.tokens if self._history else None,
             accepted_nodes=accepted_nodes(committed, self.num_draft_tokens) if self._draws_trees else None,
             rejected=rejected,
+            stop_rule=None,  # the host adds it
         )
 
     def _device_view(

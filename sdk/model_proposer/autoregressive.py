@@ -18,6 +18,7 @@ from .base import ModelProposer
 from .each import per_request, width_of
 from .greedy_tree import Candidates
 from .sampling import DrawRule
+from .stopping import StoppingRule, shortened
 
 
 def _draft_kv_of(services: Services) -> DraftKVStore | None:
@@ -111,7 +112,12 @@ class AutoregressiveProposer(ModelProposer):
             return sampler.draft()
         if self.config.tree_depth is not None:
             return sampler.draft_of_trees(*self._tree(self.config.tree_depth, budget, rows, position, states))
-        return sampler.draft_of(*self._drafting(sampler.rule, budget)(rows, position, states, *sampler.numbers(budget)))
+        starts = rows, position, states, *sampler.numbers(budget)
+        if step.stop_rule is not None and sampler.rule.confident:
+            return shortened(
+                sampler.draft_of(*self._chain(StoppingRule(sampler.rule, step.stop_rule), budget, *starts))
+            )
+        return sampler.draft_of(*self._drafting(sampler.rule, budget)(*starts))
 
     def _drafting(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
         """The chain of so many tokens, drawn by a rule: one recording, whether or not it reports distributions."""
@@ -121,12 +127,26 @@ class AutoregressiveProposer(ModelProposer):
         return self._captured_chains[key]
 
     def _chain(
-        self, rule: DrawRule, num_tokens: int, rows: Tensor, positions: Tensor, states: Tensor, *numbers: Tensor
+        self,
+        rule: DrawRule | StoppingRule,
+        num_tokens: int,
+        rows: Tensor,
+        positions: Tensor,
+        states: Tensor,
+        *numbers: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Tokens drawn one after the other from states [b, S]; the first is put at `positions`. See `DrawRule`."""
+        """Tokens drawn one after the other from states [b, S]; the first is put at `positions`. See `DrawRule`.
+
+        A row that stops is run no more, and its draft KV stays as it is: the next step overwrites or adds these rows.
+        """
         drawing = rule.drawing(numbers, num_tokens)
         drawn = drawing.draw(self._compiled_logits(states))
         for index in range(num_tokens - 1):
+            going_on = drawing.going_on()
+            if going_on is not None:
+                if not len(going_on):
+                    break
+                rows, positions, states, drawn = (each[going_on] for each in (rows, positions, states, drawn))
             states, logits = self._compiled_next(states, drawn, *self._places(rows, positions + index))
             drawn = drawing.draw(logits)
         return drawing.result()
