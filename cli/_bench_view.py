@@ -79,7 +79,9 @@ def _concurrency(result: Result) -> str:
 def _proposer(run: Mapping[str, Any]) -> str:
     if run["proposer"] is None:
         return "none (plain decoding)"
-    return f"{run['proposer']}, K={run['speculative_config']['num_speculative_tokens']}"
+    config = run["speculative_config"]
+    nodes = f", trees of {config['num_draft_nodes']} nodes" if config.get("num_draft_nodes") else ""
+    return f"{run['proposer']}, K={config['num_speculative_tokens']}{nodes}"
 
 
 def _totals(result: Result) -> Table:
@@ -100,6 +102,8 @@ def _total_rows(result: Result) -> Iterator[tuple[str, str, str]]:
         yield "Tokens per target step (all steps)", f"{result['tokens_per_target_step']:.2f}", share
         counts = f"{result['num_accepted_tokens']} of {result['num_draft_tokens']} draft tokens"
         yield "Draft acceptance rate", f"{100 * result['draft_acceptance_rate']:.1f} %", counts
+    if result["drafted_trees"]:
+        yield from _tree_rows(result["drafted_trees"])
     if result.get("verification"):
         left_out = result["verification"]["num_unverified_draft_tokens"]
         yield "Draft tokens not verified", str(left_out), "the engine's whole run: they would not have paid"
@@ -112,6 +116,16 @@ def _total_rows(result: Result) -> Iterator[tuple[str, str, str]]:
     yield "Speedup vs no speculation", f"{result['speedup']:.2f}x", _interval_remark(result)
     steps = f"step {1000 * result['step_seconds']:.1f} ms, plain {1000 * result['plain_step_seconds']:.1f} ms"
     yield "Break-even, tokens per target step", f"{result['break_even_tokens_per_step']:.2f}", steps
+    if result["break_even_rows_per_step"] is not None:
+        rows = f"{result['rows_per_step']:.1f} computed on average"
+        yield "Break-even, rows per target step", f"{result['break_even_rows_per_step']:.1f}", rows
+
+
+def _tree_rows(trees: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    shape = f"{trees['depth']:.1f} deep, {trees['width']:.1f} wide on average"
+    yield "Nodes of a tree", f"{trees['nodes']:.1f}", shape
+    wasted = f"{trees['wasted_nodes']} nodes wasted, {100 * trees['wasted_share']:.1f} %"
+    yield "Accepted depth", f"{trees['accepted_depth']:.2f}", wasted
 
 
 def _repeats_remark(result: Result) -> str:
@@ -146,11 +160,14 @@ def _reliability(told: Mapping[str, Any]) -> Table:
 
 def _positions(result: Result) -> Table:
     table = _table()
-    table.add_column("Draft position")
+    trees = result["drafted_trees"]
+    table.add_column("Draft depth" if trees else "Draft position")
     for position in range(len(result["drafted_per_position"])):
         table.add_column(str(position + 1), justify="right")
     table.add_column("", style="dim")
-    table.add_row("drafted", *map(str, result["drafted_per_position"]), "")
+    table.add_row("drafted", *map(str, result["drafted_per_position"]), "trees as deep" if trees else "")
+    if trees:
+        table.add_row("nodes of a tree", *(f"{each:.1f}" for each in trees["nodes_per_depth"]), "")
     for label, key, remark in (
         ("accepted, of drafts", "acceptance_per_position", "unconditional"),
         ("accepted, given the one before", "conditional_acceptance_per_position", "conditional"),

@@ -59,13 +59,15 @@ def _table(cell: Result) -> Table:
     table.add_column("Proposer", overflow="fold")
     for name in shown:
         table.add_column(NAMES[name] + (" v" if name == sort else ""), justify="right")
-    for name in ("drafts/step", "to the best (95 % CI)", "Pareto"):
+    trees = any(row["drafted_trees"] for row in cell["rows"])
+    for name in ("drafts/step", *(("depth",) if trees else ()), "to the best (95 % CI)", "Pareto"):
         table.add_column(name, justify="right")
     for row in cell["rows"]:
         table.add_row(
             escape(row["label"]),
             *(_figure(name, row) + (_between(row[f"{name}_interval"]) if name == sort else "") for name in shown),
             f"{row['draft_tokens_per_step']:.2f}",
+            *((_depth(row),) if trees else ()),
             "best" if row is cell["rows"][0] else _difference(row),
             "yes" if row["is_on_pareto_front"] else "",
         )
@@ -105,6 +107,11 @@ def _figure(name: str, row: Result) -> str:
     if name == "draft_acceptance_rate":
         return f"{100 * value:.1f} %"
     return f"{value:.1f}" if name == "tokens_per_second" else f"{value:.2f}"
+
+
+def _depth(row: Result) -> str:
+    """Of trees: how deep they are."""
+    return f"{row['drafted_trees']['depth']:.1f}" if row["drafted_trees"] else ""
 
 
 def _between(interval: Sequence[float] | None) -> str:

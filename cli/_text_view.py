@@ -71,6 +71,7 @@ class _OneText:
         pieces = self._pieces.of(update)
         if self._show is Show.STEPS:
             self._painter.print_step(self._num_steps, update, pieces)
+            self._painter.print_beside(self._pieces.beside(update))
             return
         if self._show in (Show.TOKENS, Show.WHY):
             self._painter.print(self._held.release(pieces, len(update.text)))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
+
+from specdec.sdk.trees import branches, depths
 
 if TYPE_CHECKING:
     from specdec.core.engine.outputs import StreamUpdate
@@ -51,19 +53,45 @@ class StepPieces:
         self._stream = DecodeStream(skip_special_tokens=True)
 
     def of(self, update: StreamUpdate) -> list[Piece]:
-        """The pieces of one step; without the rejected one they are the text of its tokens."""
+        """The pieces of one step; without the rejected ones they are the text of its tokens.
+
+        Of a tree the rejected ones are the branches that were met at the end of the accepted path.
+        """
         count = update.num_accepted
-        rejected = self._tokenizer.decode(list(update.draft_token_ids[count:]))
+        met = [branch for parent, _, branch in _rejected(update) if parent == count - 1]
         pieces = [
             Piece(Mark.ACCEPTED, self._text(update.token_ids[:count])),
-            Piece(Mark.REJECTED, rejected),
+            *(self._draft(update, branch) for branch in met),
             Piece(Mark.SAMPLED if update.draft_token_ids else Mark.PLAIN, self._text(update.token_ids[count:])),
         ]
         return [piece for piece in pieces if piece.text]
 
+    def beside(self, update: StreamUpdate) -> list[tuple[int, Piece]]:
+        """The branches of a tree that left the accepted path before its end, with the depth of their first tokens.
+
+        A branch of a branch counts too.
+        """
+        end = update.num_accepted - 1
+        return [(depth, self._draft(update, branch)) for parent, depth, branch in _rejected(update) if parent != end]
+
+    def _draft(self, update: StreamUpdate, nodes: Sequence[int]) -> Piece:
+        return Piece(Mark.REJECTED, self._tokenizer.decode([update.draft_token_ids[node] for node in nodes]))
+
     def _text(self, token_ids: Sequence[int]) -> str:
         steps = (self._stream.step(self._tokenizer.backend_tokenizer, token_id) for token_id in token_ids)
         return "".join(text for text in steps if text)
+
+
+def _rejected(update: StreamUpdate) -> Iterator[tuple[int, int, list[int]]]:
+    """What was rejected as chains, each with the parent and the depth of its first token. A chain has one at most."""
+    count, parents = update.num_accepted, update.draft_parents
+    if parents is None:
+        parents = tuple(range(-1, len(update.draft_token_ids) - 1))
+    depth = depths(parents)
+    for branch in branches(parents):
+        rejected = [node for node in branch if node >= count]
+        if rejected:
+            yield parents[rejected[0]], depth[rejected[0]], rejected
 
 
 class HeldPieces:
@@ -113,6 +141,12 @@ class Painter:
         texts = [(piece.mark, json.dumps(piece.text, ensure_ascii=False)) for piece in pieces]
         spaced = [item for each in texts for item in (each, (Mark.PLAIN, " "))]
         self._write([(Mark.PLAIN, head), *spaced[:-1], (Mark.PLAIN, "\n")])
+
+    def print_beside(self, branches: Sequence[tuple[int, Piece]]) -> None:
+        """One line for each branch that left the accepted path: at which depth, and the branch as a JSON text."""
+        for depth, piece in branches:
+            text = json.dumps(piece.text, ensure_ascii=False)
+            self._write([(Mark.PLAIN, f"       depth {depth}  "), (piece.mark, text), (Mark.PLAIN, "\n")])
 
     def _write(self, texts: Sequence[tuple[Mark, str]]) -> None:
         if self._coloured:

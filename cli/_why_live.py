@@ -11,14 +11,21 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from specdec.core.engine.outputs import StreamUpdate
+    from specdec.lab.measure import Step
 
 Miss = Mapping[str, Any]
 SHOWN_TOP = 3
 
 
+def step_of(update: StreamUpdate) -> Step:
+    """The lab's form of a streamed step."""
+    from specdec.lab.measure import Step
+
+    return Step(update.draft_token_ids, update.num_accepted, len(update.token_ids), update.draft_parents)
+
+
 def live_misses(prompt: Sequence[int], updates: Sequence[StreamUpdate]) -> list[dict[str, Any]]:
     """As of `misses_of`. The target's probabilities are those of its logits: before bias, penalties and temperature."""
-    from specdec.lab.measure import Step
     from specdec.lab.why import Traced, View, misses_of
 
     rows = [row for update in updates for row in update.logprobs or ()]
@@ -32,7 +39,7 @@ def live_misses(prompt: Sequence[int], updates: Sequence[StreamUpdate]) -> list[
         category="",
         prompt_token_ids=prompt,
         token_ids=[token_id for update in updates for token_id in update.token_ids],
-        steps=[Step(each.draft_token_ids, each.num_accepted, len(each.token_ids)) for each in updates],
+        steps=[step_of(each) for each in updates],
         target=view,
         proposer=lambda step, position: None,
     )

@@ -25,7 +25,7 @@ from ._option_blocks import EngineOptions, with_blocks
 from ._output import Format, JsonOption
 from ._session import Session
 from ._text_view import Show, TextView
-from ._why_live import print_misses
+from ._why_live import print_misses, step_of
 
 if TYPE_CHECKING:
     from specdec.core.config.sampling_params import SamplingParams
@@ -155,8 +155,10 @@ class _Output:
 
         metrics = RequestMetrics()
         for update in self.updates:
-            metrics.record(len(update.draft_token_ids), update.num_accepted, len(update.token_ids))
+            step = step_of(update)
+            metrics.record(len(step.draft_token_ids), step.num_accepted, step.num_committed, step.widths)
         keys = ["draft_token_ids", "num_accepted", "token_ids", "text"]
+        keys += ["draft_parents"] if any(update.draft_parents is not None for update in self.updates) else []
         keys += ["logprobs"] if self.updates[0].logprobs is not None else []
         steps = [{key: getattr(update, key) for key in keys} for update in self.updates]
         return {
@@ -174,12 +176,12 @@ class _Job:
     """Prompts through an engine made for them, whose request ids are therefore the prompts' numbers."""
 
     def __init__(self, llm: LLM, texts: Sequence[str], params: SamplingParams, *, chat: bool) -> None:
-        from specdec.lab.conversation import encode
+        from specdec.lab.conversation import Texts
 
         self._llm = llm
         self._texts = texts
         self._params = params
-        self._prompts = [encode(llm.engine, text, chat) for text in texts]
+        self._prompts = [Texts.of(llm.engine).encode(text, chat=chat) for text in texts]
         self._outputs: list[_Output] = []
         self._seconds = 0.0
         self.differences: list[Difference] | None = None  # None: not compared

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from specdec.core.config.settings_text import as_mapping
 
 from ._engine_options import (
     DATASET_HELP,
@@ -21,12 +23,18 @@ from ._engine_options import (
     NumThreadsOption,
     QuietOption,
     engine_settings,
+    only_one,
     silence_libraries,
 )
 from ._session import Session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from specdec.core.model.hidden_states import HiddenState
+    from specdec.core.registry import PluginSettings
+    from specdec.lab.recording.settings import RecordSettings
+    from specdec.lab.recording.source import Source
 
 GIB = 2**30
 
@@ -36,6 +44,22 @@ class Inside(StrEnum):
 
     SPECDEC = "specdec"
     TRANSFORMERS = "transformers"
+    VLLM = "vllm"
+
+    @property
+    def source(self) -> Callable[[RecordSettings, PluginSettings], Source]:
+        """What is recorded."""
+        if self is Inside.TRANSFORMERS:
+            from specdec.lab.recording.in_transformers import TransformersSource
+
+            return TransformersSource
+        if self is Inside.VLLM:
+            from specdec.lab.recording.in_vllm import VLLMSource
+
+            return VLLMSource
+        from specdec.lab.recording.in_specdec import EngineSource
+
+        return EngineSource
 
 
 def _layers(text: str) -> tuple[HiddenState, ...]:
@@ -44,6 +68,12 @@ def _layers(text: str) -> tuple[HiddenState, ...]:
     if any(word != "final" and not word.isdigit() for word in words):
         raise typer.BadParameter(f"layers are numbers and 'final', such as 2,4,final; found {text!r}")
     return tuple("final" if word == "final" else int(word) for word in words)
+
+
+def _vllm_arguments(given: list[str] | None) -> dict[str, Any]:
+    """From one JSON object. Raises ConfigError."""
+    text = only_one("--vllm", given)
+    return {} if text is None else dict(as_mapping(text, "--vllm", '{"tensor_parallel_size": 2}'))
 
 
 def command(  # noqa: PLR0913 - one parameter per flag
@@ -72,8 +102,15 @@ def command(  # noqa: PLR0913 - one parameter per flag
     max_disk: Annotated[float | None, typer.Option(min=0, metavar="GIB", help="Most GiB of the folder.")] = None,
     cost: Annotated[bool, typer.Option(help="Measure what a step costs, from which speed-ups are predicted.")] = True,
     inside: Annotated[
-        Inside, typer.Option("--engine", help="Who generates; transformers: greedily, one by one, first turns only.")
+        Inside,
+        typer.Option("--engine", help="Who generates; transformers and vllm: greedily; transformers: one by one."),
     ] = Inside.SPECDEC,
+    vllm_args: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vllm", metavar="JSON", help='Further arguments of vLLM\'s engine: {"tensor_parallel_size": 2}.'
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option("--from", help="Training data of speculators or SpecForge for MODEL, read instead of running it."),
@@ -93,8 +130,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from specdec.core.config.engine_config import EngineConfig
     from specdec.lab.progress import progress_for
     from specdec.lab.recording.foreign import import_data
-    from specdec.lab.recording.in_transformers import record_in_transformers
-    from specdec.lab.recording.recorder import RecordSettings, record
+    from specdec.lab.recording.recorder import record
+    from specdec.lab.recording.settings import RecordSettings
 
     if data is not None:
         manifest = import_data(data, EngineConfig(**engine), _layers(hidden_states), output)
@@ -117,12 +154,12 @@ def command(  # noqa: PLR0913 - one parameter per flag
         full_logits=full_logits,
         max_disk=None if max_disk is None else max(int(max_disk * GIB), 1),
         measure_cost=cost,
+        vllm=_vllm_arguments(vllm_args),
     )
     session: Session = ctx.obj
     quiet = quiet or bool(ctx.find_root().params.get("quiet"))
     console = Console(stderr=True, no_color=True if not session.colour else None)
     with progress_for(console, quiet=quiet) as progress:
-        run = record if inside is Inside.SPECDEC else record_in_transformers
-        done = run(settings, session.settings, output, progress)
+        done = record(settings, session.settings, output, progress, inside.source)
     if not quiet:
         print(f"{output}: {done.num_requests} requests, {done.num_bytes / 2**20:.1f} MiB")

@@ -31,7 +31,7 @@ from .proposing.draft_check import SUM_TOLERANCE
 from .proposing.draft_store import DistributionBuffers, DraftStore
 from .proposing.draft_table import CheckedDraft, DraftReport
 from .proposing.proposer_host import ProposerHost
-from .proposing.services import BlockDraftKV, EngineServices, logit_scale
+from .proposing.services import BlockDraftKV, EngineServices, KVStorage, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
 from .proposing.target_access import TargetAccess
 from .proposing.view_guard import Snapshot
@@ -41,7 +41,7 @@ from .request.request import Committed, Request
 from .runner.batch import Scheduled
 from .runner.request_progress import RequestProgress
 from .runner.scheduler import Schedule, Scheduler
-from .runner.step import Runner
+from .runner.step import Runner, verified_step
 
 __all__ = [
     "SUM_TOLERANCE",
@@ -62,6 +62,7 @@ __all__ = [
     "HiddenStates",
     "HostAddressing",
     "KVCache",
+    "KVStorage",
     "LayerShape",
     "Mixers",
     "PartialTarget",
@@ -92,5 +93,6 @@ __all__ = [
     "registry",
     "rejection",
     "target_info",
+    "verified_step",
     "with_verifier",
 ]

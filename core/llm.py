@@ -272,6 +272,7 @@ class _Reader:
             num_accepted=each.num_accepted,
             finish_reason=finish_reason_of(each.request),
             logprobs=tuple(each.request.logprobs[-len(each.token_ids) :]) or None if each.token_ids else None,
+            draft_parents=None if each.tree is None else tuple(each.tree.shown_parents()),
         )
         self.num_shown = len(text)
         self.updates.append(update)

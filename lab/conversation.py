@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specdec.core.engine.engine import Engine
 from specdec.core.host import EngineView
+from specdec.core.request.chat import encode_chat
+from specdec.core.request.prompts import encode
 
 from .dataset_files import PromptRow
 
@@ -21,31 +24,47 @@ class Exchange:
     reply_token_ids: tuple[int, ...]
 
 
-def encode(engine: Engine, prompt: str, chat: bool) -> list[int]:
-    """A prompt's token ids, as they are or as the first message of a conversation. Raises RequestError."""
-    return engine.encode_chat([{"role": "user", "content": prompt}]) if chat else engine.encode(prompt)
+@dataclass(frozen=True)
+class Texts:
+    """How texts become token ids of a target, whoever runs it."""
+
+    tokenizer: Any  # None: it has none
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, engine: Engine) -> Texts:
+        """Of our engine's target."""
+        return cls(engine.tokenizer, EngineView.of(engine).eos_token_ids)
+
+    def encode(self, prompt: str, *, chat: bool) -> list[int]:
+        """A prompt's token ids, as they are or as the first message of a conversation. Raises RequestError."""
+        if chat:
+            return encode_chat(self.tokenizer, [{"role": "user", "content": prompt}])
+        return encode(self.tokenizer, prompt)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Without special tokens; nothing where there is no tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def turn(self, row: PromptRow, before: Sequence[Exchange], *, chat: bool) -> list[int]:
+        """Token ids of the turn after those `before`. Raises RequestError.
+
+        chat: in the tokenizer's template, replies included. Otherwise the text goes on behind the last reply.
+        """
+        if not before:
+            return self.encode(row.prompt, chat=chat)
+        if chat:
+            messages = []
+            for asked, exchange in zip(row.turns, before, strict=False):
+                reply = self.decode(exchange.reply_token_ids)
+                messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
+            return encode_chat(self.tokenizer, [*messages, {"role": "user", "content": row.turns[len(before)]}])
+        *_, last = before
+        reply_ids = [token_id for token_id in last.reply_token_ids if token_id not in self.eos_token_ids]
+        asked_ids = self.tokenizer(BETWEEN_TURNS + row.turns[len(before)], add_special_tokens=False)["input_ids"]
+        return [*last.prompt_token_ids, *reply_ids, *asked_ids]
 
 
 def turn_id(row: PromptRow, turn: int) -> str:
     """The id of a turn's request: the prompt's own for the first, with the number behind it for others."""
     return row.prompt_id if turn == 0 else f"{row.prompt_id}/{turn + 1}"
-
-
-def turn_prompt(engine: Engine, row: PromptRow, before: Sequence[Exchange], *, chat: bool) -> list[int]:
-    """Token ids of the turn after those `before`. Raises RequestError.
-
-    chat: in the tokenizer's template, replies included. Otherwise the text goes on behind the last reply.
-    """
-    if not before:
-        return encode(engine, row.prompt, chat)
-    if chat:
-        messages = []
-        for asked, exchange in zip(row.turns, before, strict=False):
-            reply = engine.tokenizer.decode(list(exchange.reply_token_ids), skip_special_tokens=True)
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
-        return engine.encode_chat([*messages, {"role": "user", "content": row.turns[len(before)]}])
-    *_, last = before
-    ends = EngineView.of(engine).eos_token_ids
-    reply = [token_id for token_id in last.reply_token_ids if token_id not in ends]
-    asked = engine.tokenizer(BETWEEN_TURNS + row.turns[len(before)], add_special_tokens=False)["input_ids"]
-    return [*last.prompt_token_ids, *reply, *asked]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from specdec.core.engine.engine import Engine
 from specdec.core.host import EngineView
 from specdec.core.request.metrics import RequestMetrics
-from specdec.core.request.request import Request
+from specdec.core.request.request import Committed, Request
+from specdec.core.request.verified_tree import VerifiedTree
 
 from .prompts import BenchPrompt
 
@@ -22,9 +23,21 @@ OnFinished = Callable[[Request], None]
 class Step(NamedTuple):
     """What one target step did to one request."""
 
-    draft_token_ids: Sequence[int]  # verified
+    draft_token_ids: Sequence[int]  # verified; of a tree, the accepted path first
     num_accepted: int
     num_committed: int
+    parents: Sequence[int] | None = None  # of a tree's nodes, by their places in `draft_token_ids`; None: a chain
+
+    @classmethod
+    def of(cls, committed: Committed) -> Step:
+        """What the engine said."""
+        parents = None if committed.tree is None else committed.tree.shown_parents()
+        return cls(committed.draft_token_ids, committed.num_accepted, len(committed.token_ids), parents)
+
+    @property
+    def widths(self) -> list[int] | None:
+        """Nodes of a tree at each depth. None means a chain."""
+        return None if self.parents is None else VerifiedTree([], self.parents).widths
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class TimedEngine:
             for each in self.engine.step():
                 request = each.request
                 if each.token_ids:
-                    steps[request.request_id].append(Step(each.draft_token_ids, each.num_accepted, len(each.token_ids)))
+                    steps[request.request_id].append(Step.of(each))
                 if request.finish_reason is not None:
                     ended[request.request_id] = request
                     on_finished(request)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from specdec.core.request.metrics import RequestMetrics
 
-if TYPE_CHECKING:
-    from specdec.core.request.request import Request
-
 LINE_EVERY_S = 10.0
+
+
+class HasMetrics(Protocol):
+    """A request that ended, of whichever engine."""
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """Its acceptance."""
+        ...
 
 
 class NoProgress:
@@ -23,7 +29,7 @@ class NoProgress:
     def stage(self, name: str, num_requests: int = 0) -> None:
         """Ignored."""
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: HasMetrics) -> None:
         """Ignored."""
 
     def written(self, num_bytes: int) -> None:
@@ -58,7 +64,7 @@ class BarProgress(NoProgress):
         self._bar.add_task(name, total=num_requests, note="")
         self._bar.start()
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: HasMetrics) -> None:
         """One more."""
         self._acceptance.merge(request.metrics)
         if self._bar:
@@ -92,7 +98,7 @@ class LineProgress(NoProgress):
         self._name, self._total, self._done = name, num_requests, 0
         self._tell(f"{name}: {num_requests} requests" if num_requests else name)
 
-    def finished(self, request: Request) -> None:
+    def finished(self, request: HasMetrics) -> None:
         """One more; a line if the last one is long enough ago."""
         self._done += 1
         self._acceptance.merge(request.metrics)

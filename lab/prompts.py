@@ -12,7 +12,7 @@ from specdec.core.engine.engine import Engine
 from specdec.core.host import EngineView
 from specdec.sdk import ConfigError
 
-from .conversation import Exchange, turn_id, turn_prompt
+from .conversation import Exchange, Texts, turn_id
 from .dataset_files import PromptRow
 from .datasets import spread
 
@@ -43,8 +43,8 @@ def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine
     fits.
     """
     longest = EngineView.of(engine).info.max_model_len
-    limit = longest - params.max_tokens
-    first = {row.prompt_id: turn_prompt(engine, row, (), chat=chat) for row in rows}
+    limit, texts = longest - params.max_tokens, Texts.of(engine)
+    first = {row.prompt_id: texts.turn(row, (), chat=chat) for row in rows}
     fitting = [row for row in rows if len(first[row.prompt_id]) <= limit]
     if not fitting:
         facts = {
@@ -81,7 +81,7 @@ def _lay_out_turns(
         replies = _replies(engine, {row.prompt_id: asked[row.prompt_id][-1] for row in going_on}, params)
         for row in going_on:
             said[row.prompt_id].append(Exchange(tuple(asked[row.prompt_id][-1]), replies[row.prompt_id]))
-            ids = turn_prompt(engine, row, said[row.prompt_id], chat=chat)
+            ids = Texts.of(engine).turn(row, said[row.prompt_id], chat=chat)
             if len(ids) <= limit:
                 asked[row.prompt_id].append(ids)
             else:

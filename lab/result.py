@@ -81,6 +81,25 @@ def acceptance_facts(counts: RequestMetrics) -> dict[str, Any]:
         "num_accepted_tokens": counts.num_accepted_tokens,
         "num_output_tokens": counts.num_committed_tokens,
         "num_replayed_rows": counts.num_replayed_rows,
+        "drafted_trees": tree_facts(counts),
+    }
+
+
+def tree_facts(counts: RequestMetrics) -> dict[str, Any] | None:
+    """Size, shape and use of the trees that were verified, on average. None means that drafts were chains."""
+    if not counts.num_trees:
+        return None
+    num_levels = sum(depth * steps for (depth, _), steps in counts.outcomes.items())
+    wasted = counts.num_draft_tokens - counts.num_accepted_tokens
+    levels = sorted(counts.nodes_per_depth)
+    return {
+        "nodes": counts.num_draft_tokens / counts.num_drafts,
+        "depth": num_levels / counts.num_drafts,
+        "width": counts.num_draft_tokens / num_levels,
+        "nodes_per_depth": [counts.nodes_per_depth[depth] / counts.num_trees for depth in levels],
+        "accepted_depth": counts.num_accepted_tokens / counts.num_drafts,
+        "wasted_nodes": wasted,
+        "wasted_share": wasted / counts.num_draft_tokens,
     }
 
 
@@ -122,13 +141,21 @@ def run_facts(repeats: Sequence[Repeat], baseline: Baseline | None) -> dict[str,
 
 
 def _step_facts(timing: Timing, baseline: Baseline | None, total: Mapping[str, Any]) -> dict[str, float | None]:
-    """How long a request's step takes, and the tokens per step at which speculation would just pay for itself."""
+    """How long a request's step takes, and where speculation would just pay for itself.
+
+    In tokens: with the rows that it has. In rows: with the tokens that it has, if each row costs as much as those it
+    has cost on average, drafting included.
+    """
     step = timing.mean() / total["num_target_steps"]
     plain = baseline.timing.mean() / total["num_output_tokens"] if baseline else None
+    rows, tokens = 1 + total["num_draft_tokens"] / total["num_target_steps"], total["tokens_per_target_step"]
+    per_row = (step - plain) / (rows - 1) if plain and rows > 1 else 0.0
     return {
         "step_seconds": step,
         "plain_step_seconds": plain,
         "break_even_tokens_per_step": step / plain if plain else None,
+        "rows_per_step": rows,
+        "break_even_rows_per_step": 1 + (tokens - 1) * plain / per_row if plain and per_row > 0 else None,
     }
 
 
@@ -212,10 +239,12 @@ def step_facts(steps: Sequence[Step]) -> dict[str, Any]:
     """A request's steps in their order, plain ones included, and how many drafted ones accepted 0, 1, ... tokens."""
     drafted = [step for step in steps if step.draft_token_ids]
     histogram = Counter(step.num_accepted for step in drafted)
-    width = max((len(step.draft_token_ids) for step in drafted), default=0) + 1
+    width = max((len(step.widths or step.draft_token_ids) for step in drafted), default=0) + 1
+    parents = [None if step.parents is None else list(step.parents) for step in steps]
     return {
         "acceptance_histogram": [histogram[count] for count in range(width)],
         "per_step_accepted": [step.num_accepted for step in steps],
         "per_step_drafted": [len(step.draft_token_ids) for step in steps],
         "per_step_draft_token_ids": [list(step.draft_token_ids) for step in steps],
+        **({"per_step_draft_parents": parents} if any(parents) else {}),
     }

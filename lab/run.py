@@ -191,7 +191,7 @@ def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, A
     host = EngineView.of(engine).host
     if host is None:
         return {"proposer": None, "speculative_config": None}
-    settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.num_draft_tokens)
+    settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.loaded.config.depth)
     return {
         "proposer": str(host.plugin),
         "speculative_config": settings.model_dump(mode="json", exclude_unset=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -9,13 +11,13 @@ from transformers import AutoModelForCausalLM
 from .batching import Batch
 from .drafters.distil import TOKENIZER_FILES
 from .drafters.first_round import FirstRounds
-from .drafters.lookahead import label_weights, weighted_cross_entropy, windows_at
-from .drafters.pard import NUM_DRAFTS, NUM_MASKS, draft_in_parallel, logits_with_blocks
+from .drafters.lookahead import label_weights, weighted_cross_entropy
+from .drafters.pard import NUM_DRAFTS, draft_in_parallel, drop_deeper, logits_with_blocks
 from .drafters.run import Job, arguments_for, drafter_recipe, open_workshop, run
 from .drafters.unroll import soft_cross_entropy
 from .train_tiny_target import export
 
-ANCHORS_PER_WINDOW = 40
+ANCHORS_PER_WINDOW = 160
 
 
 def main() -> None:
@@ -28,12 +30,13 @@ def main() -> None:
 
     def loss_of(batch: Batch) -> Tensor:
         logits = target.logits(target.observe(batch.input_ids).final)
-        labels, choices = logits.float().softmax(-1), logits.argmax(-1)
+        labels = logits.float().softmax(-1)
         anchors = torch.randperm(batch.input_ids.shape[1] - NUM_DRAFTS)[:ANCHORS_PER_WINDOW]
-        own, blocks = logits_with_blocks(model, batch.input_ids, mask_id, anchors)
-        weights = label_weights(batch.input_ids, choices, anchors, NUM_DRAFTS, tokenizer.eos_token_id)
-        ahead = windows_at(labels, anchors + 1, NUM_MASKS)
-        return soft_cross_entropy(own, labels) + weighted_cross_entropy(blocks, ahead, weights[..., 1:])
+        weights = label_weights(batch.input_ids, logits.argmax(-1), anchors, NUM_DRAFTS, tokenizer.eos_token_id)
+        rows = drop_deeper(anchors)
+        own, masked = logits_with_blocks(model, batch.input_ids, mask_id, rows)
+        ahead = weighted_cross_entropy(masked, labels[:, rows.positions], weights[:, rows.blocks, 1 + rows.depths])
+        return soft_cross_entropy(own, labels) + ahead
 
     def draft(rounds: FirstRounds) -> Tensor:
         return draft_in_parallel(model, torch.cat([rounds.prompts, rounds.greedy[:, :1]], dim=1), mask_id)
@@ -43,7 +46,9 @@ def main() -> None:
         for name in TOKENIZER_FILES:
             (arguments.out / "pard" / name).write_bytes((arguments.out / "target" / name).read_bytes())
 
-    run(Job("pard", model, loss_of, draft, export_all), workshop, drafter_recipe(arguments), arguments)
+    # a trained model: the rates that it began with would undo what it knows
+    recipe = replace(drafter_recipe(arguments), muon_lr=0.005, adamw_lr=1e-3)
+    run(Job("pard", model, loss_of, draft, export_all), workshop, recipe, arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .batching import Batch, TokenStream
 
 AFTER_STEP = Callable[[int, float], None]  # (steps done, mean loss of the step in nats)
-OUTER_MATRICES = ("embed_tokens", "lm_head", "mlp.gate.")  # in parameter names: embeddings, heads, expert routers
+OUTER_MATRICES = ("embed_tokens", "lm_head", "mlp.gate.", "markov_head", "confidence_head")  # in names of parameters
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _REQUIRED = object()
-_ADAPTER = "adapter_config.json"
+_CONFIGS = "config.json", "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt")
 
 
@@ -35,7 +35,10 @@ def logit_scale(config: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint directory. Opening it reads config.json and nothing else."""
+    """A checkpoint directory. Opening it reads its configuration and nothing else.
+
+    That is config.json, or for an adapter of PEFT adapter_config.json.
+    """
 
     directory: Path
     config: Mapping[str, Any] = field(repr=False)
@@ -46,14 +49,12 @@ class Checkpoint:
 
         model: a directory, the name of a packaged model ("tiny/NAME"), or a hub id.
 
-        Raises CheckpointError: SD-E105 if there is none, SD-E286 for an adapter of PEFT, SD-E106 if config.json is no
-        JSON object.
+        Raises CheckpointError: SD-E105 if there is none, SD-E106 if its configuration is no JSON object.
         """
         directory = packaged(str(model)) or Path(model).expanduser()
-        if not (directory / "config.json").is_file():
-            _refuse_adapter(directory)
+        if _config_in(directory) is None:
             directory = _from_hub(str(model))
-        path = directory / "config.json"
+        path = _config_in(directory) or directory / _CONFIGS[0]
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -65,7 +66,7 @@ class Checkpoint:
     @property
     def config_file(self) -> Path:
         """The file that `config` was read from."""
-        return self.directory / "config.json"
+        return _config_in(self.directory) or self.directory / _CONFIGS[0]
 
     @property
     def logit_scale(self) -> float | None:
@@ -131,11 +132,8 @@ class Checkpoint:
         return value
 
 
-def _refuse_adapter(directory: Path) -> None:
-    file = directory / _ADAPTER
-    if file.is_file():
-        facts = {"found": file, "why": "an adapter drafts inside the target (Uno), which is not implemented"}
-        raise CheckpointError("SD-E286", f"{str(directory)!r} is an adapter of PEFT and no checkpoint", facts)
+def _config_in(directory: Path) -> Path | None:
+    return next((file for name in _CONFIGS if (file := directory / name).is_file()), None)
 
 
 def read_tensors(file: Path, prefixes: tuple[str, ...], device: str = "cpu") -> dict[str, Tensor]:
@@ -182,9 +180,8 @@ def _from_hub(model: str) -> Path:
     facts = {"directory": f"{Path(model).expanduser().resolve()} has no config.json"}
     try:
         directory = Path(snapshot_download(model, allow_patterns=["*.json", *_WEIGHTS]))
-        if (directory / "config.json").is_file():
+        if _config_in(directory) is not None:
             return directory
-        _refuse_adapter(directory)
         facts["hub"] = "the repository has no config.json"
     except CheckpointError:
         raise

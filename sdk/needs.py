@@ -100,8 +100,8 @@ class Needs(StrictModel):
             )
         if self.max_depth is not None and self.topology != "tree":
             raise ValueError("max_depth describes trees; declare topology='tree'")
-        if self.rejected_rows and self.topology == "tree":
-            raise ValueError("rejected_rows shows rejected drafts of chains; a tree has no row behind its path")
+        if self.rejected_rows and self.topology == "tree" and self.placement == "device":
+            raise ValueError("rejected_rows of trees are shown on the host: on a device they follow the kept ones")
         if self.rejected_rows and not self.target_top_k:
             raise ValueError("rejected_rows shows the target's most likely tokens: target_top_k says how many")
         if self.max_draft_tokens is not None and self.min_draft_tokens > self.max_draft_tokens:

@@ -100,7 +100,13 @@ class TargetLayers(Protocol):
     """
 
     def logits(
-        self, token_ids: Tensor, rows: Tensor, starts: Tensor, cu_queries: Tensor, logits_rows: Tensor
+        self,
+        token_ids: Tensor,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        logits_rows: Tensor,
+        adapted: Tensor | None = None,
     ) -> Tensor:
         """Run tokens, and return the logits [R, V] of some of them, as the target's head gives them.
 
@@ -109,6 +115,7 @@ class TargetLayers(Protocol):
         starts: the position of each request's first token, `KeptRows.next_position` or later, [B].
         cu_queries: request b has the tokens `cu_queries[b] : cu_queries[b+1]`, [B+1].
         logits_rows: places among the tokens, [R].
+        adapted: tokens that run with the adapter, [M] bool. None means all, if there is an adapter.
 
         Raises ProposerError SD-E276 for starts before that, on a CPU. Elsewhere nothing waits to look.
         """
@@ -198,11 +205,20 @@ class Services(Protocol):
         """
         ...
 
-    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+    def target_layers(
+        self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None
+    ) -> TargetLayers:
         """Layers of the target in their order, as many of those in `Needs.target_layers` as are wanted.
 
-        Take them in `bind`, and run them in `warmup` and once there are requests. Raises Refusal if none was declared,
-        or if the target does not run without its other layers.
+        Take them in `bind`, and run them in `warmup` and once there are requests.
+
+        adapter: what is added to the outputs of linear layers while drafting runs them, by the dotted names of these
+            layers in the target's modelling code. Each is a function of the layer's input: [..., in] -> [..., out]
+            (`specdec.sdk.model_proposer.LowRank`). The target's own passes never see it. Entries of layers that do not
+            run are left aside. None means none.
+
+        Raises Refusal if none was declared, or if the target does not run without its other layers; CheckpointError
+        SD-E297 if the adapter does not fit the target.
         """
         ...
 

@@ -52,6 +52,23 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
     return path[::-1]
 
 
+def branches(parents: Sequence[int]) -> list[list[int]]:
+    """The tree as chains of nodes: a chain goes on with a node's first child, and each other child begins one.
+
+    Each node is in one chain. Chains come in the order of their first nodes.
+    """
+    found: list[list[int]] = []
+    ends: dict[int, list[int]] = {ROOT: []}  # by the node that nothing has gone on from
+    for node, parent in enumerate(parents):
+        branch = ends.pop(parent, None)
+        if not branch:
+            branch = []
+            found.append(branch)
+        branch.append(node)
+        ends[node] = branch
+    return found
+
+
 def best_first(
     children: Callable[[State], Iterable[tuple[int, float, State]]], root: State, num_nodes: int, max_depth: int
 ) -> Tree:

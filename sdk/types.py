@@ -114,6 +114,8 @@ class KeptRows:
 class RejectedRows:
     """Drafts that verification rejected, and what the target computed after each of them.
 
+    Of a tree they are the nodes beside the accepted path, those at its end first. Positions follow the depth.
+
     Row b of the step owns the entries `start[b] : start[b] + num_rejected[b]`. In the host form these are all entries.
     The device form has the tensors of `KeptRows`, where rejected rows follow the kept ones.
     """

@@ -13,6 +13,7 @@ from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from .moves import Shown
 from .rejection.reference import draft_distribution
+from .rejection.tree_reference import left_of
 from .report import DIFFERENCE, Violation
 from .stage import Stage
 from .subject import Subject
@@ -22,13 +23,13 @@ DISTRIBUTION_TOLERANCE = 1e-4  # of a float32 network whose batch had another sh
 
 
 def distribution_of(
-    distribution: DraftDistribution | None, row: int, position: int, needs: Needs, vocab_size: int
+    distribution: DraftDistribution | None, row: int, place: int, needs: Needs, vocab_size: int
 ) -> Tensor | None:
-    """q of one draft over target ids, float64 [V]; None where the row is one-hot."""
+    """q at one place over target ids, float64 [V]; None where the row is one-hot."""
     if distribution is None:
         return None
     if distribution.sparse_ids is not None and distribution.kind[row] == DistributionKind.SPARSE:
-        _require_in_vocabulary(distribution.sparse_ids[row, position], vocab_size)
+        _require_in_vocabulary(distribution.sparse_ids[row, place], vocab_size)
     t2d = None
     if needs.draft_vocabulary is not None:
         t2d = torch.full((vocab_size,), -1)
@@ -41,7 +42,7 @@ def distribution_of(
         distribution.sparse_probs,
         t2d,
     )
-    return draft_distribution(distributions, row, position, vocab_size)
+    return draft_distribution(distributions, row, place, vocab_size)
 
 
 def _require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
@@ -54,13 +55,23 @@ def _require_in_vocabulary(ids: Tensor, vocab_size: int) -> None:
         )
 
 
-def distributions_of(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Tensor]]:
-    """Row, position, drafted token and q [V] of every draft of a step that was drawn from a reported distribution."""
+def reported_by(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Tensor]]:
+    """Row, position, drafted token and q [V] of every draft of a step whose distribution was reported.
+
+    Siblings in a tree have one q: that of their place.
+    """
     for row, draft in enumerate(shown.drafts):
         for position, token in enumerate(draft):
-            distribution = distribution_of(shown.distribution, row, position, stage.needs, stage.info.vocab_size)
+            place = shown.parents[row][position] + 1
+            distribution = distribution_of(shown.distribution, row, place, stage.needs, stage.info.vocab_size)
             if distribution is not None:
                 yield row, position, token, distribution
+
+
+def distributions_of(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Tensor]]:
+    """As `reported_by`, with what each draft was drawn from: earlier siblings are taken out of q."""
+    for row, position, token, distribution in reported_by(stage, shown):
+        yield row, position, token, left_of(distribution, shown.earlier_siblings(row, position))
 
 
 def require_same(
@@ -72,11 +83,14 @@ def require_same(
     """
     first, second = (names, names) if isinstance(names, str) else names
     drafts = (one.draft_of(first), other.draft_of(second))
-    if drafts[0] == drafts[1] and _same_distributions((one, first), (other, second), stage):
+    nodes = (one.nodes_of(first), other.nodes_of(second))
+    if nodes[0] == nodes[1] and _same_distributions((one, first), (other, second), stage):
         return
     told = [f"{label}: {draft}" for label, draft in zip(what, drafts, strict=True)]
-    if drafts[0] == drafts[1]:
+    if nodes[0] == nodes[1]:
         told.append("the tokens are equal, the reported distributions are not")
+    elif drafts[0] == drafts[1]:
+        told.append("the tokens are equal, the parents are not")
     raise Violation(
         expected=f"the same draft for {first!r} from {what[0]} and from {what[1]}",
         found="\n".join(told),
@@ -87,12 +101,11 @@ def require_same(
 
 
 def _same_distributions(one: tuple[Shown, str], other: tuple[Shown, str], stage: Stage) -> bool:
-    for position in range(len(one[0].draft_of(one[1]))):
+    rows = [shown.view.request_ids.index(name) for shown, name in (one, other)]
+    for parent in set(one[0].parents[rows[0]]):
         first, second = (
-            distribution_of(
-                shown.distribution, shown.view.request_ids.index(name), position, stage.needs, stage.info.vocab_size
-            )
-            for shown, name in (one, other)
+            distribution_of(shown.distribution, row, parent + 1, stage.needs, stage.info.vocab_size)
+            for (shown, _), row in zip((one, other), rows, strict=True)
         )
         if first is None or second is None:
             if first is not second:

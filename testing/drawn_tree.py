@@ -45,6 +45,7 @@ class Node:
     distribution: DraftDistribution | None  # what was reported, in its first row
     uniform: dict[int, float]  # a number that draws each token
     confidence: dict[int, float] = field(default_factory=dict)  # by the token that is drawn; empty: none was told
+    parent: int | None = None  # the earlier draft that it hangs from, -1: the newest token. None: drafts are a chain
 
 
 class Tree:
@@ -80,6 +81,7 @@ class Tree:
                 where=shown.where,
                 fix="decide whether to draft before drawing",
             )
+        parent = self._parent(shown, len(path))
         drawn = torch.zeros(self._stage.info.vocab_size, dtype=torch.float64)
         low = 0.0
         for boundary, token in self._boundaries(path, uniforms, [int(token) for token in tokens if token is not None]):
@@ -88,7 +90,7 @@ class Tree:
         uniform = {int(token): chosen for token, chosen in zip(tokens, uniforms, strict=True) if token is not None}
         told = zip(tokens, shown.confidence, strict=True)
         confidence = {int(token): each[len(path)] for token, each in told if token is not None and each}
-        return Node(drawn, shown.distribution, uniform, confidence)
+        return Node(drawn, shown.distribution, uniform, confidence, parent)
 
     def _boundaries(self, path: tuple[float, ...], points: list[float], tokens: list[int]) -> list[tuple[float, int]]:
         """Where the drawn token changes as its uniform grows, with the token drawn before each change; ends at 1."""
@@ -117,6 +119,20 @@ class Tree:
         table[:, : len(path)] = torch.tensor(path, dtype=torch.float64)
         table[:, len(path)] = torch.tensor(uniforms, dtype=torch.float64)
         return twins(self._stage, PROMPT, table)
+
+    def _parent(self, shown: Shown, position: int) -> int | None:
+        """Where the draft at a position hangs, whatever it is. None: drafts are a chain."""
+        if self._stage.needs.topology == "chain":
+            return None
+        found = {parents[position] for parents in shown.parents}
+        if len(found) > 1:
+            raise Violation(
+                expected=f"node {position} after the same node for every random number of its own",
+                found=f"it hangs from the nodes {sorted(found)}, after the same {position} nodes",
+                where=shown.where,
+                fix="decide where to draw a node before drawing it, and leave no drawn node out",
+            )
+        return found.pop()
 
     @staticmethod
     def _token(shown: Shown, row: int, position: int) -> int | None:

@@ -215,7 +215,9 @@ class FakeServices:
         """None: no target runs here."""
         raise Refusal("these fakes run no target, and so have no keys of it", "specdec.LLM, or check_proposer")
 
-    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+    def target_layers(
+        self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None
+    ) -> TargetLayers:
         """None: no target runs here."""
         raise Refusal("these fakes run no target, and so have no layers of it", "specdec.LLM, or check_proposer")
 

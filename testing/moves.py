@@ -48,9 +48,26 @@ class Shown:
     view: StepView
     budgets: list[int]
     drafts: list[list[int]]  # in the view's order; empty where none was asked for
+    parents: list[list[int]]  # of each draft's nodes; of a chain, those before them
     distribution: DraftDistribution | None
     confidence: list[Sequence[float]]  # of each draft's tokens; empty where the proposer told nothing
     written: list[str]  # fields of the view that were changed
 
     def draft_of(self, name: str) -> list[int]:
         return self.drafts[self.view.request_ids.index(name)]
+
+    def nodes_of(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Parent and token of each node."""
+        row = self.view.request_ids.index(name)
+        return self.before(row, len(self.drafts[row]))
+
+    def before(self, row: int, node: int) -> tuple[tuple[int, int], ...]:
+        """Parent and token of the nodes before one."""
+        return tuple(zip(self.parents[row][:node], self.drafts[row][:node], strict=True))
+
+    def earlier_siblings(self, row: int, node: int) -> list[int]:
+        """The tokens that were taken from a node's distribution before its own was drawn from what they leave."""
+        if self.distribution is None or self.distribution.replacement:
+            return []
+        parent = self.parents[row][node]
+        return [token for above, token in self.before(row, node) if above == parent]

@@ -55,6 +55,16 @@ class SmallDrafter:
         )
         return any(part is not None and part.dtype.itemsize == 2 for part in parts)
 
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether its drafts are nodes of trees."""
+        return self.nodes[()].parent is not None
+
+    def parents(self, row: Prefix) -> list[int] | None:
+        """Where each draft of a row hangs. None: they are a chain."""
+        found = [self.nodes.get(row[:i], self.nodes[()]).parent for i in range(len(row))]
+        return None if None in found else [parent for parent in found if parent is not None]
+
     def drawn(self, position: int) -> Tensor:
         """The distribution of the draft at `position` after every prefix, float64 [V, ..., V]; token 0 where there is
         none.
@@ -75,8 +85,9 @@ class SmallDrafter:
         if self.has_distribution:
             assert self.distribution is not None, "it has one"
             numbers = list(range(len(rows)))
-            store = DraftStore(self._buffers(len(rows)))
-            reports = [DraftReport(len(row), len(row), int(self.distribution.kind[0]), list(row)) for row in rows]
+            store = DraftStore(self._buffers(len(rows)), keeps_trees=self.drafts_trees)
+            kind = int(self.distribution.kind[0])
+            reports = [DraftReport(len(row), len(row), kind, list(row), parents=self.parents(row)) for row in rows]
             store.put(numbers, numbers, CheckedDraft.read(reports, self._distribution_of(rows)))
             distributions = store.take([(number, number, self.num_drafts) for number in numbers]).distributions()
         return rejection.DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
@@ -86,10 +97,11 @@ class SmallDrafter:
         return node is not None and node.confidence.get(row[position], 1.0) >= self.least_confidence
 
     def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:
-        """The reported tensors, position by position from the step in which the row's prefix was drawn."""
+        """The reported tensors, place by place from the step in which what hangs there was drawn."""
         assert self.distribution is not None, "asked for where there is one"
         return DraftDistribution(
             kind=self.distribution.kind[:1].expand(len(rows)).clone(),
+            replacement=self.distribution.replacement,
             draft_probs=self._gathered(rows, lambda distribution: distribution.draft_probs),
             draft_logits=self._gathered(rows, lambda distribution: distribution.draft_logits),
             sparse_ids=self._gathered(rows, lambda distribution: distribution.sparse_ids),
@@ -99,13 +111,15 @@ class SmallDrafter:
     def _gathered(self, rows: Sequence[Prefix], part: Part) -> Tensor | None:
         if self.distribution is None or part(self.distribution) is None:
             return None
-        return torch.stack([torch.stack([self._at(row[:i], part) for i in range(len(row))]) for row in rows])
+        return torch.stack([torch.stack([self._at(row, place, part) for place in range(len(row))]) for row in rows])
 
-    def _at(self, prefix: Prefix, part: Part) -> Tensor:
+    def _at(self, row: Prefix, place: int, part: Part) -> Tensor:
+        parents = self.parents(row) or range(-1, len(row) - 1)
+        prefix = next((row[:i] for i, parent in enumerate(parents) if parent + 1 == place), ())
         distribution = self.nodes.get(prefix, self.nodes[()]).distribution
         tensor = part(distribution) if distribution is not None else None
         assert tensor is not None, "every node reports what the first one reports"
-        return tensor[0, len(prefix)]
+        return tensor[0, place]
 
     def _buffers(self, num_rows: int) -> DistributionBuffers:
         width, t2d = (self.needs.sparse_top_m if self.needs.distribution == "sparse" else self.vocab_size), None

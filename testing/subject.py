@@ -103,7 +103,7 @@ class Subject:
 
         Raises SpecdecError.
         """
-        changes: dict[str, Any] = {} if k is None else {"num_speculative_tokens": k}
+        changes: dict[str, Any] = {} if k is None else self._with_drafts(k)
         if adaptive:
             changes["enable_adaptive_verification"] = True
         if probabilistic is not None:
@@ -111,9 +111,14 @@ class Subject:
         info = info or self.target.info
         loaded = registry.load_proposer(self.resolved, self.config.replace(**changes), info)
         if probabilistic is not True or loaded.needs.distribution != "one_hot":
-            drawn = loaded.needs.distribution != "one_hot"
-            admit(loaded, info, no_trees=", and the kit checks one-hot trees alone" if drawn else None)
+            admit(loaded, info, no_trees=None)
         return loaded
+
+    def _with_drafts(self, k: int) -> dict[str, Any]:
+        """So many drafts at most; nodes, where trees were asked for."""
+        if self.config.num_draft_nodes is None:
+            return {"num_speculative_tokens": k}
+        return {"num_speculative_tokens": min(k, self.config.num_speculative_tokens or k), "num_draft_nodes": k}
 
     def stage(
         self,

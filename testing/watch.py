@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.core.host import CheckedDraft, EngineMetrics, ProposerHost, Snapshot, ViewBuilder, registry
+from specdec.core.host import CheckedDraft, DraftReport, EngineMetrics, ProposerHost, Snapshot, ViewBuilder, registry
 from specdec.sdk import StepStats, StepView, StopRule, TargetInfo
 
 from .moves import GivenUniforms, Shown
@@ -57,6 +57,7 @@ class WatchedHost(ProposerHost):
             step,
             list(budgets),
             checked.token_ids if checked else [[] for _ in budgets],
+            [_parents(each) if each else [] for each in checked.reports] if checked else [[] for _ in budgets],
             checked.distribution if checked else None,
             [each.confidence[: each.length] if each else () for each in checked.reports] if checked else [],
             [str(change) for change in before.changes()],
@@ -65,6 +66,10 @@ class WatchedHost(ProposerHost):
 
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
         """Nothing: no target runs that drafts could save time of."""
+
+
+def _parents(report: DraftReport) -> list[int]:
+    return [*range(-1, report.length - 1)] if report.parents is None else report.parents[: report.length]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Protocol
@@ -70,9 +70,11 @@ class _WatchedServices(EngineServices):
         self._reads.add("target_kv")
         return super().target_kv()
 
-    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+    def target_layers(
+        self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None
+    ) -> TargetLayers:
         self._reads.add("target_layers")
-        return super().target_layers(layers)
+        return super().target_layers(layers, adapter)
 
 
 class _FakeServices(FakeServices):

@@ -33,5 +33,5 @@ def hand_over(asked: Asked) -> HandOver:
         route="adapter",
         text=text,
         settings={"speculative_config": config},
-        notes=("one prompt a call; specdec.LLM and vLLM serve batches",),
+        notes=("one prompt a call, or up to speculative(max_num_seqs=N) of them, padded on the left",),
     )

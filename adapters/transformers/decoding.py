@@ -1,9 +1,9 @@
-"""The decoding method: the engine's own step over a transformers model, one request at a time."""
+"""The decoding method: the engine's own step over a transformers model, a call's batch at a time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -15,16 +15,15 @@ from specdec import SamplingParams
 from specdec.core.host import (
     BlockPool,
     Committed,
-    DraftStore,
     EngineConfig,
     EngineMetrics,
     KVCache,
     Request,
     Runner,
+    Schedule,
     Scheduler,
     Speculation,
     SpeculativeSettings,
-    ViewBuilder,
     profile_of,
     refuse_unsupported,
     registry,
@@ -33,9 +32,11 @@ from specdec.core.host import (
 from specdec.sdk.errors import ConfigError, Refusal
 from specdec.sdk.types import SamplingView, TargetInfo
 
+from ..best_path import PathViews, why_no_trees
 from ..verification import refuse_adaptive
 from .call import Call
 from .target import GenerateTarget
+from .text import Text
 
 _BLOCK_SIZE = 16
 _PLAIN = SamplingParams(temperature=1.0)  # of logits that the call's own processors have made into the distribution
@@ -48,6 +49,7 @@ def speculative(
     *,
     tokenizer: Any = None,
     max_model_len: int | None = None,
+    max_num_seqs: int = 1,
     plugin_settings: registry.PluginSettings | None = None,
     listeners: Sequence[object] = (),
 ) -> SpeculativeDecoding:
@@ -55,8 +57,8 @@ def speculative(
 
     model: a transformers causal language model, loaded and on its device; it is left as it is. speculative_config: as
     `LLM` takes it. tokenizer: the model's, for proposers that compare vocabularies. max_model_len: the most tokens of
-    prompt and output; draft KV and token history are sized for it; None: the model's own limit. listeners: objects with
-    hooks, called like those of installed plugins.
+    prompt and output of a row; None: the model's own limit. max_num_seqs: the most rows of a call. Draft KV and token
+    history are sized for both. listeners: objects with hooks, called like those of installed plugins.
 
     Raises ConfigError, PluginLoadError or UnsupportedModelError for what cannot run, before any draft weight is loaded
     where that can be known. Keep the result: making it loads the proposer, using it does not.
@@ -66,13 +68,17 @@ def speculative(
     plugins = plugin_settings or registry.PluginSettings.from_environment(os.environ)
     name, device = model.name_or_path or "a model object", model.device
     config = EngineConfig(
-        model=name, device=str(device), max_model_len=max_model_len, max_num_seqs=1, block_size=_BLOCK_SIZE
+        model=name,
+        device=str(device),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        block_size=_BLOCK_SIZE,
     )
     info = target_info(config, name, text_config, model.dtype, device)
     hooks = registry.load_hooks(plugins)
     for listener in listeners:
         hooks.add(listener, type(listener).__name__)
-    speculation = Speculation.prepare(speculative_config, info, plugins, hooks)
+    speculation = Speculation.prepare(speculative_config, info, plugins, hooks, no_trees=why_no_trees(device))
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
     _refuse_needs(speculation)
@@ -94,9 +100,9 @@ def _refuse_needs(speculation: Speculation) -> None:
 class SpeculativeDecoding:
     """A decoding method for one model. Greedy output is that of plain `generate`; sampled output has its distribution.
 
-    One prompt a call, one call at a time. Logits processors and stopping criteria are the call's own; a processor must
-    be a function of the tokens and scores that it is given. A streamer is passed as `token_streamer=`, because
-    `generate` does not hand `streamer=` to a decoding method of one's own.
+    One call at a time. Logits processors and stopping criteria are the call's own, and are asked row by row. A
+    processor must be a function of the tokens and scores that it is given. A streamer is passed as `token_streamer=`,
+    because `generate` does not hand `streamer=` to a decoding method of one's own.
     """
 
     def __init__(
@@ -104,14 +110,15 @@ class SpeculativeDecoding:
     ) -> None:
         needs, k = speculation.loaded.needs, speculation.loaded.config.num_draft_tokens
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
-        self._longest, self._num_draft_tokens, self._hidden_states = info.max_model_len, k, needs.hidden_states
-        self._loaded = speculation.loaded
+        self._info, self._loaded = info, speculation.loaded
         profile = profile_of(model.device)
-        self._target = GenerateTarget(model, k, profile.backend)
+        self._target = GenerateTarget(model, k, profile.backend, may_begin_late=needs.draft_kv is None)
         self._views = _Views(needs, k, info, model.device)
-        num_blocks = -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
-        whole_prompt = info.max_model_len + k
-        self._scheduler = Scheduler(BlockPool(num_blocks, _BLOCK_SIZE), 1, whole_prompt, speculation.lookahead)
+        num_blocks = info.max_num_seqs * -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
+        whole_prompts = info.max_num_seqs * (info.max_model_len + k)
+        pool = BlockPool(num_blocks, _BLOCK_SIZE)
+        self._scheduler = _Planning(pool, info.max_num_seqs, whole_prompts, speculation.lookahead)
+        self._scheduler.target = self._target
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
         services = speculation.services(info, self._target, tokenizer, profile.backend)
         self._host = speculation.host(info, services, self.metrics, observers, model.device, self._views)
@@ -123,7 +130,7 @@ class SpeculativeDecoding:
             self._target,
             no_layers,  # a call brings its own keys and values
             self._scheduler,
-            DraftStore(speculation.distribution_buffers(info, model.device)),
+            self._views.store(speculation.distribution_buffers(info, model.device)),
             self.metrics,
             self._host,
             profile=False,
@@ -150,25 +157,26 @@ class SpeculativeDecoding:
         """
         if model is not self._target.model:
             raise ConfigError("SD-E198", "this decoding was made for another model", {"fix": "speculative(model, ...)"})
+        most = self._info.max_num_seqs, self._info.max_model_len
         call = Call.read(
             input_ids,
             logits_processor,
             stopping_criteria,
             generation_config,
             model_kwargs,
-            self._target.new_cache(),
-            self._num_draft_tokens,
-            self._longest,
+            self._loaded.config.num_draft_tokens,
+            *most,
         )
+        cache = self._target.open_cache(call)
         streamer = token_streamer or _Nobody()
         streamer.put(input_ids.cpu())
         try:
-            with self._target.serving(call, self._hidden_states):
-                length = self._generate(call, streamer)
-                self._target.end(length - 1)
+            with self._target.serving(call, cache, self._loaded.needs.hidden_states):
+                self._generate(call, streamer)
+                self._target.end()
         finally:
             streamer.end()
-        return call.output(length)
+        return call.output(cache)
 
     @property
     def proposer(self) -> Any:
@@ -179,49 +187,74 @@ class SpeculativeDecoding:
         """Close the proposer."""
         self._host.close()
 
-    def _generate(self, call: Call, streamer: Any) -> int:
-        """Step until the call ends. Returns the length of its text."""
-        request = self._request(call)
-        self._views.shown = call.sampling
-        self._scheduler.add(request)
+    def _generate(self, call: Call, streamer: Any) -> None:
+        """Step until every text has ended."""
+        self._views.call = call
+        for text in call.texts:
+            text.request = self._request(call, text)
+            self._scheduler.add(text.request)
+        num_shown = 0
         try:
-            while True:
-                start = len(request.token_ids)
-                self._runner.step([])
-                token_ids = request.token_ids[start:]
-                call.write(start, token_ids)
-                call.keep_scores(self._target.last_scores, self._target.last_logits, len(token_ids))
-                num_standing = call.stops_within(start, token_ids)
-                streamer.put(torch.tensor(token_ids[:num_standing]))
-                if num_standing is not None:
-                    return start + num_standing
+            while not all(text.ended for text in call.texts):
+                self._step(call)
+                for index in range(num_shown, call.num_output_tokens):
+                    streamer.put(call.column(index))
+                num_shown = call.num_output_tokens
         finally:
-            if request.finish_reason is None:
-                request.abort()
-                self._runner.finish([request])
+            self._leave([text.request for text in call.texts])
 
-    def _request(self, call: Call) -> Request:
+    def _step(self, call: Call) -> None:
+        """One step of all texts that have not ended."""
+        running = [(text, len(text.request.token_ids)) for text in call.texts if not text.ended]
+        self._runner.step([])
+        for text, start in running:
+            call.commit(text, text.request.token_ids[start:])
+        self._leave([text.request for text, _ in running if text.ended])
+
+    def _leave(self, requests: Sequence[Request]) -> None:
+        """Release those that end before the engine ended them."""
+        leaving = [request for request in requests if request.finish_reason is None]
+        for request in leaving:
+            request.abort()
+        if leaving:
+            self._runner.finish(leaving)
+
+    def _request(self, call: Call, text: Text) -> Request:
         sampled = call.settings.do_sample
         return Request(
             request_id=str(next(self._numbers)),
-            prompt_token_ids=call.prompt,
+            prompt_token_ids=text.prompt,
             params=_PLAIN if sampled else _GREEDY,
             seed=int(torch.randint(2**63 - 1, ())) if sampled else 0,  # so that torch.manual_seed decides
-            max_total_tokens=call.max_tokens,
+            max_total_tokens=text.max_tokens,
             end_token_ids=call.end_token_ids,
             detokenizer=None,
             options=self._loaded.read_request(None, "of generate"),
+            num_computed_tokens=text.num_held,
         )
 
 
-class _Views(ViewBuilder):
+class _Planning(Scheduler):
+    """Tells the target what the next pass computes."""
+
+    target: GenerateTarget
+
+    def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
+        """See `Scheduling`."""
+        schedule = super().schedule(num_drafts)
+        self.target.plan = schedule.shares
+        return schedule
+
+
+class _Views(PathViews):
     """Shows a proposer the call's sampling parameters; the engine's own are those of processed logits."""
 
-    shown: SamplingView
+    call: Call
 
     def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
-        declared = {name: getattr(self.shown, name).to(self.device) for name in self.needs.sampling}
-        return SamplingView(**declared, all_greedy=self.shown.all_greedy)
+        shown = self.call.sampling(len(committed))
+        declared = {name: getattr(shown, name).to(self.device) for name in self.needs.sampling}
+        return SamplingView(**declared, all_greedy=shown.all_greedy)
 
 
 class _Nobody:

@@ -5,7 +5,7 @@ A pass computes drafts on a copy of the state, and the next one reads the inputs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -78,16 +78,13 @@ def _without_window(layer: Any) -> Any:
     return LinearAttentionAndFullAttentionLayer(layer.number_of_states) if both else layer
 
 
+def given_cache(arguments: Mapping[str, Any]) -> Any:
+    """The cache among the arguments of a model. None: there is none."""
+    return next((arguments[name] for name in CACHE_ARGUMENTS if arguments.get(name) is not None), None)
+
+
 def is_filled(cache: Any) -> bool:
     """Whether a cache holds anything of a text."""
     stateful = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
     attending = any(layer.get_seq_length() > 0 for layer in cache.layers if isinstance(layer, CacheLayerMixin))
     return attending or any(any(layer.has_previous_state.values()) for layer in stateful)
-
-
-def crop(cache: DynamicCache, length: int) -> None:
-    """Drop keys and values beyond so many tokens."""
-    for layer in cache.layers:
-        surplus = layer.get_seq_length() - length if isinstance(layer, DynamicLayer) else 0
-        if surplus > 0:
-            DynamicLayer.crop(layer, -surplus)

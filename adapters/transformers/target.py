@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -11,44 +11,65 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from specdec.core.host import Backend, ForwardInput, HiddenStates, StateStore, TargetOutput
+from specdec.core.host import Backend, ForwardInput, HiddenStates, Scheduled, StateStore, TargetOutput
 
 from .call import Call
-from .states import CACHE_ARGUMENTS, States, crop, new_cache
+from .grid import Grid, Share
+from .refusals import refused
+from .row_cache import RowCache, held_length, without_windows
+from .states import CACHE_ARGUMENTS, States, new_cache
+from .text import Text
 
 
 class GenerateTarget:
     """Serves one call of `generate` at a time; the model is touched only while it does."""
 
-    def __init__(self, model: Any, num_drafts: int, backend: Backend) -> None:
-        """num_drafts: the most of a pass. Raises UnsupportedModelError for layers that keep a state another way."""
+    def __init__(self, model: Any, num_drafts: int, backend: Backend, *, may_begin_late: bool) -> None:
+        """num_drafts: the most of a row in a pass. may_begin_late: whether passes may begin behind what a call's cache
+        holds. Raises UnsupportedModelError for layers that keep a state another way.
+        """
         self.model = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        self._may_begin_late = may_begin_late
         self._layers_with_state = States.of(model, num_drafts, backend)
         parameters = inspect.signature(model.forward).parameters
         self._chooses_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
         self._cache_argument = next(name for name in CACHE_ARGUMENTS if name in parameters)
+        self.plan: Sequence[Scheduled] = ()  # the shares of the next pass
         self._call: Call
+        self._cache: RowCache
         self._states: HiddenStates
-        self._length: int  # of the text without drafts, in the last pass
-        self.last_logits: Tensor  # [R, V] float32 of the last pass, before the processors
-        self.last_scores: Tensor  # [R, V] float32, after them
+        self._computed: int  # of the first text, without drafts: the last pass advanced its states as far
 
     @property
     def states(self) -> StateStore | None:
         """Of layers that keep one. None: no layer does."""
         return self._layers_with_state.store if self._layers_with_state else None
 
-    def new_cache(self) -> DynamicCache:
-        """An empty one of transformers, which forgets nothing that a rejected draft overwrites."""
-        return new_cache(self.model.config) if self._layers_with_state else DynamicCache()
+    def open_cache(self, call: Call) -> RowCache:
+        """Which holds as much of the call's own as can be used, and forgets nothing behind a rejected draft.
+
+        Raises RequestError SD-E197 for a batch of which layers keep states.
+        """
+        given, num_rows = call.given, len(call.texts)
+        if self._layers_with_state:
+            if num_rows > 1:
+                asked = f"a batch of {num_rows}, and layers of this model keep a state of each row"
+                raise refused(asked, "one prompt a call, or specdec.LLM")
+            return RowCache(new_cache(self.model.config), [0], 0)
+        found = without_windows(given) if self._may_begin_late and isinstance(given, DynamicCache) else None
+        cache = found or DynamicCache()
+        width = held_length(cache)
+        for text in call.texts:
+            text.num_held = max(width - text.num_padding, 0)
+        return RowCache(cache, [text.num_held for text in call.texts], width)
 
     @contextmanager
-    def serving(self, call: Call, hidden_states: tuple[int | Literal["final"], ...]) -> Iterator[None]:
-        """Run passes over this call's text and cache, and keep these hidden states meanwhile."""
-        self._call = call
+    def serving(self, call: Call, cache: RowCache, hidden_states: tuple[int | Literal["final"], ...]) -> Iterator[None]:
+        """Run passes over this call's texts and cache, and keep these hidden states meanwhile."""
+        self._call, self._cache = call, cache
         num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         self._states = HiddenStates(self.model, hidden_states, num_layers)
         try:
@@ -58,36 +79,60 @@ class GenerateTarget:
             self._states.remove()
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
-        """One pass over the call's only request. What an earlier pass left behind its start is dropped first."""
-        start, num_drafts = int(inputs.positions[0]), len(inputs.logits_rows) - 1
-        crop(self._call.cache, start)
+        """One pass over the requests that the scheduler planned."""
+        shares = [self._share(each) for each in self.plan]
+        self._computed = shares[0].start + shares[0].num_tokens
         layers, passed = self._layers_with_state, inputs.states
-        with torch.no_grad(), layers.pass_over(passed) if layers and passed else nullcontext():
-            output = self.model(input_ids=inputs.token_ids[None], use_cache=True, **self._arguments(inputs))
-        logits = output.logits[0] if self._chooses_rows else output.logits[0, inputs.logits_rows]
-        self.last_logits = logits.to(torch.float32)
-        self._length = start + len(inputs.token_ids) - num_drafts
-        self._call.write(self._length, inputs.token_ids[len(inputs.token_ids) - num_drafts :].tolist())
-        self.last_scores = self._processed(self._length)
-        return TargetOutput(self.last_scores, self._states.take() if self._states.wanted else None)
+        with layers.pass_over(passed) if layers and passed else nullcontext():
+            grid, logits = self._pass_over(shares, inputs.token_ids, inputs.positions)
+        scores = []
+        for share, (first, stop) in zip(shares, grid.bounds, strict=True):
+            drafts = inputs.token_ids[inputs.logits_rows[first + 1 : stop]].tolist()
+            scores.append(self._call.texts[share.row].process(self._call.processors, logits[first:stop], drafts))
+        hidden = grid.gather(self._states.take()) if self._states.wanted else None
+        return TargetOutput(torch.cat(scores), hidden)
 
-    def _arguments(self, inputs: ForwardInput) -> dict[str, Any]:
-        """Those that only some classes take, or that have several names."""
-        arguments: dict[str, Any] = {self._cache_argument: self._call.cache}
+    def _share(self, planned: Scheduled) -> Share:
+        row = self._call.row_of(planned.request)
+        return Share(row, planned.start, planned.num_tokens, planned.num_draft_tokens)
+
+    def _pass_over(self, shares: Sequence[Share], token_ids: Tensor, positions: Tensor) -> tuple[Grid, Tensor]:
+        """Logits [R, V] float32 of the newest tokens and drafts. What an earlier pass rejected is dropped first."""
+        held = [text.num_computed for text in self._call.texts]
+        self._cache.keep(held)
+        grid = Grid(shares, held, self.device)
+        with torch.no_grad():
+            output = self.model(input_ids=grid.spread(token_ids), use_cache=True, **self._arguments(grid, positions))
+        self._cache.grow(grid.width, grid.padding)
+        columns = output.logits if self._chooses_rows else output.logits[:, grid.newest :]
+        return grid, grid.gather_logits(columns).to(torch.float32)
+
+    def _arguments(self, grid: Grid, positions: Tensor) -> dict[str, Any]:
+        """Those that only some classes take, that have several names, or that say nothing."""
+        arguments: dict[str, Any] = {self._cache_argument: self._cache.cache}
+        mask = grid.mask()
+        if mask is not None:
+            arguments["attention_mask"] = mask
         if self._takes_positions:
-            arguments["position_ids"] = inputs.positions[None]
+            arguments["position_ids"] = grid.spread(positions)
         if self._chooses_rows:
-            arguments["logits_to_keep"] = inputs.logits_rows
+            arguments["logits_to_keep"] = torch.arange(grid.newest, grid.width, device=self.device)
         return arguments
 
-    def end(self, length: int) -> None:
-        """Make the cache that of a text whose first `length` tokens were computed."""
-        crop(self._call.cache, length)
-        if self._layers_with_state:
-            self._layers_with_state.hand_over(self._call.cache, length - self._length)
-
-    def _processed(self, length: int) -> Tensor:
-        """Row i follows `length` tokens and the first i drafts, and is processed as plain decoding would there."""
+    def end(self) -> None:
+        """Make the cache that of the texts that `generate` returns, slot by slot; their last token is not in it."""
         call = self._call
-        rows = self.last_logits.clone()  # processors may write
-        return torch.cat([call.processors(call.upto(length + i), row[None]) for i, row in enumerate(rows)])
+        width = call.num_inputs + call.num_output_tokens - 1
+        if call.keeps_cache:
+            self._compute_ends([text for text in call.texts if text.num_padding + text.length <= width])
+        self._cache.lay_out([text.num_padding for text in call.texts], width)
+        if self._layers_with_state:
+            self._layers_with_state.hand_over(self._cache.cache, width - call.texts[0].num_padding - self._computed)
+
+    def _compute_ends(self, texts: Sequence[Text]) -> None:
+        """Texts that ended before others have their last token in the cache too."""
+        late = [text for text in texts if text.num_computed < text.length]
+        if late:
+            shares = [Share(self._call.row_of(text.request), text.num_computed, 1, 0) for text in late]
+            token_ids = torch.cat([text.upto(text.length)[0, -1:] for text in late]).to(self.device)
+            self._pass_over(shares, token_ids, torch.tensor([share.start for share in shares], device=self.device))

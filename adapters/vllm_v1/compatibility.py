@@ -18,6 +18,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "_update_states": ("self", "scheduler_output"),
     "_input_fits_in_drafter": ("self", "common_attn_metadata"),
     "_get_spec_decode_draft_probs": ("self", "spec_decode_metadata"),
+    "_sample": ("self", "logits", "spec_decode_metadata"),
     "_setup_eagle3_aux_hidden_state_outputs": ("self",),
     "shutdown": ("self",),
     "propose_draft_token_ids": (
@@ -49,7 +50,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "scheduled_spec_decode_tokens",
         "num_spec_tokens_to_schedule",
     ),
-    "CachedRequestState": ("prompt_token_ids", "sampling_params", "output_token_ids"),
+    "CachedRequestState": ("prompt_token_ids", "sampling_params", "output_token_ids", "mm_features"),
     "SpecDecodeMetadata": ("num_draft_tokens",),
 }
 """Fields of vLLM's dataclasses that are read."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from transformers import AutoTokenizer
+from torch import Tensor
 
-from specdec.core.host import Speculation, registry
-
+from ..vllm_shared.engine_step import EngineStep
+from ..vllm_shared.plan import refuse_for_v1
+from ..vllm_shared.prepare import Prepared
+from ..vllm_shared.rows import RequestRows
 from .compatibility import check_vllm
-from .driver import Driver
-from .engine_step import EngineStep
-from .plan import describe_target, refuse_needs, refuse_plan
-from .settings import read_settings
-from .shared_target import SharedTarget
 
 
 class Drafter:
@@ -26,21 +22,13 @@ class Drafter:
     def __init__(self, vllm_config: Any) -> None:
         """Raises PluginLoadError SD-E195, Refusal, ConfigError: whatever can be refused before weights load."""
         check_vllm()
-        refuse_plan(vllm_config)
-        asked, additional = vllm_config.speculative_config, vllm_config.additional_config
-        config = read_settings(self.method, additional, asked.num_speculative_tokens, asked.draft_sample_method)
-        plugin_settings = registry.PluginSettings.from_environment(os.environ)
-        self._hooks = registry.load_hooks(plugin_settings)
-        self._info = describe_target(vllm_config)
-        speculation = Speculation.prepare(config, self._info, plugin_settings, self._hooks)
-        assert speculation is not None, "a config was given"
-        self._speculation = speculation
-        self.needs = speculation.loaded.needs
-        refuse_needs(self.needs, vllm_config)
+        self._prepared = prepared = Prepared.of(self.method, vllm_config)
+        self.needs = prepared.needs
+        refuse_for_v1(self.needs, vllm_config)
         if self.needs.hidden_states:  # vLLM keys its compiled graphs by this mapping, and these change their outputs
-            additional["specdec_hidden_states"] = list(self.needs.hidden_states)
-        self._tokenizer = None if vllm_config.model_config.skip_tokenizer_init else vllm_config.model_config.tokenizer
+            vllm_config.additional_config["specdec_hidden_states"] = list(self.needs.hidden_states)
         self._step: EngineStep | None = None
+        self.logits: Tensor | None = None  # of the step that is sampled, for those who listen
         self.exit = ExitStack()  # closed when the worker shuts down, perhaps before the model was loaded
         from .hooks import install  # imports vLLM's runner
 
@@ -48,10 +36,15 @@ class Drafter:
 
     def load_model(self, target_model: Any) -> None:
         """After the target's weights: the proposer is made and bound. vLLM's CPU runner requires this method."""
-        tokenizer = None if self._tokenizer is None else AutoTokenizer.from_pretrained(self._tokenizer)
-        target = SharedTarget(target_model, self._info)
-        self.driver = Driver(self._info, self._speculation, self._hooks.observers, target, tokenizer)
+        lookahead = self._prepared.speculation.lookahead if self.needs.draft_kv else None
+        self.driver = self._prepared.driver(target_model, RequestRows.with_blocks(self._prepared.info, lookahead))
+        self.driver.lay_out()
         self.exit.callback(self.driver.close)
+
+    @property
+    def listens(self) -> bool:
+        """Whether a plugin wants to know what was verified."""
+        return bool(self._prepared.hooks.observers.on_verified.get_hookimpls())
 
     def see(self, step: EngineStep) -> None:
         """The step whose sampled tokens `propose` is called with next."""

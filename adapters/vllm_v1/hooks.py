@@ -5,9 +5,9 @@ Installed once per process, by the first drafter. Runners without one of ours be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from typing import Any, Protocol
 
 import torch
@@ -16,11 +16,12 @@ from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import Needs
 
-from .driver import Driver
-from .engine_step import EngineStep, boundaries
+from ..vllm_shared.driver import Driver
+from ..vllm_shared.engine_step import EngineStep, ask_for_states
+from ..vllm_shared.wrapping import wrap
+from .step import read_step
 
 
 class Drafter(Protocol):
@@ -29,6 +30,8 @@ class Drafter(Protocol):
     needs: Needs
     driver: Driver
     exit: ExitStack
+    listens: bool
+    logits: Tensor | None
 
     def see(self, step: EngineStep) -> None: ...
 
@@ -36,29 +39,11 @@ class Drafter(Protocol):
 @cache
 def install(drafter_class: type[Drafter]) -> None:
     """Wrap, once, for runners whose drafter is of this class."""
-    wrap = partial(_wrap, drafter_class)
-    wrap("_update_states", _update_states)
-    wrap("_input_fits_in_drafter", _input_fits_in_drafter)
-    wrap("_get_spec_decode_draft_probs", _draft_probs)
-    wrap("_setup_eagle3_aux_hidden_state_outputs", _set_up_hidden_states)
-    wrap("propose_draft_token_ids", _propose)
-    wrap("shutdown", _shut_down)
+    for name, replacement in REPLACEMENTS.items():
+        wrap(GPUModelRunner, name, replacement, "drafter", drafter_class)
     if current_platform.is_cpu():
         rejection_sampler.expand_batch_to_tokens = _expand_batch_to_tokens
         rejection_sampler.apply_sampling_constraints = _skipping_no_rows(rejection_sampler.apply_sampling_constraints)
-
-
-def _wrap(drafter_class: type[Drafter], name: str, replacement: Callable[..., Any]) -> None:
-    original = getattr(GPUModelRunner, name)
-
-    @wraps(original)
-    def wrapped(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        drafter = getattr(runner, "drafter", None)
-        if not isinstance(drafter, drafter_class):
-            return original(runner, *args, **kwargs)
-        return replacement(drafter, original, runner, *args, **kwargs)
-
-    setattr(GPUModelRunner, name, wrapped)
 
 
 def _update_states(drafter: Drafter, original: Callable[..., Any], runner: Any, scheduler_output: Any) -> Any:
@@ -73,17 +58,8 @@ def _input_fits_in_drafter(drafter: Drafter, original: Callable[..., Any], runne
 
 def _set_up_hidden_states(drafter: Drafter, original: Callable[..., Any], runner: Any) -> None:
     """Have the target return the states between layers that are wanted."""
-    from vllm.model_executor.models.interfaces import supports_eagle3
-
-    wanted = boundaries(drafter.needs)
-    if not wanted:
-        return
-    model = runner.get_model()
-    if not supports_eagle3(model):
-        reason = f"vLLM's {type(model).__name__} does not give out the hidden states between its layers"
-        raise Refusal(reason, "a target that vLLM runs with EAGLE-3, or a proposer that reads final states only")
-    runner.use_aux_hidden_state_outputs = True
-    model.set_aux_hidden_state_layers(wanted)
+    if ask_for_states(runner.get_model(), drafter.needs):
+        runner.use_aux_hidden_state_outputs = True
 
 
 def _propose(
@@ -93,22 +69,29 @@ def _propose(
     scheduler_output: Any,
     sampled_token_ids: Any,
     sampling_metadata: Any,
-    hidden_states: Tensor,
+    final: Tensor,
     sample_hidden_states: Tensor,
     aux_hidden_states: list[Tensor] | None,
     *others: Any,
 ) -> Any:
-    drafter.see(EngineStep.read(runner, scheduler_output, hidden_states, aux_hidden_states, drafter.needs))
+    logits, drafter.logits = drafter.logits, None
+    drafter.see(read_step(runner, scheduler_output, final, aux_hidden_states, drafter.needs, logits))
     return original(
         runner,
         scheduler_output,
         sampled_token_ids,
         sampling_metadata,
-        hidden_states,
+        final,
         sample_hidden_states,
         aux_hidden_states,
         *others,
     )
+
+
+def _sample(drafter: Drafter, original: Callable[..., Any], runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+    """Where somebody listens, the logits are kept as they are before vLLM's sampler writes into them."""
+    drafter.logits = logits.clone() if drafter.listens and logits is not None else None
+    return original(runner, logits, spec_decode_metadata)
 
 
 def _draft_probs(drafter: Drafter, original: Callable[..., Any], runner: Any, spec_decode_metadata: Any) -> Any:
@@ -121,6 +104,17 @@ def _draft_probs(drafter: Drafter, original: Callable[..., Any], runner: Any, sp
 def _shut_down(drafter: Drafter, original: Callable[..., Any], runner: Any) -> None:
     drafter.exit.close()
     original(runner)
+
+
+REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
+    "_update_states": _update_states,
+    "_input_fits_in_drafter": _input_fits_in_drafter,
+    "_get_spec_decode_draft_probs": _draft_probs,
+    "_setup_eagle3_aux_hidden_state_outputs": _set_up_hidden_states,
+    "propose_draft_token_ids": _propose,
+    "_sample": _sample,
+    "shutdown": _shut_down,
+}
 
 
 def _expand_batch_to_tokens(

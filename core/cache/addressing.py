@@ -7,11 +7,15 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..kernels.attention_spec import AttentionContext, Mode, StoredAttention
+from ..kernels.attention_spec import AttentionContext, Mode, StoredAttention, TreeAttention
 from ..request.request import Request
 from .block_pool import BlockPool
 from .block_table import BlockTable
 from .kv_cache import KVCache
+from .paged_view import TreeRows
+
+Trees = Sequence[Sequence[int]]
+"""The parents of each request's nodes."""
 
 
 class Extent(NamedTuple):
@@ -61,22 +65,27 @@ class Addressing(Protocol):
         """
         ...
 
-    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> StoredAttention:
+    def of_trees(
+        self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
+    ) -> TreeAttention:
         """As `of_batch`, where the last positions of each extent are nodes: each sees what lies before the tree, and
-        its own path. `parents`: of all nodes of each tree, of which the first may have been computed before.
-
-        Raises UnsupportedModelError SD-E296 where no attention serves trees.
+        its own path. The host knows the same `parents` as the device.
         """
         ...
 
-    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
-        """Of a pass as `of_rows` describes it. Raises UnsupportedModelError SD-E296 where `of_trees` does."""
-        ...
-
-    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> StoredAttention:
+    def of_rows(
+        self,
+        cache: KVCache,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        mode: Mode,
+        parents: Tensor | None = None,
+    ) -> StoredAttention:
         """A cache as a pass sees it over the positions from `starts` [B] on of the requests in `rows` [B].
 
-        Request b's queries are `cu_queries[b] : cu_queries[b+1]` [B+1].
+        Request b's queries are `cu_queries[b] : cu_queries[b+1]` [B+1]. `parents` [B, n]: its last n positions are
+        nodes, of which the first may have been computed before. None: its positions follow each other.
         """
         ...
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from specdec.sdk.errors import UnsupportedModelError
-
 from ..kernels.attention_spec import Mode
-from .addressing import Extent, Rows
+from .addressing import Extent, Rows, Trees
 from .block_table import BlockTable
 from .kv_cache import KVCache
-from .paged_view import PagedView
+from .paged_view import PagedView, TreeRows
 
 
 class DeviceAddressing:
@@ -41,21 +40,24 @@ class DeviceAddressing:
         most = max(extent.num_queries for extent in extents)
         return PagedView(cache, self.table, rows, starts, cu_queries, most)
 
-    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> PagedView:
-        """See `Addressing`. No kernel has a mask for trees yet."""
-        raise self._no_trees()
-
-    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
+    def of_trees(
+        self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
+    ) -> PagedView:
         """See `Addressing`."""
-        raise self._no_trees()
+        return replace(self.of_batch(cache, extents, columns), tree=trees)
 
-    def _no_trees(self) -> UnsupportedModelError:
-        facts = {"device": self.table.blocks.device, "fix": "leave num_draft_nodes out, or serve on a CPU"}
-        return UnsupportedModelError("SD-E296", "attention on this device serves no trees", facts)
-
-    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> PagedView:
+    def of_rows(
+        self,
+        cache: KVCache,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        mode: Mode,
+        parents: Tensor | None = None,
+    ) -> PagedView:
         """See `Addressing`."""
-        return PagedView(cache, self.table, rows, starts, cu_queries, None, mode)
+        tree = None if parents is None else TreeRows(parents, torch.full_like(rows, parents.shape[1]))
+        return PagedView(cache, self.table, rows, starts, cu_queries, None, mode, tree)
 
     def num_computed(self, rows: Tensor) -> None:
         """See `Addressing`."""

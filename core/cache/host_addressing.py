@@ -15,8 +15,9 @@ from ..kernels.attention_spec import AttentionSpec, Mode
 from ..kernels.backend import Backend
 from ..kernels.cpu.attention import Span, SpanBatch, attend_by_span
 from ..request.request import Request
-from .addressing import Extent, Rows
+from .addressing import Extent, Rows, Trees
 from .kv_cache import KVCache
+from .paged_view import TreeRows
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,27 @@ class CacheView:
     def attend_stored(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         """See `StoredAttention`."""
         return attend_by_span(query, self.cache.keys[layer], self.cache.values[layer], self.batch.rows, spec)
+
+
+@dataclass(frozen=True)
+class TreeView(CacheView):
+    """The same where the last positions of each request are nodes of a tree."""
+
+    extents: Sequence[Extent]
+    parents: Trees
+    addressing: HostAddressing
+
+    def move_paths(self, places: Tensor) -> None:
+        """See `TreeAttention`. The first nodes of a tree that are a chain lie right already."""
+        sources: list[int] = []
+        destinations: list[int] = []
+        for extent, parents, path in zip(self.extents, self.parents, places.tolist(), strict=True):
+            first = extent.start + extent.num_queries - len(parents)  # position of node 0
+            moved = [(place - 1, depth) for depth, place in enumerate(path[1:]) if place > depth + 1]
+            sources += [self.addressing.slot(extent.blocks, first + node) for node, _ in moved]
+            destinations += [self.addressing.slot(extent.blocks, first + depth) for _, depth in moved]
+        if sources:
+            self.cache.move(torch.tensor(sources), torch.tensor(destinations))
 
 
 @dataclass(frozen=True)
@@ -65,14 +87,20 @@ class HostAddressing:
         """See `Addressing`."""
         return self._view(cache, extents, "causal")
 
-    def of_trees(self, cache: KVCache, extents: Sequence[Extent], parents: Sequence[Sequence[int]]) -> CacheView:
-        """See `Addressing`. A node is a span of one query whose keys are those of its path, as in plain decoding."""
+    def of_trees(
+        self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
+    ) -> TreeView:
+        """See `Addressing`."""
+        return self._tree_view(cache, extents, parents)
+
+    def _tree_view(self, cache: KVCache, extents: Sequence[Extent], parents: Trees) -> TreeView:
+        """A node is a span of one query whose keys are those of its path, as in plain decoding."""
         spans = [
             span
             for extent, each in zip(extents, parents, strict=True)
             for span in self._tree_spans(extent, each, cache.device)
         ]
-        return CacheView(cache, SpanBatch(spans), self._backend)
+        return TreeView(cache, SpanBatch(spans), self._backend, extents, parents, self)
 
     def _tree_spans(self, extent: Extent, parents: Sequence[int], device: torch.device) -> list[Span]:
         stop = extent.start + extent.num_queries
@@ -84,7 +112,7 @@ class HostAddressing:
         before = self._span(blocks, 0, 0, root, device, "causal").slots
         if isinstance(before, slice):
             before = torch.arange(before.start, before.stop, device=device)
-        slots = torch.tensor([self._slot(blocks, position) for position in range(root, stop)], device=device)
+        slots = torch.tensor([self.slot(blocks, position) for position in range(root, stop)], device=device)
         for query in range(num_before, extent.num_queries):
             path = path_to(extent.start + query - root, parents)
             first, num_keys = extent.first_query + query, root + len(path)
@@ -94,12 +122,22 @@ class HostAddressing:
                 spans.append(Span(first, 1, num_keys, torch.cat([before, slots[path]]), device))
         return spans
 
-    def of_rows(self, cache: KVCache, rows: Tensor, starts: Tensor, cu_queries: Tensor, mode: Mode) -> CacheView:
+    def of_rows(
+        self,
+        cache: KVCache,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        mode: Mode,
+        parents: Tensor | None = None,
+    ) -> CacheView:
         """See `Addressing`."""
-        return self._view(cache, self.extents(rows, starts, cu_queries), mode)
+        extents = self._extents(rows, starts, cu_queries)
+        if parents is None:
+            return self._view(cache, extents, mode)
+        return self._tree_view(cache, extents, parents.tolist())
 
-    def extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
-        """See `Addressing`."""
+    def _extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
         requests, bounds = self._requests(), cu_queries.tolist()
         extents: list[Extent] = []
         for row, start, first, stop in zip(rows.tolist(), starts.tolist(), bounds, bounds[1:], strict=False):
@@ -122,10 +160,11 @@ class HostAddressing:
         if blocks[:used] == list(range(blocks[0], blocks[0] + used)):
             first = blocks[0] * self.block_size
             return Span(start, num_queries, num_keys, slice(first, first + num_keys), device, mode)
-        slots = torch.tensor([self._slot(blocks, position) for position in range(num_keys)], device=device)
+        slots = torch.tensor([self.slot(blocks, position) for position in range(num_keys)], device=device)
         return Span(start, num_queries, num_keys, slots, device, mode)
 
-    def _slot(self, blocks: Sequence[int], position: int) -> int:
+    def slot(self, blocks: Sequence[int], position: int) -> int:
+        """Of a position of a request with these blocks."""
         return blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def num_computed(self, rows: Tensor) -> Tensor:
@@ -136,7 +175,7 @@ class HostAddressing:
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""
         requests, places = self._requests(), zip(rows.tolist(), positions.tolist(), strict=True)
-        slots = [self._slot(requests[row].blocks, position) for row, position in places]
+        slots = [self.slot(requests[row].blocks, position) for row, position in places]
         return torch.tensor(slots, device=rows.device)
 
     def slots_of_row(self, cache: KVCache, row: int, length: int) -> slice | Tensor:

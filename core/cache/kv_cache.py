@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from ..device_memory import lazy_zeros
+from ..kernels.path_move import MOVE_PATHS, Paths
 from .state_store import StateStore
+from .transfer import upload
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,11 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         states: StateStore | None = None,
+        storage: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """states: what layers keep of each request besides. None: nothing."""
+        """states: what layers keep of each request besides. None: nothing. storage: each layer's keys and values, which
+        another engine allocated: [slots, heads, dim]. None: they are allocated here.
+        """
         self.states = states
         self.block_size = block_size
         self.device = device
@@ -45,21 +51,32 @@ class KVCache:
         self.dtype = dtype
         self.layout = f"{dtype} {list(layers)}"  # two caches of one layout differ in their addresses only
         self.head_sizes = {(layer.key_dim, layer.value_dim) for layer in layers if layer.num_kv_heads}
-        self.keys = [self._storage(layer.num_kv_heads, layer.key_dim, dtype) for layer in layers]
-        self.values = [self._storage(layer.num_kv_heads, layer.value_dim, dtype) for layer in layers]
+        storage = storage or [(self._zeros(each, each.key_dim), self._zeros(each, each.value_dim)) for each in layers]
+        self.keys, self.values = [keys for keys, _ in storage], [values for _, values in storage]
 
     @cached_property
     def addresses(self) -> Tensor:
         """[L, 2] int64 of keys and values, for kernels."""
         return torch.tensor([[each.data_ptr() for each in layer] for layer in zip(self.keys, self.values, strict=True)])
 
+    @cached_property
+    def sized_addresses(self) -> Tensor:
+        """[2 L, 2] int64 on the cache's device: of keys, then of values, the address and the bytes per slot."""
+        rows = [[each.data_ptr(), each[:1].nbytes] for each in (*self.keys, *self.values)]
+        (table,) = upload([list(chain.from_iterable(rows))], self.device)
+        return table.view(-1, 2)
+
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy keys and values of every layer from slots [n] to slots [n]; all are read before one is written."""
         for stored in (*self.keys, *self.values):
             stored.index_copy_(0, destinations, stored.index_select(0, sources))
 
-    def _storage(self, num_heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-        shape = (self.num_slots, num_heads, dim)
+    def move_paths(self, paths: Paths) -> None:
+        """Put the keys and values of accepted nodes where those of a chain lie, in every layer."""
+        MOVE_PATHS[self.device.type]((*self.keys, *self.values), self.sized_addresses, paths)
+
+    def _zeros(self, layer: LayerShape, dim: int) -> Tensor:
+        shape = (self.num_slots, layer.num_kv_heads, dim)
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-        return lazy_zeros(shape, dtype)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return lazy_zeros(shape, self.dtype)

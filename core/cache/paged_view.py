@@ -10,10 +10,20 @@ from torch import Tensor
 from ..kernels.attention_spec import AttentionSpec, Mode
 from ..kernels.layers.deferred import plain
 from ..kernels.layers.rotary import rotation_of
-from ..kernels.paged_attention import Pages
+from ..kernels.paged_attention import Pages, TreeMask
 from ..kernels.paged_attention.dispatch import PAGED_ATTENTION
+from ..kernels.path_move import Paths
+from ..kernels.tree_masks import TREE_MASKS
 from .block_table import BlockTable
 from .kv_cache import KVCache
+
+
+@dataclass(frozen=True)
+class TreeRows:
+    """The last positions of each request are the nodes of a tree."""
+
+    parents: Tensor  # [B, W] int64; those behind a request's nodes are never read
+    num_nodes: Tensor  # [B] int64; 0: its positions follow each other
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class PagedView:
     cu_queries: Tensor  # [B+1] int64
     max_queries: int | None = None  # of one request; None: the host does not know
     mode: Mode = "causal"
+    tree: TreeRows | None = None  # None: no request has nodes
     _made: dict[int, tuple[Tensor, Pages]] = field(default_factory=dict, repr=False, compare=False)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
@@ -49,6 +60,12 @@ class PagedView:
         _, pages = self._places(len(query))
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
         return PAGED_ATTENTION[query.device.type](plain(query), stored_keys, stored_values, pages, spec)
+
+    def move_paths(self, places: Tensor) -> None:
+        """See `TreeAttention`."""
+        assert self.tree is not None, "trees were verified"
+        first = self.starts + self.cu_queries.diff() - self.tree.num_nodes
+        self.cache.move_paths(Paths(places, first, self.table.blocks[self.rows], self.cache.block_size))
 
     def _places(self, num_tokens: int) -> tuple[Tensor, Pages]:
         if num_tokens not in self._made:  # how many there are is the one thing that only the pass itself knows
@@ -73,4 +90,9 @@ class PagedView:
             max_queries=self.max_queries or at_most,
             max_keys=self.table.blocks.shape[1] * self.cache.block_size,
             mode=self.mode,
+            tree=None if self.tree is None else self._mask(self.tree),
         )
+
+    @staticmethod
+    def _mask(tree: TreeRows) -> TreeMask:
+        return TreeMask(tree.num_nodes.int(), *TREE_MASKS[tree.parents.device.type](tree.parents))

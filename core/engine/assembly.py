@@ -164,7 +164,8 @@ def load_model(plan: Plan) -> LoadedModel:
     text_equality = profile.text_equality(target.dtype).of_target(target, profile.backend)
     if plan.speculation and plan.speculation.is_lossless:
         text_equality.tell()
-    return LoadedModel(target, tokenizer, eos_token_ids(target), threads, text_equality)
+    ends = eos_token_ids(target.model.generation_config, target.config)
+    return LoadedModel(target, tokenizer, ends, threads, text_equality)
 
 
 def _prepare(target: TargetModel, plan: Plan) -> None:
@@ -249,14 +250,14 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     rule: VerificationRule = verify
     if speculation is not None:
         buffers, rule = speculation.distribution_buffers(info, device), speculation.rule
-        if plan.profile.keeps_drafts and not plan.is_adaptive:
+        if plan.profile.keeps_drafts and not plan.is_adaptive and not plan.draws_trees:  # those the host looks at
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
     if workspace is not None and rule in (verify, verify_block):
-        warm_up(rule, workspace, torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device), buffers.examples)
-    keeps_trees = speculation is not None and speculation.loaded.needs.topology == "tree"
-    return DraftStore(buffers, table, keeps_trees=keeps_trees), partial(rule, workspace=workspace)
+        logits = torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device)
+        warm_up(rule, workspace, logits, buffers.examples, trees=plan.draws_trees)
+    return DraftStore(buffers, table, keeps_trees=plan.draws_trees), partial(rule, workspace=workspace)
 
 
 def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:
@@ -270,10 +271,11 @@ def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | 
             compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
     if cache.addressing.table is None:
         return model.target
-    warm_up_target(model.target, cache.kv, cache.addressing.table)
+    num_nodes = plan.num_draft_tokens if plan.draws_trees else 0
+    warm_up_target(model.target, cache.kv, cache.addressing.table, num_nodes)
     if graphs is None:
         return model.target
-    return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens)
+    return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens, num_nodes)
 
 
 def _refuse_states(cache: KVCache) -> None:

@@ -20,9 +20,9 @@ from ..proposing.proposer_host import ProposerHost
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.proposer_state import as_path
-from ..request.chat import Message, render_chat
+from ..request.chat import Message, encode_chat
 from ..request.metrics import Metric
-from ..request.prompts import Prompt, read_prompt, require_unicode
+from ..request.prompts import Prompt, encode, read_prompt
 from ..request.request import Committed, Detokenizer, FinishReason, Request
 from .assembly import Parts, assemble
 from .exporters import PROMETHEUS, export
@@ -108,17 +108,11 @@ class Engine:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt. Raises RequestError: SD-E153 without a tokenizer, SD-E212 for what is no text."""
-        if self.tokenizer is None:
-            facts = {"fix": "pass prompt_token_ids, or LLM(tokenizer=...)"}
-            raise RequestError("SD-E153", "the prompt is text, and the model has no tokenizer", facts)
-        require_unicode(text)
-        return list(self.tokenizer(text)["input_ids"])
+        return encode(self.tokenizer, text)
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation in the model's template. Raises RequestError: see `render_chat`, and SD-E212."""
-        text = render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
-        require_unicode(text)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return encode_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
 
     def get_request(self, request_id: str) -> Request:
         """A queued or running request. Raises KeyError if there is none of this id."""

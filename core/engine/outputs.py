@@ -48,7 +48,9 @@ class StreamUpdate:
     index: int  # which output of its prompt
     text: str  # new since the last update
     token_ids: tuple[int, ...]  # committed in this step: accepted drafts, then one recovered or bonus token
-    draft_token_ids: tuple[int, ...]  # what was offered
+    draft_token_ids: tuple[int, ...]  # what was offered; of a tree, the accepted path, what was met at its end, others
     num_accepted: int
     finish_reason: str | None
     logprobs: tuple[dict[int, float], ...] | None = None  # of `token_ids`, where they were asked for
+    draft_parents: tuple[int, ...] | None = None
+    """Of a tree: where in `draft_token_ids` the parent of each draft stands; -1 is the newest token. None: a chain."""

@@ -21,7 +21,7 @@ from ..model.target import experts_settings, load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
-from ..runner.graphs import buckets
+from ..runner.buckets import buckets
 from .device import DeviceProfile, device_of, profile_of
 from .memory import bytes_per_row, require_memory
 
@@ -51,7 +51,7 @@ class Plan:
         dtype = profile.dtype(config.dtype, hf_config.dtype)
         info = target_info(config, path, text_config(hf_config), dtype, profile.device)
         hooks = load_hooks(settings)
-        no_trees = _why_no_trees(text_config(hf_config), profile)
+        no_trees = _why_no_trees(text_config(hf_config))
         speculation = Speculation.prepare(speculative_config, info, settings, hooks, no_trees=no_trees)
         per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)
         require_memory("max_num_seqs", config.max_num_seqs, per_row, profile.device)
@@ -66,6 +66,11 @@ class Plan:
     def num_draft_tokens(self) -> int:
         """The most drafts of one request in a step."""
         return self.speculation.loaded.config.num_draft_tokens if self.speculation else 0
+
+    @property
+    def draws_trees(self) -> bool:
+        """Whether drafts may have parents."""
+        return self.speculation is not None and self.speculation.loaded.needs.topology == "tree"
 
     @property
     def is_adaptive(self) -> bool:
@@ -86,10 +91,8 @@ class Plan:
         return self.speculation.loaded.plugin.label if self.speculation else "none"
 
 
-def _why_no_trees(config: Any, profile: DeviceProfile) -> str | None:
+def _why_no_trees(config: Any) -> str | None:
     """None: trees are verified."""
-    if profile.device.type != "cpu":
-        return f", and attention on {profile.device.type} serves chains alone"
     return ", and layers of the target keep a state, which has one successor" if state_layers(config) else None
 
 

@@ -35,3 +35,14 @@ class StoredAttention(AttentionContext, Protocol):
     def attend_stored(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         """Attend to what is stored, and store nothing: [N, Hq, D] -> [N, Hq, Dv]."""
         ...
+
+
+class TreeAttention(StoredAttention, Protocol):
+    """Serves attention over a cache where the last positions of each request are nodes of a tree."""
+
+    def move_paths(self, places: Tensor) -> None:
+        """Put the keys and values of accepted nodes where those of a chain lie.
+
+        places: [B, 1 + D], 0 and the numbers of the accepted nodes plus 1, padded with -1.
+        """
+        ...

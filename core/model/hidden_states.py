@@ -28,13 +28,13 @@ class HiddenStates:
         self._handles = [self._hook(decoder, layers, each) for each in dict.fromkeys(self.wanted)]
 
     def take(self) -> Tensor:
-        """[N, L*H] of the last pass over N tokens. Something has to be wanted.
+        """[N, L*H] of the last pass over N tokens, row by row. Something has to be wanted.
 
         Raises UnsupportedModelError SD-E145 if the layers hand on several states of a token.
         """
-        if any(kept.dim() != 3 for kept in self.kept.values()):  # [1, N, H]
+        if any(kept.dim() != 3 for kept in self.kept.values()):  # [1, N, H], or [B, n, H]
             raise _not_found(self._model_type, "its layers hand on several states of each token")
-        hidden = torch.cat([self.kept[each][0] for each in self.wanted], dim=-1)
+        hidden = torch.cat([self.kept[each].flatten(0, 1) for each in self.wanted], dim=-1)
         self.kept.clear()
         return hidden
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from specdec.sdk.errors import Refusal
 
 from ..kernels.attention_spec import AttentionContext
+from .adapted import AdaptedRows, adapted_layers
 from .attention import ShapeProbe, attention_arguments
 from .hidden_states import decoder_layers
 from .target import TargetModel
@@ -21,19 +22,36 @@ from .target import TargetModel
 class PartialTarget:
     """The target with layers left out. It shares every weight, and the target itself stays as it is."""
 
-    def __init__(self, target: TargetModel, layers: Collection[int]) -> None:
-        """layers: those that run. Raises Refusal where the model does not do without the others."""
-        self._target = target
+    def __init__(
+        self, target: TargetModel, layers: Collection[int], adapter: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        """layers: those that run. adapter: what is added to outputs inside them, by name; see `Services.target_layers`.
+
+        Raises Refusal where the model does not do without the others; CheckpointError SD-E297.
+        """
+        self._target, self._rows = target, AdaptedRows()
         found = decoder_layers(target.model.get_decoder(), target.num_layers, target.model.config)
         path = next(name for name, module in target.model.named_modules() if module is found)
         returns_tuple = isinstance(_output_of(target, found[0]), tuple)
         left_out = {f"{path}.{i}": _without(found[i], returns_tuple) for i in range(len(found)) if i not in layers}
-        self._model = with_modules(target.model, left_out)
+        changed = adapted_layers(target, adapter, self._rows) if adapter else {}
+        self._model = with_modules(target.model, changed | left_out)
         self._require(set(layers))
 
-    def __call__(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, context: AttentionContext) -> Tensor:
-        """Logits [R, V] of the rows `logits_rows` [R] of tokens [M] at positions [M]."""
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        logits_rows: Tensor,
+        context: AttentionContext,
+        adapted: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [R, V] of the rows `logits_rows` [R] of tokens [M] at positions [M].
+
+        adapted: rows that run with the adapter, [M] bool. None means all.
+        """
         placed = tokens[None], positions[None], logits_rows
+        self._rows.chosen = adapted
         return self._target.run_model(*placed, model=self._model, **attention_arguments(context))
 
     def _require(self, layers: set[int]) -> None:

@@ -13,7 +13,6 @@ from transformers.utils import cached_file
 from specdec.sdk.errors import ConfigError
 
 from .loading import loading
-from .target import TargetModel
 
 
 def load_tokenizer(asked: str | Path | None, path: str, *, trust_remote_code: bool) -> Any:
@@ -54,10 +53,10 @@ def _has_tokenizer(path: str, needs_library: bool) -> bool:
     return any((directory / name).is_file() for name in names) or (needs_library and not directory.is_dir())
 
 
-def eos_token_ids(target: TargetModel) -> frozenset[int]:
-    """As the generation settings say, or else the configuration."""
-    eos = target.model.generation_config.eos_token_id
-    eos = target.config.to_dict().get("eos_token_id") if eos is None else eos  # some configurations have none
+def eos_token_ids(generation_config: Any, config: Any) -> frozenset[int]:
+    """As the generation settings of a model say, or else its configuration."""
+    eos = generation_config.eos_token_id
+    eos = config.to_dict().get("eos_token_id") if eos is None else eos  # some configurations have none
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)

@@ -104,8 +104,6 @@ def _refuse_reserved(loaded: LoadedProposer, no_trees: str | None) -> None:
             raise Refusal(f"{reason} at most", f'"num_speculative_tokens": {MOST_NODES}')
         if loaded.config.enable_adaptive_verification:
             raise Refusal("enable_adaptive_verification measures chains, and its drafts are trees", "one of the two")
-        if needs.placement != "host":
-            raise Refusal('its drafts are a tree (topology="tree") with placement="device"', 'placement="host"')
     if needs.multimodal:
         raise Refusal("it needs image or audio inputs (multimodal=True)", "a proposer for text")
 

@@ -79,13 +79,13 @@ class DraftChecker:
     ) -> CheckedDraft:
         """As `check`, for a draft with parents."""
         assert draft.parents is not None, "its caller looked"
-        self._check_lengths(draft.lengths.tolist(), step.request_ids, budgets)
-        wrong = tree_error(draft, self._needs, step.request_ids)
+        nodes = by_node(draft)
+        reports = self._read(nodes, kinds)
+        self._check_lengths([each.length for each in reports], step.request_ids, budgets)
+        replacement = draft.distribution is not None and draft.distribution.replacement
+        wrong = tree_error(reports, self._needs, step.request_ids, replacement=replacement)
         if wrong is not None:
             raise self._error(*wrong)
-        nodes = by_node(draft)
-        pairs = zip(self._read(nodes, kinds), draft.parents.tolist(), strict=True)
-        reports = [report._replace(parents=parents) for report, parents in pairs]
         self.check_reports(step.request_ids, budgets, reports, nodes)
         if draft.confidence is not None:
             require_probabilities(reports, step.request_ids, self._plugin)
@@ -300,10 +300,14 @@ class DraftChecker:
     def _read(self, draft: Draft, kinds: frozenset[int]) -> list[DraftReport]:
         """One report per request; a device is waited for once."""
         if kinds or not self._on_host:
-            reports = list(map(DraftReport.parse, measure(draft, kinds, self._t2d, self._vocab_size).tolist()))
+            numbers = measure(draft, kinds, self._t2d, self._vocab_size).tolist()
+            reports = [DraftReport.parse(each, draft.token_ids.shape[1]) for each in numbers]
         else:
             pairs = zip(draft.lengths.tolist(), draft.token_ids.tolist(), strict=True)  # a tenth of the time
             reports = [DraftReport(length, length, DistributionKind.ONE_HOT, ids) for length, ids in pairs]
+            if draft.parents is not None:
+                trees = zip(reports, draft.parents.tolist(), strict=True)
+                reports = [each._replace(parents=parents) for each, parents in trees]
         if draft.confidence is None:
             return reports
         told = zip(reports, draft.confidence.tolist(), strict=True)

@@ -8,7 +8,7 @@ changed hands within a step never meets its predecessor's draft.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from specdec.sdk.types import DistributionKind, DraftDistribution
 from ..cache.transfer import upload
 from ..rejection.types import PADDING_TOKEN_ID, DraftDistributions, DraftRows
 from .draft_table import CheckedDraft, DraftReport, DraftTable
-from .stored_trees import parents_of, tree_table, with_replacement
+from .stored_trees import parents_of, tree_columns
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class TakenDrafts:
             padded: list[int] = []  # [B, width]
             for ids in self.token_ids:
                 padded += [*ids, *[PADDING_TOKEN_ID] * (width - len(ids))]
-            return [[*self.lengths], padded, *(self._stored_kinds() if self.kinds else ())]
+            trees = () if self.parents is None else tree_columns(self.parents, width, self.stored)
+            return [[*self.lengths], padded, *trees, *(self._stored_kinds() if self.kinds else ())]
         places: list[int] = []
         sources: list[int] = []  # among [B, width]
         for index, (first, length) in enumerate(zip(first_places, self.lengths, strict=True)):
@@ -159,8 +160,11 @@ class TakenDrafts:
         lengths, width = sent[0], self.width
         if self.table is None or not width:
             token_ids = sent[1][: len(lengths) * width].view(len(lengths), width)
-            parents = None if self.parents is None else tree_table(self.parents, width, token_ids.device)
-            return DraftRows(token_ids, lengths, self.distributions(sent[2:]), parents), token_ids[:, :0]
+            parents = None if self.parents is None else sent[2][: token_ids.numel()].view(token_ids.shape)
+            found = self.distributions(sent[2 if parents is None else 4 :])
+            if found is not None and parents is not None:
+                found = replace(found, replacement=sent[3].bool())
+            return DraftRows(token_ids, lengths, found, parents), token_ids[:, :0]
         rows, places, sources = sent[1:]
         numbers, token_ids = self.table.gather(rows, lengths, width)
         tokens.index_copy_(0, places, token_ids.view(-1)[sources].clamp_(min=0))
@@ -175,8 +179,7 @@ class TakenDrafts:
         if device is None or not self.kinds:
             return None
         rows, kind = sent or upload(self._stored_kinds(), device)
-        found = self.buffers.gather(rows, kind, self.kinds, self.width)
-        return found if self.parents is None else with_replacement(found, [each.replacement for each in self.stored])
+        return self.buffers.gather(rows, kind, self.kinds, self.width)
 
     @cached_property
     def kinds(self) -> frozenset[int]:

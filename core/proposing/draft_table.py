@@ -32,10 +32,10 @@ class DraftReport(NamedTuple):
     parents: list[int] | None = None  # [K], of a tree's nodes. None: a chain
 
     @classmethod
-    def parse(cls, numbers: Sequence[int]) -> DraftReport:
-        """From a row of `measure`."""
+    def parse(cls, numbers: Sequence[int], width: int | None = None) -> DraftReport:
+        """From a row of `measure` for drafts of so many tokens. None: for chains."""
         length, num_usable, kind, *token_ids = numbers
-        return cls(length, num_usable, kind, token_ids)
+        return cls(length, num_usable, kind, token_ids[:width], parents=token_ids[width:] or None if width else None)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CheckedDraft:
 
 
 def measure(draft: Draft, kinds: Set[int], t2d: Tensor | None, vocab_size: int) -> Tensor:
-    """The numbers of each request's report: [B, 3 + K] int64. Nothing waits for a device.
+    """The numbers of each request's report: [B, 3 + K] int64, with parents [B, 3 + 2K]. Nothing waits for a device.
 
     kinds: those that its rows may have; a row with another tag counts as one-hot. t2d [V]: see `can_draw`. A token is
     usable if it lies within the draft's length and the vocabulary, and its distribution can have drawn it.
@@ -76,7 +76,7 @@ def measure(draft: Draft, kinds: Set[int], t2d: Tensor | None, vocab_size: int) 
         usable &= ~tagged[:, None] | can_draw(kind, draft.distribution, token_ids, t2d, vocab_size)
         counted += kind * tagged
     facts = torch.stack([lengths, usable.cumprod(1).sum(1), counted], dim=1)
-    return torch.cat([facts, token_ids], dim=1)
+    return torch.cat([facts, token_ids, *([] if draft.parents is None else [draft.parents])], dim=1)
 
 
 class DraftTable:

@@ -36,6 +36,7 @@ class LayerSource(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
+KVStorage = Sequence[tuple[Tensor, Tensor]]
 Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -52,13 +53,16 @@ class BlockDraftKV:
     def __init__(self, spec: DraftKV, dtype: torch.dtype, device: torch.device) -> None:
         self._spec, self._dtype, self._device = spec, dtype, device
 
-    def lay_out(self, num_blocks: int, addressing: Addressing) -> Self:
-        """Allocate it. `num_blocks`: those of the pool; what the addressing needs beyond them is added."""
+    def lay_out(self, num_blocks: int, addressing: Addressing, storage: KVStorage | None = None) -> Self:
+        """Allocate it. `num_blocks`: those of the pool; what the addressing needs beyond them is added.
+
+        storage: keys and values of each layer, where another engine allocated them. None: they are allocated here.
+        """
         spec = self._spec
         layer = LayerShape(spec.num_heads, spec.head_dim, spec.value_head_dim or spec.head_dim)
         num_blocks += addressing.num_pad_blocks
         layers = [layer] * spec.num_layers
-        self._cache = KVCache(layers, num_blocks, addressing.block_size, self._dtype, self._device)
+        self._cache = KVCache(layers, num_blocks, addressing.block_size, self._dtype, self._device, storage=storage)
         self._addressing = addressing
         return self
 
@@ -82,10 +86,7 @@ class BlockDraftKV:
         parents: Tensor | None = None,
     ) -> Mapping[str, Any]:
         """What our attention function takes: where the pass's keys and values go, and what its queries see."""
-        if parents is None:
-            return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode))
-        extents = self._addressing.extents(rows, starts, cu_queries)
-        return attention_arguments(self._addressing.of_trees(self._cache, extents, parents.tolist()))
+        return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode, parents))
 
 
 class EngineServices:
@@ -120,10 +121,13 @@ class EngineServices:
         self._compiling = compiling
         self._backend = backend
 
-    def lay_out_draft_kv(self, num_blocks: int, addressing: Addressing) -> None:
-        """Allocate the draft KV, if there is any. `num_blocks`, `addressing`: of the cache whose blocks it shares."""
+    def lay_out_draft_kv(self, num_blocks: int, addressing: Addressing, storage: KVStorage | None = None) -> None:
+        """Allocate the draft KV, if there is any. `num_blocks`, `addressing`: of the cache whose blocks it shares.
+
+        storage: see `BlockDraftKV.lay_out`.
+        """
         if self._draft_kv is not None:
-            self._draft_kv.lay_out(num_blocks, addressing)
+            self._draft_kv.lay_out(num_blocks, addressing, storage)
 
     def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
         """The target's cache is made: what was declared of it may be used."""
@@ -188,9 +192,9 @@ class EngineServices:
         """The target's cache, of the layers that `Needs.target_kv` declared."""
         return self._access.kv()
 
-    def target_layers(self, layers: Sequence[int]) -> TargetLayers:
+    def target_layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module] | None = None) -> TargetLayers:
         """Layers of the target, of those that `Needs.target_layers` declared."""
-        return self._access.layers(layers)
+        return self._access.layers(layers, adapter or {})
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `specdec.sdk.Services.capture`."""

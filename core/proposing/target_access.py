@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.sdk.errors import ProposerError, Refusal
 from specdec.sdk.needs import Needs
@@ -66,8 +66,18 @@ class CachedKV:
 class RunLayers(Protocol):
     """Layers that run between the target's embedding and its head."""
 
-    def __call__(self, tokens: Tensor, positions: Tensor, logits_rows: Tensor, context: AttentionContext) -> Tensor:
-        """Logits [R, V] of the rows `logits_rows` [R] of tokens [M] at positions [M]."""
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        logits_rows: Tensor,
+        context: AttentionContext,
+        adapted: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [R, V] of the rows `logits_rows` [R] of tokens [M] at positions [M].
+
+        adapted: rows that run with the adapter, [M] bool. None means all.
+        """
         ...
 
 
@@ -85,14 +95,20 @@ class CachedLayers:
         self._cache, self._addressing = cache, addressing
 
     def logits(
-        self, token_ids: Tensor, rows: Tensor, starts: Tensor, cu_queries: Tensor, logits_rows: Tensor
+        self,
+        token_ids: Tensor,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        logits_rows: Tensor,
+        adapted: Tensor | None = None,
     ) -> Tensor:
         """See `specdec.sdk.TargetLayers`."""
         self._require_free(rows, starts)
         context = self._addressing.of_rows(self._cache, rows, starts, cu_queries, "causal")
         token = torch.arange(len(token_ids), device=token_ids.device)
         owner = torch.searchsorted(cu_queries[1:], token, right=True)
-        return self._run(token_ids, starts[owner] + token - cu_queries[owner], logits_rows, context)
+        return self._run(token_ids, starts[owner] + token - cu_queries[owner], logits_rows, context, adapted)
 
     def _require_free(self, rows: Tensor, starts: Tensor) -> None:
         """Nobody writes over what the target computed, as far as the host can look without waiting."""
@@ -106,8 +122,11 @@ class CachedLayers:
             raise ProposerError("SD-E276", "a draft pass would write over what the target computed", facts)
 
 
-OwnLayers = Callable[[Sequence[int]], RunLayers]
-"""Makes some of the target's layers run by themselves. Raises Refusal where they cannot."""
+OwnLayers = Callable[[Sequence[int], Mapping[str, nn.Module]], RunLayers]
+"""Makes some of the target's layers run by themselves, with an adapter (`specdec.sdk.Services.target_layers`).
+
+Raises Refusal where they cannot, CheckpointError SD-E297 where the adapter does not fit.
+"""
 
 
 class TargetAccess:
@@ -132,13 +151,13 @@ class TargetAccess:
             raise Refusal("target_kv was asked for but not declared", "declare Needs(target_kv=(layer, ...))")
         return self._kv
 
-    def layers(self, layers: Sequence[int]) -> CachedLayers:
+    def layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module]) -> CachedLayers:
         """See `specdec.sdk.Services.target_layers`."""
         undeclared = sorted(set(layers) - set(self._declared))
         if undeclared or not layers or self._own_layers is None:
             reason = f"layers {undeclared or list(layers)} of the target were asked for but not declared"
             raise Refusal(reason, "declare Needs(target_layers=LayerPass(layers=(layer, ...)))")
-        taken = CachedLayers(self._own_layers(layers))
+        taken = CachedLayers(self._own_layers(layers, adapter))
         self._taken.append(taken)
         if self._cache is not None:
             taken.use_cache(*self._cache)

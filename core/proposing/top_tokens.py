@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
@@ -14,6 +14,7 @@ from specdec.sdk.types import PADDING_TOKEN_ID, KeptRows, RejectedRows
 
 from ..cache.transfer import upload
 from ..request.request import Committed
+from .tree_views import rejected_places
 
 HOST = torch.device("cpu")
 
@@ -41,24 +42,23 @@ class TopTokens:
         ids, logprobs = (self.ids, self.logprobs) if places is None else (self.ids[places], self.logprobs[places])
         return {"top_ids": ids, "top_logprobs": logprobs}
 
-    def fields_on_host(self, spans: Iterable[tuple[int, int]]) -> dict[str, Tensor]:
-        """The fields of a view on the host, of the tokens in (first, number)."""
-        places = [place for first, count in spans for place in range(first, first + count)]
+    def fields_on_host(self, places: Sequence[int]) -> dict[str, Tensor]:
+        """The fields of a view on the host, of the tokens at places of the batch."""
         found = self.fields(upload([places], self.ids.device)[0])
         return {name: tensor.to(HOST) for name, tensor in found.items()}
 
 
 def rejected_on_host(committed: Sequence[Committed], top: TopTokens) -> RejectedRows:
     """The drafts that verification rejected, and nothing between them."""
-    counts = [each.num_drafted - each.num_accepted for each in committed]
-    starts = [each.first_position + each.num_kept for each in committed]
-    positions = [place for start, count in zip(starts, counts, strict=True) for place in range(start, start + count)]
+    found = [rejected_places(each) for each in committed]
+    counts = [len(places) for places, _ in found]
+    positions = [position for _, each in found for position in each]
     token_ids = [token_id for each in committed for token_id in each.draft_token_ids[each.num_accepted :]]
     before = list(accumulate(counts, initial=0))[:-1]
     sent = upload([before, counts, positions, token_ids], HOST)
-    spans = [(each.first_token + each.num_kept, count) for each, count in zip(committed, counts, strict=True)]
     names = ("start", "num_rejected", "positions", "token_ids")
-    return RejectedRows(**dict(zip(names, sent, strict=True)), **top.fields_on_host(spans))
+    shown = top.fields_on_host([place for places, _ in found for place in places])
+    return RejectedRows(**dict(zip(names, sent, strict=True)), **shown)
 
 
 def rejected_on_device(kept: KeptRows, num_rejected: Tensor) -> RejectedRows:

@@ -13,19 +13,25 @@ from specdec.sdk.needs import Needs
 from specdec.sdk.trees import depths
 from specdec.sdk.types import DistributionKind, Draft
 
+from .draft_table import DraftReport
+
 TreeError = tuple[str, str, Mapping[str, object]]
 
 
-def tree_error(draft: Draft, needs: Needs, request_ids: Sequence[str]) -> TreeError | None:
-    """Code, summary and facts of the first thing that is wrong with the parents of a draft. None: nothing is."""
-    assert draft.parents is not None, "there are parents to check"
+def tree_error(
+    reports: Sequence[DraftReport], needs: Needs, request_ids: Sequence[str], *, replacement: bool
+) -> TreeError | None:
+    """Code, summary and facts of the first thing that is wrong with the parents of drafts. None: nothing is.
+
+    replacement: see `DraftDistribution`.
+    """
     if needs.topology != "tree":
         fix = 'declare Needs(topology="tree", ...), or leave parents out'
         return "SD-E290", "a draft has parents, and trees were not declared", {"fix": fix}
-    columns = (draft.parents.tolist(), draft.token_ids.tolist(), draft.lengths.tolist(), _kinds(draft))
-    for b, (parents, token_ids, length, kind) in enumerate(zip(*columns, strict=True)):
-        may_repeat = _with_replacement(draft) and kind != DistributionKind.ONE_HOT
-        found = _wrong(parents[:length], token_ids, needs.max_depth, may_repeat=may_repeat)
+    for b, each in enumerate(reports):
+        may_repeat = replacement and each.kind != DistributionKind.ONE_HOT
+        parents = (each.parents or [])[: each.length]
+        found = _wrong(parents, each.token_ids, needs.max_depth, may_repeat=may_repeat)
         if found is not None:
             code, summary, facts = found
             return code, summary, {"request": f"{request_ids[b]!r}, row {b} of the step", **facts}
@@ -51,14 +57,6 @@ def _wrong(
         facts = {"expected": f"at most {max_depth}", "found": deepest, "fix": "raise Needs.max_depth"}
         return "SD-E293", "a tree is deeper than was declared", facts
     return None
-
-
-def _with_replacement(draft: Draft) -> bool:
-    return draft.distribution is not None and draft.distribution.replacement
-
-
-def _kinds(draft: Draft) -> list[int]:
-    return [0] * len(draft.lengths) if draft.distribution is None else draft.distribution.kind.tolist()
 
 
 def by_node(draft: Draft) -> Draft:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from specdec.sdk.trees import depths
 
-from ..request.request import Committed
+if TYPE_CHECKING:
+    from ..request.request import Committed
 
 
 def kept_places(committed: Sequence[Committed]) -> list[int]:
@@ -17,18 +18,35 @@ def kept_places(committed: Sequence[Committed]) -> list[int]:
         num_before = each.num_rows - each.num_drafted  # rows of committed tokens
         places += range(each.first_token, each.first_token + min(num_before, each.num_kept))
         first_node = each.first_token + num_before
-        places += [first_node + node for node in _nodes(each)[: max(each.num_kept - num_before, 0)]]
+        places += [first_node + node for node in each.accepted_nodes[: max(each.num_kept - num_before, 0)]]
     return places
 
 
-def accepted_nodes(committed: Sequence[Committed], width: int) -> Tensor:
-    """[B, width] int64 of each request, padded with -1."""
-    table = torch.full((len(committed), width), -1)
-    for b, each in enumerate(committed):
-        nodes = _nodes(each)[: each.num_accepted]
-        table[b, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
+def kept_first(committed: Sequence[Committed]) -> list[int]:
+    """The places in the batch of all rows, of each request those that survived before the others."""
+    places: list[int] = []
+    for each in committed:
+        kept = kept_places([each])
+        places += dict.fromkeys([*kept, *range(each.first_token, each.first_token + each.num_rows)])
+    return places
+
+
+def accepted_nodes(committed: Sequence[Committed], width: int) -> list[int]:
+    """[B, width] of each request, padded with -1."""
+    table: list[int] = []
+    for each in committed:
+        nodes = each.accepted_nodes[: each.num_accepted]
+        table += [*nodes, *[-1] * (width - len(nodes))]
     return table
 
 
-def _nodes(each: Committed) -> Sequence[int]:
-    return range(each.num_drafted) if each.accepted_nodes is None else each.accepted_nodes
+def rejected_places(each: Committed) -> tuple[Sequence[int], Sequence[int]]:
+    """The places in the batch of a request's rejected drafts, and their positions, in the order of its drafts."""
+    count = each.num_drafted - each.num_accepted
+    first, position = each.first_token + each.num_kept, each.first_position + each.num_kept
+    if each.tree is None:
+        return range(first, first + count), range(position, position + count)
+    num_before = each.num_rows - each.num_drafted
+    nodes, depth = each.tree.path_first()[each.num_accepted :], depths(each.tree.parents)
+    newest = each.first_position + num_before - 1
+    return [each.first_token + num_before + node for node in nodes], [newest + depth[node] for node in nodes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
 from .token_history import TokenHistory
 from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
-from .tree_views import accepted_nodes, kept_places
+from .tree_views import accepted_nodes, kept_first, kept_places
 
 
 class Computed(Protocol):
@@ -72,20 +72,26 @@ class ViewBuilder:
         if self._history is not None:
             self._history.write(committed)
         if hidden is not None:
-            rows = _places(self._kept_spans(committed), batch)
+            rows = _if_not_all(self._kept_places(committed), batch)
             hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
         kept = _kept_columns(committed)
         sent = self._sent(committed, budgets, kept)
-        tops = top.fields_on_host(self._kept_spans(committed)) if top else {}
+        tops = top.fields_on_host(self._kept_places(committed)) if top else {}
         shown = KeptRows(**{name: sent[name] for name in kept}, hidden=hidden, most_rows=None, **tops)
         rejected = rejected_on_host(committed, top) if top and self.needs.rejected_rows else None
         return self._view(committed, sent, shown, rejected), sent["own_rows"]
 
-    def _kept_spans(self, committed: Sequence[Committed]) -> list[tuple[int, int]]:
-        """The places in the batch of the rows that survived, as (first, number)."""
+    def _kept_places(self, committed: Sequence[Committed]) -> list[int]:
+        """The places in the batch of the rows that survived."""
         if self._draws_trees:
-            return [(place, 1) for place in kept_places(committed)]
-        return [(each.first_token, each.num_kept) for each in committed]
+            return kept_places(committed)
+        return _flat((each.first_token, each.num_kept) for each in committed)
+
+    def _computed_places(self, committed: Sequence[Committed]) -> list[int]:
+        """Of all rows; in a tree those that survived stand before the others."""
+        if self._draws_trees:
+            return kept_first(committed)
+        return _flat((each.first_token, each.num_rows) for each in committed)
 
     def _sent(
         self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
@@ -93,6 +99,8 @@ class ViewBuilder:
         """By name, in one transfer: what every view has, the rows once more, and more lists."""
         lists: dict[str, Sequence[int]] = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
         lists |= {"budget": budgets, "own_rows": lists["rows"], **more}
+        if self._draws_trees:
+            lists["accepted_nodes"] = accepted_nodes(committed, self.num_draft_tokens)
         lists["draft_key"] = [each.request.draft_key for each in committed]
         sampling = {name: [getattr(each.request.params, name) for each in committed] for name in self.needs.sampling}
         if "top_k" in sampling:
@@ -111,7 +119,7 @@ class ViewBuilder:
             random=StepRandom(sent["draft_key"], sent["committed_length"], self.num_draft_tokens),
             sampling=self._sampling(committed, sent) if self.needs.sampling else None,
             history=self._history.tokens if self._history else None,
-            accepted_nodes=accepted_nodes(committed, self.num_draft_tokens) if self._draws_trees else None,
+            accepted_nodes=sent["accepted_nodes"].view(len(committed), -1) if self._draws_trees else None,
             rejected=rejected,
             stop_rule=None,  # the host adds it
         )
@@ -126,7 +134,7 @@ class ViewBuilder:
         may_pad: bool,
     ) -> tuple[StepView, Tensor]:
         new_places, new_tokens = ([], []) if self._history is None else self._history.news(committed)
-        places = _places([(each.first_token, each.num_rows) for each in committed], batch)
+        places = _if_not_all(self._computed_places(committed), batch)
         kept = {
             "cu_rows": list(accumulate((each.num_rows for each in committed), initial=0)),
             "num_kept": [each.num_kept for each in committed],
@@ -160,9 +168,13 @@ class ViewBuilder:
         return SamplingView(**{name: sent[name] for name in self.needs.sampling}, all_greedy=all_greedy)
 
 
-def _places(spans: Sequence[tuple[int, int]], batch: Computed) -> list[int]:
-    """The places in the batch that are shown, from (first, number) of each request; none if all of them are."""
-    places = [place for first, count in spans for place in range(first, first + count)]
+def _flat(spans: Iterable[tuple[int, int]]) -> list[int]:
+    """The places in (first, number)."""
+    return [place for first, count in spans for place in range(first, first + count)]
+
+
+def _if_not_all(places: list[int], batch: Computed) -> list[int]:
+    """The places in the batch that are shown; none if all of them are."""
     return [] if places == list(range(len(batch.positions))) else places
 
 

@@ -5,12 +5,13 @@ from .catalog import CLASS_PATH_METHOD, Registrations, Registry, ResolvedPropose
 from .check import check_class
 from .checkpoint import Recogniser
 from .discovery import SDK_DISTRIBUTION, PluginEntry, PluginSettings
-from .hooks import Observers, load_hooks
+from .hooks import HookPlugins, Observers, load_hooks
 from .load import LoadedProposer, construct, load_proposer
 
 __all__ = [
     "CLASS_PATH_METHOD",
     "SDK_DISTRIBUTION",
+    "HookPlugins",
     "LoadedProposer",
     "Observers",
     "PluginEntry",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from .lossy import verify_synthetic, verify_typical
 from .tree import verify_trees
 from .types import DraftRows, SamplingRows, Uniforms, Verdict
 from .workspace import Workspace
+
+Backend = TypeVar("Backend")
 
 
 class VerifyBackend(Protocol):
@@ -38,14 +40,30 @@ def _has_kernels() -> bool:
     return find_spec("triton") is not None
 
 
+class TreeBackend(Protocol):
+    """One implementation of `tree.verify_trees`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        cu_rows: Tensor,
+        drafts: DraftRows,
+        sampling: SamplingRows,
+        uniforms: Uniforms | None,
+        workspace: Workspace | None,
+        *,
+        together: bool,
+    ) -> Verdict: ...
+
+
 @cache
-def _device_rules() -> tuple[VerifyBackend, VerifyBackend]:
-    """`verify` and `verify_block` of a device."""
+def _device_rules() -> tuple[VerifyBackend, VerifyBackend, TreeBackend]:
+    """`verify`, `verify_block` and `verify_trees` of a device."""
     if not _has_kernels():
-        return torch_backend.verify, block.verify_block
+        return torch_backend.verify, block.verify_block, verify_trees
     from . import triton_backend
 
-    return triton_backend.verify, triton_backend.verify_block
+    return triton_backend.verify, triton_backend.verify_block, triton_backend.verify_trees
 
 
 VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
@@ -53,6 +71,9 @@ VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
 )
 BLOCK_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
     {"cpu": block.verify_block, "cuda": lambda *call, **named: _device_rules()[1](*call, **named)}
+)
+TREE_BACKENDS: Mapping[str, TreeBackend] = MappingProxyType(
+    {"cpu": verify_trees, "cuda": lambda *call, **named: _device_rules()[2](*call, **named)}
 )
 
 
@@ -77,7 +98,8 @@ def verify(
     """
     _check(logits, cu_rows, drafts, sampling, uniforms)
     if drafts.parents is not None:
-        return verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=False)
+        backend = _backend(TREE_BACKENDS, logits)
+        return backend(logits, cu_rows, drafts, sampling, uniforms, workspace, together=False)
     return _backend(VERIFY_BACKENDS, logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
@@ -96,7 +118,8 @@ def verify_block(
     """
     _check(logits, cu_rows, drafts, sampling, uniforms)
     if drafts.parents is not None:
-        return verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=True)
+        backend = _backend(TREE_BACKENDS, logits)
+        return backend(logits, cu_rows, drafts, sampling, uniforms, workspace, together=True)
     return _backend(BLOCK_BACKENDS, logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
@@ -112,7 +135,7 @@ def plan(
     return Workspace.plan(max_requests, max_drafts, vocab_size, device, draft_vocab_size)
 
 
-def _backend(backends: Mapping[str, VerifyBackend], logits: Tensor) -> VerifyBackend:
+def _backend(backends: Mapping[str, Backend], logits: Tensor) -> Backend:
     backend = backends.get(logits.device.type)
     if backend is None:
         known = ", ".join(backends)

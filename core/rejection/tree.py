@@ -4,7 +4,7 @@ Place 0 is the newest token and place i + 1 is node i. Trees of one-hot drafts a
 the root: the target's token is drawn at a place, and a child that has it is accepted. This rule accepts as many drafts
 as any lossless rule can, and the text is that of plain decoding. Trees of drawn drafts are verified in `drawn_tree.py`.
 
-The walk is done on the host: a verdict is read there in any case.
+This form walks on the host. `triton_backend.verify_trees` walks on a device, without a wait.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from .types import (
     Verdict,
 )
 from .uniforms import draw_tree_uniforms
+from .workspace import Workspace
 
 
 def verify_trees(
@@ -41,6 +42,7 @@ def verify_trees(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None = None,
+    workspace: Workspace | None = None,  # unused: for kernels
     *,
     together: bool,
 ) -> Verdict:

@@ -16,9 +16,11 @@ from ..kernels.launch import MIN_TILES, next_power_of_two, splits_of
 from ..kernels.row_filter.kernel import filter_rows
 from ..kernels.row_stats import TileStats
 from ..kernels.row_stats.kernel import draft_stats, row_stats
-from ..kernels.verdict import DenseDistribution, Distributions, Requests, Rows, SparseDistribution, Variant
+from ..kernels.tree_verdict import Trees
+from ..kernels.tree_verdict.kernel import tree_verdict
+from ..kernels.verdict import DenseDistribution, Distributions, Outputs, Requests, Rows, SparseDistribution, Variant
 from ..kernels.verdict.kernel import verdict
-from . import block, torch_backend
+from . import block, torch_backend, tree
 from .types import DistributionKind, DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 from .workspace import Workspace
 
@@ -53,6 +55,62 @@ def verify_block(
     return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=drafts.distributions is not None)
 
 
+def verify_trees(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    uniforms: Uniforms | None,
+    workspace: Workspace | None = None,
+    *,
+    together: bool,
+) -> Verdict:
+    """See `tree.verify_trees`."""
+    if logits.dtype == torch.float64 or not len(drafts.lengths):
+        return tree.verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=together)
+    assert drafts.parents is not None, "its caller looked"
+    parents, given = drafts.parents.contiguous(), drafts.distributions
+    replacement = None if given is None else given.replacement
+    workspace = workspace or _own_workspace(logits, drafts)
+    cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
+    num_requests, num_drafts = drafts.token_ids.shape
+    stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=False)
+    distributions = _distributions(drafts, workspace)
+    outputs, path = workspace.outputs(num_requests, num_drafts), workspace.paths(num_requests, num_drafts)
+    most_places, filters = workspace.max_drafts + 1, sampling.any_filter
+    variant = _variant(stats, most_places, given, distributions, filters, uniforms is not None)
+    tree_verdict(
+        _rows(logits, cu_rows, stats, workspace),
+        _requests(drafts, sampling, uniforms),
+        Trees(parents, parents if replacement is None else replacement.contiguous(), path),
+        distributions,
+        workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
+        outputs,
+        variant._replace(skip_last=False, block=together),
+        put_back=replacement is not None,
+    )
+    return replace(_verdict(outputs, sampling), path=path)
+
+
+def _own_workspace(logits: Tensor, drafts: DraftRows) -> Workspace:
+    given = drafts.distributions
+    draft_vocab = 0 if given is None or given.draft_logits is None else given.draft_logits.shape[2]
+    num_requests, num_drafts = drafts.token_ids.shape
+    return Workspace.plan(num_requests, num_drafts, logits.shape[1], logits.device, draft_vocab)
+
+
+def _statistics(
+    logits: Tensor, cu_rows: Tensor, sampling: SamplingRows, num_drafts: int, workspace: Workspace, *, skip_last: bool
+) -> TileStats:
+    """Of all rows, and their cutoffs if a request filters."""
+    stats = workspace.stats(len(cu_rows) - 1, num_drafts + 1, logits.shape[1])
+    row_stats(logits, cu_rows, sampling.temperature, stats, skip_last=skip_last)
+    if sampling.any_filter:
+        filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
+        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff, workspace.search)
+    return stats
+
+
 def _launch(
     logits: Tensor,
     cu_rows: Tensor,
@@ -64,19 +122,9 @@ def _launch(
     together: bool,
 ) -> Verdict:
     num_requests, num_drafts = drafts.token_ids.shape
-    if workspace is None:
-        draft_vocab = (
-            0
-            if drafts.distributions is None or drafts.distributions.draft_logits is None
-            else drafts.distributions.draft_logits.shape[2]
-        )
-        workspace = Workspace.plan(num_requests, num_drafts, logits.shape[1], logits.device, draft_vocab)
+    workspace = workspace or _own_workspace(logits, drafts)
     cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
-    stats = workspace.stats(num_requests, num_drafts + 1, logits.shape[1])
-    row_stats(logits, cu_rows, sampling.temperature, stats, skip_last=not sampling.any_filter)
-    if sampling.any_filter:
-        filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
-        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff, workspace.search)
+    stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=not sampling.any_filter)
     distributions = _distributions(drafts, workspace)
     outputs = workspace.outputs(num_requests, num_drafts)
     splits = _splits(stats, distributions, sampling.any_filter)
@@ -92,6 +140,10 @@ def _launch(
         variant._replace(block=together, shared=splits > 1 or not together),
         splits,
     )
+    return _verdict(outputs, sampling)
+
+
+def _verdict(outputs: Outputs, sampling: SamplingRows) -> Verdict:
     return Verdict(
         output_ids=outputs.token_ids,
         num_accepted=outputs.num_accepted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -18,11 +19,14 @@ def warm_up(
     workspace: Workspace,
     logits: Tensor,
     distributions: Callable[[int], Sequence[DraftDistributions]],
+    *,
+    trees: bool = False,
 ) -> None:
     """Call a rule in every way that selects another kernel; its requests have no rows, so nothing is verified.
 
     rule: `verify` or `verify_block`. workspace: that of later calls. logits [R, V]: of the dtype of later calls, R at
     least 1, never read. distributions: one of each kind that drafts may come with, for so many requests.
+    trees: whether drafts may have parents.
     """
     if workspace.max_drafts:
         numbers = torch.zeros(1, dtype=torch.int64, device=logits.device)
@@ -31,7 +35,7 @@ def warm_up(
         sampling = _sampling(num_requests, filters, logits.device)
         for num_drafts in {0, workspace.max_drafts}:
             given = distributions(num_requests) if num_drafts else ()
-            for drafts in _drafts(num_requests, num_drafts, given, logits.device):
+            for drafts in _drafts(num_requests, num_drafts, given, logits.device, trees=trees):
                 rule(logits, drafts.lengths.new_zeros(num_requests + 1), drafts, sampling, None, workspace)
 
 
@@ -42,8 +46,9 @@ def _sampling(num_requests: int, filters: bool, device: torch.device) -> Samplin
 
 
 def _drafts(
-    num_requests: int, num_drafts: int, given: Sequence[DraftDistributions], device: torch.device
+    num_requests: int, num_drafts: int, given: Sequence[DraftDistributions], device: torch.device, *, trees: bool
 ) -> list[DraftRows]:
     token_ids = torch.zeros(num_requests, num_drafts, dtype=torch.int64, device=device)
     lengths = torch.zeros(num_requests, dtype=torch.int64, device=device)
-    return [DraftRows(token_ids, lengths, distributions) for distributions in (None, *given)]
+    every = [DraftRows(token_ids, lengths, distributions) for distributions in (None, *given)]
+    return [*every, *(replace(each, parents=token_ids - 1) for each in every if trees and num_drafts)]

@@ -33,6 +33,7 @@ class Workspace:
     residual: Tensor  # float32
     counter: Tensor  # int32
     token_ids: Tensor  # int64
+    path: Tensor  # int64
     num_accepted: Tensor  # int64
     accept_prob: Tensor  # float32
     logprobs: Tensor  # float32
@@ -73,6 +74,7 @@ class Workspace:
             residual=floats(places * tiles),
             counter=torch.zeros(max_requests, dtype=torch.int32, device=device),
             token_ids=integers(places),
+            path=integers(places),
             num_accepted=integers(max_requests),
             accept_prob=floats(max_requests * max_drafts),
             logprobs=floats(places),
@@ -107,6 +109,10 @@ class Workspace:
             stop_reason=_front(self.stop_reason, num_requests),
             residual_mass=_front(self.residual_mass, num_requests),
         )
+
+    def paths(self, num_requests: int, num_drafts: int) -> Tensor:
+        """Where the paths in trees go: [B, K + 1]."""
+        return _front(self.path, num_requests, num_drafts + 1)
 
 
 def _front(buffer: Tensor, *shape: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec.sdk.errors import RequestError
 
-from .prompts import require_messages
+from .prompts import require_messages, require_unicode
 
 Message = Mapping[str, Any]
 
@@ -37,6 +37,13 @@ def render_chat(tokenizer: Any, messages: Sequence[Message], *, add_generation_p
     if not texts:
         raise errors[0]
     return texts[0]
+
+
+def encode_chat(tokenizer: Any, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    """Token ids of a conversation in the model's template. Raises RequestError: see `render_chat`, and SD-E212."""
+    text = render_chat(tokenizer, messages, add_generation_prompt=add_generation_prompt)
+    require_unicode(text)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _require_text(number: int, content: Any) -> None:

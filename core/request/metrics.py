@@ -19,11 +19,15 @@ class RequestMetrics:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_committed_tokens: int = 0
+    num_trees: int = 0  # drafted steps that verified a tree
     num_replayed_rows: int = 0  # inputs of accepted drafts that layers with a state read again
     outcomes: Tally[tuple[int, int]] = field(default_factory=Tally)  # drafted steps by longest path, and accepted
+    nodes_per_depth: Tally[int] = field(default_factory=Tally)  # of all trees, depths from 0
 
-    def record(self, num_drafted: int, num_accepted: int, num_committed: int, depth: int | None = None) -> None:
-        """Count one target step. depth: of a tree, in which that many drafts can be accepted at most. None: a chain."""
+    def record(
+        self, num_drafted: int, num_accepted: int, num_committed: int, widths: Sequence[int] | None = None
+    ) -> None:
+        """Count one target step. widths: the nodes of a tree at each depth. None means a chain."""
         self.num_steps += 1
         self.num_committed_tokens += num_committed
         if num_drafted == 0:
@@ -31,7 +35,10 @@ class RequestMetrics:
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
-        self.outcomes[num_drafted if depth is None else depth, num_accepted] += 1
+        if widths is not None:
+            self.num_trees += 1
+            self.nodes_per_depth.update(dict(enumerate(widths)))
+        self.outcomes[num_drafted if widths is None else len(widths), num_accepted] += 1
 
     def merge(self, other: RequestMetrics) -> None:
         """Add another's counts to these."""
@@ -40,8 +47,10 @@ class RequestMetrics:
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
         self.num_committed_tokens += other.num_committed_tokens
+        self.num_trees += other.num_trees
         self.num_replayed_rows += other.num_replayed_rows
         self.outcomes.update(other.outcomes)
+        self.nodes_per_depth.update(other.nodes_per_depth)
 
     @property
     def mean_acceptance_length(self) -> float:

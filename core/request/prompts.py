@@ -12,6 +12,15 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 _OTHER_MODALITIES = "multi_modal", "mm_"  # how the keys begin that vLLM's prompts have for them
 
 
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a prompt. Raises RequestError: SD-E153 without a tokenizer, SD-E212 for what is no text."""
+    if tokenizer is None:
+        facts = {"fix": "pass prompt_token_ids, or LLM(tokenizer=...)"}
+        raise RequestError("SD-E153", "the prompt is text, and the model has no tokenizer", facts)
+    require_unicode(text)
+    return list(tokenizer(text)["input_ids"])
+
+
 def read_prompt(prompt: Prompt, request_id: str, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
     """The text, if it is one, and token ids. Raises RequestError SD-E152, SD-E265."""
     if isinstance(prompt, Mapping):

@@ -18,6 +18,7 @@ from specdec.sdk.types import Phase, RequestView
 from ..config.sampling_params import SamplingParams
 from ..kernels.philox import draft_key
 from .metrics import RequestMetrics
+from .verified_tree import VerifiedTree
 
 
 class Detokenizer:
@@ -216,7 +217,7 @@ class Committed(NamedTuple):
     num_accepted: int
     token_ids: list[int]  # committed; empty in the middle of a prompt
     length: int  # of prompt and output, the newest token included
-    accepted_nodes: Sequence[int] | None = None  # of a tree, from the root on; None: of a chain the first ones
+    tree: VerifiedTree | None = None  # None: a chain
 
     @classmethod
     def now(
@@ -228,7 +229,7 @@ class Committed(NamedTuple):
         draft_token_ids: list[int],
         num_accepted: int,
         token_ids: list[int],
-        accepted_nodes: Sequence[int] | None = None,
+        tree: VerifiedTree | None = None,
     ) -> Committed:
         """Of a request that has its tokens and stands where its KV ends."""
         return cls(
@@ -243,13 +244,18 @@ class Committed(NamedTuple):
             num_accepted,
             token_ids,
             len(request.token_ids),
-            accepted_nodes,
+            tree,
         )
 
     @classmethod
     def nothing(cls, request: Request) -> Committed:
         """Of a request that ended between steps."""
         return cls.now(request, 0, 0, request.num_computed_tokens, [], 0, [])
+
+    @property
+    def accepted_nodes(self) -> Sequence[int]:
+        """Their numbers in the order of the draw, from the root on."""
+        return range(self.num_accepted) if self.tree is None else self.tree.nodes
 
     @property
     def num_drafted(self) -> int:

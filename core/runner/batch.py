@@ -11,8 +11,10 @@ from specdec.sdk.trees import depths
 
 from ..cache.addressing import Addressing, Extent
 from ..cache.kv_cache import KVCache
+from ..cache.paged_view import TreeRows
 from ..cache.state_store import StateShare
 from ..cache.transfer import upload
+from ..kernels.attention_spec import TreeAttention
 from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
 from ..rejection.types import DraftRows, SamplingRows
@@ -55,6 +57,7 @@ class Batch:
 
     items: tuple[BatchItem, ...]
     inputs: ForwardInput
+    trees: TreeAttention | None  # the cache of `inputs`, where drafts have parents
     cu_rows: Tensor  # [B+1] int64, bounds of each request's logits rows
     taken: TakenDrafts  # what the host plans for
     drafts: DraftRows
@@ -99,17 +102,20 @@ def build_batch(
     lists += addressing.columns(extents)
     sent = upload(lists, cache.device, floats)
     rows, numbers = taken.put_in(sent[0], sent[first_draft:first_address])
+    addressed, trees = sent[first_address : len(lists)], None
+    if taken.parents is not None and rows.parents is not None:
+        tree_rows = TreeRows(rows.parents, rows.lengths)
+        trees = addressing.of_trees(cache, extents, addressed, tree_rows, taken.parents)
     return Batch(
         items=tuple(items),
         inputs=ForwardInput(
             sent[0],
             sent[1],
             sent[2],
-            addressing.of_batch(cache, extents, sent[first_address : len(lists)])
-            if taken.parents is None
-            else addressing.of_trees(cache, extents, taken.parents),
+            trees or addressing.of_batch(cache, extents, addressed),
             cache.states.plan([_state_share(item) for item in items]) if cache.states else None,
         ),
+        trees=trees,
         cu_rows=sent[3],
         taken=taken,
         drafts=rows,

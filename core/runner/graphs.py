@@ -25,102 +25,26 @@ from ..cache.paged_view import PagedView
 from ..cache.state_store import EvenPass, StatePass
 from ..model.forward_input import ForwardInput
 from ..model.target import Target, TargetOutput
+from .buckets import Bucket, batch_sizes, buckets, stateful_buckets
 from .recording import Recorder, Work, copy_together
+from .static_inputs import StaticInputs
 
 logger = logging.getLogger("specdec")
 
-MOST_TOKENS = 512  # of a recorded pass: a larger one takes longer than its launches
 Rows = Tensor | tuple[Tensor, ...]  # with one row per request
-
-
-def batch_sizes(most: int) -> list[int]:
-    """The numbers of requests that work is recorded for: 1, 2, 4, the multiples of 8, and the most there can be."""
-    return [*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A shape of a step: so many requests with at most so many tokens each."""
-
-    num_requests: int
-    num_queries: int
-    num_replayed: int = 0  # inputs that each request's layers with a state read again
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_requests * self.num_queries
-
-    def holds(self, num_requests: int, num_queries: int, num_replayed: int | None) -> bool:
-        """Whether there is room for a pass. num_replayed: of each of its requests, which are then equal.
-
-        None: the target keeps no states. With states only a request alone is given drafts that it has not.
-        """
-        if self.num_queries < num_queries or self.num_requests < num_requests:
-            return False
-        is_room = num_replayed is None or self.num_requests == 1 or self.num_queries == num_queries
-        return is_room and (num_replayed or 0) == self.num_replayed
-
-
-def buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
-    """Decoding and verification, the largest first: what it needs of the shared memory the others fit into."""
-    shapes = [Bucket(size, n) for size in batch_sizes(max_requests) for n in {1, num_draft_tokens + 1}]
-    small = [bucket for bucket in shapes if bucket.num_tokens <= MOST_TOKENS]
-    return sorted(small, key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)
-
-
-def stateful_buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
-    """Of a target whose layers keep a state: plain steps, and a request alone after any number of accepted drafts."""
-    alone = [Bucket(1, num_draft_tokens + 1, replayed) for replayed in range(num_draft_tokens + 1)]
-    plain = [bucket for bucket in buckets(max_requests, 0) if bucket not in alone]
-    return sorted([*plain, *alone], key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)
-
-
-class StaticInputs:
-    """The places that a recorded forward pass reads, as large as the largest needs; smaller ones use the front."""
-
-    def __init__(self, largest: Bucket, max_requests: int, pad_row: int, device: torch.device) -> None:
-        def integers(count: int) -> Tensor:
-            return torch.zeros(count, dtype=torch.int64, device=device)
-
-        self.token_ids = integers(largest.num_tokens)
-        self.positions = integers(largest.num_tokens)
-        self.logits_rows = integers(largest.num_tokens)
-        self.rows = integers(max_requests)
-        self.starts = integers(max_requests)
-        self.cu_queries = integers(max_requests + 1)
-        self._zeros = integers(max(largest.num_tokens, max_requests))
-        self._pad_rows = torch.full_like(self.rows, pad_row)
-        self.rows.fill_(pad_row)
-
-    def load(self, batch: ForwardInput, view: PagedView, bucket: Bucket) -> None:
-        """Put a batch in. Padding requests have no tokens and the pad row; tokens of nobody go to the pad block."""
-        count, requests = bucket.num_tokens, bucket.num_requests
-        places: list[Tensor] = []
-        values: list[Tensor] = []
-        for place, given, padding in (
-            (self.token_ids[:count], batch.token_ids, self._zeros),
-            (self.positions[:count], batch.positions, self._zeros),
-            (self.logits_rows[:count], batch.logits_rows, self._zeros),
-            (self.rows[:requests], view.rows, self._pad_rows),
-            (self.starts[:requests], view.starts, self._zeros),
-            (self.cu_queries[: len(view.cu_queries)], view.cu_queries, self._zeros),
-        ):
-            places += [place[: len(given)], place[len(given) :]]
-            values += [given, padding[: len(place) - len(given)]]
-        copy_together(places, values)
-        if len(view.cu_queries) <= requests:
-            self.cu_queries[len(view.cu_queries) : requests + 1].fill_(len(batch.token_ids))
 
 
 class GraphedTarget:
     """A target whose steps of few tokens are replayed. Its outputs are valid until the next step."""
 
-    def __init__(self, target: Target, cache: KVCache, table: BlockTable, shapes: Sequence[Bucket]) -> None:
-        """`shapes`: the largest first."""
+    def __init__(
+        self, target: Target, cache: KVCache, table: BlockTable, shapes: Sequence[Bucket], num_nodes: int = 0
+    ) -> None:
+        """`shapes`: the largest first. `num_nodes`: the most of a tree; 0: no step has one."""
         self._target = target
         self._cache, self._table = cache, table
         most = max(bucket.num_requests for bucket in shapes)
-        self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, cache.device)
+        self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, cache.device, num_nodes)
         self._shapes = shapes
         self._replays: dict[Bucket, Work] = {}
         self._logits: Tensor | None = None  # [most tokens, V]
@@ -140,6 +64,7 @@ class GraphedTarget:
             inputs.starts[:requests],
             inputs.cu_queries[: requests + 1],
             bucket.num_queries,
+            tree=inputs.trees_of(bucket),
         )
         states = None
         if self._cache.states is not None:
@@ -277,10 +202,15 @@ class Graphs:
     max_num_seqs: int
     required: bool  # whether a target that cannot be recorded is an error
 
-    def target(self, target: Target, cache: KVCache, table: BlockTable, num_draft_tokens: int) -> Target:
-        """The target with its small steps recorded; itself where that fails. Raises ConfigError if it is required."""
+    def target(
+        self, target: Target, cache: KVCache, table: BlockTable, num_draft_tokens: int, num_nodes: int = 0
+    ) -> Target:
+        """The target with its small steps recorded; itself where that fails. Raises ConfigError if it is required.
+
+        num_nodes: the most of a tree; 0: drafts are chains.
+        """
         shapes = buckets if cache.states is None else stateful_buckets
-        graphed = GraphedTarget(target, cache, table, shapes(self.max_num_seqs, num_draft_tokens))
+        graphed = GraphedTarget(target, cache, table, shapes(self.max_num_seqs, num_draft_tokens), num_nodes)
         try:
             graphed.record(self.recorder)
         except RuntimeError as error:

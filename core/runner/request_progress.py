@@ -21,7 +21,7 @@ from ..request.request import Committed, Request
 from .batch import Scheduled
 
 if TYPE_CHECKING:
-    from .accepted_path import AcceptedPath
+    from ..request.verified_tree import VerifiedTree
 
 
 class RequestProgress:
@@ -66,27 +66,27 @@ class RequestProgress:
         num_rows: int,
         drafts: list[int],
         output_ids: list[int],
-        path: AcceptedPath | None = None,
+        tree: VerifiedTree | None = None,
     ) -> Committed:
         """Append the tokens and move the cache length back over rejected rows.
 
         first_token: where the request's tokens begin in the batch. num_rows: tokens computed. drafts: those verified.
-        output_ids: accepted drafts and one token more; none in the middle of a prompt. path: of a tree. None: a chain.
+        output_ids: accepted drafts and one token more; none in the middle of a prompt. tree: None means a chain.
         """
-        nodes, depth = None, len(drafts)
-        if path is not None:
-            nodes, depth, drafts = path.nodes, path.depth, path.path_first(drafts)
+        widths = None
+        if tree is not None:
+            widths, drafts = tree.widths, [drafts[node] for node in tree.path_first()]
         request, num_accepted = share.request, max(len(output_ids) - 1, 0)
         if output_ids:
             count = request.commit(output_ids)
             request.num_computed_tokens = len(request.token_ids) - 1
-            request.metrics.record(len(drafts), num_accepted, count, depth)
-            self._metrics.acceptance.record(len(drafts), num_accepted, count, depth)
+            request.metrics.record(len(drafts), num_accepted, count, widths)
+            self._metrics.acceptance.record(len(drafts), num_accepted, count, widths)
             output_ids = output_ids[:count]
         else:
             request.num_computed_tokens = share.start + share.num_tokens
         first = share.start
-        return Committed.now(request, first_token, num_rows, first, drafts, num_accepted, output_ids, nodes)
+        return Committed.now(request, first_token, num_rows, first, drafts, num_accepted, output_ids, tree)
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..cache.transfer import upload
+from ..kernels.tree_masks import TREE_MASKS
 from ..request.request import Request
 
 _NEVER = float("-inf")
@@ -38,15 +39,15 @@ def adjust_logits(
     requests: Sequence[Request],
     bounds: Sequence[int],
     drafts: Tensor,
-    parents: Sequence[Sequence[int]] | None = None,
+    parents: Tensor | None = None,
 ) -> None:
     """Apply bias, min_tokens and penalties in place to the requests that ask for any, from one upload.
 
     logits [R, V]: request b has rows `bounds[b]` to `bounds[b + 1]`. drafts [B, K] lie where the logits do, and the
     host need not know them. Row i of a request follows its committed tokens and its first i drafts, and is adjusted as
     plain decoding would adjust it there. Repetition looks at prompt and output, frequency and presence at the output.
-    Tokens that nothing was asked for are not touched. With `parents` drafts are nodes of trees, and row i follows the
-    path to node i - 1.
+    Tokens that nothing was asked for are not touched. With `parents` [B, K] drafts are nodes of trees, and row i
+    follows the path to node i - 1.
     """
     asked = [b for b, each in enumerate(requests) if each.adjusts_logits and bounds[b] < bounds[b + 1]]
     width = drafts.shape[1]
@@ -66,7 +67,7 @@ def adjust_logits(
     before = places = torch.arange(width + 1, device=logits.device).minimum(sent.last[sent.of, None])  # [E, K + 1]
     times = pad((drafted[sent.of] == sent.ids[:, None]).cumsum(1), (1, 0)).gather(1, places)
     if parents is not None:
-        paths = _paths([parents[b] for b in asked], width).to(logits.device)[sent.of]  # [E, K + 1, K]
+        paths = _paths(parents[sent.requests])[sent.of]  # [E, K + 1, K]
         same = (drafted[sent.of] == sent.ids[:, None])[:, None]
         before, times = (each.sum(2).gather(1, places) for each in (paths, paths & same))
     rows, ids = sent.first[sent.of, None] + places, sent.ids[:, None].expand_as(places)
@@ -75,14 +76,11 @@ def adjust_logits(
         logits[rows[part], ids[part]] = adjusted[part]
 
 
-def _paths(parents: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Which nodes lie on the path to each place: [A, width + 1, width] bool."""
-    found = torch.zeros(len(parents), width + 1, width, dtype=torch.bool)
-    for b, each in enumerate(parents):
-        for node, parent in enumerate(each):
-            found[b, node + 1] = found[b, parent + 1]
-            found[b, node + 1, node] = True
-    return found
+def _paths(parents: Tensor) -> Tensor:
+    """Which nodes lie on the path to each place: [A, K + 1, K] bool."""
+    ancestors, _ = TREE_MASKS[parents.device.type](parents)
+    nodes = torch.arange(parents.shape[1], device=parents.device)
+    return pad((ancestors[:, :, None] >> nodes) & 1 == 1, (0, 0, 1, 0))
 
 
 def _adjusted(logits: Tensor, before: Tensor, times: Tensor, sent: _Sent) -> Tensor:

@@ -37,7 +37,8 @@ class Scheduling(Protocol):
 class Scheduler:
     """First come, first served, within a budget of tokens, rows and blocks.
 
-    A prompt is computed in chunks that fit the token budget. When blocks run out, the youngest running request gives
+    A prompt is computed in chunks that fit the token budget. Drafts lose their ends where they would take the place of
+    another request's newest token. When blocks run out, the youngest running request gives
     its blocks back and is recomputed later. The oldest one always advances, so nothing starves.
     """
 
@@ -74,7 +75,8 @@ class Scheduler:
         position = 0
         while position < len(self.running) and budget > 0:
             request = self.running[position]
-            share = self._share(request, budget, num_drafts(request))
+            behind = len(self.running) - position - 1
+            share = self._share(request, budget, num_drafts(request), behind)
             while not self._reserve(share):
                 if share.num_draft_tokens:  # cut at its end, so that no token's own draw decides whether it is verified
                     share = replace(share, num_draft_tokens=share.num_draft_tokens - 1)
@@ -97,10 +99,11 @@ class Scheduler:
         lost = [each for each in self.running if not fits(each.row, each.generation, each.num_computed_tokens)]
         return [self._preempt(each) for each in reversed(lost)]
 
-    def _share(self, request: Request, budget: int, num_drafts: int) -> Scheduled:
+    def _share(self, request: Request, budget: int, num_drafts: int, behind: int = 0) -> Scheduled:
+        """behind: running requests whose newest tokens go before this one's drafts."""
         uncomputed = request.num_uncomputed_tokens
         num_tokens, samples = min(uncomputed, budget), uncomputed <= budget
-        num_drafts = min(num_drafts, budget - num_tokens) if samples else 0
+        num_drafts = max(min(num_drafts, budget - num_tokens - behind), 0) if samples else 0
         return Scheduled(request, request.num_computed_tokens, num_tokens, num_drafts, samples)
 
     def _reserve(self, share: Scheduled) -> bool:

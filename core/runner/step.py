@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, repeat
 from typing import Any
@@ -25,7 +25,8 @@ from ..rejection.sampler import VerificationRule, verify
 from ..rejection.types import STATUS_BAD_ROW, Verdict
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
-from .accepted_path import AcceptedPath, accepted_paths, move_into_place, on_path
+from ..request.verified_tree import VerifiedTree
+from .accepted_path import accepted_paths, on_path
 from .batch import Batch, SamplingTable, build_batch
 from .draft_budget import DraftBudget
 from .request_progress import RequestProgress
@@ -97,13 +98,13 @@ class Runner:
             top = self._top(batch, output) if self._num_top else None
             verdict, logprobs = self._verify(batch, output)
         with self._timed("commit"):
-            outcome, reports = self._read(batch, verdict)
-            paths = None if verdict.path is None else accepted_paths(batch, verdict.path)
-            if paths is not None:
-                move_into_place(batch, paths, self._cache, self._addressing)
+            if batch.trees is not None and verdict.path is not None:
+                batch.trees.move_paths(verdict.path)
+            outcome, reports, paths = self._read(batch, verdict)
             self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed, paths)
         if self.on_verified is not None and self.on_verified.get_hookimpls():
-            self.on_verified(step=_verified(batch, output.logits, committed))
+            first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+            self.on_verified(step=verified_step(committed, first_rows, output.logits))
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
@@ -134,7 +135,7 @@ class Runner:
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
             if adjusted:
-                adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids, batch.taken.parents)
+                adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids, batch.drafts.parents)
         verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, batch.sampling)
         if logprobs:
             if verdict.path is not None:
@@ -150,14 +151,20 @@ class Runner:
         return verdict, logprobs
 
     @staticmethod
-    def _read(batch: Batch, verdict: Verdict) -> tuple[Sequence[list[int]], list[DraftReport]]:
-        """What became of each request, and its draft as it was: here the host waits."""
+    def _read(
+        batch: Batch, verdict: Verdict
+    ) -> tuple[Sequence[list[int]], list[DraftReport], list[VerifiedTree] | None]:
+        """What became of each request, its draft as it was, and the path in a tree: here the host waits."""
         width = 2 + verdict.output_ids.shape[1]
-        if verdict.on_host is not None and not batch.numbers.shape[1]:
-            return verdict.on_host, batch.taken.reports(verdict.on_host, width)
+        if verdict.on_host is not None and not batch.numbers.shape[1] and verdict.path is None:
+            return verdict.on_host, batch.taken.reports(verdict.on_host, width), None
         columns = [verdict.num_accepted[:, None], verdict.status[:, None], verdict.output_ids, batch.numbers]
+        columns += [] if verdict.path is None else [verdict.path]
         outcome: list[list[int]] = torch.cat(columns, dim=1).tolist()
-        return outcome, batch.taken.reports(outcome, width)
+        paths = None
+        if verdict.path is not None:
+            paths = accepted_paths(batch, [row[-verdict.path.shape[1] :] for row in outcome])
+        return outcome, batch.taken.reports(outcome, width), paths
 
     def _commit(
         self,
@@ -166,7 +173,7 @@ class Runner:
         outcome: Sequence[list[int]],
         logprobs: dict[str, Tensor],
         committed: list[Committed],
-        paths: Sequence[AcceptedPath] | None,
+        paths: Sequence[VerifiedTree] | None,
     ) -> None:
         kept = read_likely(logprobs) if logprobs else {}
         nodes = paths or repeat(None)
@@ -228,9 +235,8 @@ class Runner:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
 
 
-def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> VerifiedStep:
-    """What listeners are shown of a step: its requests that sampled."""
-    first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+def verified_step(committed: Sequence[Committed], first_rows: Iterable[int], logits: Tensor) -> VerifiedStep:
+    """What listeners are shown of a step: its requests that sampled. first_rows: of each request in `logits` [R, V]."""
     shown = [
         VerifiedRequest(
             request_id=each.request.request_id,
@@ -239,7 +245,7 @@ def _verified(batch: Batch, logits: Tensor, committed: Sequence[Committed]) -> V
             draft_token_ids=each.draft_token_ids,
             num_accepted=each.num_accepted,
             token_ids=each.token_ids,
-            accepted_nodes=each.accepted_nodes,
+            accepted_nodes=None if each.tree is None else each.tree.nodes,
         )
         for each, first_row in zip(committed, first_rows, strict=False)
         if each.token_ids

@@ -80,7 +80,7 @@ def _measured(recording: Recording, variant: Variant, replayed: Replayed) -> Mea
 
 def replayed_facts(variant: Variant, replayed: Replayed) -> Mapping[str, Any]:
     """Who drafted, and under which settings."""
-    settings = {**variant.speculative_config, "num_speculative_tokens": replayed.num_draft_tokens}
+    settings = {**variant.speculative_config, "num_speculative_tokens": replayed.num_speculative_tokens}
     return {
         "proposer": replayed.proposer,
         "speculative_config": settings,

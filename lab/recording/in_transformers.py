@@ -2,67 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specdec.adapters.transformers import SpeculativeDecoding, speculative
+from specdec.adapters.transformers import speculative
+from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.model.model_support import locate_model
+from specdec.core.model.tokenizer import eos_token_ids
 from specdec.core.registry import PluginSettings
-from specdec.sdk import ConfigError
 
-from ..dataset_files import PromptRow
-from ..datasets import load_dataset, of_category, spread
+from ..conversation import Texts
+from ..environment import environment
 from .foreign import target_manifest
-from .manifest import Manifest, plain
-from .recorder import TOKENIZER, Recorded, RecordProgress, RecordSettings
-from .request import RecordedRequest
+from .manifest import Cost, Manifest
+from .settings import RecordSettings
+from .source import Ended, Kept
 from .tap import TAP, ProbabilityTap
-from .writer import RecordingWriter
+
+NO_END = -1  # an end of sequence that no text has
 
 
-def record_in_transformers(
-    settings: RecordSettings, plugins: PluginSettings, folder: Path, progress: RecordProgress
-) -> Recorded:
-    """As `record`, of first turns. Raises ConfigError SD-E251 for sampling, whose draws depend on torch's generator."""
-    if not settings.sampling.greedy:
-        facts = {"found": f"temperature {settings.temperature}", "fix": "temperature 0, or record in specdec"}
-        raise ConfigError("SD-E251", "inside transformers only greedy text is recorded", facts)
-    rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
-    rows = spread(rows, settings.num_prompts)
-    progress.stage("loading")
-    manifest, tokenizer = target_manifest(
-        settings.engine,
-        "transformers",
-        f"{settings.dataset_name} {settings.dataset_path or ''}",
-        settings.hidden_states,
-    )
-    model = _loaded(settings, manifest)
-    ends = model.generation_config.eos_token_id
-    manifest = manifest.replace(
-        eos_token_ids=() if ends is None else tuple([ends] if isinstance(ends, int) else ends),
-        sampling=plain(settings.sampling.model_dump(mode="json")),
-        top_m=min(settings.top_m, int(manifest.target["vocab_size"])),
-        full_logits=settings.full_logits,
-    )
-    writer = RecordingWriter(folder, manifest, max_disk=settings.max_disk)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder / TOKENIZER)
-    listener = ProbabilityTap(settings.top_m, settings.full_logits)
-    tap = {"method": TAP, "proposer_config": {"hidden_states": settings.hidden_states}}
-    progress.stage("recording", len(rows))
-    decoding = speculative(model, tap, tokenizer=tokenizer, plugin_settings=plugins, listeners=[listener])
-    with closing(decoding):
-        for request, hidden, logits in _generated(settings, rows, writer, (model, tokenizer, decoding, listener)):
-            writer.add(request, hidden, logits)
-            progress.written(writer.num_bytes)
-    return Recorded(writer.finish(), len(writer.done), writer.num_bytes)
+class TransformersSource:
+    """As `Source`: one request after the other."""
+
+    measures_cost = False  # a call of `generate` is not taken apart
+
+    def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:
+        """Raises ConfigError SD-E251 for sampling, and what the adapter raises."""
+        settings.refuse_sampling("transformers")
+        manifest, tokenizer = target_manifest(settings.engine, "transformers", "", settings.hidden_states)
+        self._model = _loaded(settings, manifest)
+        ends = eos_token_ids(self._model.generation_config, self._model.config)
+        self.manifest, self.texts = manifest.replace(eos_token_ids=tuple(sorted(ends))), Texts(tokenizer, ends)
+        self._listener = ProbabilityTap(settings.top_m, settings.full_logits)
+        tap = {"method": TAP, "proposer_config": {"hidden_states": settings.hidden_states}}
+        self._decoding = speculative(
+            self._model, tap, tokenizer=tokenizer, plugin_settings=plugins, listeners=[self._listener]
+        )
+        self._waiting: deque[tuple[str, Sequence[int], SamplingParams, bool]] = deque()
+        self._calls = count()
+        self._names: dict[str, str] = {}  # of calls, as the adapter numbers them, by request id
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, *, kept: bool = True) -> None:
+        self._waiting.append((request_id, token_ids, params, kept))
+
+    def step(self) -> Sequence[Ended]:
+        request_id, token_ids, params, kept = self._waiting.popleft()
+        name = self._names[request_id] = str(next(self._calls))
+        if kept:
+            self._listener.params[name] = params
+        prompt = torch.tensor([list(token_ids)], device=self._model.device)
+        more = {"max_new_tokens": params.max_tokens, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+        ends = {"eos_token_id": NO_END, "pad_token_id": 0} if params.ignore_eos else {}
+        found = self._model.generate(prompt, custom_generate=self._decoding, **more, **ends)[0, len(token_ids) :]
+        if self._listener.error is not None:
+            raise self._listener.error
+        output = tuple(found.tolist())
+        stopped = not params.ignore_eos and output[-1] in self.texts.eos_token_ids
+        if not kept:
+            self._decoding.proposer.take(self._names.pop(request_id))
+        return [Ended(request_id, output, "stop" if stopped else "length")]
+
+    def take(self, request_id: str) -> Kept:
+        name = self._names.pop(request_id)
+        probabilities, logits = self._listener.take(name)
+        return Kept(probabilities, self._decoding.proposer.take(name), logits)
+
+    def measure_cost(self, prompts: Sequence[Sequence[int]]) -> Cost:
+        return Cost()
+
+    def environment(self) -> dict[str, Any]:
+        return environment(self._model.device) | {"transformers": version("transformers")}
+
+    def close(self) -> None:
+        self._decoding.close()
 
 
 def _loaded(settings: RecordSettings, manifest: Manifest) -> Any:
@@ -70,49 +93,3 @@ def _loaded(settings: RecordSettings, manifest: Manifest) -> Any:
     dtype = getattr(torch, manifest.target["dtype"])
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=trusts)
     return model.to(manifest.target["device"]).eval()
-
-
-def _generated(
-    settings: RecordSettings,
-    rows: Sequence[PromptRow],
-    writer: RecordingWriter,
-    parts: tuple[Any, Any, SpeculativeDecoding, ProbabilityTap],
-) -> Iterator[tuple[RecordedRequest, Tensor | None, Tensor | None]]:
-    """Every prompt that fits and is not in the recording, one after the other."""
-    model, tokenizer, decoding, listener = parts
-    ends, limit = writer.manifest.eos_token_ids, int(writer.manifest.target["max_model_len"]) - settings.output_len
-    calls = count()
-    for number, row in enumerate(rows):
-        ids = _encoded(tokenizer, row.prompt, chat=settings.chat)
-        if row.prompt_id in writer.done or len(ids) > limit:
-            continue
-        name = str(next(calls))  # as the adapter numbers its calls
-        listener.params[name] = settings.sampling
-        prompt = torch.tensor([ids], device=model.device)
-        more = {"max_new_tokens": settings.output_len, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
-        tokens = model.generate(prompt, custom_generate=decoding, **more)[0, len(ids) :].tolist()
-        probabilities, logits = listener.take(name)
-        request = RecordedRequest(
-            request_id=row.prompt_id,
-            number=number,
-            prompt_id=row.prompt_id,
-            turn=0,
-            category=row.category,
-            prompt=row.prompt,
-            text=tokenizer.decode(tokens, skip_special_tokens=True),
-            seed=settings.seed,
-            prompt_token_ids=tuple(ids),
-            token_ids=tuple(tokens),
-            past_token_ids=(),
-            finish_reason="stop" if tokens[-1] in ends else "length",
-            **probabilities,
-        )
-        yield request, decoding.proposer.take(name), logits
-
-
-def _encoded(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
-    if not chat:
-        return list(tokenizer(text)["input_ids"])
-    messages = [{"role": "user", "content": text}]
-    asked = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(asked, add_special_tokens=False)["input_ids"])

@@ -86,6 +86,7 @@ class ProbabilityTap:
     top_m: int
     full_logits: bool
     params: dict[str, SamplingParams] = field(default_factory=dict)  # of the requests that are recorded
+    of_others: SamplingParams | None = None  # of requests that it was not told of. None means that they are not kept
     error: Exception | None = None  # hooks are contained: who reads the taps raises it
     _summaries: defaultdict[str, list[Summary]] = field(default_factory=lambda: defaultdict(list))
     _logits: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
@@ -95,20 +96,20 @@ class ProbabilityTap:
         """Keep the rows of committed tokens."""
         try:
             for each in step.requests:
-                if each.request_id in self.params:
-                    self._keep(each, step.logits[each.rows])
+                params = self.params.get(each.request_id, self.of_others)
+                if params is not None:
+                    self._keep(each, step.logits[each.rows], params)
         except Exception as error:
             self.error = error
             raise
 
-    def _keep(self, each: VerifiedRequest, logits: Tensor) -> None:
-        params = self.params[each.request_id]
+    def _keep(self, each: VerifiedRequest, logits: Tensor, params: SamplingParams) -> None:
         self._summaries[each.request_id].append(summarise(logits, each.token_ids, params, self.top_m))
         if self.full_logits:
             self._logits[each.request_id].append(logits.cpu().clone())
 
     def take(self, request_id: str) -> tuple[Mapping[str, Tensor], Tensor | None]:
         """The fields of `RecordedRequest` that are probabilities, and logits [T, V], once."""
-        del self.params[request_id]
+        self.params.pop(request_id, None)
         logits = self._logits.pop(request_id, [])
         return Summary.joined(self._summaries.pop(request_id)), torch.cat(logits) if logits else None

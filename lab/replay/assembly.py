@@ -19,10 +19,11 @@ from specdec.core.engine.threads import Threads
 from specdec.core.model.model_support import locate_model
 from specdec.core.model.text_equality import TextEquality
 from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
-from specdec.core.registry import PluginSettings
+from specdec.core.registry import LoadedProposer, PluginSettings
 from specdec.core.registry.hooks import load_hooks
 from specdec.core.request.request import Committed
 from specdec.sdk import ConfigError, ProposerError, TargetInfo
+from specdec.sdk.errors import Refusal
 
 from ..recording import Recording
 from ..recording.recorder import TOKENIZER
@@ -77,7 +78,8 @@ class ReplayEngine(Engine):
         profile = profile_of(device_of(config.device), config.cpu_kernels)
         info = _info(self.recording, directory, str(profile.device))
         hooks = load_hooks(settings)
-        speculation = Speculation.prepare(asked, info, settings, hooks)
+        no_trees = None if profile.device.type == "cpu" else f" on {profile.device.type}"
+        speculation = Speculation.prepare(asked, info, settings, hooks, no_trees=no_trees)
         if speculation is not None:
             _refuse(self.recording, speculation)
         dtype = getattr(torch, info.dtype)
@@ -136,8 +138,22 @@ def tokenizer_of(recording: Recording) -> Any:
     return AutoTokenizer.from_pretrained(folder) if folder.is_dir() else None
 
 
+def _refuse_reading_of_target(loaded: LoadedProposer) -> None:
+    """Raise ConfigError SD-E249 for a proposer that reads more of the target than texts and hidden states."""
+    needs = loaded.needs
+    read = {
+        "the target's most likely tokens after its drafts": needs.target_top_k,
+        "the target's keys and values": needs.target_kv,
+        "layers of the target": needs.target_layers,
+    }
+    wanted = [what for what, asked in read.items() if asked]
+    if wanted:
+        facts = {"needs": ", ".join(wanted), "fix": "measure it with `specdec bench` or `specdec compare` and a model"}
+        raise ConfigError("SD-E249", "the proposer needs what recordings do not hold", facts, plugin=loaded.plugin)
+
+
 def _refuse(recording: Recording, speculation: Speculation) -> None:
-    """Raise ConfigError for a proposer that asks for more than there is."""
+    """Raise ConfigError or Refusal for a proposer that asks for more than there is."""
     loaded, manifest = speculation.loaded, recording.manifest
     rule = speculation.config.rejection_sample_method
     if rule != "standard":
@@ -146,6 +162,10 @@ def _refuse(recording: Recording, speculation: Speculation) -> None:
             "fix": "leave it out: replays verify by the standard rule",
         }
         raise ConfigError("SD-E251", "a recording cannot answer this rule", facts, plugin=loaded.plugin)
+    if loaded.needs.topology == "tree" and loaded.config.draft_sample_method == "probabilistic":
+        reason = "a recording does not tell how often drawn trees are accepted"
+        raise Refusal(reason, '"draft_sample_method": "greedy"', plugin=loaded.plugin)
+    _refuse_reading_of_target(loaded)
     missing = [each for each in loaded.needs.hidden_states if each not in manifest.hidden_states]
     if missing:
         wanted = ",".join(map(str, dict.fromkeys([*manifest.hidden_states, *loaded.needs.hidden_states])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -60,35 +61,44 @@ class Playback:
         self._scheduler.finish(request)
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
-        """No logits, and the hidden states of every row. Rows of rejected drafts show those of the recorded token."""
+        """No logits, and the hidden states of every row. Rows of drafts show those of the recorded text."""
         logits = torch.empty(len(inputs.logits_rows), 0, device=self._device)
         if not self._columns:
             return TargetOutput(logits, None)
-        return TargetOutput(logits, torch.cat([self._states(share) for share in self._shares]).to(self._device))
+        counts = [each.num_tokens + each.num_draft_tokens for each in self._shares]
+        positions = torch.split(inputs.positions.cpu(), counts)
+        states = [self._states(*each) for each in zip(self._shares, positions, strict=True)]
+        return TargetOutput(logits, torch.cat(states).to(self._device))
 
     def verify(
         self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: object = None
     ) -> Verdict:
         """A draft is accepted as long as it is what the target said. There are no logits."""
-        drafted = drafts.token_ids.tolist()
-        lengths = drafts.lengths.tolist()
+        drafted, lengths = drafts.token_ids.tolist(), drafts.lengths.tolist()
+        parents = repeat(None) if drafts.parents is None else drafts.parents.tolist()
         said = [self._said(share, length + 1) for share, length in zip(self._shares, lengths, strict=True)]
-        outputs = [_accepted(ids[:n], told) for ids, n, told in zip(drafted, lengths, said, strict=True)]
-        if self.teacher_forced:
-            outputs = [each[:1] for each in outputs]
+        columns = zip(drafted, lengths, parents, said, strict=False)
+        nodes = [[] if self.teacher_forced else _accepted(ids[:n], above, told) for ids, n, above, told in columns]
         if drafts.distributions is not None and not sampling.all_greedy:
-            self._expect(drafts, [len(each) for each in outputs])
+            self._expect(drafts, [len(each) + 1 for each in nodes])
         width = drafts.token_ids.shape[1] + 1
-        padded = [ids + [PADDING_TOKEN_ID] * (width - len(ids)) for ids in outputs]
-        accepted = [max(len(ids) - 1, 0) for ids in outputs]
+        outputs = [_output(told, len(each)) for told, each in zip(said, nodes, strict=True)]
+        padded = self._table(outputs, width)
+        accepted = [len(each) for each in nodes]
         num_accepted = torch.tensor(accepted, device=self._device)
+        path = [[0, *(node + 1 for node in each)] if told else [] for told, each in zip(said, nodes, strict=True)]
         return Verdict(
-            output_ids=torch.tensor(padded, device=self._device).reshape(len(padded), width),
+            output_ids=padded,
             num_accepted=num_accepted,
             status=torch.zeros_like(num_accepted),
             stop_reason=(num_accepted < drafts.lengths).to(torch.uint8),
-            on_host=[[count, 0, *ids] for count, ids in zip(accepted, padded, strict=True)],
+            on_host=[[count, 0, *ids] for count, ids in zip(accepted, padded.tolist(), strict=True)],
+            path=None if drafts.parents is None else self._table(path, width),
         )
+
+    def _table(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
+        padded = [[*ids, *[PADDING_TOKEN_ID] * (width - len(ids))] for ids in rows]
+        return torch.tensor(padded, device=self._device).reshape(len(rows), width)
 
     def _said(self, share: Scheduled, count: int) -> list[int]:
         """What the target said next, `count` tokens where they are known; none in the middle of a prompt."""
@@ -97,7 +107,7 @@ class Playback:
         recorded, start = self._requests[share.request.request_id], share.request.num_output_tokens
         return [*recorded.token_ids[start : start + count], *_past(recorded, start, count)]
 
-    def _states(self, share: Scheduled) -> Tensor:
+    def _states(self, share: Scheduled, positions: Tensor) -> Tensor:
         name = share.request.request_id
         if name not in self._hidden:
             if len(self._requests[name].token_ids) < 2:  # it ends before its states are shown to anybody
@@ -106,8 +116,8 @@ class Playback:
             else:
                 states = self._recording.hidden_states(name)
             self._hidden[name] = torch.cat([states[:, part] for part in self._columns], dim=1)
-        states, stop = self._hidden[name], share.start + share.num_tokens + share.num_draft_tokens
-        return states[torch.arange(share.start, stop).clamp(max=len(states) - 1)]
+        states = self._hidden[name]
+        return states[positions.clamp(max=len(states) - 1)]
 
     def _expect(self, drafts: DraftRows, reached: Sequence[int]) -> None:
         rows = [(self._requests[share.request.request_id], share.request.num_output_tokens) for share in self._shares]
@@ -115,15 +125,24 @@ class Playback:
             listener(drafts, rows, reached)
 
 
-def _accepted(drafts: Sequence[int], said: Sequence[int]) -> list[int]:
-    """The drafts that were said, and one token more."""
-    count = 0
-    while count < len(drafts) and count < len(said) and drafts[count] == said[count]:
-        count += 1
-    following = list(said[count : count + 1])
-    return (
-        [*drafts[:count], *(following or [0])] if said else []
-    )  # nothing is known past the end: nobody sees that token
+def _accepted(drafts: Sequence[int], parents: Sequence[int] | None, said: Sequence[int]) -> list[int]:
+    """The numbers of the drafts that were said, one after the other. parents: None means a chain."""
+    nodes: list[int] = []
+    above = range(-1, len(drafts) - 1) if parents is None else parents
+    for token_id in said:
+        end = nodes[-1] if nodes else -1
+        pairs = enumerate(zip(above, drafts, strict=False))
+        child = next((node for node, pair in pairs if pair == (end, token_id)), None)
+        if child is None:
+            break
+        nodes.append(child)
+    return nodes
+
+
+def _output(said: Sequence[int], num_accepted: int) -> list[int]:
+    """The drafts that were said, and one token more. Where nothing is known past the end, nobody sees that token."""
+    following = list(said[num_accepted : num_accepted + 1])
+    return [*said[:num_accepted], *(following or [0])] if said else []
 
 
 def _past(recorded: RecordedRequest, start: int, count: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from specdec.core.registry import PluginSettings
 
 from ..recording import Recording
 from ..recording.tap import TAP
+from ..result import tree_facts
 from .run import Replayed, replay
 
 Facts = dict[str, Any]
@@ -41,11 +42,12 @@ def _facts(recording: Recording, asked: SpeculativeSettings, replayed: Replayed,
     return {
         "proposer": replayed.proposer,
         "speculative_config": SpeculativeConfig.parse(asked).model_dump(mode="json", exclude_unset=True),
-        "num_speculative_tokens": replayed.num_draft_tokens,
+        "num_speculative_tokens": replayed.num_speculative_tokens,
         "num_requests": len(replayed.outputs),
         "num_steps": acceptance.num_steps,
         **acceptance.as_dict(),
         "conditional_acceptance_per_position": acceptance.conditional_acceptance_per_position,
+        "drafted_trees": tree_facts(acceptance),
         "expected_acceptance_per_position": [list(each) for each in expected.rates()] if expected else None,
         "expected_tokens_per_step": list(expected.tokens_per_step()) if expected else None,
         "seconds": replayed.seconds,

@@ -21,7 +21,7 @@ def steps_of(replayed: Replayed) -> dict[str, list[Step]]:
     """The steps of each request by its id."""
     steps: defaultdict[str, list[Step]] = defaultdict(list)
     for each in replayed.steps:
-        steps[each.request_id].append(Step(each.draft_token_ids, each.num_accepted, len(each.token_ids)))
+        steps[each.request_id].append(Step(each.draft_token_ids, each.num_accepted, len(each.token_ids), each.parents))
     return steps
 
 
@@ -29,7 +29,7 @@ def counts_of(steps: Sequence[Step]) -> RequestMetrics:
     """What a request's metrics would say of these steps."""
     counts = RequestMetrics()
     for step in steps:
-        counts.record(len(step.draft_token_ids), step.num_accepted, step.num_committed)
+        counts.record(len(step.draft_token_ids), step.num_accepted, step.num_committed, step.widths)
     return counts
 
 

@@ -8,13 +8,14 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.host import EngineView
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
+from specdec.core.request.request import Committed
 
 from ..recording import RecordedRequest, Recording
 from .assembly import ReplayEngine
@@ -31,6 +32,15 @@ class ReplayedStep:
     draft_token_ids: tuple[int, ...]  # verified
     num_accepted: int
     token_ids: tuple[int, ...]  # committed
+    parents: tuple[int, ...] | None = None  # of a tree's nodes, by their places in `draft_token_ids`; None: a chain
+
+    @classmethod
+    def of(cls, each: Committed) -> Self:
+        """What the engine said of a step that committed a token."""
+        position = each.length - len(each.token_ids) - each.request.num_prompt_tokens
+        parents = None if each.tree is None else tuple(each.tree.shown_parents())
+        facts = tuple(each.draft_token_ids), each.num_accepted, tuple(each.token_ids), parents
+        return cls(each.request.request_id, position, *facts)
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class Replayed:
 
     proposer: str | None  # None: plain decoding
     target: str | None  # its "module:Class"
-    num_draft_tokens: int
+    num_speculative_tokens: int  # K; of trees, their depth
     steps: tuple[ReplayedStep, ...]  # those that sampled
     acceptance: RequestMetrics
     outputs: Mapping[str, tuple[int, ...]]  # by request id
@@ -95,7 +105,7 @@ def replay(
         return Replayed(
             proposer=str(host.plugin) if host else None,
             target=host.plugin.target if host else None,
-            num_draft_tokens=host.num_draft_tokens if host else 0,
+            num_speculative_tokens=host.loaded.config.depth if host else 0,
             steps=tuple(steps),
             acceptance=engine.metrics.acceptance,
             outputs=outputs,
@@ -113,9 +123,7 @@ def _until_done(engine: ReplayEngine, steps: list[ReplayedStep], outputs: dict[s
         for each in committed:
             request = each.request
             if each.token_ids:
-                position = each.length - len(each.token_ids) - request.num_prompt_tokens
-                drafts, tokens = tuple(each.draft_token_ids), tuple(each.token_ids)
-                steps.append(ReplayedStep(request.request_id, position, drafts, each.num_accepted, tokens))
+                steps.append(ReplayedStep.of(each))
             if request.finish_reason is not None:
                 outputs[request.request_id] = tuple(request.output_token_ids)
         yield sum(each.num_rows for each in committed)

@@ -130,6 +130,12 @@ FIGURES = (
     "num_drafts",
     "num_draft_tokens",
     "num_accepted_tokens",
+    "break_even_rows_per_step",
+    "tree_nodes",
+    "tree_depth",
+    "tree_width",
+    "tree_accepted_depth",
+    "tree_wasted_nodes",
 )
 
 
@@ -141,6 +147,7 @@ def figure_rows(content: Content) -> list[dict[str, Any]]:
         for category, facts in parts.items():
             low, high = facts.get("speedup_interval") or (None, None)
             values = {**facts, "speedup_low": low, "speedup_high": high}
+            values |= {f"tree_{name}": value for name, value in (facts.get("drafted_trees") or {}).items()}
             row: dict[str, Any] = {"proposer": run.label, "category": category}
             row |= {name: values.get(name) for name in FIGURES}
             rates = enumerate(facts.get("acceptance_per_position") or ())

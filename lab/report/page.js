@@ -50,16 +50,22 @@
       "proposer: probability " + percent(miss.draft_probability),
       ...(miss.second_choice == null ? [] : ["second choice: " + JSON.stringify(text(miss.second_choice)) + (miss.second_choice_right ? ", right" : ", wrong")])];
     const show = () => {
-      const [, , output, drafts, accepted, misses, probabilities] = requests(el("run").value)[el("prompt").value];
+      const [, , output, drafts, accepted, misses, probabilities, parents] = requests(el("run").value)[el("prompt").value];
       const bySteps = new Map(misses.map((miss) => [miss.step, miss])), nodes = [];
       let place = 0;
       const likely = () => probabilities.length ? ["target: probability " + percent(probabilities[place])] : [];
       accepted.forEach((count, step) => {
-        const drafted = drafts[step], at = (i) => "step " + (step + 1) + ", draft position " + (i + 1) + " of " + drafted.length;
-        for (let i = 0; i < count && place < output.length; i++) { const lines = [at(i), "accepted", ...likely()]; nodes.push(span(output[place++], "accepted", lines)); }
-        for (let i = count; i < drafted.length; i++) nodes.push(span(drafted[i], "rejected", [at(i), i === count ? "rejected" : "behind a rejected one", ...(i === count ? missLines(bySteps.get(step)) : [])]));
+        // In a tree (`above`) the accepted path stands first, and what was met at its end comes next.
+        const drafted = drafts[step], above = parents[step], all = [...drafted.keys()];
+        const at = (i) => "step " + (step + 1) + (above ? ", depth " + (Math.min(i, count) + 1) + " in a tree of " + drafted.length : ", draft position " + (i + 1) + " of " + drafted.length);
+        const beside = (i) => !above ? [] : all.filter((j) => j >= count && above[j] === above[i]).map((j) => "beside it: " + JSON.stringify(text(drafted[j])));
+        const behind = (i) => all.reduce((found, j) => found.has(above[j]) ? found.add(j) : found, new Set([i])).size - 1;
+        const shown = all.filter((i) => i >= count && (!above || above[i] === count - 1));
+        const why = (i) => above ? "rejected, with " + behind(i) + " behind it" : i === count ? "rejected" : "behind a rejected one";
+        for (let i = 0; i < count && place < output.length; i++) { const lines = [at(i), "accepted", ...beside(i), ...likely()]; nodes.push(span(output[place++], "accepted", lines)); }
+        for (const i of shown) nodes.push(span(drafted[i], "rejected", [at(i), why(i), ...(i === count ? missLines(bySteps.get(step)) : [])]));
         if (place >= output.length) return;
-        const origin = !drafted.length ? "no draft" : count < drafted.length ? "recovered: the target's own" : "bonus token";
+        const origin = !drafted.length ? "no draft" : shown.length ? "recovered: the target's own" : "bonus token";
         const lines = ["step " + (step + 1), origin, ...likely()];
         nodes.push(span(output[place++], drafted.length ? "sampled" : "", lines));
       });

@@ -95,6 +95,7 @@ def _view(request: Mapping[str, Any]) -> list[Any]:
         request["per_step_accepted"],
         request.get("misses") or [],
         request.get("output_probabilities") or [],
+        request.get("per_step_draft_parents") or [],
     ]
 
 

@@ -60,7 +60,7 @@ class Trial:
     @property
     def num_lost(self) -> int:
         """Draft tokens that were thrown away with it, itself included; 0 if it was accepted."""
-        return 0 if self.accepted else self.num_drafted - self.position
+        return 0 if self.accepted else self.num_drafted - self.position  # of a tree, the nodes beside the path
 
     @property
     def context_length(self) -> int:
@@ -84,10 +84,13 @@ class Trial:
 
 
 def trials_of(request: Traced) -> Iterator[Trial]:
-    """Accepted draft tokens and the first rejected one of each step; what is behind it was never looked at."""
+    """Accepted draft tokens and the first rejected one of each step; what is behind it was never looked at.
+
+    In a tree that is the first token at the end of the accepted path. A path that ends with a leaf has none.
+    """
     place = 0
     for number, step in enumerate(request.steps):
-        reached = min(step.num_accepted + 1, len(step.draft_token_ids), len(request.token_ids) - place)
+        reached = min(_num_reached(step), len(request.token_ids) - place)
         for position in range(reached):
             yield Trial(
                 request=request,
@@ -98,6 +101,13 @@ def trials_of(request: Traced) -> Iterator[Trial]:
                 num_drafted=len(step.draft_token_ids),
             )
         place += step.num_committed
+
+
+def _num_reached(step: Step) -> int:
+    """Of a tree too: its accepted path stands first, then what was met at its end."""
+    count = step.num_accepted
+    more = count < len(step.draft_token_ids) and (step.parents is None or step.parents[count] == count - 1)
+    return count + more
 
 
 def misses_of(request: Traced) -> list[dict[str, Any]]:

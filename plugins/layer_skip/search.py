@@ -1,8 +1,12 @@
-"""Which exit promises most: of a few candidates, on a text that the target writes itself."""
+"""Which exit promises most: of a few candidates, on texts that the target writes itself.
+
+On the packaged target with K = 3 this expects speed-ups of 0.66, 0.49, 0.81 and 0.87 for exits 1, 4, 6 and 7.
+`specdec compare` measured 0.58, 0.48, 0.78 and 0.90, under load.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +16,8 @@ from specdec.sdk import TargetInfo, TargetLayers
 
 NUM_CANDIDATES = 8
 NUM_TEXTS = 4
-LENGTH = 16  # tokens of each text
+LENGTH = 32  # tokens of each text
+OPENING = 4  # of them, those that are drawn: they make texts differ, and count for nothing
 
 Logits = Callable[[Tensor, int], Tensor]
 """The logits [n, V] after each of the tokens [n] that stand from a position on."""
@@ -40,22 +45,45 @@ def best_exit(exits: Mapping[int, Logits], whole: Logits, target: TargetInfo, nu
     """
     length = LENGTH if target.device == "cpu" else min(LENGTH, target.block_size)  # of one block: nobody owns more
     texts = [_written(whole, target.vocab_size, number, length) for number in range(NUM_TEXTS)]
-    expected = torch.cat([_choices(whole, text) for text in texts])
+    expected = [_choices(whole, text) for text in texts]
     found = []
     for number, logits in exits.items():
-        chosen = torch.cat([_choices(logits, text) for text in texts])
-        agreement = (chosen == expected).float().mean().item()
-        found.append(Exit(number, agreement, expected_speedup(agreement, number / target.num_layers, num_drafts)))
+        right = [(_choices(logits, text) == best)[OPENING:] for text, best in zip(texts, expected, strict=True)]
+        rounds = sum(num_rounds(each.tolist(), num_drafts) for each in right)
+        tokens = sum(map(len, right)) / rounds
+        agreement = torch.cat(right).float().mean().item()
+        found.append(Exit(number, agreement, tokens / (1 + num_drafts * share_of_pass(number, target))))
     return max(found, key=lambda each: each.speedup)
 
 
-def expected_speedup(agreement: float, share: float, num_drafts: int) -> float:
-    """Tokens per round over its cost (arXiv 2211.17192, section 3.4).
+def num_rounds(right: Sequence[bool], num_drafts: int) -> int:
+    """Rounds in which drafts write a text. Each accepts drafts up to the first wrong one, and adds a token.
 
-    agreement: how often a draft is right. share: of a draft pass in the cost of the target's.
+    right: of each place, whether the draft for it is the target's token. An average of them would not do: rounds begin
+    behind a wrong one, and wrong ones stand together.
     """
-    tokens = sum(agreement**number for number in range(num_drafts + 1))
-    return tokens / (1 + num_drafts * share)
+    place = rounds = 0
+    while place < len(right):
+        drafts = right[place : place + num_drafts]
+        place += 1 + next((number for number, each in enumerate(drafts) if not each), len(drafts))
+        rounds += 1
+    return rounds
+
+
+def share_of_pass(num_layers: int, target: TargetInfo) -> float:
+    """What a draft pass costs of a pass of the target: every pass runs the head besides its layers."""
+    head = head_in_layers(target)
+    return (num_layers + head) / (target.num_layers + head)
+
+
+def head_in_layers(target: TargetInfo) -> float:
+    """Weights of the head over those of one layer. What the configuration leaves out is taken to be as usual."""
+    config, hidden = target.config, target.hidden_size
+    queries = target.head_dim * (config.get("num_attention_heads") or hidden // target.head_dim)
+    attention = 2 * hidden * (queries + target.num_kv_heads * target.head_dim)
+    experts = config.get("num_experts_per_tok")
+    width = config.get("moe_intermediate_size") if experts else config.get("intermediate_size")
+    return target.vocab_size * hidden / (attention + 3 * hidden * (width or 4 * hidden) * (experts or 1))
 
 
 def logits_of(layers: TargetLayers, device: torch.device) -> Logits:
@@ -71,12 +99,13 @@ def logits_of(layers: TargetLayers, device: torch.device) -> Logits:
 
 
 def _written(whole: Logits, vocab_size: int, number: int, length: int) -> Tensor:
-    """A text that the target draws at temperature 1, from a first token by the text's number."""
+    """A text that the target writes greedily, after an opening that it draws: from a first token by the number."""
     generator = torch.Generator().manual_seed(number)
     text = torch.tensor([(number + 1) * vocab_size // (NUM_TEXTS + 1)])
     while len(text) < length:
-        probs = whole(text[-1:], len(text) - 1)[0].float().softmax(dim=-1).cpu()
-        text = torch.cat([text, torch.multinomial(probs, 1, generator=generator)])
+        logits = whole(text[-1:], len(text) - 1)[0].float().cpu()
+        drawn = torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+        text = torch.cat([text, drawn if len(text) < OPENING else logits.argmax()[None]])
     return text
 
 

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specdec.sdk import CheckpointError, Needs, ProposerConfig, StepView, TargetInfo
-from specdec.sdk.model_proposer import DraftVocabulary, ParallelProposer, Weights
+from specdec.sdk.model_proposer import DraftVocabulary, ParallelOptions, ParallelProposer, Weights
 
 from .checkpoint import TOKEN_MAP, MedusaSpec
+from .choices import choices_of
 from .network import MedusaHeads
 
 
+class MedusaOptions(ParallelOptions):
+    """Options of the medusa proposer."""
+
+    medusa_choices: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = Field(
+        None,
+        min_length=1,
+        description="the tree that num_draft_nodes drafts, as paths of ranks, the best first: [[0], [0, 0], [1]]. "
+        "`specdec search-tree` finds it. None: the checkpoint's, else each step's most likely paths",
+    )
+
+
 class MedusaProposer(ParallelProposer):
-    """Medusa (arXiv 2401.10774) along its most likely chain: head i drafts the token i places after the newest.
+    """Medusa (arXiv 2401.10774): head i drafts the token i places after the newest.
+
+    Drafts are the most likely chain. With `num_draft_nodes` they are a static tree, where the checkpoint or the user
+    says which (`medusa_choices`). Otherwise they are the most likely paths by the product of the heads' probabilities.
 
     Its only input is the target's final hidden state at the last position that was run, the one that gave the newest
     token. There is no draft KV and no state from step to step.
     """
 
+    Options = MedusaOptions
     DRAFTS_TREES = True
 
     @classmethod
@@ -30,6 +49,8 @@ class MedusaProposer(ParallelProposer):
         checkpoint = cls.open_checkpoint(config)
         spec = MedusaSpec.read(checkpoint, target)
         spec.check_fits(target, config.depth)
+        if config.tree_depth is not None:
+            choices_of(config, checkpoint, spec.draft_vocab_size)
         shared = cls.shared_needs(config, target)
         mapped = None
         if shared.get("distribution") == "dense" and spec.has_token_map:
@@ -43,6 +64,7 @@ class MedusaProposer(ParallelProposer):
         spec = MedusaSpec.read(checkpoint, self.target)
         tensors = self.services.load_tensors(checkpoint.directory, tuple(spec.names))
         weights = Weights({spec.names[stored]: tensor for stored, tensor in tensors.items()}, checkpoint.directory)
+        self._choices = choices_of(self.config, checkpoint, spec.draft_vocab_size)
         num_heads = self.config.depth
         for unused in range(num_heads, spec.num_heads):
             weights.drop(f"blocks.{unused}.layers.*", f"lm_heads.{unused}.weight")
@@ -76,6 +98,12 @@ class MedusaProposer(ParallelProposer):
         (final,) = inputs
         logits: Tensor = self.network(final.to(self._dtype), num_tokens)
         return logits
+
+    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """The static tree, where there is one."""
+        if self._choices is None:
+            return super().greedy_tree(logits, num_nodes)
+        return self._choices.tree(logits, self.vocabulary)
 
 
 def _vocabulary(token_map: Tensor, spec: MedusaSpec, target: TargetInfo) -> DraftVocabulary | None:

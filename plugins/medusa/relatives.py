@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specdec.sdk import Checkpoint, Refusal
 
-_TYPES = {"recurrent_drafting_drafter": "ReDrafter", "mlp_speculator": "MLP speculator"}
-_KEYS = {"n_predict": "MLP speculator", "exit_dim": "ReDrafter"}
+_TYPES = {"recurrent_drafting_drafter": "ReDrafter"}
+_KEYS = {"exit_dim": "ReDrafter"}
 
 
 def relative_of(checkpoint: Checkpoint) -> tuple[str, str] | None:
@@ -21,5 +21,8 @@ def refuse_relatives(checkpoint: Checkpoint) -> None:
     """Raise Refusal for a relative of Medusa, with its mark."""
     found = relative_of(checkpoint)
     if found is not None:
-        reason = f"this is a checkpoint of {found[0]} ({found[1]}), which is not implemented"
+        reason = (
+            f"this is a checkpoint of {found[0]} ({found[1]}), which is not implemented: its heads search with a beam, "
+            "over a state that each token changes"
+        )
         raise Refusal(reason, "Medusa heads, or a head of another family trained for this target")

@@ -37,7 +37,9 @@ class MtpSpec:
         shapes = checkpoint.shapes
         unserved, found = unserved_layout(shapes), find_modules(shapes)
         if unserved is not None:
-            raise Refusal(f"the layout {unserved} of multi-token-prediction weights is not implemented", _served())
+            layout_name, why = unserved
+            reason = f"the layout {layout_name} of multi-token-prediction weights is not implemented: {why}"
+            raise Refusal(reason, _served())
         if found is None:
             raise _no_module(checkpoint)
         layout, numbers = found

@@ -109,15 +109,33 @@ BLOCK_RECYCLING_TYPES = frozenset({"glm4_moe", "glm4_moe_lite"})
 """Model types that share DeepSeek's names but feed the block's output back before the final norm."""
 
 UNSERVED = {
-    r"model\.layers\.\d+\.transformer\..*": "Step-3.5 (model.layers.*.transformer)",
-    r"(language_model\.)?model\.mtp\.layers\.\d+\.transformer_layer\..*": "MiniMax-M3 (*.transformer_layer)",
-    r"model\.mtp\.(chain_norm|layers\.\d+\.(input_proj|transformer_block))\..*": "Inkling (*.input_proj)",
-    r"model\.mtp\.layers\.\d+\..*": "MiMo-V2 or LongCat (model.mtp.layers.*)",
-    r"mtp\.layers\.\d+\.(enorm|hnorm|eh_proj)\..*": "Nemotron-H (mtp.layers.*.eh_proj)",
-    r"(pre|post)_projection\.weight": "Gemma-4 assistant (pre_projection), which reads the target's own KV",
-    r"mtp\.\d+\..*": "DeepSeek-V4 (mtp.*)",
+    r"model\.layers\.\d+\.transformer\..*": (
+        "Step-3.5 (model.layers.*.transformer)",
+        "readers disagree whether a module hands its state on before its norm or behind it",
+    ),
+    r"(language_model\.)?model\.mtp\.layers\.\d+\.transformer_layer\..*": (
+        "MiniMax-M3 (*.transformer_layer)",
+        "its norms add one to their weights, and the first token of a text is read as zeros",
+    ),
+    r"model\.mtp\.(chain_norm|layers\.\d+\.(input_proj|transformer_block))\..*": (
+        "Inkling (*.input_proj)",
+        "it reads embeddings behind a norm of the target's",
+    ),
+    r"model\.mtp\.layers\.\d+\..*": (
+        "MiMo-V2 or LongCat (model.mtp.layers.*)",
+        "its layers have parts that no type of layer here has",
+    ),
+    r"mtp\.layers\.\d+\.(enorm|hnorm|eh_proj)\..*": (
+        "Nemotron-H (mtp.layers.*.eh_proj)",
+        "a module is several layers, with its norms around all of them",
+    ),
+    r"(pre|post)_projection\.weight": (
+        "Gemma-4 assistant (pre_projection)",
+        'it reads the target\'s own keys and values, and "method": "gemma4_assistant" runs it',
+    ),
+    r"mtp\.\d+\..*": ("DeepSeek-V4 (mtp.*)", "its layers have hyper-connections, like the target's own"),
 }
-"""Layouts that are known and not implemented."""
+"""Layouts that are known and not implemented: their names, and why."""
 
 
 def find_modules(names: Collection[str]) -> tuple[MtpLayout, list[int]] | None:
@@ -129,9 +147,9 @@ def find_modules(names: Collection[str]) -> tuple[MtpLayout, list[int]] | None:
     return None
 
 
-def unserved_layout(names: Collection[str]) -> str | None:
-    """The known layout, not implemented, that a checkpoint's tensors have."""
-    for pattern, name in UNSERVED.items():
+def unserved_layout(names: Collection[str]) -> tuple[str, str] | None:
+    """The known layout, not implemented, that a checkpoint's tensors have, and why."""
+    for pattern, told in UNSERVED.items():
         if any(re.fullmatch(pattern, each) for each in names):
-            return name
+            return told
     return None

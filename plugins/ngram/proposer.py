@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, StepView, StrictModel
+from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, StepView, StrictModel, TargetInfo
+from specdec.sdk.trees import Tree
 
+from .branches import BranchingIndex
 from .index import NgramIndex
 
 DEFAULT_MIN_LENGTH = 2
@@ -26,12 +28,13 @@ class NgramProposer:
     text that loops with a short period would get short drafts. `benchmarks/ngram_lookup.py` measures both
     choices.
 
+    With `num_draft_nodes` the continuations of several occurrences are one tree: those of the longest match and of
+    the most recent ones.
+
     Tokens are indexed in `observe`, chunk by chunk as the prompt is computed. The tokens of a request only
     grow: one that was preempted comes back with the same ones in whatever row, so its index stays valid, and
     a replay adds nothing until it passes what is indexed.
     """
-
-    needs = Needs(history=True, state="per_request")
 
     class Options(StrictModel):
         """Both lengths may be left out (2 and 5); if one is given, the other equals it, as in vLLM."""
@@ -55,13 +58,21 @@ class NgramProposer:
                 )
             return self
 
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        """Token history, and trees where they are asked for."""
+        topology: Literal["chain", "tree"] = "chain" if config.tree_depth is None else "tree"
+        return Needs(history=True, state="per_request", topology=topology, max_depth=config.tree_depth)
+
     def __init__(self, config: ProposerConfig) -> None:
         self._options: NgramProposer.Options = config.options or self.Options()
+        self._tree_depth = config.tree_depth
         self._indexes: dict[str, NgramIndex] = {}
 
     def on_start(self, request: RequestView) -> None:
         """Begin an empty index."""
-        self._indexes[request.request_id] = NgramIndex(self._options.min_length, self._options.max_length)
+        index = NgramIndex if self._tree_depth is None else BranchingIndex
+        self._indexes[request.request_id] = index(self._options.min_length, self._options.max_length)
 
     def observe(self, step: StepView) -> None:
         """Index the tokens that were committed since the request was last shown."""
@@ -73,11 +84,19 @@ class NgramProposer:
             index.extend(history[row, len(index) : length].tolist())
 
     def propose(self, step: StepView) -> Draft:
-        """For each request with a match, one continuation as long as its budget."""
+        """For each request with a match, one continuation as long as its budget, or a tree of as many nodes."""
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
+        if self._tree_depth is not None:
+            trees = [self._tree(name, budget, self._tree_depth) for name, budget in wanted]
+            return Draft.from_trees(trees, step.num_draft_tokens)
         drafts = [self._indexes[request_id].continuation(budget) for request_id, budget in wanted]
         return Draft.from_lists(drafts, step.num_draft_tokens)
 
     def on_finish(self, request: RequestView) -> None:
         """Drop the index."""
         del self._indexes[request.request_id]
+
+    def _tree(self, request_id: str, budget: int, depth: int) -> Tree:
+        index = self._indexes[request_id]
+        assert isinstance(index, BranchingIndex), "made where trees are asked for"
+        return index.tree(budget, depth)

@@ -1,31 +1,52 @@
-"""The Token Recycling proposer, whose drafts are chains."""
+"""The Token Recycling proposer: chains of successors, or trees of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import Draft, KeptRows, Needs, ProposerConfig, RejectedRows, RequestView, StepView, StrictModel
+from specdec.sdk import (
+    Draft,
+    KeptRows,
+    Needs,
+    ProposerConfig,
+    RejectedRows,
+    RequestView,
+    Services,
+    StepView,
+    StrictModel,
+    TargetInfo,
+)
+from specdec.sdk.trees import Tree, best_first
 
-Successors = dict[int, int]
-"""The likeliest next token after each token, as the target computed it last."""
+from .saved import load_successors, save_successors
+
+Successors = dict[int, Sequence[int]]
+"""The likeliest next tokens after each token, as the target computed them last."""
+
+RANK_RATES = (0.43, 0.075, 0.038, 0.018, 0.014, 0.008, 0.005, 0.004)
+"""How often the successor of each rank is right where its predecessor was: of the packaged target's greedy texts."""
 
 
 class TokenRecyclingProposer:
-    """Drafts the token that the target last found likeliest after the newest one, then the one after that, and so on.
+    """Drafts the tokens that the target last found likeliest after the newest one, then those after each of them.
 
-    The method is Token Recycling (arXiv 2408.08696). The paper keeps eight successors of each token and drafts a tree.
-    A chain follows the likeliest successor only, so one is kept. The target computes logits after every draft that it
-    verifies, and those after rejected drafts are learned too. A prompt has logits in its last row only. After its other
-    tokens the token that follows in the prompt is learned instead.
+    The method is Token Recycling (arXiv 2408.08696). A chain follows the likeliest successor only. With
+    `num_draft_nodes` eight successors of each token are kept, as in the paper, and drafts are trees. Their shape is the
+    best one for the measured rates of the ranks; a branch ends early where a token has fewer successors.
 
-    Successors are shared by the requests of a namespace, as in the paper. They live until the process ends.
+    The target computes logits after every draft that it verifies, and those after rejected drafts are learned too. A
+    prompt has logits in its last row only. After its other tokens the token that follows in the prompt is learned
+    instead: it goes before the successors that are known.
+
+    Successors are shared by the requests of a namespace, as in the paper. `save` and `load` carry them to another run.
     """
 
-    needs = Needs(target_top_k=1, rejected_rows=True, state="shared")
     default_draft_tokens = 3
     """A chain of single successors is seldom right for longer."""
 
@@ -34,11 +55,33 @@ class TokenRecyclingProposer:
 
         max_namespaces: int = Field(64, ge=1, description="namespaces whose successors are kept, the last ones used")
 
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        """The target's likeliest token after every row, or its eight likeliest for trees."""
+        topology: Literal["chain", "tree"] = "chain" if config.tree_depth is None else "tree"
+        count = 1 if config.tree_depth is None else min(len(RANK_RATES), target.vocab_size)
+        return Needs(
+            target_top_k=count, rejected_rows=True, state="shared", topology=topology, max_depth=config.tree_depth
+        )
+
     def __init__(self, config: ProposerConfig) -> None:
         options: TokenRecyclingProposer.Options = config.options or self.Options()
         self._max_namespaces = options.max_namespaces
+        self._tree_depth = config.tree_depth
         self._successors: dict[str, Successors] = {}  # by namespace, the last one used comes last
         self._namespaces: dict[str, str] = {}  # by request
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Saved successors belong to a vocabulary."""
+        self._vocab_size = target.vocab_size
+
+    def save(self, path: Path) -> None:
+        """Write the successors of every namespace below `path`."""
+        save_successors(path, self._successors, self._vocab_size)
+
+    def load(self, path: Path) -> None:
+        """Take the successors that `save` wrote. Raises ConfigError SD-E180 if they are of another vocabulary."""
+        self._successors = {**load_successors(path, self._vocab_size)}
 
     def on_start(self, request: RequestView) -> None:
         """Use the successors of its namespace, and forget those used longest ago."""
@@ -52,11 +95,16 @@ class TokenRecyclingProposer:
         assert step.rejected is not None, "declared in needs"
         rejected, kept = list(_of_rejected(step.rejected)), list(_of_kept(step.kept))
         for request_id, b in sorted(zip(step.request_ids, range(len(step)), strict=True)):
-            self._of(request_id).update(rejected[b] | kept[b])
+            known = self._of(request_id)
+            for token, found, following in (*rejected[b], *kept[b]):
+                known[token] = found if found[0] >= 0 else _before(following, known.get(token, ()), len(found))
 
     def propose(self, step: StepView) -> Draft:
-        """A chain of successors for each request, as long as its budget or until a token has none."""
+        """A chain of successors for each request, as long as its budget or until a token has none; or a tree."""
         wanted = zip(step.request_ids, step.newest_token.tolist(), step.budget.tolist(), strict=True)
+        if self._tree_depth is not None:
+            trees = [_tree(self._of(name), token, budget, self._tree_depth) for name, token, budget in wanted]
+            return Draft.from_trees(trees, step.num_draft_tokens)
         drafts = [list(_chain(self._of(name), token, budget)) for name, token, budget in wanted]
         return Draft.from_lists(drafts, step.num_draft_tokens)
 
@@ -68,30 +116,46 @@ class TokenRecyclingProposer:
         return self._successors.setdefault(self._namespaces[request_id], {})
 
 
-def _chain(successors: Mapping[int, int], token: int, length: int) -> Iterator[int]:
+def _chain(successors: Mapping[int, Sequence[int]], token: int, length: int) -> Iterator[int]:
     for _ in range(length):
         following = successors.get(token)
         if following is None:
             return
-        token = following
+        token = following[0]
         yield token
 
 
-def _of_kept(kept: KeptRows) -> Iterator[Successors]:
+def _tree(successors: Mapping[int, Sequence[int]], token: int, num_nodes: int, depth: int) -> Tree:
+    def children(token: int) -> Iterator[tuple[int, float, int]]:
+        pairs = zip(successors.get(token, ()), RANK_RATES, strict=False)
+        return ((following, rate, following) for following, rate in pairs)
+
+    return best_first(children, token, num_nodes, depth)
+
+
+def _before(token: int, known: Sequence[int], count: int) -> Sequence[int]:
+    """A token, then others that are known: `count` at most."""
+    return [token, *(each for each in known if each != token)][:count]
+
+
+Lesson = tuple[int, Sequence[int], int]
+"""A token, what the target found likeliest after it, -1 where that was not computed, and what followed."""
+
+
+def _of_kept(kept: KeptRows) -> Iterator[list[Lesson]]:
     """What each request's kept rows teach."""
     assert kept.top_ids is not None, "declared in needs"
-    token_ids, found, followed = _lists(kept.token_ids, kept.top_ids[:, 0], kept.next_token_ids)
+    rows = list(zip(*_lists(kept.token_ids, kept.top_ids, kept.next_token_ids), strict=True))
     for first, stop in pairwise(kept.cu_rows.tolist()):
-        rows = zip(token_ids[first:stop], found[first:stop], followed[first:stop], strict=True)
-        yield {token: best if best >= 0 else following for token, best, following in rows}
+        yield rows[first:stop]
 
 
-def _of_rejected(rejected: RejectedRows) -> Iterator[Successors]:
+def _of_rejected(rejected: RejectedRows) -> Iterator[list[Lesson]]:
     """What each request's rejected rows teach."""
-    token_ids, found = _lists(rejected.token_ids, rejected.top_ids[:, 0])
+    rows = [(token, found, -1) for token, found in zip(*_lists(rejected.token_ids, rejected.top_ids), strict=True)]
     for first, count in zip(*_lists(rejected.start, rejected.num_rejected), strict=True):
-        yield dict(zip(token_ids[first : first + count], found[first : first + count], strict=True))
+        yield rows[first : first + count]
 
 
-def _lists(*columns: Tensor) -> list[list[int]]:
+def _lists(*columns: Tensor) -> list[list[Any]]:
     return [column.tolist() for column in columns]

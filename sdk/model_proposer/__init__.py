@@ -11,6 +11,7 @@ from .each import per_request, width_of
 from .from_target import CachedTargetProposer
 from .greedy_tree import rows_of_tree
 from .kv_shape import draft_kv_of
+from .lora import LowRank, LowRankPair, is_adapter, load_adapter, read_adapter
 from .masked import MaskedOptions, MaskedProposer, mask_token_id
 from .parallel import ParallelOptions, ParallelProposer
 from .sampling import DraftSampler, Drawing, DrawRule
@@ -25,6 +26,8 @@ __all__ = [
     "DraftVocabulary",
     "DrawRule",
     "Drawing",
+    "LowRank",
+    "LowRankPair",
     "MaskedOptions",
     "MaskedProposer",
     "ModelOptions",
@@ -35,9 +38,12 @@ __all__ = [
     "TargetHead",
     "Weights",
     "draft_kv_of",
+    "is_adapter",
+    "load_adapter",
     "load_module",
     "mask_token_id",
     "per_request",
+    "read_adapter",
     "rows_of_tree",
     "width_of",
 ]

@@ -15,9 +15,11 @@ from ..errors import Refusal
 from ..services import DraftKVStore, Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
+from .draft_trees import draft_trees
+from .drawn_nodes import DrawnNodes
 from .each import per_request, width_of
 from .greedy_tree import Candidates
-from .sampling import DrawRule
+from .sampling import DraftSampler, DrawRule
 from .stopping import StoppingRule, shortened
 
 
@@ -100,24 +102,25 @@ class AutoregressiveProposer(ModelProposer):
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
+        if self.config.tree_depth is not None:
+            return draft_trees(self, step, self._tree)
         chosen = self.wanted(step)
         sampler = self.sampler(step, chosen)
-        rows, position, states = step.rows, step.kept.next_position, self._states
-        if chosen is not None:
-            rows, position, states = rows[chosen], position[chosen], states[chosen]
-        if not self.ROWS_ARE_SHIFTED:
-            position = position + 1
         budget = self.most_wanted(step)
         if budget == 0:
             return sampler.draft()
-        if self.config.tree_depth is not None:
-            return sampler.draft_of_trees(*self._tree(self.config.tree_depth, budget, rows, position, states))
-        starts = rows, position, states, *sampler.numbers(budget)
+        starts = *self._starts(step, chosen), *sampler.numbers(budget)
         if step.stop_rule is not None and sampler.rule.confident:
-            return shortened(
-                sampler.draft_of(*self._chain(StoppingRule(sampler.rule, step.stop_rule), budget, *starts))
-            )
+            rule = StoppingRule(sampler.rule, step.stop_rule)
+            return shortened(sampler.draft_of(*self._chain(rule, budget, *starts)))
         return sampler.draft_of(*self._drafting(sampler.rule, budget)(*starts))
+
+    def _starts(self, step: StepView, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, the position of the first drafted token, and the states before it."""
+        rows, position, states = step.rows, step.kept.next_position, self._states
+        if chosen is not None:
+            rows, position, states = rows[chosen], position[chosen], states[chosen]
+        return rows, position if self.ROWS_ARE_SHIFTED else position + 1, states
 
     def _drafting(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
         """The chain of so many tokens, drawn by a rule: one recording, whether or not it reports distributions."""
@@ -126,43 +129,39 @@ class AutoregressiveProposer(ModelProposer):
             self._captured_chains[key] = self.services.capture(partial(self._chain, rule, num_tokens))
         return self._captured_chains[key]
 
-    def _chain(
-        self,
-        rule: DrawRule | StoppingRule,
-        num_tokens: int,
-        rows: Tensor,
-        positions: Tensor,
-        states: Tensor,
-        *numbers: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Tokens drawn one after the other from states [b, S]; the first is put at `positions`. See `DrawRule`.
+    def _chain(self, rule: DrawRule | StoppingRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Tokens drawn one after the other. tensors: what `_starts` gave, then `DraftSampler.numbers`. See `DrawRule`.
 
-        A row that stops is run no more, and its draft KV stays as it is: the next step overwrites or adds these rows.
+        A row that stops is run no more; the next step writes its draft KV.
         """
+        rows, positions, states, *numbers = tensors
         drawing = rule.drawing(numbers, num_tokens)
         drawn = drawing.draw(self._compiled_logits(states))
         for index in range(num_tokens - 1):
             going_on = drawing.going_on()
+            if going_on is not None and not len(going_on):
+                break
             if going_on is not None:
-                if not len(going_on):
-                    break
                 rows, positions, states, drawn = (each[going_on] for each in (rows, positions, states, drawn))
             states, logits = self._compiled_next(states, drawn, *self._places(rows, positions + index))
             drawn = drawing.draw(logits)
         return drawing.result()
 
-    def _tree(
-        self, depth: int, num_nodes: int, rows: Tensor, positions: Tensor, states: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Token ids and parents [b, n] of the most likely nodes. Node j of those that are run lies j behind the first.
+    def _tree(self, step: StepView, chosen: Tensor | None, sampler: DraftSampler) -> tuple[Tensor, ...]:
+        """Trees of the most likely nodes, or drawn ones. Node j of those that are run lies j behind the first.
 
         Each level is one pass over its most likely nodes, each after the states of its parent.
         """
-        count, found = len(rows), Candidates(self.vocabulary)
+        depth, num_nodes = self.config.depth, self.most_wanted(step)
+        found: Candidates | DrawnNodes = Candidates(self.vocabulary, num_nodes, depth)
+        if not sampler.is_greedy:
+            found = DrawnNodes(sampler, num_nodes, depth)
+        rows, positions, states = self._starts(step, chosen)
+        count = len(rows)
         found.add(self._compiled_logits(states)[:, None], None)
         known = states[:, None]  # [b, 1 + run nodes, S]
         above = positions.new_empty(count, 0)  # [b, run nodes]
-        for ahead in range(depth - 1):
+        for ahead in range(found.depth - 1):
             level = found.next_level()
             width, first = level.token_ids.shape[1], positions + above.shape[1]
             above = torch.cat([above, level.above], dim=1)
@@ -174,7 +173,7 @@ class AutoregressiveProposer(ModelProposer):
             states = self.advance(DraftInputs(level.token_ids.flatten(), places, None, last, attention), before)
             known = torch.cat([known, states.view(count, width, -1)], dim=1)
             found.add(self.logits(states).view(count, width, -1), level)
-        return found.best(num_nodes)
+        return found.result()
 
     def _next(self, states: Tensor, token_ids: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
         """One drafted token per request, at what `_places` gave: its new states, and the logits after it."""

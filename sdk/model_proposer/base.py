@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..config import ProposerConfig, StrictModel
-from ..errors import CheckpointError, Refusal
+from ..errors import CheckpointError
 from ..needs import DistributionForm, needs_of
 from ..services import NetworkSettings, Services
 from ..types import Draft, StepView, TargetInfo
@@ -78,9 +78,6 @@ class ModelProposer(ABC):
         form = distribution_form(config)
         if config.tree_depth is not None and cls.DRAFTS_TREES:
             shared |= {"topology": "tree", "max_depth": config.tree_depth}
-            if form != "one_hot":
-                reason = 'num_draft_nodes with draft_sample_method "probabilistic": its trees are not drawn'
-                raise Refusal(reason, '"draft_sample_method": "greedy"')
         if form == "one_hot":
             return shared
         shared |= {"distribution": form, "sampling": SAMPLING_FIELDS}

@@ -16,10 +16,10 @@ from .sampling import DrawRule
 
 
 class CachedTargetProposer(ModelProposer):
-    """One pass per draft token, and none over what the step committed: the target's cache has that.
+    """One pass per draft token, and none over what the step committed.
 
-    For networks that read the target's keys and values (`Services.target_kv`). Nothing is rolled back and nothing is
-    kept between steps but what the target keeps.
+    For networks that keep nothing between steps. What they know of the text they read of the target: its keys and
+    values (`Services.target_kv`), its layers (`Services.target_layers`), or the last hidden states alone.
     """
 
     @abstractmethod

@@ -37,8 +37,9 @@ class Level:
 class Candidates:
     """All nodes that a tree may have. A child's score is never above its parent's, so the best ones are a tree."""
 
-    def __init__(self, vocabulary: DraftVocabulary | None) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, vocabulary: DraftVocabulary | None, num_nodes: int, depth: int) -> None:
+        self.depth = depth
+        self._vocabulary, self._num_nodes = vocabulary, num_nodes
         self._num_run = 0
         self._columns: list[tuple[Tensor, Tensor, Tensor]] = []  # token ids, parents, scores: [b, children] by level
         self._run: Tensor  # [b, children] of the last level: the run node that each hangs from
@@ -66,10 +67,10 @@ class Candidates:
         self._num_run += scores.shape[1]
         return Level(tokens.gather(1, places), self._run.gather(1, places), places + first, scores)
 
-    def best(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+    def result(self) -> tuple[Tensor, Tensor]:
         """Token ids and parents [b, n] of the most likely nodes, the most likely first."""
         tokens, parents, scores = (torch.cat(each, dim=1) for each in zip(*self._columns, strict=True))
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self._num_nodes]
         place = torch.full_like(parents, -1)
         place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
         above = parents.gather(1, order)
@@ -79,15 +80,18 @@ class Candidates:
 def tree_of_positions(logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
     """The most likely nodes where each depth has a distribution of its own, whatever its parent (arXiv 2604.12989).
 
-    logits: [b, depth, D]. Returns token ids and parents [b, num_nodes], on the host. There are as many nodes, as
-    the first position alone has so many candidates.
+    logits: [b, depth, D]. Returns token ids and parents [b, num_nodes]. There are as many nodes, as the first
+    position alone has so many candidates.
     """
     count, depth, vocab_size = logits.shape
     probs, ids = logits.float().softmax(-1).topk(min(num_nodes, vocab_size))
-    tokens = target_ids(ids, vocabulary).tolist()
+    found = torch.stack(
+        [probs.double(), target_ids(ids, vocabulary).double()], 1
+    ).tolist()  # a device is waited for once
     trees = []
-    for row, candidates in zip(probs.tolist(), tokens, strict=True):
-        levels = [[(t, p, d + 1) for t, p in zip(candidates[d], row[d], strict=True)] for d in range(depth)]
+    for row, candidates in found:
+        levels = [[(int(t), p, d + 1) for t, p in zip(candidates[d], row[d], strict=True)] for d in range(depth)]
         trees.append(best_first(levels.__getitem__, 0, num_nodes, depth))
-    parents, drafted = torch.tensor(trees, dtype=torch.int64).view(count, -1, 2).unbind(2)
+    made = torch.tensor(trees, dtype=torch.int64, pin_memory=logits.is_cuda).to(logits.device, non_blocking=True)
+    parents, drafted = made.view(count, -1, 2).unbind(2)
     return drafted, parents

@@ -14,8 +14,10 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
+from .draft_trees import draft_trees
+from .drawn_nodes import DrawnNodes
 from .greedy_tree import tree_of_positions
-from .sampling import Drawing, DrawRule
+from .sampling import DraftSampler, Drawing, DrawRule
 
 
 class ParallelOptions(ModelOptions):
@@ -52,18 +54,38 @@ class ParallelProposer(ModelProposer):
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
+        if self.config.tree_depth is not None:
+            return draft_trees(self, step, self._tree)
         chosen = self.wanted(step)
         num_tokens = self.most_wanted(step)
         sampler = self.sampler(step, chosen)
         if num_tokens == 0:
             return sampler.draft()
-        inputs = self.block_inputs(step)
-        if chosen is not None:
-            inputs = [each[chosen] for each in inputs]
-        if self.config.tree_depth is not None:
-            logits = self.block_logits(self.config.tree_depth, *inputs)
-            return sampler.draft_of_trees(*tree_of_positions(logits, num_tokens, self.vocabulary))
+        inputs = self._inputs_of(step, chosen)
         return sampler.draft_of(*self._pass(sampler.rule, num_tokens)(*inputs, *sampler.numbers(num_tokens)))
+
+    def _inputs_of(self, step: StepView, chosen: Tensor | None) -> Sequence[Tensor]:
+        inputs = self.block_inputs(step)
+        return inputs if chosen is None else [each[chosen] for each in inputs]
+
+    def _tree(self, step: StepView, chosen: Tensor | None, sampler: DraftSampler) -> tuple[Tensor, ...]:
+        """Trees where each depth has a distribution of its own, whatever its parent."""
+        depth, num_nodes = self.config.depth, self.most_wanted(step)
+        logits = self.block_logits(depth, *self._inputs_of(step, chosen))
+        if sampler.is_greedy:
+            return self.greedy_tree(logits, num_nodes)
+        found, level = DrawnNodes(sampler, num_nodes, depth), None
+        for each in logits[:, : found.depth].unbind(dim=1):
+            found.add(each[:, None].expand(-1, 1 if level is None else level.nodes.shape[1], -1), level)
+            level = found.next_level()
+        return found.result()
+
+    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """The trees of requests that draw nothing: target ids and parents [b, n]. The most likely paths.
+
+        logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
+        """
+        return tree_of_positions(logits, num_nodes, self.vocabulary)
 
     def _pass(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
         """The pass for so many tokens, drawn by a rule."""

@@ -6,6 +6,7 @@ support that the request's own temperature, top-k, top-p and min-p leave, becaus
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -56,6 +57,12 @@ class DraftSampler:
         """Whether every row takes its most likely token and no distribution is reported."""
         return self.rule.form == "one_hot"
 
+    @property
+    def budgets(self) -> Tensor:
+        """The most tokens of every row that wants drafts, [b]."""
+        budget = self._step.budget
+        return budget if self._chosen is None else budget[self._chosen]
+
     def draw(self, logits: Tensor, confidence: Tensor | None = None) -> Tensor:
         """The next draft token of every row, as target ids [b], from its logits [b, D]. See `Drawing.draw`."""
         if self._drawing is None:
@@ -90,9 +97,14 @@ class DraftSampler:
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
         return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts[:num_parts]), *confidence)
 
-    def draft_of_trees(self, drawn: Tensor, parents: Tensor) -> Draft:
-        """A greedy draft of nodes: target ids and parents [b, n], each row cut to its budget."""
-        return replace(self.draft_of(drawn), parents=self._placed(parents, -1))
+    def draft_of_trees(self, drawn: Tensor, parents: Tensor, *parts: Tensor) -> Draft:
+        """A draft of nodes: target ids and parents [b, n], each row cut to its budget; an id of -1 ends a row.
+
+        parts: the distributions of places [b, n, ...]. See `DraftDistribution`.
+        """
+        draft = self.draft_of(drawn, *parts)
+        lengths = (draft.token_ids != PADDING_TOKEN_ID).sum(dim=1)
+        return replace(draft, lengths=lengths, parents=self._placed(parents, -1))
 
     def _uniform(self, index: int) -> Tensor:
         uniform = self._step.random.uniform(index)
@@ -189,15 +201,20 @@ class Drawing:
 
     def result(self) -> tuple[Tensor, ...]:
         """See `DrawRule`."""
-        columns = [*zip(*self._drawn, strict=True)] + ([tuple(self._confidence)] if self._confidence else [])
-        return tuple(torch.stack(each, dim=1) for each in columns)
+        drawn, *parts = (torch.stack(each, dim=1) for each in zip(*self._drawn, strict=True))
+        confidence = [torch.stack(self._confidence, dim=1)] if self._confidence else []
+        return drawn, *self.reported(*parts), *confidence
+
+    def reported(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """The parts of a distribution [..., M] as they are reported: in target ids, M entries wide."""
+        return parts
 
     def _draw(self, logits: Tensor) -> tuple[Tensor, ...]:
         """Draft ids [b], and the entries of the parts."""
         return (largest(logits),)
 
 
-class _FilteredDrawing(Drawing):
+class FilteredDrawing(Drawing, ABC):
     """Draws from what temperature and filters leave, and remembers it."""
 
     def __init__(self, rule: DrawRule, sampling: Mapping[str, Tensor], uniforms: Sequence[Tensor]) -> None:
@@ -212,9 +229,14 @@ class _FilteredDrawing(Drawing):
         for each in logits.unbind(dim=1):
             self.draw(each)
 
-    @property
-    def _next_uniform(self) -> Tensor:
-        return self._uniforms[len(self._drawn)]
+    @abstractmethod
+    def distribution(self, logits: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Draft ids and probabilities [b, M], the most likely first, and the entries of the parts."""
+
+    def _draw(self, logits: Tensor) -> tuple[Tensor, ...]:
+        ids, probs, parts = self.distribution(logits)
+        choice = _inverse_cdf(probs, self._uniforms[len(self._drawn)]).masked_fill(~self.sampled, 0)
+        return ids.gather(1, choice[:, None])[:, 0], *parts
 
     def _inside(self, scaled: Tensor, log_mass: Tensor) -> Tensor:
         """Which entries the filters leave, a prefix of each row: `scaled` [b, M] is sorted, the largest first.
@@ -237,24 +259,24 @@ class _FilteredDrawing(Drawing):
         return inside
 
 
-class _SparseDrawing(_FilteredDrawing):
+class _SparseDrawing(FilteredDrawing):
     """The M most likely tokens, renormalised: nothing of vocabulary size is kept."""
 
     kind = DistributionKind.SPARSE
     parts = ("sparse_ids", "sparse_probs")
 
-    def _draw(self, logits: Tensor) -> tuple[Tensor, ...]:
+    def distribution(self, logits: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """See `FilteredDrawing.distribution`."""
         top, ids = logits.topk(min(self._rule.sparse_top_m, logits.shape[-1]))
         scaled = top.float() / self.temperature
         log_mass = (logits.float() / self.temperature).logsumexp(dim=-1, keepdim=True)
         inside = self._inside(scaled, log_mass)
         probs = scaled.masked_fill(~inside, -torch.inf).softmax(dim=-1)
-        choice = _inverse_cdf(probs, self._next_uniform).masked_fill(~self.sampled, 0)
-        return ids.gather(1, choice[:, None])[:, 0], ids.masked_fill(~inside, PADDING_TOKEN_ID), probs
+        return ids, probs, (ids.masked_fill(~inside, PADDING_TOKEN_ID), probs)
 
-    def result(self) -> tuple[Tensor, ...]:
-        """See `DrawRule`."""
-        drawn, ids, probs, *confidence = super().result()
+    def reported(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """See `Drawing.reported`."""
+        ids, probs = parts
         vocabulary = self._rule.vocabulary
         if vocabulary is not None:
             ids = vocabulary.target_ids[ids.clamp(min=0)].masked_fill(ids < 0, PADDING_TOKEN_ID)
@@ -262,21 +284,21 @@ class _SparseDrawing(_FilteredDrawing):
         if missing > 0:  # a draft vocabulary smaller than M
             ids = torch.nn.functional.pad(ids, (0, missing), value=PADDING_TOKEN_ID)
             probs = torch.nn.functional.pad(probs, (0, missing))
-        return drawn, ids, probs, *confidence
+        return ids, probs
 
 
-class _DenseDrawing(_FilteredDrawing):
+class _DenseDrawing(FilteredDrawing):
     """The whole draft vocabulary, as logits with temperature and filters in them."""
 
     kind = DistributionKind.DENSE_LOGITS
     parts = ("draft_logits",)
 
-    def _draw(self, logits: Tensor) -> tuple[Tensor, ...]:
+    def distribution(self, logits: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """See `FilteredDrawing.distribution`."""
         scaled, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
         inside = self._inside(scaled, scaled.logsumexp(dim=-1, keepdim=True))
         scaled = scaled.masked_fill(~inside, -torch.inf)
-        choice = _inverse_cdf(scaled.softmax(dim=-1), self._next_uniform).masked_fill(~self.sampled, 0)
-        return order.gather(1, choice[:, None])[:, 0], torch.empty_like(scaled).scatter_(1, order, scaled)
+        return order, scaled.softmax(dim=-1), (torch.empty_like(scaled).scatter_(1, order, scaled),)
 
 
 FORMS: dict[DistributionForm, type[Drawing]] = {"one_hot": Drawing, "sparse": _SparseDrawing, "dense": _DenseDrawing}

@@ -15,7 +15,7 @@ from specdec.core.host import SUM_TOLERANCE
 from specdec.sdk.errors import SpecdecError
 from specdec.sdk.types import DistributionKind, StopRule
 
-from ..compare import DISTRIBUTION_TOLERANCE, distributions_of
+from ..compare import DISTRIBUTION_TOLERANCE, distributions_of, reported_by
 from ..drawn_tree import NUM_TWINS, twins
 from ..exact_output import require_exact_output
 from ..moves import Shown
@@ -29,6 +29,7 @@ from .collection import Collection
 
 CHECKS = Collection()
 FALSE_ALARM_RATE = 1e-6
+Nodes = tuple[tuple[int, int], ...]  # (parent, token) of each
 
 
 @CHECKS.at("standard")
@@ -39,7 +40,7 @@ def distribution_is_a_distribution(subject: Subject) -> None:
     subject.need_distribution()
     stage = subject.stage(probabilistic=True)
     for shown in lockstep(stage):
-        for row, position, token, distribution in distributions_of(stage, shown):
+        for row, position, token, distribution in reported_by(stage, shown):
             total, lowest, drafted = float(distribution.sum()), float(distribution.min()), float(distribution[token])
             if abs(total - 1) <= _tolerance(shown) and lowest >= 0 and drafted > 0:
                 continue
@@ -60,12 +61,12 @@ def _tolerance(shown: Shown) -> float:
 @CHECKS.at("standard")
 def length_ignores_the_draw(subject: Subject) -> None:
     """With a reported distribution, whether a position is drafted depends on what stands before it, never on its own
-    token. This also holds where `step.stop_rule` ends drafts.
+    token. So does the parent of a node in a tree. All of this holds where `step.stop_rule` ends drafts too.
     """
     subject.need_distribution()
     for _, shown in _twins(subject):
         _require_one_answer(shown)
-    if subject.load(adaptive=True).needs.confidence and subject.needs.topology == "chain":
+    if subject.needs.topology == "chain" and subject.load(adaptive=True).needs.confidence:
         told = [each for _, shown in _twins(subject, adaptive=True) for row in shown.confidence for each in row[1:]]
         rule = _LastAtLeast(sorted(told)[len(told) // 2] if told else 0.5)
         for _, shown in _twins(subject, adaptive=True, stop=rule):
@@ -84,15 +85,18 @@ class _LastAtLeast:
 
 
 def _require_one_answer(shown: Shown) -> None:
-    groups: dict[tuple[int, ...], dict[bool, tuple[int, ...]]] = {}
+    groups: dict[Nodes, dict[int | None, Nodes]] = {}
     for row, draft in enumerate(shown.drafts):
         for position in range(min(len(draft) + 1, shown.budgets[row])):
-            groups.setdefault(tuple(draft[:position]), {})[len(draft) > position] = tuple(draft)
+            parent = shown.parents[row][position] if position < len(draft) else None
+            groups.setdefault(shown.before(row, position), {})[parent] = shown.before(row, len(draft))
     for prefix, drafts in groups.items():
-        if len(drafts) == 2 and _has_distribution(shown):
+        if len(drafts) > 1 and _has_distribution(shown):
+            one, other, *_ = (_describe(shown, nodes) for nodes in drafts.values())
             raise Violation(
-                expected=f"after the drafts {list(prefix)}, a next one in every request with this text or in none",
-                found=f"drafts {list(drafts[True])} and {list(drafts[False])}: the same text, other random numbers",
+                expected=f"after the drafts {_describe(shown, prefix)}, a next one in every request with this text "
+                "or in none; in a tree, after the same node",
+                found=f"drafts {one} and {other}: the same text, other random numbers",
                 where=shown.where,
                 fix="decide from q before you draw, not from q(token) after it: trimming unlucky tokens changes "
                 "what is generated; or report no distribution",
@@ -106,13 +110,13 @@ def distribution_ignores_the_draw(subject: Subject) -> None:
     """
     subject.need_distribution()
     for stage, shown in _twins(subject):
-        seen: dict[tuple[int, ...], Tensor] = {}
+        seen: dict[Nodes, Tensor] = {}
         for row, position, _, distribution in distributions_of(stage, shown):
-            prefix = tuple(shown.drafts[row][:position])
+            prefix = shown.before(row, position)
             known = seen.setdefault(prefix, distribution)
             if not torch.allclose(known, distribution, rtol=0, atol=DISTRIBUTION_TOLERANCE, equal_nan=True):
                 raise Violation(
-                    expected=f"one distribution after the drafts {list(prefix)}, whatever is drawn from it",
+                    expected=f"one distribution after the drafts {_describe(shown, prefix)}, whatever is drawn from it",
                     found=f"two distributions, {float((known - distribution).abs().max()):.3g} apart: "
                     "the same text, other uniforms",
                     where=f"{shown.where}; row {row}, draft position {position}",
@@ -140,6 +144,12 @@ def confidence_ignores_the_draw(subject: Subject) -> None:
                         fix="compute it from q, or from the tokens before, as DSpark does; a draft that is cut where "
                         "its own token is unlikely changes what is generated",
                     )
+
+
+def _describe(shown: Shown, nodes: Nodes) -> list[int] | list[tuple[int, int]]:
+    """Tokens of a chain, (parent, token) of a tree."""
+    is_chain = all(parents == [*range(-1, len(parents) - 1)] for parents in shown.parents)
+    return [token for _, token in nodes] if is_chain else list(nodes)
 
 
 def _has_distribution(shown: Shown) -> bool:

@@ -10,6 +10,7 @@ from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.plugins.ngram import NgramProposer
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerConfig, StepView, TargetInfo
 from specdec.sdk.combinators import Chain
+from specdec.sdk.trees import draw_siblings
 
 
 class LookUpThenHead(Chain):
@@ -59,6 +60,39 @@ class Drawn:
 
 
 class Lying(Drawn):
+    """Draws from another distribution than it reports."""
+
+    truthful = False
+
+
+class DrawnTree(Drawn):
+    """Draws two siblings without replacement, and a child below the one with the larger token."""
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        return super().needs(config, target).replace(topology="tree", max_depth=2)
+
+    def propose(self, step: StepView) -> Draft:
+        uniforms = torch.stack([step.random.uniform(index) for index in range(3)], dim=1)
+        siblings = draw_siblings(self.distribution.expand(len(step), -1), uniforms[:, :2])
+        child = draw_siblings(self.distribution.expand(len(step), -1), uniforms[:, 2:])
+        parents = torch.stack([torch.full((len(step),), -1)] * 2 + [siblings.argmax(dim=1)], dim=1)
+        reported = self.distribution if self.truthful else self.distribution.flip(0)
+        kind = torch.full((len(step),), int(DistributionKind.DENSE_PROBS), dtype=torch.uint8)
+        told = DraftDistribution(kind=kind, draft_probs=reported.expand(len(step), 3, -1))
+        return Draft(torch.cat([siblings, child], dim=1), step.budget.clamp(max=3), told, parents=parents)
+
+
+class NoTree(Silent):
+    """Its second node hangs from a later one."""
+
+    needs = Needs(topology="tree")
+
+    def propose(self, step: StepView) -> Draft:
+        return Draft.from_trees([[(-1, 1), (3, 2)][:budget] for budget in step.budget.tolist()], step.num_draft_tokens)
+
+
+class LyingTree(DrawnTree):
     """Draws from another distribution than it reports."""
 
     truthful = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -18,6 +19,33 @@ sys.path.insert(0, str(Path(__file__).parent))  # classes are named by their pat
 
 TINY = (Path(specdec.__file__).parent / "assets" / "tiny").resolve()
 RECORD = "SPECDEC_RECORD_ENGINES"  # the file that .ci/engines has written
+
+
+def pytest_collection_modifyitems(items):
+    """Tests marked `full` in the folders of vLLM's runners need vLLM."""
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    for item in items:
+        if item.path.parent.name.startswith("vllm_") and item.get_closest_marker("full"):
+            item.add_marker(
+                pytest.mark.skip(reason="vLLM is not installed here; .ci/engines installs it and runs this")
+            )
+
+
+@pytest.fixture(scope="session")
+def vllm_target(tmp_path_factory):
+    """The tiny target without the extra file of its MTP layer, which vLLM takes for weights of the target."""
+    directory = tmp_path_factory.mktemp("target")
+    for file in (TINY / "target").iterdir():
+        if file.name != "mtp.safetensors":
+            (directory / file.name).symlink_to(file)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter():
+    """The directory of a shipped draft checkpoint, by method."""
+    return lambda method: str(TINY / {"draft_model": "draft"}.get(method, method))
 
 
 @pytest.fixture(scope="session")

@@ -163,6 +163,31 @@ class Tree:
         return tree_of_paths([tokens[place + 1 : place + 3] for place in places[-2:]])
 
 
+class TreeWitness(Tree):
+    """Raises if the nodes that it is told were accepted do not lead along the text."""
+
+    def __init__(self, config):
+        self.trees = {}
+        self.num_accepted = 0
+
+    def observe(self, step):
+        facts = zip(step.request_ids, step.rows, step.committed_length, step.accepted_nodes.tolist(), strict=True)
+        for request_id, row, length, padded in facts:
+            nodes = [node for node in padded if node >= 0]
+            tree = self.trees.pop(request_id, [])
+            accepted = step.history[row, length - 1 - len(nodes) : length - 1].tolist()
+            assert [tree[node][1] for node in nodes] == accepted, "tokens of the nodes"
+            assert [tree[node][0] for node in nodes] == [-1, *nodes][: len(nodes)], "a path from the root"
+            self.num_accepted += len(nodes)
+
+    def propose(self, step):
+        draft = super().propose(step)
+        columns = zip(step.request_ids, draft.parents.tolist(), draft.token_ids.tolist(), draft.lengths, strict=True)
+        for request_id, parents, ids, length in columns:
+            self.trees[request_id] = list(zip(parents, ids, strict=True))[:length]
+        return draft
+
+
 class CacheReader:
     """Reads what a layer of the target has cached, and drafts nothing of use."""
 

@@ -93,13 +93,22 @@ def test_the_modules_compute_as_before_after_a_call_that_failed(hybrid, prompts)
     assert not any("forward" in vars(module) for module in hybrid.modules())
 
 
-def test_a_cache_that_holds_states_is_refused(hybrid, prompts):
+def test_a_cache_that_holds_states_is_computed_again_and_goes_on(hybrid, prompts):
     cache = DynamicCache(config=hybrid.config)
     with torch.no_grad():
         hybrid(prompts[0][:, :-1], past_key_values=cache)
     decoding = speculative(hybrid, PROPOSERS["ngram"], max_model_len=512)
-    with pytest.raises(RequestError, match="past_key_values with tokens in it"):
-        hybrid.generate(prompts[0], past_key_values=cache, custom_generate=decoding, **GREEDY)
+    plain = hybrid.generate(prompts[0], **GREEDY | {"max_new_tokens": 32})
+    drafted = hybrid.generate(prompts[0], past_key_values=cache, custom_generate=decoding, **GREEDY)
+    assert torch.equal(drafted, plain[:, :-8])
+    going_on = {"past_key_values": cache, **GREEDY, "max_new_tokens": 8}
+    assert torch.equal(hybrid.generate(drafted, **going_on), plain)
+
+
+def test_a_batch_of_states_is_refused(hybrid, prompts):
+    decoding = speculative(hybrid, PROPOSERS["ngram"], max_model_len=512, max_num_seqs=2)
+    with pytest.raises(RequestError, match="keep a state of each row"):
+        hybrid.generate(prompts[0].expand(2, -1), custom_generate=decoding, **GREEDY)
 
 
 @pytest.mark.parametrize(

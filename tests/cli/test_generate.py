@@ -155,6 +155,34 @@ def test_a_step_shows_accepted_then_rejected_then_recovered(tokenizer):
     assert [piece.text for piece in pieces[:2]] == ["import os", " path"]
 
 
+def test_a_step_with_a_tree_shows_what_was_met_at_the_end_and_the_branches_beside(tokenizer):
+    right, wrong, other, sampled = (tokenizer(text)["input_ids"][0] for text in (" path", " sys", " name", " file"))
+    update = StreamUpdate(
+        request_id="0",
+        index=0,
+        text=" path file",
+        token_ids=(right, sampled),
+        draft_token_ids=(right, wrong, other, other, wrong, right),
+        draft_parents=(-1, 0, 0, 1, -1, 4),
+        num_accepted=1,
+        finish_reason=None,
+    )
+    pieces = StepPieces(tokenizer)
+    texts = [(str(piece.mark), piece.text) for piece in pieces.of(update)]
+    assert texts == [("+", " path"), ("-", " sys name"), ("-", " name"), ("*", " file")]
+    assert pieces.beside(update) == [(1, Piece(Mark.REJECTED, " sys path"))]
+
+
+def test_steps_of_trees_have_a_line_for_each_branch_and_are_in_the_json(expected):
+    config = '{"method": "suffix", "num_speculative_tokens": 4, "num_draft_nodes": 8}'
+    lines = invoke("-p", PROMPT, "-sc", config, "--max-tokens", 40, "--show", "steps").stdout.splitlines()
+    assert any(re.match(r'       depth [1-4]  \[- ".*"\]$', line) for line in lines)
+    flags = ("--max-tokens", 40, "--show", "steps", "--format", "json")
+    row = json.loads(invoke("-p", PROMPT, "-sc", config, *flags).stdout)
+    assert row["text"] == expected.text
+    assert any(each["draft_parents"] and -1 in each["draft_parents"][1:] for each in row["steps"])
+
+
 def test_text_that_may_begin_a_stop_text_is_held_back_with_what_follows_it():
     held = HeldPieces()
     first = held.release([Piece(Mark.ACCEPTED, "abc"), Piece(Mark.REJECTED, "x"), Piece(Mark.SAMPLED, "d")], 2)

@@ -18,7 +18,8 @@ from sweeps import slow_unless
 
 from specdec import SamplingParams
 from specdec.core.kernels.paged_attention import dispatch
-from specdec.core.runner.graphs import MOST_TOKENS, Bucket, GraphedFunction, GraphedTarget, batch_sizes, buckets
+from specdec.core.runner.buckets import MOST_TOKENS, Bucket, batch_sizes, buckets
+from specdec.core.runner.graphs import GraphedFunction, GraphedTarget
 from specdec.sdk import ConfigError
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
 import pytest
 import torch
 from device_steps import address_by_table
@@ -12,7 +15,7 @@ from torch import nn
 from specdec import LLM
 from specdec.core.model.partial_target import with_modules
 from specdec.sdk import LayerPass, Needs, Refusal
-from specdec.sdk.model_proposer import CachedTargetProposer, ModelOptions
+from specdec.sdk.model_proposer import CachedTargetProposer, LowRank, ModelOptions
 
 ALL = tuple(range(8))
 K = 3
@@ -41,6 +44,23 @@ class Drafting(CachedTargetProposer):
         for row, length, ids in zip(step.rows.tolist(), step.committed_length.tolist(), draft.token_ids, strict=True):
             self.found.append((step.history[row, :length].tolist(), [each for each in ids.tolist() if each >= 0]))
         return draft
+
+
+ADAPTED, LEFT_OUT = "model.layers.1.mlp.up_proj", "model.layers.7.mlp.up_proj"
+
+
+def term():
+    """What is added to the outputs of a layer with 256 inputs and 640 outputs."""
+    generator = torch.Generator().manual_seed(0)
+    return LowRank(*(torch.randn(*shape, generator=generator) / 4 for shape in ((4, 256), (640, 4))))
+
+
+class Adapted(Drafting):
+    """Adds to one of the layers that run, and to one that does not."""
+
+    def build(self):
+        adapter = {ADAPTED: term(), LEFT_OUT: term()}
+        self.layers, self.found = self.services.target_layers(self.config.options.layers, adapter), []
 
 
 class OnDevice(Drafting):
@@ -100,24 +120,50 @@ def test_a_block_table_addresses_them_as_lists_do(asked, plain, monkeypatch):
 def test_fewer_layers_draft_as_a_model_without_the_others_does(asked, plain, reference_model, layers):
     llm = make_llm("test_target_layers:Drafting", k=K, options={"layers": layers})
     assert run(llm, asked) == plain
+    assert_exact(llm, reference_model, layers)
+
+
+def test_an_adapter_changes_the_drafts_and_nothing_else(asked, plain, reference_model):
+    layers, added = (0, 1, 2, 3, 4), term()
+    llm = make_llm("test_target_layers:Adapted", k=K, options={"layers": layers})
+    assert run(llm, asked) == plain
+    under = partial(with_hook, reference_model.get_submodule(ADAPTED), lambda _, args, out: out + added(args[0]))
+    assert_exact(llm, reference_model, layers, under)
+    with pytest.raises(AssertionError):
+        assert_exact(llm, reference_model, layers)
+
+
+@contextmanager
+def with_hook(module, hook):
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def assert_exact(llm, model, layers, under=nullcontext):
     drafted = [each for each in proposer_of(llm).found if each[1]]
     assert drafted
-    whole = reference_model.model.layers
     for text, ids in drafted[:12]:
-        assert ids == exact_drafts(reference_model, whole, layers, text, len(ids))
+        assert ids == exact_drafts(model, layers, text, len(ids), under)
 
 
 @torch.inference_mode()
-def exact_drafts(model, whole, layers, text, count):
-    """Of cached keys and values that all layers computed, and of the newest tokens that only some do."""
-    cache = model(torch.tensor([text[:-1]]), use_cache=True).past_key_values
+def exact_drafts(model, layers, text, count, under):
+    """Of cached keys and values that all layers computed, and of the newest tokens that only some do.
+
+    under: in which these are computed.
+    """
+    cache, whole = model(torch.tensor([text[:-1]]), use_cache=True).past_key_values, model.model.layers
     ids, token = [], text[-1]
     for index in range(count):
         position = torch.tensor([[len(text) - 1 + index]])
         states = model.model.embed_tokens(torch.tensor([[token]]))
         rotation = model.model.rotary_emb(states, position)
-        for layer in layers:
-            states = whole[layer](states, position_embeddings=rotation, past_key_values=cache, attention_mask=None)
+        with under():
+            for layer in layers:
+                states = whole[layer](states, position_embeddings=rotation, past_key_values=cache, attention_mask=None)
         token = int(model.lm_head(model.model.norm(states))[0, -1].argmax())
         ids.append(token)
     return ids

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from engine_helpers import GREEDY, make_llm
-from engine_proposers import Scripted
+from engine_proposers import Bushes, Scripted
 from inside import proposer_of
 
 from specdec import LLM, SamplingParams
 from specdec.sdk import ConfigError, Needs, Refusal
+from specdec.sdk.trees import path_to
 
 M = 4
 
@@ -104,6 +105,50 @@ def test_rejected_rows_have_what_follows_the_rejected_drafts(watched, plain):
             require_same(row, likely(plain, [*texts[name][:start], *drafted[:count]])[0])
 
 
+class WatchingTrees(Bushes):
+    """Keeps what was shown of rejected nodes, with the whole text that each stands for."""
+
+    needs = Needs(topology="tree", target_top_k=M, rejected_rows=True)
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.trees, self.rejected = {}, []
+
+    def observe(self, step):
+        rejected = step.rejected
+        for b, name in enumerate(step.request_ids):
+            accepted = int(step.num_accepted[b])
+            before = int(step.committed_length[b]) - accepted - 1
+            tree = self.trees.pop((name, before), [])[: int(step.num_drafted[b])]
+            beside = set(range(len(tree))) - set(step.accepted_nodes[b, :accepted].tolist())
+            expected = sorted(self.facts(name, before, tree, node) for node in beside)
+            first, count = int(rejected.start[b]), int(rejected.num_rejected[b])
+            rows = [(int(rejected.positions[i]), *row_of(rejected, i)) for i in range(first, first + count)]
+            assert sorted(row[:2] for row in rows) == [each[:2] for each in expected]
+            pairs = zip(sorted(rows, key=lambda row: row[:2]), expected, strict=True)
+            known = [row[:2] for row in rows]  # two nodes may have one token at one depth
+            self.rejected += [(row, text) for row, (*_, text) in pairs if known.count(row[:2]) == 1]
+
+    def facts(self, name, before, tree, node):
+        path = [tree[each][1] for each in path_to(node, [parent for parent, _ in tree])]
+        return before + len(path) - 1, tree[node][1], [*self.known[name][:before], *path]
+
+    def tree(self, request_id, length, budget):
+        self.trees[request_id, length] = super().tree(request_id, length, budget)
+        return self.trees[request_id, length]
+
+
+def test_rejected_nodes_of_trees_are_shown_with_what_follows_them(prompts, plain):
+    asked, params = [{"prompt_token_ids": prompt} for prompt in prompts[:2]], GREEDY.replace(max_tokens=20)
+    sequences = [whole(output) for output in plain.generate(asked, params)]
+    llm = make_llm("test_target_top_k:WatchingTrees", k=8, options={"sequences": sequences})
+    assert [whole(output) for output in llm.generate(asked, params)] == sequences
+    found = {tuple(text): row[1:] for row, text in proposer_of(llm).rejected}
+    assert len(found) >= 12
+    for text in list(found)[::3]:
+        require_same(found[text], likely(plain, text)[0])
+
+
 def test_bias_and_penalties_are_not_in_it(prompts, plain):
     llm = make_llm("test_target_top_k:Watching", options={"sequences": ()})
     [best, second] = [token_id for token_id, _ in likely(plain, prompts[0])[0][:2]]
@@ -123,6 +168,11 @@ def test_more_than_the_vocabulary_is_refused_at_start():
 def test_rejected_rows_come_with_a_number():
     with pytest.raises(ConfigError, match="target_top_k says how many"):
         Needs(rejected_rows=True)
+
+
+def test_rejected_rows_of_trees_are_for_the_host():
+    with pytest.raises(ConfigError, match="rejected_rows of trees are shown on the host"):
+        Needs(rejected_rows=True, target_top_k=1, topology="tree", placement="device")
 
 
 class Careless(Scripted):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_helpers import GREEDY, counter, make_llm, run, tokens
 from engine_proposers import WatchingBushes
-from inside import addressing_of, cache_of, listen
+from inside import addressing_of, cache_of, listen, scheduler_of
 
 from specdec import SamplingParams
 from specdec.sdk import Refusal, hookimpl
@@ -112,6 +112,23 @@ def test_a_proposer_sees_the_path_as_a_chain_of_kept_rows(sequences, plain):
     shared = states.keys() & WatchingBushes.hidden.keys()
     assert len(shared) > 100
     assert all(torch.equal(states[key], WatchingBushes.hidden[key]) for key in shared)
+
+
+def test_where_tokens_are_short_trees_lose_their_last_nodes_and_every_request_advances(sequences, plain):
+    engine = with_trees(sequences[True], max_num_batched_tokens=30).engine
+    for prompt in PROMPTS:
+        engine.add_request(prompt, GREEDY.replace(max_tokens=NUM_TOKENS))
+    texts, sizes = {}, []
+    while engine.has_unfinished_requests:
+        running = {each.request_id for each in scheduler_of(engine).running}
+        committed = engine.step()
+        assert running <= {each.request.request_id for each in committed}, "a request waited for another one's drafts"
+        assert sum(each.num_rows for each in committed) <= 30
+        sizes += [[each.num_drafted for each in committed]] if len(committed) == len(PROMPTS) else []
+        texts |= {each.request.request_id: each.request.output_token_ids for each in committed}
+    assert [texts[name] for name in sorted(texts)] == tokens(plain[True])
+    assert any(sum(each) == 30 - len(PROMPTS) for each in sizes), "no step was full"
+    assert any(min(each) == 0 < max(each) for each in sizes)
 
 
 def test_a_stop_token_inside_a_path_ends_the_text_there(plain, sequences):

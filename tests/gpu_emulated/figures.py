@@ -3,8 +3,9 @@
 PYTHONPATH=src:tests/helpers python tests/gpu_emulated/figures.py
 
 waits: the host stands until the device is done. uploads: transfers to it. launches: operators and kernels, one by one.
-replays, nodes: recorded work, and the launches within it. A hybrid's other figures depend on how many drafts were
-accepted: of it only waits are in the table. Of three requests, at most K=3 drafts, on the tiny target.
+replays, nodes: recorded work, and the launches within it. A tree has 6 nodes and the depth of a chain. A hybrid's other
+figures depend on how many drafts were accepted: of it only waits are in the table. Of three requests, at most K=3
+drafts, on the tiny target.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 from emulated_cuda import EmulatedCuda, emulated_cuda, plain_kernels
-from serving import CASES, HYBRID_CASES, engine, make_mtp_target, prompt
+from serving import CASES, HYBRID_CASES, TREE_CASES, engine, make_mtp_target, prompt
 
 from specdec import LLM, SamplingParams
 
@@ -46,7 +47,7 @@ def main() -> None:
     table = {}
     with tempfile.TemporaryDirectory() as folder:
         mtp_target = make_mtp_target(Path(folder))
-        for name, form in CASES + HYBRID_CASES:
+        for name, form in CASES + TREE_CASES[1:] + HYBRID_CASES:
             with emulated_cuda() as cuda, plain_kernels(cuda):
                 found = figures(cuda, engine(name, form, mtp_target), form)
                 table[f"{name}-{form}"] = {"waits": found["waits"]} if (name, form) in HYBRID_CASES else found

@@ -30,6 +30,9 @@ CASES = [
     *((name, form) for name in DEVICE for form in FORMS),
 ]
 """Proposers, and what their drafts report."""
+TREE_CASES = [(name, "tree") for name in ("suffix", "eagle3", "medusa")]
+NUM_NODES = 6
+"""Of a tree of depth K."""
 HYBRID_CASES = [(f"hybrid-{name}", "greedy") for name in ("plain", "ngram", "mtp")]
 """On the packaged target of which some layers keep a state."""
 PROMPTS = [json.loads(line)["prompt"] for line in (TINY / "prompts.jsonl").read_text().splitlines()][::3]
@@ -42,6 +45,8 @@ def speculation(name: str, form: str) -> dict | None:
     settings = (HOST | DEVICE)[name] | {"num_speculative_tokens": K}
     if form == "greedy":
         return settings
+    if form == "tree":
+        return settings | {"num_draft_nodes": NUM_NODES}
     return settings | {"draft_sample_method": "probabilistic", "proposer_config": {"draft_distribution": form}}
 
 

@@ -24,7 +24,9 @@ GROUP = 4
 LAYER = ("WINDOWED", "CHUNKED", "CAPPED", "SINKING")
 
 
-def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = "causal", having: Iterable[str] = ()):
+def attention(
+    dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = "causal", having: Iterable[str] = (), tree=False
+):
     """One variant. `having`: what its kind of layer has, of `LAYER`."""
     out = "fp32" if ranged else dtype
     types = {"query_ptr": f"*{dtype}", "keys_ptr": f"*{dtype}", "values_ptr": f"*{dtype}", "output_ptr": f"*{out}"}
@@ -32,12 +34,13 @@ def attention(dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = 
     types |= dict.fromkeys(("maxima_ptr", "sums_ptr"), "*fp32")
     types |= dict.fromkeys(("table_ptr", "num_keys_ptr", "cu_queries_ptr"), "*i32")
     types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "chunk", "num_ranges"), "i32")
+    types |= {"num_nodes_ptr": "*i32", "ancestors_ptr": "*i64", "depths_ptr": "*i32", "tree_width": "i32"}
     types |= {"scale": "fp32", "softcap": "fp32", "sinks_ptr": f"*{dtype}"}
     tile = tile_of(num_rows, dim, DTYPES[dtype])
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in tile} | ATTENTION
     constants = tile | {"GROUP": GROUP, "DIM": dim, "VALUE_DIM": dim, "BLOCK_SIZE": 16, "MODE": MODES[mode]}
     constants |= {"PADDED_DIM": padded(dim), "PADDED_VALUE_DIM": padded(dim), "RANGED": ranged}
-    constants |= {name: name in having for name in LAYER}
+    constants |= {name: name in having for name in LAYER} | {"TREE": tree}
     return flat(attend_pages_kernel, types, constants, options)
 
 
@@ -49,6 +52,7 @@ def joining(dtype: str, dim: int, ranges: int = 16, *, sinking: bool = False):
 
 
 DECODE, VERIFY, PROMPT = 4, 24, 8192
+TREE = 4 * 65
 GPT_OSS = {"dim": 64, "having": ("WINDOWED", "SINKING")}
 BUILDS = {
     **{f"decode-{t}-{dim}": attention(t, dim, DECODE, ranged=True) for t in DTYPES for dim in (32, 64, 128, 256)},
@@ -65,6 +69,10 @@ BUILDS = {
         f"prompt-bf16-{dim}-sinks": attention("bf16", dim, PROMPT, ranged=False, having=["SINKING"])
         for dim in (128, 256)
     },
+    **{f"tree-{t}-{dim}": attention(t, dim, TREE, ranged=True, tree=True) for t in DTYPES for dim in (64, 128, 256)},
+    **{f"small_tree-bf16-{dim}": attention("bf16", dim, 16, ranged=True, tree=True) for dim in (64, 128)},
+    "tree-bf16-128-window": attention("bf16", 128, TREE, ranged=True, tree=True, having=LAYER),
+    "prompt_beside_tree-bf16-128": attention("bf16", 128, PROMPT, ranged=False, tree=True),
     **{f"join-{t}-{dim}": joining(t, dim) for t in ("bf16", "fp32") for dim in (64, 128, 256)},
     **{f"join-{t}-64-sinks": joining(t, 64, sinking=True) for t in DTYPES},
     "join-bf16-128-long": joining("bf16", 128, ranges=64),

@@ -10,7 +10,8 @@ from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
-from specdec.lab.recording.recorder import RecordSettings, record
+from specdec.lab.recording.recorder import record
+from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.replay.run import ReplayedStep, params_of
 
 LAYERS = (2, 4, 5, "final")
@@ -56,7 +57,5 @@ def live_steps(recording: Recording, speculative_config) -> tuple[list[ReplayedS
     while engine.has_unfinished_requests:
         for each in engine.step():
             if each.token_ids:
-                position = each.length - len(each.token_ids) - each.request.num_prompt_tokens
-                drafts, tokens = tuple(each.draft_token_ids), tuple(each.token_ids)
-                steps.append(ReplayedStep(each.request.request_id, position, drafts, each.num_accepted, tokens))
+                steps.append(ReplayedStep.of(each))
     return steps, engine

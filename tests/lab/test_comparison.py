@@ -7,7 +7,8 @@ from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
 from specdec.lab.comparison import Measured, Sweep, comparison_facts, run_compare, run_compare_recorded, variants
 from specdec.lab.progress import NoProgress
-from specdec.lab.recording.recorder import RecordSettings, record
+from specdec.lab.recording.recorder import record
+from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.run import BenchSettings, RunSettings, run_bench
 from specdec.sdk import ConfigError
 

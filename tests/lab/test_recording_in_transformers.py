@@ -6,16 +6,18 @@ from recordings import LAYERS, Quiet, settings, shared
 
 from specdec.core.registry import PluginSettings
 from specdec.lab.recording import Recording
-from specdec.lab.recording.in_transformers import record_in_transformers
+from specdec.lab.recording.in_transformers import TransformersSource
+from specdec.lab.recording.recorder import record
 from specdec.lab.replay.run import replay
 from specdec.sdk import ConfigError
 
 
 def test_text_probabilities_and_states_are_those_of_the_engine(tmp_path):
-    record_in_transformers(settings(hidden_states=LAYERS), PluginSettings(), tmp_path / "x", Quiet())
+    record(settings(hidden_states=LAYERS), PluginSettings(), tmp_path / "x", Quiet(), TransformersSource)
     found, ours = Recording.open(tmp_path / "x"), shared()
     assert found.manifest.source == "transformers"
-    assert [each.token_ids for each in found] == [each.token_ids for each in ours]
+    for name in ("request_id", "token_ids", "past_token_ids", "finish_reason", "text"):
+        assert [getattr(each, name) for each in found] == [getattr(each, name) for each in ours]
     for theirs, mine in zip(found, ours, strict=True):
         assert torch.equal(theirs.top_ids[:, :5], mine.top_ids[:, :5])
         assert torch.allclose(theirs.tail_mass, mine.tail_mass, atol=1e-4)
@@ -29,5 +31,5 @@ def test_text_probabilities_and_states_are_those_of_the_engine(tmp_path):
 
 def test_sampling_inside_transformers_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="only greedy") as raised:
-        record_in_transformers(settings(temperature=0.5), PluginSettings(), tmp_path / "x", Quiet())
+        record(settings(temperature=0.5), PluginSettings(), tmp_path / "x", Quiet(), TransformersSource)
     assert raised.value.code == "SD-E251"

@@ -10,14 +10,15 @@ from recordings import live_steps, make, settings, shared
 from transformers import AutoTokenizer
 
 from specdec.core.rejection.types import DistributionKind, DraftDistributions, DraftRows
-from specdec.lab.recording import Recording, recorder
+from specdec.lab.recording import Recording
 from specdec.lab.recording.probabilities import distribution_of
+from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.replay.expected import ExpectedAcceptance
 from specdec.lab.replay.result import replay_facts
 from specdec.lab.replay.run import replay
 from specdec.lab.replay.stand_in import require_same_model, require_same_tokenizer
 from specdec.lab.replay.watch import Watch, stamps
-from specdec.sdk import ConfigError
+from specdec.sdk import ConfigError, Refusal
 
 PROPOSERS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
@@ -29,6 +30,11 @@ PROPOSERS = {
     "medusa": {"model": "tiny/medusa"},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
+TREES = {
+    f"{name} tree": {**PROPOSERS[name], "num_speculative_tokens": depth, "num_draft_nodes": 12}
+    for name, depth in {"ngram": 4, "suffix": 6, "eagle3": 4, "dflash": 5, "medusa": 3}.items()
+}
+PROPOSERS |= TREES
 QUICK = ("ngram", "draft_model", "eagle3")  # a token reader, a network of its own, a head
 SAMPLED = [pytest.param(name, 0.8, marks=() if name in QUICK else pytest.mark.full) for name in PROPOSERS]
 
@@ -45,11 +51,29 @@ def test_steps_of_a_replay_are_those_of_a_live_run(name, temperature):
     assert replayed.outputs == {each.request_id: each.token_ids for each in recording}
 
 
+def test_trees_are_replayed_branch_by_branch():
+    replayed = replay(shared(), TREES["suffix tree"])
+    steps, engine = live_steps(shared(), TREES["suffix tree"])
+    assert list(replayed.steps) == steps
+    assert replayed.acceptance == engine.metrics.acceptance
+    assert any(list(step.parents) != list(range(-1, len(step.parents) - 1)) for step in steps if step.parents)
+
+
+def test_what_a_recording_cannot_answer_is_refused_by_name():
+    drawn = {"model": "tiny/medusa", "num_draft_nodes": 8, "draft_sample_method": "probabilistic"}
+    with pytest.raises(Refusal):
+        replay(shared(0.8), drawn)
+    method = "specdec.plugins.token_recycling:TokenRecyclingProposer"
+    with pytest.raises(ConfigError, match="the target's most likely tokens") as caught:
+        replay(shared(), {"method": method})
+    assert caught.value.code == "SD-E249"
+
+
 def test_a_request_that_ends_at_a_token_accepts_what_a_live_run_accepts_past_it(tmp_path, monkeypatch):
     texts = [request.token_ids for request in shared()]
     ends = tuple({token_ids[12] for token_ids in texts})
     sampling = settings().sampling.replace(stop_token_ids=ends)
-    monkeypatch.setattr(recorder.RecordSettings, "sampling", property(lambda self: sampling))
+    monkeypatch.setattr(RecordSettings, "sampling", property(lambda self: sampling))
     recording = make(tmp_path / "x")
     assert {each.finish_reason for each in recording} == {"stop"}
     for request, text in zip(recording, texts, strict=True):

@@ -10,7 +10,8 @@ from specdec.lab.comparison import variants
 from specdec.lab.measure import Step
 from specdec.lab.progress import NoProgress
 from specdec.lab.recording import Recording
-from specdec.lab.recording.recorder import RecordSettings, record
+from specdec.lab.recording.recorder import record
+from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.why import Choices, Traced, View, misses_of, run_why, why_facts
 from specdec.lab.why.summary import token_class
 from specdec.sdk import ConfigError

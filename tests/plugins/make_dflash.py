@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from plugin_helpers import TINY, TargetStates
+from replaying import Forced as ForcedDrafts
+from replaying import InDeviceForm, Shown
+from replaying import Recording as RecordedDrafts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec.plugins.dflash.proposer import DFlashProposer
-from specdec.sdk import Draft, RequestView, StepView
 
 V, H, N = 4096, 256, 8  # of the tiny target
 MASK_ID = 4084
@@ -289,66 +291,13 @@ def rope(x: Tensor, positions: Tensor, made: Made) -> Tensor:
     return torch.stack(turned, dim=-1).flatten(-2) if made.neighbours else torch.cat(turned, dim=-1)
 
 
-class Forced(DFlashProposer):
-    """Drafts known tokens, right as far as `pattern` says in turn; remembers what it would have drafted.
-
-    `placement` may be set on a subclass, and `shown` keeps the hidden states of each committed prefix.
-    """
-
-    known: tuple[list[int], ...] = ()
-    pattern: tuple[int, ...] = (0,)
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.drafts: dict[tuple[int, ...], list[int]] = {}  # by committed tokens
-        self.shown: dict[tuple[int, ...], Tensor] = {}  # hidden states by the tokens up to their position
-        self._sequence: dict[str, list[int]] = {}
-        self._turn = 0
-
-    def on_start(self, request: RequestView) -> None:
-        prompt = list(request.prompt_token_ids)
-        self._sequence[request.request_id] = next(each for each in self.known if each[: len(prompt)] == prompt)
-
-    def observe(self, step: StepView) -> None:
-        super().observe(step)
-        kept = step.kept
-        for b, request_id in enumerate(step.request_ids):
-            first = int(kept.cu_rows[b])
-            for entry in range(first, first + int(kept.num_kept[b])):
-                tokens = self._sequence[request_id][: int(kept.positions[entry]) + 1]
-                self.shown[tuple(tokens)] = kept.hidden[entry].clone()
-
-    def propose(self, step: StepView) -> Draft:
-        real = super().propose(step)
-        forced = []
-        lengths = zip(step.request_ids, step.committed_length.tolist(), real.lengths.tolist(), strict=True)
-        for b, (request_id, length, count) in enumerate(lengths):
-            sequence = self._sequence[request_id]
-            if count:
-                self.drafts[tuple(sequence[:length])] = real.token_ids[b, :count].tolist()
-            right = self.pattern[self._turn % len(self.pattern)]
-            self._turn += 1
-            draft = sequence[length : length + count]
-            forced.append([token if i < right else (token + 1) % V for i, token in enumerate(draft)])
-        return Draft.from_lists(forced, step.num_draft_tokens)
+class Forced(Shown, ForcedDrafts, DFlashProposer):
+    pass
 
 
-class ForcedInDeviceForm(Forced):
-    """Sees the step as on a device: rejected rows and those of ended requests lie between the kept ones."""
-
-    @classmethod
-    def needs(cls, config: Any, target: Any) -> Any:
-        return super().needs(config, target).replace(placement="device")
+class ForcedInDeviceForm(InDeviceForm, Forced):
+    pass
 
 
-class Recording(DFlashProposer):
-    """Keeps every draft of a lone request with the length that it follows."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.steps: list[tuple[int, Draft]] = []
-
-    def propose(self, step: StepView) -> Draft:
-        draft = super().propose(step)
-        self.steps.append((int(step.committed_length[0]), draft))
-        return draft
+class Recording(RecordedDrafts, DFlashProposer):
+    pass

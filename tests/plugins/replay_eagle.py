@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from make_eagle import EPS, H, Made
 from plugin_helpers import TargetStates
-from replaying import Forced, InDeviceForm, Recording
+from replaying import Forced, InDeviceForm, Recording, Shown
 from torch import Tensor
 
 from specdec.plugins.eagle.proposer import Eagle3Proposer, EagleProposer
-from specdec.sdk import StepView
 
 
 class Replay:
@@ -185,23 +184,6 @@ def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-
-
-class Shown:
-    """Mixed into a forced proposer: keeps the hidden states that it is shown, by the tokens up to their position."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.shown: dict[tuple[int, ...], Tensor] = {}
-
-    def observe(self, step: StepView) -> None:
-        super().observe(step)
-        kept = step.kept
-        for b, request_id in enumerate(step.request_ids):
-            first = int(kept.cu_rows[b])
-            for entry in range(first, first + int(kept.num_kept[b])):
-                tokens = self._sequence[request_id][: int(kept.positions[entry]) + 1]
-                self.shown[tuple(tokens)] = kept.hidden[entry].clone()
 
 
 class ForcedEagle(Shown, Forced, EagleProposer):

@@ -58,17 +58,18 @@ def assert_replayed(
     num_prompt: int,
     k: int,
     every: int = 1,
+    params: SamplingParams = GREEDY,
 ) -> int:
     """Every accepted count and each `every`-th draft of one prompt against a replay. Returns the accepted tokens.
 
     `draft(committed, k)` is what the replay drafts.
     """
-    seen = drafted_by_engine(llm, sequence[:num_prompt])
+    seen = drafted_by_engine(llm, sequence[:num_prompt], params)
     assert seen, "nothing was drafted"
     for number, each in enumerate(seen):
         length = len(each.committed)
         assert each.committed == sequence[:length]
-        count = min(k, num_prompt + NUM_TOKENS - length - 1)
+        count = min(k, num_prompt + params.max_tokens - length - 1)
         assert len(each.draft) == count
         if number % every == 0:
             assert each.draft == draft(each.committed, count), f"at length {length}"
@@ -108,6 +109,23 @@ class Forced:
             vocab_size = self.target.vocab_size
             forced.append([token if i < right else (token + 1) % vocab_size for i, token in enumerate(draft)])
         return Draft.from_lists(forced, step.num_draft_tokens)
+
+
+class Shown:
+    """Mixed into a forced proposer: keeps the hidden states that it is shown, by the tokens up to their position."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.shown: dict[tuple[int, ...], Tensor] = {}
+
+    def observe(self, step: StepView) -> None:
+        super().observe(step)
+        kept = step.kept
+        for b, request_id in enumerate(step.request_ids):
+            first = int(kept.cu_rows[b])
+            for entry in range(first, first + int(kept.num_kept[b])):
+                tokens = self._sequence[request_id][: int(kept.positions[entry]) + 1]
+                self.shown[tuple(tokens)] = kept.hidden[entry].clone()
 
 
 class InDeviceForm:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import facts
 import make_dflash
 import pytest
 import torch
-from block_engines import NUM_TOKENS, assert_replayed, generate, nucleus, reported, shipped_prompts, speculate
+from block_engines import NUM_TOKENS, assert_drawn_from, assert_replayed, speculate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inside import proposer_of
 from make_dflash import BLOCK, H, Made, Replay, flattened, speculators, speculators_reduced, trained, z_lab
-from plugin_helpers import TargetStates, drafted_by_engine
+from plugin_helpers import GREEDY, TargetStates, drafted_by_engine
+from replaying import continued, tiny_prompts, tiny_truth
 from sweeps import slow_unless
 
 from specdec import LLM, SamplingParams
@@ -121,20 +123,20 @@ MAKERS: list[Callable[[Path], Made]] = [
 
 
 @pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
-
-
-@pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    return shipped_prompts()
+    return tiny_prompts()
 
 
 @pytest.fixture(scope="module")
-def truth(prompts) -> list[list[int]]:
+def truth() -> list[list[int]]:
     """Prompts with what plain decoding appends."""
-    outputs = generate(LLM("tiny", max_model_len=256), prompts)
-    return [[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)]
+    return tiny_truth()
+
+
+def generate(llm: LLM, prompts, params=GREEDY) -> list[list[int]]:
+    """What the engine appends to prompts."""
+    texts = continued(llm, prompts, params)
+    return [text[len(prompt) :] for prompt, text in zip(prompts, texts, strict=True)]
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 7])
@@ -242,48 +244,40 @@ def test_text_up_to_max_model_len_equals_plain_decoding(prompts):
 
 
 @pytest.fixture(scope="module", params=slow_unless("scarce", SETTINGS))
-def forced(request, truth) -> LLM:
-    llm = speculate(trained(), 7, method="make_dflash:Forced", **SETTINGS[request.param])
-    proposer_of(llm).known = tuple(truth)
-    return llm
+def forced(request) -> LLM:
+    return speculate(trained(), 7, method="make_dflash:Forced", **SETTINGS[request.param])
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, 7), min_size=1, max_size=7))
-def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, prompts, truth, target):
-    proposer = proposer_of(forced)
-    proposer.pattern = tuple(pattern)
-    proposer.drafts.clear()
-    generate(forced, prompts[1:6])
+def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, truth, target):
     replay = Replay(trained(), target)
-    assert len(proposer.drafts) > 15
-    for committed, draft in list(proposer.drafts.items())[::3]:
-        sequence = next(each for each in truth if each[: len(committed)] == list(committed))
-        assert draft == replay.draft(sequence, len(committed), 7)[: len(draft)]
+
+    def draft(committed, count):
+        sequence = next(each for each in truth if each[: len(committed)] == committed)
+        return replay.draft(sequence, len(committed), 7)[:count]
+
+    facts.assert_drafts_of_a_fresh_prefill(forced, pattern, draft, every=3)
     assert (forced.engine.metrics.counts["num_preemptions"] > 0) == (forced.engine.config.num_kv_blocks is not None)
 
 
-def test_a_fresh_engine_drafts_what_one_with_a_history_does(prompts, truth):
-    llm = speculate(trained(), 7, method="make_dflash:Forced")
-    proposer = proposer_of(llm)
-    proposer.known, proposer.pattern = tuple(truth), (2, 0, 7, 1)
+def test_a_fresh_engine_drafts_what_one_with_a_history_does(prompts):
+    llm = facts.told(speculate(trained(), 7, method="make_dflash:Forced"), (2, 0, 7, 1))
     generate(llm, prompts[3:5])
     fresh = speculate(trained(), 7)
-    for committed, draft in list(proposer.drafts.items())[2::5]:
+    for committed, draft in list(proposer_of(llm).drafts.items())[2::5]:
         (first, *_) = drafted_by_engine(fresh, committed[:-1])
         assert first.committed == list(committed)
         assert first.draft[: len(draft)] == draft
 
 
-def test_device_form_of_a_step_gives_the_same_drafts(prompts, truth):
+def test_device_form_of_a_step_gives_the_same_drafts(prompts):
     found = []
     for method in ("make_dflash:Forced", "make_dflash:ForcedInDeviceForm"):
-        llm = speculate(trained(), 7, method=method, max_num_batched_tokens=64)
-        proposer = proposer_of(llm)
-        proposer.known, proposer.pattern = tuple(truth), (3, 0, 7, 1)
+        llm = facts.told(speculate(trained(), 7, method=method, max_num_batched_tokens=64), (3, 0, 7, 1))
         lengths = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 32, 20, 32)]
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:4]], lengths)
-        found.append(proposer.drafts)
+        found.append(proposer_of(llm).drafts)
     assert found[0] == found[1]
     assert len(found[0]) > 10
 
@@ -324,31 +318,11 @@ def test_a_sliding_layer_is_causal_inside_the_block(prompts, tmp_path):
 
 @pytest.mark.parametrize("distribution", ["sparse", "dense"])
 @pytest.mark.parametrize("make", [speculators_reduced, None], ids=["reduced", "packaged"])
-def test_reported_distribution_is_the_distribution_drawn_from(distribution, make, prompts, tmp_path, target):
+def test_reported_distribution_is_the_distribution_drawn_from(distribution, make, tmp_path, target):
     made = trained() if make is None else make(tmp_path / "draft").save()
-    speculative = {
-        "draft_sample_method": "probabilistic",
-        "proposer_config": {"draft_distribution": distribution, "sparse_top_m": 4096},
-    }
-    llm = speculate(made, 4, method="make_dflash:Recording", speculative=speculative)
-    proposer = proposer_of(llm)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=24, ignore_eos=True, seed=1)
+    llm = speculate(made, 4, method="make_dflash:Recording", speculative=facts.probabilistic(distribution))
     replay = Replay(made, target)
-    outputs = generate(llm, prompts[4:5], params)
-    sequence = [*prompts[4], *outputs[0]]
-    assert proposer.steps
-    for length, draft in proposer.steps:
-        logits = replay.logits(sequence, length, 4, length - 1)
-        expected = nucleus((logits / 0.8).softmax(-1), 0.9)
-        if "d2t" in made.tensors:
-            whole = torch.zeros(4, make_dflash.V)
-            whole[:, torch.arange(len(made.tensors["d2t"])) + made.tensors["d2t"]] = expected
-            expected = whole
-        found = reported(draft, made)
-        count = int(draft.lengths[0])
-        torch.testing.assert_close(found[:count], expected[:count], rtol=1e-3, atol=1e-4)
-        drawn = draft.token_ids[0, :count]
-        assert bool((found[:count].gather(1, drawn[:, None]) > 0).all())
+    assert_drawn_from(llm, lambda text, count, drawn: replay.logits(text, len(text), 4, len(text) - 1), made, 24)
 
 
 def test_greedy_rows_report_no_distribution(prompts):

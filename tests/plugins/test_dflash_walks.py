@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import facts
 import make_dflash
 import pytest
 import torch
-from block_engines import assert_replayed, generate, nucleus, reported, shipped_prompts, speculate
+from block_engines import assert_drawn_from, assert_replayed, speculate, walked
 from inside import proposer_of
 from make_dflash import BLOCK, Made, Replay, V, trained
 from make_walks import (
@@ -22,12 +23,12 @@ from make_walks import (
     lilicorr,
     xpress,
 )
-from plugin_helpers import TargetStates
+from replaying import continued
 from sweeps import slow_unless
 from test_dflash_checkpoints import change, needs, spec, start
 from walk_replay import WalkReplay
 
-from specdec import LLM, SamplingParams
+from specdec import SamplingParams
 from specdec.plugins.dflash.recognise import is_dflash, is_dspark
 from specdec.plugins.dflash.variants import Member
 from specdec.sdk import Checkpoint, ConfigError, Refusal
@@ -63,22 +64,6 @@ CASES: dict[str, tuple[Callable[[Path], Made], type[WalkReplay]]] = {
 EACH = pytest.mark.parametrize("name", slow_unless("LiLiCorr with convolutions", CASES))
 
 
-@pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
-
-
-@pytest.fixture(scope="module")
-def prompt() -> list[int]:
-    return shipped_prompts()[4]
-
-
-@pytest.fixture(scope="module")
-def sequence(prompt) -> list[int]:
-    """The prompt with what plain decoding appends."""
-    return [*prompt, *generate(LLM("tiny", max_model_len=256), [prompt])[0]]
-
-
 @EACH
 def test_drafts_of_every_format_are_those_of_a_replay(name, prompt, sequence, target, tmp_path):
     make, replay_of = CASES[name]
@@ -110,30 +95,17 @@ def test_a_head_without_correction_drafts_what_dflash_does(kind, prompt, sequenc
 
 
 @EACH
-def test_reported_distributions_are_those_drawn_from(name, prompt, target, tmp_path):
+def test_reported_distributions_are_those_drawn_from(name, target, tmp_path):
     make, replay_of = CASES[name]
     made = make(tmp_path / "draft").save()
-    speculative = {"draft_sample_method": "probabilistic", "proposer_config": {"sparse_top_m": V}}
-    llm = speculate(made, 4, method="make_dflash:Recording", speculative=speculative)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=6, ignore_eos=True, seed=1)
-    sequence = [*prompt, *generate(llm, [prompt], params)[0]]
-    replay = replay_of(made, target)
-    for length, draft in proposer_of(llm).steps:
-        drawn = draft.token_ids[0, : int(draft.lengths[0])]
-        expected = nucleus((replay.walked(sequence, length, 4, drawn.tolist()).logits / 0.8).softmax(-1), 0.9)
-        if "d2t" in made.tensors:
-            whole = torch.zeros(4, V)
-            whole[:, torch.arange(len(made.tensors["d2t"])) + made.tensors["d2t"]] = expected
-            expected = whole
-        found = reported(draft, made)[: len(drawn)]
-        torch.testing.assert_close(found, expected[: len(drawn)], rtol=2e-3, atol=3e-4)
-        assert bool((found.gather(1, drawn[:, None]) > 0).all())
+    llm = speculate(made, 4, method="make_dflash:Recording", speculative=facts.probabilistic())
+    assert_drawn_from(llm, walked(replay_of(made, target)), made, 6, atol=3e-4)
 
 
 def test_the_selector_reports_no_other_tokens_than_its_candidates(prompt, tmp_path):
     made = dflash2(tmp_path).save()
     llm = speculate(made, 4, method="make_dflash:Recording", speculative={"draft_sample_method": "probabilistic"})
-    generate(llm, [prompt], SamplingParams(temperature=2.0, max_tokens=6, ignore_eos=True, seed=1))
+    continued(llm, [prompt], SamplingParams(temperature=2.0, max_tokens=6, ignore_eos=True, seed=1))
     for _, draft in proposer_of(llm).steps:
         assert int((draft.distribution.sparse_probs[0] > 0).sum(-1).max()) <= 4
 

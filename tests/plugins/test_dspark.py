@@ -6,14 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import facts
 import make_dflash
 import pytest
 import torch
-from block_engines import assert_replayed, generate, nucleus, reported, shipped_prompts, speculate
+from block_engines import assert_drawn_from, assert_replayed, speculate, walked
 from inside import proposer_of
 from make_dflash import BLOCK, Made, N, Replay, V
 from make_dspark import DSparkReplay, deepspec, dspark_of_speculators, dspark_over_trained
 from plugin_helpers import TargetStates
+from replaying import continued
 from sweeps import slow_unless
 from test_dflash_checkpoints import change, needs, spec, start
 
@@ -89,22 +91,6 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
-
-
-@pytest.fixture(scope="module")
-def prompt() -> list[int]:
-    return shipped_prompts()[4]
-
-
-@pytest.fixture(scope="module")
-def sequence(prompt) -> list[int]:
-    """The prompt with what plain decoding appends."""
-    return [*prompt, *generate(LLM("tiny", max_model_len=256), [prompt])[0]]
-
-
 @pytest.mark.parametrize("name", slow_unless("fill_in_recurrent", MAKERS))
 def test_drafts_of_every_layout_and_head_are_those_of_a_replay(name, prompt, sequence, target, tmp_path):
     made = MAKERS[name](tmp_path / "draft").save()
@@ -133,28 +119,10 @@ def test_without_a_markov_head_slots_are_drawn_alone(prompt, sequence, target, t
 
 @pytest.mark.parametrize("distribution", slow_unless("sparse", ["sparse", "dense"]))
 @pytest.mark.parametrize("make", [recurrent, fill_in], ids=lambda make: make.__name__)
-def test_reported_distributions_are_conditioned_on_the_drawn_tokens(make, distribution, prompt, target, tmp_path):
+def test_reported_distributions_are_conditioned_on_the_drawn_tokens(make, distribution, target, tmp_path):
     made = make(tmp_path / "draft").save()
-    speculative = {
-        "draft_sample_method": "probabilistic",
-        "proposer_config": {"draft_distribution": distribution, "sparse_top_m": V},
-    }
-    llm = speculate(made, 4, method="make_dflash:Recording", speculative=speculative)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=12, ignore_eos=True, seed=1)
-    sequence = [*prompt, *generate(llm, [prompt], params)[0]]
-    replay = DSparkReplay(made, target)
-    steps = proposer_of(llm).steps
-    assert len(steps) > 3
-    for length, draft in steps:
-        drawn = draft.token_ids[0, : int(draft.lengths[0])]
-        expected = nucleus((replay.walked(sequence, length, 4, drawn.tolist()).logits / 0.8).softmax(-1), 0.9)
-        if "d2t" in made.tensors:
-            whole = torch.zeros(4, V)
-            whole[:, torch.arange(len(made.tensors["d2t"])) + made.tensors["d2t"]] = expected
-            expected = whole
-        found = reported(draft, made)[: len(drawn)]
-        torch.testing.assert_close(found, expected[: len(drawn)], rtol=1e-3, atol=1e-4)
-        assert bool((found.gather(1, drawn[:, None]) > 0).all())
+    llm = speculate(made, 4, method="make_dflash:Recording", speculative=facts.probabilistic(distribution))
+    assert_drawn_from(llm, walked(DSparkReplay(made, target)), made, 12)
 
 
 @pytest.mark.parametrize("make", [deepspec, gated, fill_in], ids=lambda make: make.__name__)
@@ -163,7 +131,7 @@ def test_confidence_is_that_of_a_replay_and_never_of_the_drawn_token(make, promp
     speculative = {"draft_sample_method": "probabilistic", "enable_adaptive_verification": True}
     llm = speculate(made, 4, method="make_dflash:Recording", speculative=speculative)
     params = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True, seed=1)
-    sequence = [*prompt, *generate(llm, [prompt], params)[0]]
+    (sequence,) = continued(llm, [prompt], params)
     replay = DSparkReplay(made, target)
     for length, draft in proposer_of(llm).steps:
         count = int(draft.lengths[0])
@@ -175,7 +143,7 @@ def test_confidence_is_that_of_a_replay_and_never_of_the_drawn_token(make, promp
 def test_adaptive_verification_reads_it_and_changes_no_text(prompt, sequence, tmp_path):
     made = dspark_over_trained(tmp_path).save()
     llm = speculate(made, 7, speculative={"enable_adaptive_verification": True})
-    assert generate(llm, [prompt]) == [sequence[len(prompt) :]]
+    assert continued(llm, [prompt]) == [sequence]
 
 
 # The layout of the slots

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import facts
 import pytest
 import torch
-from hydra_checkpoints import NUM_HEADS, H, Hydra, V, hydra
+from hydra_checkpoints import NUM_HEADS, H, Hydra, hydra
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inside import proposer_of
 from plain_text import PlainText
-from plugin_helpers import TargetStates
-from replaying import (
-    ROOMS,
-    assert_replayed,
-    continued,
-    nucleus,
-    reported_distribution,
-    speculate,
-    tiny_prompts,
-    tiny_truth,
-)
+from replaying import ROOMS, tiny_truth
 
-from specdec import LLM, SamplingParams
 from specdec.plugins.hydra.recognise import is_hydra
 from specdec.sdk import Checkpoint, SpecdecError
 
 pytestmark = pytest.mark.slow
 
 METHOD = "specdec.plugins.hydra.proposer:HydraProposer"
-
-
-@pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +31,7 @@ def directory(heads, tmp_path_factory) -> Path:
     return heads.save(tmp_path_factory.mktemp("hydra") / "draft")
 
 
-def engine(directory: Path, k: int, *, method: str = METHOD, speculative: dict | None = None, **others) -> LLM:
-    return speculate("tiny", method, k, speculative={"model": str(directory)} | (speculative or {}), **others)
+engine = facts.engines_of(METHOD)
 
 
 @pytest.fixture(scope="module")
@@ -58,65 +41,38 @@ def start(directory):
 
 @pytest.mark.parametrize("k", [1, NUM_HEADS])
 def test_drafts_and_accepted_counts_are_those_of_a_replay(k, directory, heads, target):
-    replay, index = heads.draft(target), 5
-    accepted = assert_replayed(
-        engine(directory, k), replay, tiny_truth()[index], len(tiny_prompts()[index]), k, every=2
-    )
+    accepted = facts.replayed(engine(directory, k), heads.draft(target), 5, k, every=2)
     assert accepted > 0, "agreement on drafts that are all rejected would show little"
 
 
 @pytest.mark.parametrize("room", ["scarce", *(pytest.param(room, marks=pytest.mark.full) for room in ROOMS)])
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(room, directory, heads, target):
     llm = engine(directory, NUM_HEADS, method="hydra_checkpoints:ForcedHydra", **(ROOMS["chunked"] | ROOMS[room]))
-    proposer = proposer_of(llm)
-    proposer.known = tuple(tiny_truth())
 
     @settings(max_examples=2, deadline=None, derandomize=True, database=None)
     @given(pattern=st.lists(st.integers(0, NUM_HEADS), min_size=2, max_size=7))
     def holds(pattern):
-        proposer.pattern = tuple(pattern)
-        proposer.drafts.clear()
-        continued(llm, tiny_prompts()[1:6])
-        assert len(proposer.drafts) > 15
-        for committed, draft in list(proposer.drafts.items())[::12]:
-            assert draft == heads.draft(target)(list(committed), len(draft))
+        facts.assert_drafts_of_a_fresh_prefill(llm, pattern, heads.draft(target))
 
     holds()
 
 
 def test_device_form_of_a_step_gives_the_same_drafts(directory):
-    found = []
-    for name in ("ForcedHydra", "ForcedInDeviceForm"):
-        llm = engine(directory, NUM_HEADS, method=f"hydra_checkpoints:{name}", max_num_batched_tokens=64)
-        proposer_of(llm).known, proposer_of(llm).pattern = tuple(tiny_truth()), (3, 0, 2, 1)
-        continued(llm, tiny_prompts()[2:3])
-        found.append(proposer_of(llm).drafts)
-    assert found[0] == found[1]
-    assert len(found[0]) > 5
+    names = ("hydra_checkpoints:ForcedHydra", "hydra_checkpoints:ForcedInDeviceForm")
+    engines = (engine(directory, NUM_HEADS, method=name, max_num_batched_tokens=64) for name in names)
+    facts.assert_same_drafts(engines, (3, 0, 2, 1), slice(2, 3))
 
 
 @pytest.mark.parametrize(("distribution", "scale"), [("sparse", 1.0), ("dense", 0.5)])
 def test_reported_distribution_is_the_distribution_drawn_from(distribution, scale, heads, target, tmp_path):
     """A logit scale that the checkpoint states is applied."""
     directory = Hydra(heads.config | {"logit_scale": scale}, heads.tensors).save(tmp_path / "draft")
-    options = {"draft_distribution": distribution, "sparse_top_m": V}
-    speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
-    llm = engine(directory, 3, method="hydra_checkpoints:RecordingHydra", speculative=speculative)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
-    (text,) = continued(llm, tiny_prompts()[4:5], params)
-    steps = [(length, draft) for length, draft in proposer_of(llm).steps if int(draft.lengths[0])]
-    assert len(steps) > 3
-    for length, draft in steps:
-        count = int(draft.lengths[0])
-        _, logits = heads.rollout(text[:length], count, target, draft.token_ids[0, :count].tolist())
-        found = reported_distribution(draft, V)[:count]
-        torch.testing.assert_close(found, nucleus((scale * logits / 0.8).softmax(-1), 0.9), rtol=2e-3, atol=1e-4)
+    llm = engine(directory, 3, method="hydra_checkpoints:RecordingHydra", speculative=facts.probabilistic(distribution))
+    facts.assert_drawn_from(llm, lambda text, count, drawn: scale * heads.rollout(text, count, target, drawn)[1])
 
 
 def test_text_is_that_of_plain_decoding_in_chunks_and_with_preemption(start):
-    llm = start(NUM_HEADS, **(ROOMS["chunked"] | ROOMS["scarce"]))
-    assert continued(llm, tiny_prompts()[:5]) == tiny_truth()[:5]
-    assert llm.engine.metrics.counts["num_preemptions"] > 0
+    facts.assert_plain_text_in_chunks_and_with_preemption(lambda **room: start(NUM_HEADS, **room))
 
 
 @pytest.mark.full

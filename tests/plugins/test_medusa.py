@@ -6,6 +6,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import facts
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,20 +15,11 @@ from inside import proposer_of
 from medusa_checkpoints import Heads, fitted_heads, save_fasterdecoding, save_vllm, truncated
 from plain_text import PlainText
 from plugin_helpers import TINY, TargetStates
-from replaying import (
-    ROOMS,
-    assert_replayed,
-    continued,
-    nucleus,
-    reported_distribution,
-    speculate,
-    tiny_prompts,
-    tiny_truth,
-)
+from replaying import ROOMS, continued, speculate, tiny_prompts, tiny_truth
 from safetensors.torch import load_file, save_file
 from sweeps import slow_unless
 
-from specdec import LLM, SamplingParams
+from specdec import LLM
 from specdec.plugins.medusa.proposer import MedusaProposer
 from specdec.sdk import PluginLoadError, Refusal, SpecdecError
 
@@ -35,11 +27,6 @@ pytestmark = pytest.mark.slow
 
 V = 4096
 NUM_HEADS = 8
-
-
-@pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +47,7 @@ def directory(heads, tmp_path_factory) -> Path:
     return save_vllm(tmp_path_factory.mktemp("medusa"), heads)
 
 
-def engine(directory: Path, k: int, *, method: str = "medusa", speculative=None, **others) -> LLM:
-    return speculate("tiny", method, k, speculative={"model": str(directory)} | (speculative or {}), **others)
+engine = facts.engines_of("medusa")
 
 
 def replay(heads: Heads, target: TargetStates):
@@ -116,14 +102,14 @@ def test_drafts_and_accepted_counts_of_every_layout_are_those_of_a_replay(name, 
     save, change, options = LAYOUTS[name]
     changed = change(heads)
     llm = engine(save(tmp_path, changed, **options), 5)
-    accepted = assert_replayed(llm, replay(changed, target), tiny_truth()[5], len(tiny_prompts()[5]), 5)
+    accepted = facts.replayed(llm, replay(changed, target), 5, 5)
     assert accepted > 0 or name == "vllm_truncated", "agreement on drafts that are all rejected would show little"
 
 
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_every_number_of_drafts_is_that_of_a_replay(k, directory, heads, target):
     llm = engine(directory, k)
-    assert_replayed(llm, replay(heads, target), tiny_truth()[4], len(tiny_prompts()[4]), k)
+    facts.replayed(llm, replay(heads, target), 4, k)
 
 
 @pytest.mark.full
@@ -134,7 +120,7 @@ def test_every_layout_and_number_of_drafts_is_that_of_a_replay(name, k, heads, t
     changed = change(heads)
     llm = engine(save(tmp_path, changed, **options), k)
     for index in (0, 7, 15):
-        assert_replayed(llm, replay(changed, target), tiny_truth()[index], len(tiny_prompts()[index]), k)
+        facts.replayed(llm, replay(changed, target), index, k)
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "the_targets"])
@@ -146,7 +132,7 @@ def test_one_output_head_serves_all(stored, shared_head, target, tmp_path):
         save_file(tensors, tmp_path / "model.safetensors")
         shared_head = Heads(shared_head.layers, [target.head.detach()] * NUM_HEADS)
     llm = engine(tmp_path, 3)
-    assert_replayed(llm, replay(shared_head, target), tiny_truth()[5], len(tiny_prompts()[5]), 3)
+    facts.replayed(llm, replay(shared_head, target), 5, 3)
 
 
 def test_the_packaged_checkpoint_drafts_as_a_replay_does(target):
@@ -154,10 +140,7 @@ def test_the_packaged_checkpoint_drafts_as_a_replay_does(target):
         pytest.skip("assets/tiny has no medusa heads")
     llm = speculate("tiny", "medusa", 3, speculative={"model": str(TINY / "medusa")})
     heads = packaged_medusa(target)
-    accepted = sum(
-        assert_replayed(llm, replay(heads, target), tiny_truth()[index], len(tiny_prompts()[index]), 3)
-        for index in (3, 4, 5)
-    )
+    accepted = sum(facts.replayed(llm, replay(heads, target), index, 3) for index in (3, 4, 5))
     assert accepted > 0
 
 
@@ -193,55 +176,35 @@ class TestText(PlainText):
 
 @pytest.fixture(scope="module", params=slow_unless("scarce", ROOMS))
 def forced(request, directory) -> LLM:
-    llm = engine(directory, 5, method="medusa_checkpoints:ForcedMedusa", **ROOMS[request.param])
-    proposer_of(llm).known = tuple(tiny_truth())
-    return llm
+    return engine(directory, 5, method="medusa_checkpoints:ForcedMedusa", **ROOMS[request.param])
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, 5), min_size=1, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, heads, target):
-    proposer = proposer_of(forced)
-    proposer.pattern = tuple(pattern)
-    proposer.drafts.clear()
-    continued(forced, tiny_prompts()[1:6])
-    assert len(proposer.drafts) > 15
-    for committed, draft in list(proposer.drafts.items())[::12]:
-        assert draft == replay(heads, target)(list(committed), len(draft))
+    facts.assert_drafts_of_a_fresh_prefill(forced, pattern, replay(heads, target))
 
 
 def test_device_form_of_a_step_gives_the_same_drafts(directory):
-    found = []
-    for name in ("ForcedMedusa", "ForcedInDeviceForm"):
-        llm = engine(directory, 5, method=f"medusa_checkpoints:{name}", max_num_batched_tokens=64)
-        proposer_of(llm).known, proposer_of(llm).pattern = tuple(tiny_truth()), (3, 0, 5, 1)
-        continued(llm, tiny_prompts()[:4])
-        found.append(proposer_of(llm).drafts)
-    assert found[0] == found[1]
-    assert len(found[0]) > 10
+    names = ("medusa_checkpoints:ForcedMedusa", "medusa_checkpoints:ForcedInDeviceForm")
+    facts.assert_same_drafts(
+        (engine(directory, 5, method=name, max_num_batched_tokens=64) for name in names), (3, 0, 5, 1)
+    )
 
 
 @pytest.mark.parametrize("distribution", ["sparse", "dense"])
 @pytest.mark.parametrize("part", [False, True], ids=["whole", "truncated"])
 def test_reported_distribution_is_the_distribution_drawn_from(distribution, part, heads, target, tmp_path):
     heads = in_reverse(heads) if part else heads
-    options = {"draft_distribution": distribution, "sparse_top_m": V}
-    speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
-    llm = engine(save_vllm(tmp_path, heads), 4, method="medusa_checkpoints:RecordingMedusa", speculative=speculative)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
-    (text,) = continued(llm, tiny_prompts()[4:5], params)
-    steps = proposer_of(llm).steps
-    assert len(steps) > 3
-    for length, draft in steps:
-        count = int(draft.lengths[0])
-        final = target.of(text[: length - 1])["final"][-1]
-        logits = torch.stack([heads.logits(head, final) for head in range(4)])
-        expected = nucleus((logits / 0.8).softmax(-1), 0.9)
-        if heads.token_map is not None:
-            expected = torch.zeros(4, V).index_copy(1, heads.token_map, expected)
-        found = reported_distribution(draft, V, heads.token_map)
-        torch.testing.assert_close(found[:count], expected[:count], rtol=1e-3, atol=1e-4)
-        assert bool((found[:count].gather(1, draft.token_ids[0, :count, None]) > 0).all())
+    method, speculative = "medusa_checkpoints:RecordingMedusa", facts.probabilistic(distribution)
+
+    def logits(text, count, drawn):
+        final = target.of(text[:-1])["final"][-1]
+        return torch.stack([heads.logits(head, final) for head in range(count)])
+
+    facts.assert_drawn_from(
+        engine(save_vllm(tmp_path, heads), 4, method=method, speculative=speculative), logits, heads.token_map
+    )
 
 
 def test_greedy_rows_report_no_distribution(directory):
@@ -355,10 +318,9 @@ def test_heads_run_in_a_dtype_or_quantization_of_their_own(settings, directory):
     ("config", "name"),
     [
         ({"model_type": "recurrent_drafting_drafter", "exit_dim": 512, "rnn": True}, "ReDrafter"),
-        ({"model_type": "mlp_speculator", "n_predict": 3}, "MLP speculator"),
-        ({"architectures": ["MLPSpeculatorPreTrainedModel"], "n_predict": 3}, "MLP speculator"),
+        ({"architectures": ["Drafter"], "exit_dim": 512}, "ReDrafter"),
     ],
-    ids=["redrafter", "mlp-speculator", "by-a-key"],
+    ids=["redrafter", "by-a-key"],
 )
 def test_relatives_are_recognised_and_refused_by_name(config, name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -6,6 +6,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import facts
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,29 +29,15 @@ from mtp_checkpoints import (
 )
 from plain_text import PlainText
 from plugin_helpers import TINY, TargetStates
-from replaying import (
-    ROOMS,
-    assert_replayed,
-    continued,
-    nucleus,
-    reported_distribution,
-    speculate,
-    tiny_prompts,
-    tiny_truth,
-)
+from replaying import ROOMS, assert_replayed, continued, speculate, tiny_prompts, tiny_truth
 from safetensors.torch import save_file
 from sweeps import slow_unless
 
-from specdec import LLM, SamplingParams
+from specdec import LLM
 
 pytestmark = pytest.mark.slow
 
 N = 8
-
-
-@pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +53,6 @@ def directory(module, tmp_path_factory) -> Path:
 
 def engine(directory: Path, k: int, *, method: str = "mtp", **others) -> LLM:
     return speculate(directory, method, k, **others)
-
-
-def replayed(llm: LLM, module: Module, target: TargetStates, index: int, k: int, every: int = 1) -> int:
-    return assert_replayed(llm, module.draft(target), tiny_truth()[index], len(tiny_prompts()[index]), k, every)
 
 
 def with_own_tables(module: Module) -> Module:
@@ -99,7 +82,7 @@ LAYOUTS = {
 def test_drafts_of_every_layout_are_those_of_a_replay(name, target, tmp_path):
     layout, index, module = LAYOUTS[name]()
     path = tiny_target(tmp_path / "target", module.tensors(layout, index))
-    replayed(engine(path, 4), module, target, 1, 4, every=4)
+    facts.replayed(engine(path, 4), module.draft(target), 1, 4, every=4)
 
 
 @pytest.mark.full
@@ -109,12 +92,12 @@ def test_drafts_of_every_layout_and_length_are_those_of_a_replay(name, k, target
     layout, index, module = LAYOUTS[name]()
     llm = engine(tiny_target(tmp_path / "target", module.tensors(layout, index)), k)
     for place in (0, 7, 15):
-        replayed(llm, module, target, place, k, every=3)
+        facts.replayed(llm, module.draft(target), place, k, every=3)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 8])
 def test_drafts_and_accepted_counts_are_those_of_a_replay(k, directory, module, target):
-    accepted = replayed(engine(directory, k), module, target, 5, k)
+    accepted = facts.replayed(engine(directory, k), module.draft(target), 5, k)
     assert accepted > 0, "agreement on drafts that are all rejected would show little"
 
 
@@ -122,7 +105,7 @@ def test_the_packaged_module_drafts_as_a_replay_does(target):
     if not (TINY / "target" / "mtp.safetensors").is_file():
         pytest.skip("assets/tiny/target has no module")
     llm = speculate("tiny", "mtp", 5)
-    assert sum(replayed(llm, packaged_module(), target, index, 5) for index in (3, 4, 5)) > 0
+    assert sum(facts.replayed(llm, packaged_module().draft(target), index, 5) for index in (3, 4, 5)) > 0
 
 
 @pytest.mark.parametrize(("layout", "first"), [(QWEN, 0), (NEXTN, N), (MIMO, 0)], ids=["qwen", "deepseek", "mimo"])
@@ -132,7 +115,7 @@ def test_the_first_of_several_modules_drafts_every_token_where_that_is_asked_for
     tensors = tiny_module(seed=1).tensors(layout, first + 1) | module.tensors(layout, first)
     speculative = {} if layout is QWEN else {"proposer_config": {"num_modules": 1}}
     llm = engine(tiny_target(tmp_path / "target", tensors), 3, speculative=speculative)
-    replayed(llm, module, target, 1, 3, every=4)
+    facts.replayed(llm, module.draft(target), 1, 3, every=4)
 
 
 def speculators_head(directory: Path, module: Module, layer_config: dict, **changes) -> Path:
@@ -163,7 +146,7 @@ def test_an_extracted_head_says_itself_what_it_is_and_drafts_as_a_replay_does(ta
     module = with_own_tables(tiny_module()) if tables else tiny_module()
     path = speculators_head(tmp_path, module, tiny_config())
     llm = LLM("tiny", speculative_config={"model": str(path), "num_speculative_tokens": 3}, max_model_len=256)
-    replayed(llm, module, target, 1, 3, every=4)
+    facts.replayed(llm, module.draft(target), 1, 3, every=4)
 
 
 def test_an_extracted_head_starts_its_target(tmp_path):
@@ -177,7 +160,7 @@ def test_a_module_alone_in_a_directory_is_recognised(target, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "mtp_num_hidden_layers": 1}))
     save_file(module.tensors(QWEN, 0), tmp_path / "model.safetensors")
     llm = LLM("tiny", speculative_config={"model": str(tmp_path), "num_speculative_tokens": 3}, max_model_len=256)
-    replayed(llm, module, target, 1, 3, every=4)
+    facts.replayed(llm, module.draft(target), 1, 3, every=4)
 
 
 FAMILIES = {
@@ -244,7 +227,7 @@ def test_the_recycled_state_can_be_chosen(target, tmp_path):
     module = tiny_module(recycles_normed=False)
     path = tiny_target(tmp_path / "target", module.tensors(QWEN, 0))
     llm = engine(path, 4, speculative={"proposer_config": {"recycled_hidden": "block"}})
-    replayed(llm, module, target, 1, 4, every=4)
+    facts.replayed(llm, module.draft(target), 1, 4, every=4)
 
 
 def test_only_the_module_is_read_from_the_targets_checkpoint(directory, monkeypatch):
@@ -270,54 +253,26 @@ class TestText(PlainText):
 
 @pytest.fixture(scope="module", params=slow_unless("scarce", ROOMS))
 def forced(request, directory) -> LLM:
-    llm = engine(directory, 5, method="mtp_checkpoints:ForcedMtp", **ROOMS[request.param])
-    proposer_of(llm).known = tuple(tiny_truth())
-    return llm
+    return engine(directory, 5, method="mtp_checkpoints:ForcedMtp", **ROOMS[request.param])
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, 5), min_size=1, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, module, target):
-    proposer = proposer_of(forced)
-    proposer.pattern = tuple(pattern)
-    proposer.drafts.clear()
-    continued(forced, tiny_prompts()[1:6])
-    assert len(proposer.drafts) > 15
-    for committed, draft in list(proposer.drafts.items())[::12]:
-        assert draft == module.draft(target)(list(committed), len(draft))
+    facts.assert_drafts_of_a_fresh_prefill(forced, pattern, module.draft(target))
 
 
 def test_device_form_of_a_step_gives_the_same_drafts(directory):
-    found = []
-    for name in ("ForcedMtp", "ForcedInDeviceForm"):
-        llm = engine(directory, 5, method=f"mtp_checkpoints:{name}", max_num_batched_tokens=64)
-        proposer_of(llm).known, proposer_of(llm).pattern = tuple(tiny_truth()), (3, 0, 5, 1)
-        for prompt in tiny_prompts()[2:4]:
-            continued(llm, [prompt])
-        found.append(proposer_of(llm).drafts)
-    assert found[0] == found[1]
-    assert len(found[0]) > 10
+    names = ("mtp_checkpoints:ForcedMtp", "mtp_checkpoints:ForcedInDeviceForm")
+    facts.assert_same_drafts(
+        (engine(directory, 5, method=name, max_num_batched_tokens=64) for name in names), (3, 0, 5, 1)
+    )
 
 
 @pytest.mark.parametrize("distribution", ["sparse", "dense"])
 def test_reported_distribution_is_the_distribution_drawn_from(distribution, directory, module, target):
-    options = {"draft_distribution": distribution, "sparse_top_m": V}
-    speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
-    llm = engine(directory, 3, method="mtp_checkpoints:RecordingMtp", speculative=speculative)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
-    (text,) = continued(llm, tiny_prompts()[4:5], params)
-    steps = proposer_of(llm).steps
-    assert len(steps) > 3
-    for length, draft in steps:
-        count = int(draft.lengths[0])
-        drafted = draft.token_ids[0, :count]
-        if not count:
-            continue
-        _, logits = module.rollout(text[:length], count, target, drafted.tolist())
-        expected = nucleus((logits / 0.8).softmax(-1), 0.9)
-        found = reported_distribution(draft, V)[:count]
-        torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
-        assert bool((found.gather(1, drafted[:, None]) > 0).all())
+    llm = engine(directory, 3, method="mtp_checkpoints:RecordingMtp", speculative=facts.probabilistic(distribution))
+    facts.assert_drawn_from(llm, lambda text, count, drawn: module.rollout(text, count, target, drawn)[1])
 
 
 def test_greedy_rows_report_no_distribution(directory):

@@ -45,20 +45,20 @@ def test_a_target_without_a_module_is_refused_with_where_it_looked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"),
+    ("name", "layout", "why"),
     [
-        ("model.mtp.layers.0.eh_proj.weight", "MiMo-V2"),
-        ("model.layers.9.transformer.self_attn.q_proj.weight", "Step-3.5"),
-        ("language_model.model.mtp.layers.0.transformer_layer.self_attn.q_proj.weight", "MiniMax-M3"),
-        ("model.mtp.layers.0.input_proj.weight", "Inkling"),
-        ("mtp.layers.0.eh_proj.weight", "Nemotron-H"),
-        ("pre_projection.weight", "Gemma-4 assistant"),
-        ("mtp.0.e_proj.weight", "DeepSeek-V4"),
+        ("model.mtp.layers.0.eh_proj.weight", "MiMo-V2", "parts that no type of layer"),
+        ("model.layers.9.transformer.self_attn.q_proj.weight", "Step-3.5", "readers disagree"),
+        ("language_model.model.mtp.layers.0.transformer_layer.self_attn.q_proj.weight", "MiniMax-M3", "norms add one"),
+        ("model.mtp.layers.0.input_proj.weight", "Inkling", "behind a norm of the target"),
+        ("mtp.layers.0.eh_proj.weight", "Nemotron-H", "several layers"),
+        ("pre_projection.weight", "Gemma-4 assistant", "gemma4_assistant. runs it"),
+        ("mtp.0.e_proj.weight", "DeepSeek-V4", "hyper-connections"),
     ],
 )
-def test_a_layout_that_is_not_implemented_is_refused_by_name(name, layout, tmp_path):
+def test_a_layout_that_is_not_implemented_is_refused_by_name_and_reason(name, layout, why, tmp_path):
     path = tiny_target(tmp_path / "target", {name: torch.zeros(2, 2)})
-    with pytest.raises(Refusal, match=f"the layout {layout}.* is not implemented"):
+    with pytest.raises(Refusal, match=f"(?s)the layout {layout}.* is not implemented: .*{why}.*DeepSeek, MiMo, Qwen"):
         engine(path)
 
 

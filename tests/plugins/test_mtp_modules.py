@@ -5,24 +5,14 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import facts
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inside import proposer_of
-from mtp_checkpoints import ERNIE, MIMO, NEXTN, Module, Several, V, fitted_module, tiny_module, tiny_target
+from mtp_checkpoints import ERNIE, MIMO, NEXTN, Module, Several, fitted_module, tiny_module, tiny_target
 from plain_text import PlainText
-from plugin_helpers import TargetStates
-from replaying import (
-    ROOMS,
-    assert_replayed,
-    continued,
-    nucleus,
-    reported_distribution,
-    speculate,
-    tiny_prompts,
-    tiny_truth,
-)
+from replaying import ROOMS, continued, speculate, tiny_prompts, tiny_truth
 
 from specdec import LLM, SamplingParams
 from specdec.sdk import Refusal
@@ -30,11 +20,6 @@ from specdec.sdk import Refusal
 pytestmark = pytest.mark.slow
 
 N, COUNT = 8, 4
-
-
-@pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
 
 
 def modules_like(make, **how) -> Several:
@@ -61,10 +46,6 @@ def start(directory):
     return lambda k, **others: engine(directory, min(k, COUNT), **others)
 
 
-def replayed(llm: LLM, modules: Several, target: TargetStates, index: int, k: int, every: int = 1) -> int:
-    return assert_replayed(llm, modules.draft(target), tiny_truth()[index], len(tiny_prompts()[index]), k, every)
-
-
 def block_recycling(seed: int) -> Module:
     """Without a final norm, as in Ernie's layout."""
     module = tiny_module(seed, recycles_normed=False)
@@ -84,12 +65,12 @@ def test_drafts_of_every_layout_are_those_of_a_replay(name, target, tmp_path):
     layout, first, make = LAYOUTS[name]
     modules = modules_like(make)
     path = tiny_target(tmp_path / "target", modules.tensors(layout, first))
-    replayed(engine(path, COUNT), modules, target, 1, COUNT, every=4)
+    facts.replayed(engine(path, COUNT), modules.draft(target), 1, COUNT, every=4)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, COUNT])
 def test_drafts_and_accepted_counts_are_those_of_a_replay(k, directory, modules, target):
-    accepted = replayed(engine(directory, k), modules, target, 5, k, every=2)
+    accepted = facts.replayed(engine(directory, k), modules.draft(target), 5, k, every=2)
     assert accepted > 0, "agreement on drafts that are all rejected would show little"
 
 
@@ -120,9 +101,7 @@ def test_every_module_matters_and_reads_what_the_one_before_it_made(modules, tar
 
 @pytest.fixture(scope="module", params=["scarce", *(pytest.param(r, marks=pytest.mark.full) for r in ROOMS)])
 def forced(request, directory) -> LLM:
-    llm = engine(directory, COUNT, method="mtp_checkpoints:ForcedMtp", **(ROOMS["chunked"] | ROOMS[request.param]))
-    proposer_of(llm).known = tuple(tiny_truth())
-    return llm
+    return engine(directory, COUNT, method="mtp_checkpoints:ForcedMtp", **(ROOMS["chunked"] | ROOMS[request.param]))
 
 
 @pytest.mark.slow
@@ -130,49 +109,24 @@ def forced(request, directory) -> LLM:
 @given(pattern=st.lists(st.integers(0, COUNT), min_size=1, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, modules, target):
     """Rows that read rejected drafts are run again, though the positions that they lie at were accepted earlier."""
-    proposer = proposer_of(forced)
-    proposer.pattern = tuple(pattern)
-    proposer.drafts.clear()
-    continued(forced, tiny_prompts()[1:6])
-    assert len(proposer.drafts) > 15
-    for committed, draft in list(proposer.drafts.items())[::12]:
-        assert draft == modules.draft(target)(list(committed), len(draft))
+    facts.assert_drafts_of_a_fresh_prefill(forced, pattern, modules.draft(target))
     assert (forced.engine.metrics.counts["num_preemptions"] > 0) == (forced.engine.config.num_kv_blocks is not None)
 
 
 def test_device_form_of_a_step_gives_the_same_drafts(directory):
-    found = []
-    for name in ("ForcedMtp", "ForcedInDeviceForm"):
-        llm = engine(directory, COUNT, method=f"mtp_checkpoints:{name}", max_num_batched_tokens=64)
-        proposer_of(llm).known, proposer_of(llm).pattern = tuple(tiny_truth()), (3, 0, 4, 1)
-        for prompt in tiny_prompts()[2:4]:
-            continued(llm, [prompt])
-        found.append(proposer_of(llm).drafts)
-    assert found[0] == found[1]
-    assert len(found[0]) > 10
+    names = ("mtp_checkpoints:ForcedMtp", "mtp_checkpoints:ForcedInDeviceForm")
+    engines = (engine(directory, COUNT, method=name, max_num_batched_tokens=64) for name in names)
+    facts.assert_same_drafts(engines, (3, 0, 4, 1))
 
 
 @pytest.mark.parametrize("distribution", ["sparse", "dense"])
 def test_reported_distribution_is_the_distribution_drawn_from(distribution, directory, modules, target):
-    options = {"draft_distribution": distribution, "sparse_top_m": V}
-    speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
-    llm = engine(directory, 3, method="mtp_checkpoints:RecordingMtp", speculative=speculative)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
-    (text,) = continued(llm, tiny_prompts()[4:5], params)
-    steps = [(length, draft) for length, draft in proposer_of(llm).steps if int(draft.lengths[0])]
-    assert len(steps) > 3
-    for length, draft in steps:
-        count = int(draft.lengths[0])
-        drafted = draft.token_ids[0, :count]
-        _, logits = modules.rollout(text[:length], count, target, drafted.tolist())
-        found = reported_distribution(draft, V)[:count]
-        torch.testing.assert_close(found, nucleus((logits / 0.8).softmax(-1), 0.9), rtol=2e-3, atol=1e-4)
+    llm = engine(directory, 3, method="mtp_checkpoints:RecordingMtp", speculative=facts.probabilistic(distribution))
+    facts.assert_drawn_from(llm, lambda text, count, drawn: modules.rollout(text, count, target, drawn)[1])
 
 
 def test_text_is_that_of_plain_decoding_in_chunks_and_with_preemption(start):
-    llm = start(COUNT, **(ROOMS["chunked"] | ROOMS["scarce"]))
-    assert continued(llm, tiny_prompts()[:5]) == tiny_truth()[:5]
-    assert llm.engine.metrics.counts["num_preemptions"] > 0
+    facts.assert_plain_text_in_chunks_and_with_preemption(lambda **room: start(COUNT, **room))
 
 
 @pytest.mark.full

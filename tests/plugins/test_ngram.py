@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from specdec.plugins.ngram import NgramProposer
+from specdec.plugins.ngram.branches import BranchingIndex
 from specdec.plugins.ngram.index import NgramIndex
 from specdec.sdk import (
     PADDING_TOKEN_ID,
@@ -318,6 +319,52 @@ class Requests(RuleBasedStateMachine):
 
 TestRequests = Requests.TestCase
 TestRequests.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def tree_of(tokens: list[int], num_nodes: int, max_depth: int, min_length: int = 2) -> list[tuple[int, int]]:
+    index = BranchingIndex(min_length, 5)
+    index.extend(tokens)
+    return index.tree(num_nodes, max_depth)
+
+
+def paths_in(tree: list[tuple[int, int]]) -> set[tuple[int, ...]]:
+    """The tokens from the root to each node."""
+    paths: list[tuple[int, ...]] = []
+    for parent, token in tree:
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
+
+
+def test_a_tree_has_what_followed_each_of_the_matches() -> None:
+    text = [1, 2, 30, 31, 9, 1, 2, 40, 41, 9, 1, 2, 30, 32, 9, 1, 2]
+    assert paths_in(tree_of(text, 8, 2)) == {(30,), (30, 32), (30, 31), (40,), (40, 41)}
+
+
+def test_what_followed_most_matches_comes_first_and_longer_matches_count_more() -> None:
+    text = [1, 2, 30, 9, 1, 2, 40, 9, 1, 2, 30, 8, 1, 2]
+    assert [token for _, token in tree_of(text, 2, 1)] == [30, 40]
+    longer = [7, 1, 2, 40, 9, 1, 2, 30, 9, 1, 2, 30, 8, 7, 1, 2]
+    assert [token for _, token in tree_of(longer, 2, 1)] == [40, 30]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    min_length=st.integers(1, 3),
+    num_nodes=st.integers(1, 16),
+    max_depth=st.integers(1, 6),
+)
+def test_a_tree_has_the_chains_first_token_and_stays_in_its_bounds(
+    tokens: list[int], min_length: int, num_nodes: int, max_depth: int
+) -> None:
+    chain = rescan(tokens, min_length, 5, max_depth)
+    tree = tree_of(tokens, num_nodes, max_depth, min_length)
+    assert bool(tree) == bool(chain)
+    assert len(tree) <= num_nodes
+    assert len(set(tree)) == len(tree), "siblings differ"
+    assert all(len(path) <= max_depth for path in paths_in(tree))
+    whole = paths_in(tree_of(tokens, 64, max_depth, min_length))
+    assert not chain or len(whole) == 64 or tuple(chain) in whole
 
 
 def lines_run(index: NgramIndex, token: int) -> int:

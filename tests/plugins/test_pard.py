@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 
+import facts
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,17 +14,7 @@ from hypothesis import strategies as st
 from inside import plugin_of, proposer_of
 from pard_checkpoints import MASK_ID, H, Made, N, Replay, V, older_pard2, padded, pard, pard2
 from plain_text import PlainText
-from plugin_helpers import TargetStates
-from replaying import (
-    ROOMS,
-    assert_replayed,
-    continued,
-    nucleus,
-    reported_distribution,
-    speculate,
-    tiny_prompts,
-    tiny_truth,
-)
+from replaying import ROOMS, continued, speculate, tiny_prompts, tiny_truth
 
 from specdec import LLM, SamplingParams
 from specdec.sdk import SpecdecError
@@ -31,11 +22,6 @@ from specdec.sdk import SpecdecError
 pytestmark = pytest.mark.slow
 
 MAKERS = (pard, padded, pard2, older_pard2)
-
-
-@pytest.fixture(scope="module")
-def target() -> TargetStates:
-    return TargetStates()
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +43,9 @@ def engine(made: Made, k: int, *, method: str | None = None, speculative: dict |
     return LLM("tiny", speculative_config=config, **({"max_model_len": 256} | others))
 
 
-def replayed(llm: LLM, replay: Replay, index: int, k: int) -> int:
+def cut(replay: Replay, k: int) -> Callable[[list[int], int], list[int]]:
     """A draft is made for K rows, and cut where the text ends."""
-    draft = lambda committed, count: replay.draft(committed, k)[:count]  # noqa: E731
-    return assert_replayed(llm, draft, tiny_truth()[index], len(tiny_prompts()[index]), k, every=2)
+    return lambda committed, count: replay.draft(committed, k)[:count]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
@@ -68,7 +53,9 @@ def test_drafts_and_accepted_counts_of_every_layout_are_those_of_a_replay(make, 
     made = make(tmp_path / "draft").save()
     llm = engine(made, 4)
     assert plugin_of(llm).name == "draft_model"
-    assert replayed(llm, Replay(made, target), 5, 4) > 0, "agreement on drafts that are all rejected would show little"
+    assert facts.replayed(llm, cut(Replay(made, target), 4), 5, 4, every=2) > 0, (
+        "agreement on drafts that are all rejected would show little"
+    )
 
 
 @pytest.mark.full
@@ -78,15 +65,14 @@ def test_drafts_of_every_layout_and_length_are_those_of_a_replay(make, k, target
     made = make(tmp_path / "draft").save()
     llm = engine(made, k)
     for index in (0, 6, 15):
-        replayed(llm, Replay(made, target), index, k)
+        facts.replayed(llm, cut(Replay(made, target), k), index, k, every=2)
 
 
 def test_the_first_draft_of_pard_is_the_models_own_next_token(tmp_path):
     made = pard(tmp_path / "draft").save()
     firsts = []
     for speculative in ({}, {"parallel_drafting": False}):
-        llm = engine(made, 3, method="pard_checkpoints:ForcedPard", speculative=speculative)
-        proposer_of(llm).known, proposer_of(llm).pattern = tuple(tiny_truth()), (2, 0, 3)
+        llm = facts.told(engine(made, 3, method="pard_checkpoints:ForcedPard", speculative=speculative), (2, 0, 3))
         continued(llm, tiny_prompts()[2:4])
         firsts.append({committed: draft[0] for committed, draft in proposer_of(llm).drafts.items()})
     assert firsts[0] == firsts[1]
@@ -106,9 +92,7 @@ def test_all_drafts_come_from_one_pass_over_the_mask(tmp_path):
 
 
 def test_text_is_that_of_plain_decoding_in_chunks_and_with_preemption(start):
-    llm = start(5, **(ROOMS["chunked"] | ROOMS["scarce"]))
-    assert continued(llm, tiny_prompts()[:5]) == tiny_truth()[:5]
-    assert llm.engine.metrics.counts["num_preemptions"] > 0
+    facts.assert_plain_text_in_chunks_and_with_preemption(lambda **room: start(5, **room))
 
 
 @pytest.mark.full
@@ -118,53 +102,26 @@ class TestText(PlainText):
 
 @pytest.fixture(scope="module", params=["scarce", *(pytest.param(r, marks=pytest.mark.full) for r in ROOMS)])
 def forced(request, made) -> LLM:
-    llm = engine(made, 5, method="pard_checkpoints:ForcedPard", **(ROOMS["chunked"] | ROOMS[request.param]))
-    proposer_of(llm).known = tuple(tiny_truth())
-    return llm
+    return engine(made, 5, method="pard_checkpoints:ForcedPard", **(ROOMS["chunked"] | ROOMS[request.param]))
 
 
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(pattern=st.lists(st.integers(0, 5), min_size=2, max_size=7))
 def test_drafts_after_any_history_are_those_of_a_fresh_prefill(pattern, forced, made, target):
     """The target's states before a chunk, a rejection or a preemption are those that its row was left with."""
-    proposer = proposer_of(forced)
-    proposer.pattern = tuple(pattern)
-    proposer.drafts.clear()
-    continued(forced, tiny_prompts()[1:6])
-    replay = Replay(made, target)
-    assert len(proposer.drafts) > 15
-    for committed, draft in list(proposer.drafts.items())[::8]:
-        assert draft == replay.draft(list(committed), 5)[: len(draft)]
+    facts.assert_drafts_of_a_fresh_prefill(forced, pattern, cut(Replay(made, target), 5), every=8)
     assert (forced.engine.metrics.counts["num_preemptions"] > 0) == (forced.engine.config.num_kv_blocks is not None)
 
 
 def test_device_form_of_a_step_gives_the_same_drafts(made):
-    found = []
-    for name in ("ForcedPard", "ForcedInDeviceForm"):
-        llm = engine(made, 5, method=f"pard_checkpoints:{name}", max_num_batched_tokens=64)
-        proposer_of(llm).known, proposer_of(llm).pattern = tuple(tiny_truth()), (3, 0, 5, 1)
-        for prompt in tiny_prompts()[2:4]:
-            continued(llm, [prompt])
-        found.append(proposer_of(llm).drafts)
-    assert found[0] == found[1]
-    assert len(found[0]) > 10
+    names = ("pard_checkpoints:ForcedPard", "pard_checkpoints:ForcedInDeviceForm")
+    facts.assert_same_drafts((engine(made, 5, method=name, max_num_batched_tokens=64) for name in names), (3, 0, 5, 1))
 
 
 @pytest.mark.parametrize("distribution", ["sparse", "dense"])
 def test_reported_distributions_are_those_drawn_from_and_do_not_depend_on_drafts(distribution, made, target):
-    options = {"draft_distribution": distribution, "sparse_top_m": V}
-    speculative = {"draft_sample_method": "probabilistic", "proposer_config": options}
-    llm = engine(made, 3, method="pard_checkpoints:RecordingPard", speculative=speculative)
-    params = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True, seed=1)
-    (text,) = continued(llm, tiny_prompts()[4:5], params)
-    steps = [(length, draft) for length, draft in proposer_of(llm).steps if int(draft.lengths[0])]
-    assert len(steps) > 3
-    for length, draft in steps:
-        count = int(draft.lengths[0])
-        logits = Replay(made, target).logits(text[:length], 3)[:count]
-        found = reported_distribution(draft, V)[:count]
-        torch.testing.assert_close(found, nucleus((logits / 0.8).softmax(-1), 0.9), rtol=2e-3, atol=1e-4)
-        assert bool((found.gather(1, draft.token_ids[0, :count, None]) > 0).all())
+    llm = engine(made, 3, method="pard_checkpoints:RecordingPard", speculative=facts.probabilistic(distribution))
+    facts.assert_drawn_from(llm, lambda text, count, drawn: Replay(made, target).logits(text, 3))
 
 
 def test_every_trap_of_pard2_changes_what_is_drafted(made, target):

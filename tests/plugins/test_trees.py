@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from mtp_checkpoints import QWEN, fitted_module, tiny_target
+from plugin_helpers import TargetStates
+from replaying import tiny_truth
 
 from specdec import LLM, SamplingParams
 from specdec.sdk import ConfigError, Refusal
@@ -11,6 +14,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=40, ignore_eos=True, seed=3)
 TEXTS = ["def read(path):\n    with open(path) as", "The quick brown fox jumps over", "import os\n\nfor name in os."]
 DEPTHS = {"tiny/eagle3": 5, "tiny/eagle": 5, "tiny/dflash": 7, "tiny/medusa": 3, "tiny/draft": 4}
+DRAWN = {"draft_sample_method": "probabilistic"}
 
 
 def made(model=None, nodes=None, **more):
@@ -45,6 +49,44 @@ def test_a_tree_gives_plain_text_in_fewer_steps_than_a_chain(model, plain):
             assert steps < steps_of_chain
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", DEPTHS)
+def test_a_drawn_tree_takes_fewer_steps_than_a_drawn_chain_and_keeps_greedy_text(model, plain):
+    """Sampled and greedy requests in one step. A request's drafts depend on no other, so neither does its text."""
+    chain, tree = made(model, **DRAWN), made(model, 16, **DRAWN)
+    steps = {}
+    for name, llm in (("chain", chain), ("tree", tree)):
+        steps[name] = sum(generated(llm, SEEDED.replace(seed=seed))[1] for seed in range(3))
+        assert generated(llm)[0] == plain[GREEDY]
+    assert steps["tree"] < steps["chain"]
+    mixed = tree.generate(TEXTS, [SEEDED, GREEDY, SEEDED])
+    texts = [list(each.outputs[0].token_ids) for each in mixed]
+    alone = generated(tree, SEEDED)[0]
+    assert texts == [alone[0], plain[GREEDY][1], alone[2]]
+
+
+@pytest.mark.slow
+def test_a_module_of_the_target_drafts_trees(tmp_path):
+    """MTP: chains and trees of its single module, one-hot and drawn."""
+    module = fitted_module(TargetStates(), tiny_truth()[3:9])
+    target = tiny_target(tmp_path / "target", module.tensors(QWEN, 0), mtp_num_hidden_layers=1)
+
+    def engine(**more):
+        config = {"method": "mtp", "num_speculative_tokens": 3, **more} if more else None
+        return LLM(str(target), speculative_config=config, max_model_len=256, max_num_seqs=4)
+
+    plain = engine()
+    texts = {params: generated(plain, params)[0] for params in (GREEDY, SEEDED)}
+    chain, one_hot, drawn = engine(method="mtp"), engine(num_draft_nodes=12), engine(num_draft_nodes=12, **DRAWN)
+    _, steps_of_chain = generated(chain)
+    for params in (GREEDY, SEEDED):
+        found, steps = generated(one_hot, params)
+        assert found == texts[params]
+        assert params is SEEDED or steps < steps_of_chain
+    assert generated(drawn)[0] == texts[GREEDY]
+    assert generated(drawn, SEEDED)[1] < sum(map(len, texts[SEEDED]))
+
+
 def test_a_tree_is_as_large_and_as_deep_as_asked():
     sizes: set[int] = set()
     engine = made("tiny/eagle3", 16).engine
@@ -72,13 +114,9 @@ def test_near_the_end_of_the_context_trees_are_cut(plain):
 
 
 def test_a_proposer_of_chains_refuses_a_number_of_nodes():
+    method = "specdec.plugins.layer_skip.proposer:LayerSkipProposer"
     with pytest.raises(Refusal, match="num_draft_nodes is 16, and this proposer drafts chains"):
-        LLM("tiny", speculative_config={"method": "ngram", "num_speculative_tokens": 4, "num_draft_nodes": 16})
-
-
-def test_trees_that_would_have_to_be_drawn_are_refused():
-    with pytest.raises(Refusal, match="probabilistic"):
-        made("tiny/eagle3", 16, draft_sample_method="probabilistic")
+        LLM("tiny", speculative_config={"method": method, "num_speculative_tokens": 4, "num_draft_nodes": 16})
 
 
 @pytest.mark.parametrize("nodes", [0, 65, "16"])
@@ -92,8 +130,9 @@ def test_a_target_with_states_refuses_trees_with_the_reason():
         LLM("tiny/hybrid", speculative_config={"method": "mtp", "num_speculative_tokens": 3, "num_draft_nodes": 8})
 
 
-def test_suffix_trees_branch_where_several_tokens_followed():
-    config = {"method": "suffix", "num_speculative_tokens": 6, "num_draft_nodes": 12}
+@pytest.mark.parametrize("method", ["suffix", "ngram"])
+def test_trees_of_seen_text_branch_where_several_tokens_followed(method):
+    config = {"method": method, "num_speculative_tokens": 6, "num_draft_nodes": 12}
     llm = LLM("tiny", speculative_config=config, max_model_len=256)
     prompt = [9, 5, 6, 7, 9, 5, 8, 3, 9, 5, 6, 4, 9, 5]
     plain = LLM("tiny", max_model_len=256)

@@ -14,6 +14,8 @@ from specdec.core.kernels.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
 from specdec.core.kernels.row_filter import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, num_passes
 from specdec.core.kernels.row_filter.kernel import filter_rows_kernel
 from specdec.core.kernels.row_stats.kernel import draft_stats_kernel, row_stats_kernel
+from specdec.core.kernels.tree_verdict import Trees
+from specdec.core.kernels.tree_verdict.kernel import tree_verdict_kernel
 from specdec.core.kernels.verdict import (
     DenseDistribution,
     Distributions,
@@ -53,7 +55,7 @@ def row_filters(dtype: str, shared: bool) -> Build:
     return flat(filter_rows_kernel, types, constants, PER_ROW)
 
 
-def verdicts(dtype: str, distribution: str = "fp32", **variant: Any) -> Build:
+def verdicts(dtype: str, distribution: str = "fp32", *, trees: bool = False, **variant: Any) -> Build:
     f32, i64 = "*fp32", "*i64"
     dense = DenseDistribution(f"*{distribution}", "i32", "i64", "i32", f32, f32, "i32", "i32")
     arguments = {
@@ -63,13 +65,17 @@ def verdicts(dtype: str, distribution: str = "fp32", **variant: Any) -> Build:
         "outputs": Outputs(i64, i64, f32, f32, i64, "*u8", f32),
     }
     of_step = Requests(i64, "i64", i64, f32, i64, i64, "*fp64", "*fp64", "i32")._asdict()
+    if trees:
+        of_step |= Trees(i64, "*u8", i64)._asdict() | {"PUT_BACK": "constexpr"}
+        variant |= {"places": 64}
     aligned = {at for i, group in enumerate(arguments.values()) for at in _aligned(group, (i,))}
-    constant = Variant(tile=TILE, tiles=TILES, places=16, **variant)
-    options = PER_BLOCK if constant.block else PER_ROW
+    constant = Variant(**{"tile": TILE, "tiles": TILES, "places": 16} | variant)
+    drawn_trees = trees and (constant.probs or constant.logits or constant.sparse)
+    options = PER_BLOCK if constant.block or drawn_trees else PER_ROW
     return Build(
-        verdict_kernel,
+        tree_verdict_kernel if trees else verdict_kernel,
         {**arguments, "cu_rows": i64, **of_step, "VARIANT": "constexpr"},
-        {"VARIANT": constant},
+        {"VARIANT": constant} | ({"PUT_BACK": True} if trees else {}),
         aligned,
         options,
     )
@@ -108,6 +114,16 @@ BUILDS: dict[str, Build] = {
     "block_probs-bf16-shared": verdicts("bf16", probs=True, block=True, skip_last=True, shared=True),
     "block_logits-bf16-mapped": verdicts("bf16", "bf16", logits=True, mapped=True, block=True, skip_last=True),
     "block_sparse-bf16": verdicts("bf16", sparse=64, block=True, skip_last=True),
+    **{f"trees-{dtype}": verdicts(dtype, trees=True) for dtype in ("bf16", "fp16", "fp32")},
+    "trees-bf16-filters": verdicts("bf16", trees=True, filters=True),
+    "trees-bf16-uniforms": verdicts("bf16", trees=True, uniforms=True),
+    **{f"trees_probs-{dtype}": verdicts(dtype, trees=True, probs=True) for dtype in ("bf16", "fp32")},
+    "trees_logits-bf16-mapped": verdicts("bf16", "bf16", trees=True, logits=True, mapped=True),
+    **{f"trees_sparse-{dtype}": verdicts(dtype, trees=True, sparse=64) for dtype in ("bf16", "fp32")},
+    "trees_sparse-bf16-filters": verdicts("bf16", trees=True, sparse=64, filters=True),
+    "trees_sparse-bf16-block": verdicts("bf16", trees=True, sparse=64, block=True),
+    "trees_probs-bf16-block": verdicts("bf16", trees=True, probs=True, block=True),
+    "trees_dense-bf16-filters": verdicts("bf16", trees=True, probs=True, logits=True, filters=True, block=True),
     "every_kind-bf16": verdicts("bf16", probs=True, logits=True, sparse=64, mapped=True, filters=True, shared=True),
 }  # fmt: skip
 

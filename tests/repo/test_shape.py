@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,43 +108,74 @@ def test_every_function_may_have_a_complexity_of_at_most_twelve() -> None:
     assert not [path for path in FILES.values() if "noqa: C901" in path.read_text(encoding="utf-8")]
 
 
-STEP = """
+STEPS = """
+import json
 import sys
 from collections import Counter
 from pathlib import Path
 from specdec import LLM, SamplingParams
 
-root, calls = Path(sys.argv[1]), Counter()
-ours = {}
+root, ours = Path(sys.argv[1]), {}
 
 def count(frame, event, argument):
     name = frame.f_code.co_filename
     if event == "call":
         if name not in ours:
-            ours[name] = Path(name).is_absolute() and root in Path(name).resolve().parents
-        calls[name] += ours[name]
+            path = Path(name).resolve()
+            ours[name] = str(path.relative_to(root)) if Path(name).is_absolute() and root in path.parents else ""
+        calls[ours[name]] += bool(ours[name])
 
-engine = LLM(str(root / "assets" / "tiny" / "target")).engine
-for prompt in ([5, 6, 7, 8], [9, 10, 11]):
-    engine.add_request(prompt, SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
-for _ in range(6):
-    engine.step()
-sys.setprofile(count)
-engine.step()
-sys.setprofile(None)
-print(len(+calls), calls.total())
+for speculation, num_steps in json.loads(sys.argv[2]):
+    calls = Counter()
+    engine = LLM(str(root / "assets" / "tiny" / "target"), speculative_config=speculation).engine
+    for prompt in ([5, 6, 7, 8], [9, 10, 11]):
+        engine.add_request(prompt, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+    for _ in range(6):
+        engine.step()
+    before = engine.metrics.acceptance.num_draft_tokens
+    sys.setprofile(count)
+    for _ in range(num_steps):
+        engine.step()
+    sys.setprofile(None)
+    drafted = engine.metrics.acceptance.num_draft_tokens - before
+    print(json.dumps({"files": sorted(+calls), "calls": calls.total(), "drafted": drafted}))
 """
+LONGER = 12
+"""Steps among which drafts are verified."""
+SPECULATION = [
+    (None, 1),
+    ({"method": "ngram", "num_speculative_tokens": 3, "proposer_config": {"prompt_lookup_min": 1}}, LONGER),
+    ({"method": "suffix", "num_speculative_tokens": 3, "num_draft_nodes": 6}, LONGER),
+]
+OF_TREES = re.compile(r"tree|path")
+"""Their files are named so, in the engine and in `sdk`."""
 
 
-def test_a_plain_step_stays_small() -> None:
-    """Of two requests on the packaged target: calls of our functions, and files that they lie in."""
+@cache
+def steps() -> list[dict[str, Any]]:
+    """Of plain steps, of chains and of trees, for two requests on the packaged target: calls of our functions, the
+    files that they lie in, and how many drafts were verified.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", STEP, str(ROOT)],
+        [sys.executable, "-c", STEPS, str(ROOT), json.dumps(SPECULATION)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         check=True,
     )
-    num_files, num_calls = map(int, done.stdout.split())
-    assert num_files <= 20
-    assert num_calls <= 250
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_plain_step_stays_small() -> None:
+    plain, _, _ = steps()
+    assert len(plain["files"]) <= 20
+    assert plain["calls"] <= 250
+
+
+def test_no_code_of_trees_is_on_the_way_of_chains() -> None:
+    plain, chains, trees = steps()
+    assert chains["drafted"] > 0
+    assert trees["drafted"] > 0
+    of_trees = [[name for name in each["files"] if OF_TREES.search(name)] for each in (plain, chains, trees)]
+    assert of_trees[:2] == [[], []]
+    assert len(of_trees[2]) > 4, "the trace would not see it"

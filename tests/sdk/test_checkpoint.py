@@ -159,12 +159,12 @@ def test_reading_a_checkpoint_loads_no_torch(tmp_path):
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0
 
 
-def test_an_adapter_is_no_checkpoint_and_is_named(tmp_path):
+def test_an_adapter_is_read_by_its_own_configuration(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"(?s)SD-E286 .*is an adapter of PEFT.*Uno") as caught:
-        Checkpoint.open(tmp_path)
-    assert str(tmp_path / "adapter_config.json") in str(caught.value)
+    checkpoint = Checkpoint.open(tmp_path)
+    assert (checkpoint.get("r", int), checkpoint.config_file.name) == (8, "adapter_config.json")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert Checkpoint.open(tmp_path).config == {"model_type": "llama"}
 
 
 @pytest.mark.parametrize("key", ["", "model", "transformer_layer_config"])

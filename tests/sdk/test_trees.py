@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from specdec.sdk import Draft
-from specdec.sdk.trees import best_first, depths, draw_siblings, path_to, rerank, shape_of_rates, tree_of_paths
+from specdec.sdk.trees import (
+    best_first,
+    branches,
+    depths,
+    draw_siblings,
+    path_to,
+    rerank,
+    shape_of_rates,
+    tree_of_paths,
+)
 
 
 def test_paths_that_begin_alike_share_their_nodes() -> None:
@@ -21,6 +30,12 @@ def test_depths_and_paths_follow_the_parents() -> None:
     assert depths(parents) == [1, 2, 2, 1, 3]
     assert path_to(4, parents) == [0, 2, 4]
     assert path_to(-1, parents) == []
+
+
+def test_branches_are_chains_of_first_children_and_hold_each_node_once() -> None:
+    assert branches([-1, 0, 1, 1, 0, -1, 5]) == [[0, 1, 2], [3], [4], [5, 6]]
+    assert branches(range(-1, 3)) == [[0, 1, 2, 3]]
+    assert branches([]) == []
 
 
 def test_a_draft_of_trees_is_padded_to_its_width() -> None:

@@ -14,6 +14,18 @@ from ..attention_spec import Mode
 
 
 @dataclass(frozen=True)
+class TreeMask:
+    """The last positions of each request are nodes of a tree: each sees what lies before the tree, and its own path.
+
+    A node stands at the position of its depth for windows and chunks, and its slot follows its number.
+    """
+
+    num_nodes: Tensor  # [B] int32; 0: all positions of the request follow each other
+    ancestors: Tensor  # [B, W] int64; see `kernels.tree_masks`
+    depths: Tensor  # [B, W] int32
+
+
+@dataclass(frozen=True)
 class Pages:
     """Where the keys of a batch's requests lie, and which queries are whose.
 
@@ -28,3 +40,4 @@ class Pages:
     max_queries: int  # no request has more; a bound that the host knows without asking
     max_keys: int  # likewise; the same for an engine's whole life, so that it changes no rounding
     mode: Mode = "causal"
+    tree: TreeMask | None = None  # with "causal" alone

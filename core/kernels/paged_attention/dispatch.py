@@ -20,7 +20,8 @@ def _on_cuda(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: At
         query.device,
         query.dtype,
         pages.block_size,
-        query.shape[2] == values.shape[2]
+        pages.tree is None
+        and query.shape[2] == values.shape[2]
         and all(each is None for each in (spec.softcap, spec.chunk, spec.sinks))
         and (spec.window is None or pages.mode == "causal"),
     )
@@ -31,8 +32,8 @@ def _on_cuda(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: At
 def _implementation(device: torch.device, dtype: torch.dtype, block_size: int, is_plain: bool) -> AttendPages:
     """PyTorch's own paged attention for plain layers where it has one; else the Triton kernel; else the plain form.
 
-    `is_plain`: one head size, no softcap, chunk or sinks, no window over a block. Imported here because a CPU needs
-    none of them.
+    `is_plain`: no tree, one head size, no softcap, chunk or sinks, no window over a block. Imported here because a CPU
+    needs none of them.
     """
     from . import varlen
 

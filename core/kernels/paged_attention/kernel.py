@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..attention_spec import AttentionSpec
 from ..launch import ATTENTION, next_power_of_two, registers
-from . import Pages
+from . import Pages, TreeMask
 
 MINUS_INF = tl.constexpr(float("-inf"))
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -51,6 +51,7 @@ def keys_of_range(number):
 def keys_of_tile(
     first_row,
     start,
+    earliest,
     num_keys,
     window,
     chunk,
@@ -60,26 +61,70 @@ def keys_of_tile(
     WINDOWED: tl.constexpr,
     CHUNKED: tl.constexpr,
 ):
-    """The first key that any query of a tile sees, and the one after the last."""
+    """The first key that any query of a tile sees, and the one after the last. earliest: the first query's position."""
     begin, stop = start * 0, num_keys
     if MODE != FULL_BLOCK:
         stop = tl.minimum(num_keys, start + (first_row + ROWS - 1) // GROUP + 1)
     if WINDOWED:
         first = start - window
         if MODE == CAUSAL:
-            first += first_row // GROUP + 1
+            first = earliest - window + 1
         begin = tl.maximum(first, 0)
     if CHUNKED:
-        begin = tl.maximum(begin, (start + first_row // GROUP) // chunk * chunk)
+        begin = tl.maximum(begin, earliest // chunk * chunk)
     return begin, stop
 
 
 @triton.jit
-def is_seen(key, query, start, window, chunk, MODE: tl.constexpr, WINDOWED: tl.constexpr, CHUNKED: tl.constexpr):
-    """Whether queries [ROWS, 1] see keys [1, KEYS], by their positions; `start` is that of the pass's first query."""
+def first_node_of(num_nodes_ptr, request, num_keys, TREE: tl.constexpr):
+    """Where the nodes of a request begin among its keys."""
+    first_node = num_keys
+    if TREE:
+        first_node -= tl.load(num_nodes_ptr + request)
+    return first_node
+
+
+@triton.jit
+def placed(slots, real, earliest, first_node, ancestors_ptr, depths_ptr, TREE: tl.constexpr):
+    """(position of the first query, positions of all, their paths as bits) of queries that are the keys `slots`."""
+    positions, ancestors = slots, slots
+    if TREE:
+        in_tree = real & (slots >= first_node)
+        earliest = tl.minimum(earliest, first_node)
+        ancestors = tl.load(ancestors_ptr + slots - first_node, mask=in_tree, other=0)
+        depths = tl.load(depths_ptr + slots - first_node, mask=in_tree, other=0)
+        positions = tl.where(in_tree, first_node - 1 + depths, slots)
+    return earliest, positions, ancestors
+
+
+@triton.jit
+def is_seen(
+    key,
+    query,
+    start,
+    first_node,
+    ancestors,
+    depths_ptr,
+    window,
+    chunk,
+    MODE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    TREE: tl.constexpr,
+):
+    """Whether queries [ROWS, 1] see keys [1, KEYS], by their positions; `start` is that of the pass's first query.
+
+    Of the nodes of a tree a query sees those on its path.
+    """
     seen = key >= 0
     if MODE != FULL_BLOCK:
         seen = key <= query
+    if TREE:
+        node = tl.minimum(tl.maximum(key - first_node, 0), 63)
+        seen = tl.where(key < first_node, seen, ((ancestors >> node) & 1) == 1)
+        if WINDOWED or CHUNKED:
+            depth = tl.load(depths_ptr + node, mask=key >= first_node, other=0)
+            key = tl.where(key >= first_node, first_node - 1 + depth, key)
     if WINDOWED:
         seen = seen & (key > query - window if MODE == CAUSAL else key >= start - window)
     if CHUNKED:
@@ -87,7 +132,12 @@ def is_seen(key, query, start, window, chunk, MODE: tl.constexpr, WINDOWED: tl.c
     return seen
 
 
-@triton.jit(do_not_specialize=["maxima_ptr", "sums_ptr", "table_ptr", "num_keys_ptr", "cu_queries_ptr"])
+@triton.jit(
+    do_not_specialize=[
+        "maxima_ptr", "sums_ptr", "table_ptr", "num_keys_ptr", "cu_queries_ptr", "num_nodes_ptr", "ancestors_ptr",
+        "depths_ptr", "tree_width",
+    ]
+)  # fmt: skip
 def attend_pages_kernel(
     query_ptr,
     query_stride,
@@ -103,6 +153,10 @@ def attend_pages_kernel(
     num_keys_ptr,
     cu_queries_ptr,
     sinks_ptr,
+    num_nodes_ptr,
+    ancestors_ptr,
+    depths_ptr,
+    tree_width,
     num_kv_heads,
     scale,
     softcap,
@@ -123,6 +177,7 @@ def attend_pages_kernel(
     CAPPED: tl.constexpr,
     SINKING: tl.constexpr,
     RANGED: tl.constexpr,
+    TREE: tl.constexpr,
 ):
     """Grid [any, B * Hkv, ranges]. With RANGED the output is fp32 [N, Hq, ranges, Dv] and not yet divided."""
     request, kv_head = tl.program_id(1) // num_kv_heads, tl.program_id(1) % num_kv_heads
@@ -131,14 +186,21 @@ def attend_pages_kernel(
     num_keys = tl.load(num_keys_ptr + request)
     start = num_keys - num_queries
     table_ptr += request.to(tl.int64) * table_width
+    first_node = first_node_of(num_nodes_ptr, request, num_keys, TREE)
+    ancestors_ptr += request * tree_width
+    depths_ptr += request * tree_width
     dims, value_dims = tl.arange(0, PADDED_DIM), tl.arange(0, PADDED_VALUE_DIM)
     for first_row in range(tl.program_id(0) * ROWS, num_queries * GROUP, tl.num_programs(0) * ROWS):
         rows = first_row + tl.arange(0, ROWS)
         real = rows < num_queries * GROUP
-        positions = start + rows // GROUP
+        earliest, positions, ancestors = placed(
+            start + rows // GROUP, real, start + first_row // GROUP, first_node, ancestors_ptr, depths_ptr, TREE
+        )
         tokens, heads = (first_query + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
 
-        begin, stop = keys_of_tile(first_row, start, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED)
+        begin, stop = keys_of_tile(
+            first_row, start, earliest, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED
+        )
         if RANGED:
             range_begin, range_stop = keys_of_range(tl.program_id(2))
             begin, stop = tl.maximum(begin, range_begin), tl.minimum(stop, range_stop)
@@ -173,7 +235,18 @@ def attend_pages_kernel(
                 if CAPPED:
                     scores = softcap * (2.0 * tl.sigmoid(2.0 * (scores / softcap)) - 1.0)
                 seen = there[None, :] & is_seen(
-                    key_positions[None, :], positions[:, None], start, window, chunk, MODE, WINDOWED, CHUNKED
+                    key_positions[None, :],
+                    positions[:, None],
+                    start,
+                    first_node,
+                    ancestors[:, None],
+                    depths_ptr,
+                    window,
+                    chunk,
+                    MODE,
+                    WINDOWED,
+                    CHUNKED,
+                    TREE,
                 )
                 scores = tl.where(seen, scores * LOG2_E, MINUS_INF)
                 new_maxima = tl.maximum(maxima, tl.max(scores, 1))
@@ -251,6 +324,7 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
     output = query.new_empty(num_tokens, num_heads, value_dim)
     totals = maxima = sums = output
     sinks = output if spec.sinks is None else spec.sinks
+    tree = pages.tree or TreeMask(pages.num_keys, pages.num_keys, pages.num_keys)  # which is not read then
     num_queries, num_ranges = pages.max_queries, num_ranges_of(pages.max_keys)
     if num_tokens <= few_tokens(num_ranges):
         num_queries = -(-num_tokens // num_requests)  # a program goes on to the next tile where there are more
@@ -276,6 +350,10 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
         pages.num_keys,
         pages.cu_queries,
         sinks,
+        tree.num_nodes,
+        tree.ancestors,
+        tree.depths,
+        tree.ancestors.shape[-1],
         num_kv_heads,
         spec.scale,
         spec.softcap or 0.0,
@@ -294,6 +372,7 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
         CAPPED=spec.softcap is not None,
         SINKING=spec.sinks is not None,
         RANGED=num_ranges > 1,
+        TREE=pages.tree is not None,
         **tile,
         **ATTENTION,
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attention_spec import AttentionSpec, Mode
-from . import Pages
+from . import Pages, TreeMask
 
 
 def attend_pages(
@@ -24,7 +24,10 @@ def attend_pages(
         position = torch.arange(num_keys, device=query.device)
         block = pages.block_table[b, position // pages.block_size].long()
         slots = block * pages.block_size + position % pages.block_size
-        seen = _seen(num_keys, own.stop - own.start, spec, pages.mode).to(query.device)
+        if pages.tree is None:
+            seen = _seen(num_keys, own.stop - own.start, spec, pages.mode).to(query.device)
+        else:
+            seen = _seen_in_tree(num_keys, own.stop - own.start, spec, pages.tree, b).to(query.device)
         output[own] = _attend(query[own], keys[slots], values[slots], seen, spec)
     return output
 
@@ -38,6 +41,20 @@ def _seen(num_keys: int, num_queries: int, spec: AttentionSpec, mode: Mode) -> T
     if spec.window is not None:
         seen = seen & (key > query - spec.window if mode == "causal" else key >= first - spec.window)
     return seen if spec.chunk is None else seen & (key >= query // spec.chunk * spec.chunk)
+
+
+def _seen_in_tree(num_keys: int, num_queries: int, spec: AttentionSpec, tree: TreeMask, b: int) -> Tensor:
+    """As `_seen`, where the last positions of request b are nodes."""
+    count = int(tree.num_nodes[b])
+    first = num_keys - count  # slot of node 0
+    node = torch.arange(count)
+    position = torch.cat([torch.arange(first), first - 1 + tree.depths[b, :count].cpu()])
+    seen = torch.arange(num_keys) <= torch.arange(num_keys)[:, None]
+    seen[first:, first:] = tree.ancestors[b, :count].cpu()[:, None] >> node & 1 == 1
+    query, seen = position[num_keys - num_queries :, None], seen[num_keys - num_queries :]
+    if spec.window is not None:
+        seen = seen & (position > query - spec.window)
+    return seen if spec.chunk is None else seen & (position >= query // spec.chunk * spec.chunk)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, spec: AttentionSpec) -> Tensor:

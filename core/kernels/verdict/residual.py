@@ -113,8 +113,17 @@ def residual_tile(row, vocab_size, distributions, distribution, kind, tile, WIDT
     the residual.
     """
     row_ptr, top, scale, cutoff, mass = row
-    probs_ptr, logits_ptr, distribution_top, distribution_inverse = distribution
     weights = distribution_weights(row_ptr, tile, top, scale, cutoff, vocab_size, WIDTH, VARIANT.filters)
+    q = dense_tile(weights, vocab_size, distributions, distribution, kind, tile, WIDTH, VARIANT)
+    return tl.maximum(weights * (1.0 / mass).to(tl.float32) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def dense_tile(
+    weights, vocab_size, distributions, distribution, kind, tile, WIDTH: tl.constexpr, VARIANT: tl.constexpr
+):
+    """q of a tile, fp32 [WIDTH], for a dense distribution; anything like `weights` for another."""
+    probs_ptr, logits_ptr, distribution_top, distribution_inverse = distribution
     q = weights
     if VARIANT.probs:
         if kind == DENSE_PROBS:
@@ -128,7 +137,7 @@ def residual_tile(row, vocab_size, distributions, distribution, kind, tile, WIDT
                 logits_ptr, size, tile, distributions.t2d, vocab_size, WIDTH, VARIANT.mapped, MINUS_INF
             )
             q = tl.exp2((values - distribution_top) * LOG2_E) * distribution_inverse
-    return tl.maximum(weights * (1.0 / mass).to(tl.float32) - q, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return q
 
 
 @triton.jit

@@ -129,6 +129,20 @@ def test_a_combinator_runs_as_one_proposer(run_engine, plain, record, tiny_draft
     record(run, "several proposers in one (a combinator)")
 
 
+TREES = {
+    "a proposer of its own": {"method": "everywhere:TreeWitness", "on_proposer_error": "raise"},
+    "eagle3": {"model": "tiny/eagle3", "num_draft_nodes": 12, "on_proposer_error": "raise"},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_of_trees_the_best_path_is_verified(run_engine, plain, record, name):
+    run = run_engine("Configured", specdec=TREES[name], **KEEPS_KV)
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 20
+    record(run, "drafts in trees")
+
+
 def test_a_request_at_the_longest_length_costs_nobody_else_drafts(run_engine, prompts):
     """vLLM alone drafts K zeros for everybody then."""
     max_model_len = max(map(len, prompts)) + 40
@@ -140,17 +154,17 @@ def test_a_request_at_the_longest_length_costs_nobody_else_drafts(run_engine, pr
     assert max(len(ids) + len(out[0]) for ids, out in zip(prompts, outputs, strict=True)) == max_model_len
 
 
-def test_what_export_prints_runs(run_engine, target, plain):
+def test_what_export_prints_runs(run_engine, vllm_target, plain):
     config = {"model": "tiny/medusa", "num_speculative_tokens": 2}
-    run = run_engine(**hand_over("vllm", str(target), config, PluginSettings()).settings)
+    run = run_engine(**hand_over("vllm", str(vllm_target), config, PluginSettings()).settings)
     assert run["outputs"][0] == plain
     assert run["reports"][0]["num_accepted_draft_tokens"] > 0
 
 
-def test_reported_distributions_reach_the_verifier(run_engine, target, record):
+def test_reported_distributions_reach_the_verifier(run_engine, vllm_target, record):
     """The target drafts for itself: with its q every draft is accepted, without q about as many as p is peaked."""
     sampled = {"temperature": 1.0, "seed": 1}
-    itself = {"model": str(target), "proposer_config": {"draft_distribution": "dense"}}
+    itself = {"model": str(vllm_target), "proposer_config": {"draft_distribution": "dense"}}
     probabilistic = {"draft_sample_method": "probabilistic"}
     run = run_engine("draft_model", specdec=itself, sampling=sampled, speculative=probabilistic, **KEEPS_KV)
     assert run["error"] is None
@@ -205,7 +219,6 @@ REFUSED = {
         "the last stage",
     ),
     "a draft network beside a prefix cache": (EAGLE3, {"enable_prefix_caching": True}, "prefix cache skips positions"),
-    "drafts in trees": ({"method": "everywhere:Tree"}, {}, 'topology="tree"'),
 }
 
 

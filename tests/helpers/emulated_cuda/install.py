@@ -42,6 +42,7 @@ def emulated_cuda(num_devices: int = 1, memory: int = 64 * GIB, *, poison: bool 
         stack.enter_context(patch.object(torch.cuda.graph, "default_capture_stream", None))
         stack.enter_context(patch.object(torch._C, "_host_emptyCache", lambda: None, create=True))
         stack.enter_context(patch.object(DeviceTensor, "dispatch", staticmethod(cuda.run), create=True))
+        stack.enter_context(patch.object(torch, "load", _loading(torch.load)))
         for name in ("tensor", "as_tensor"):
             stack.enter_context(patch.object(torch, name, _made_from_numbers(getattr(torch, name), cuda)))
         convert = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -113,6 +114,19 @@ def _device_of_context() -> torch.device | None:
     """That of the innermost `with torch.device(...)`."""
     contexts = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)]
     return contexts[-1].device if contexts else None
+
+
+def _loading(real: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.load` of a file with tensors by name: here it reads, and torch copies."""
+
+    @functools.wraps(real)
+    def load(file: Any, *args: Any, map_location: Any = None, **options: Any) -> Any:
+        if map_location is None or torch.device(map_location).type != "cuda":
+            return real(file, *args, map_location=map_location, **options)
+        found = real(file, *args, map_location="cpu", **options)
+        return {name: each.to(map_location) for name, each in found.items()}
+
+    return load
 
 
 def _safe_open() -> Any:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import specdec.adapters.vllm as selector
+from specdec.adapters.vllm_shared.plan import refuse_for_v1, refuse_needs, refuse_plan
+from specdec.adapters.vllm_shared.settings import read_settings
 from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, differences
-from specdec.adapters.vllm_v1.plan import refuse_needs, refuse_plan
-from specdec.adapters.vllm_v1.settings import read_settings
 from specdec.sdk import ConfigError, DraftKV, LayerPass, Needs, Refusal
 
 
@@ -60,13 +60,14 @@ def test_the_selector_makes_a_class_per_name_and_imports_no_vllm():
         _ = selector.__path__
 
 
+KEEPS_KV = Needs(draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8))
+
+
 def plan(**changes):
     values = {
         "scheduler_config.async_scheduling": False,
         "parallel_config.pipeline_parallel_size": 1,
         "parallel_config.data_parallel_size": 1,
-        "model_config.is_multimodal_model": False,
-        "model_config.uses_mrope": False,
         "model_config.is_hybrid": False,
         "model_config.is_attention_free": False,
         "model_config.enable_prompt_embeds": False,
@@ -87,20 +88,18 @@ def plan(**changes):
 
 def test_the_usual_plan_is_taken():
     refuse_plan(plan())
-    refuse_needs(Needs(draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8)), plan())
-    refuse_needs(Needs(), plan(**{"cache_config.enable_prefix_caching": True}))
+    refuse_needs(KEEPS_KV, plan(**{"cache_config.enable_prefix_caching": True}))
+    refuse_for_v1(KEEPS_KV, plan())
+    refuse_for_v1(Needs(), plan(**{"cache_config.enable_prefix_caching": True}))
 
 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("scheduler_config.async_scheduling", True, "async_scheduling=False"),
         ("model_config.is_hybrid", True, "specdec.LLM"),
         ("model_config.is_attention_free", True, "specdec.LLM"),
         ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size=1"),
         ("parallel_config.data_parallel_size", 2, "one engine per replica"),
-        ("model_config.is_multimodal_model", True, "a target for text"),
-        ("model_config.uses_mrope", True, "a target for text"),
         ("model_config.enable_prompt_embeds", True, "enable_prompt_embeds=False"),
         ("speculative_config.rejection_sample_method", "synthetic", "standard"),
     ],
@@ -111,15 +110,16 @@ def test_a_plan_in_which_no_proposer_can_run_is_refused_with_what_would_work(fie
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "reason"),
+    ("refuse", "field", "value", "reason"),
     [
-        ("cache_config.enable_prefix_caching", True, "enable_prefix_caching=False"),
-        ("kv_transfer_config", object(), "no KV connector"),
+        (refuse_for_v1, "cache_config.enable_prefix_caching", True, "enable_prefix_caching=False"),
+        (refuse_for_v1, "scheduler_config.async_scheduling", True, "async_scheduling=False"),
+        (refuse_needs, "kv_transfer_config", object(), "no KV connector"),
     ],
 )
-def test_a_plan_that_would_leave_holes_in_draft_kv_is_refused(field, value, reason):
+def test_a_plan_that_a_runner_or_a_need_cannot_live_in_is_refused(refuse, field, value, reason):
     with pytest.raises(Refusal, match=reason):
-        refuse_needs(Needs(draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8)), plan(**{field: value}))
+        refuse(KEEPS_KV, plan(**{field: value}))
 
 
 EXPECTED = {**METHODS, **FUNCTIONS, **FIELDS}

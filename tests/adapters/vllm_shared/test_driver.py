@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.adapters.vllm_v1.driver import Driver
-from specdec.adapters.vllm_v1.engine_step import EngineStep, boundaries
+from specdec.adapters.vllm_shared.driver import Driver
+from specdec.adapters.vllm_shared.engine_step import EngineStep, boundaries
+from specdec.adapters.vllm_shared.rows import RequestRows
+from specdec.adapters.vllm_v1.step import read_step
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError, hookimpl
 from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
@@ -90,16 +92,59 @@ class Reading:
         return Draft.from_lists([()] * len(step), K)
 
 
-def make_driver(cls, policy="disable", sample="greedy", **info):
+class Branching:
+    """Drafts two paths of which the second is longer, in 8 nodes, and remembers which were accepted."""
+
+    needs = Needs(topology="tree", confidence=True)
+    path = (22, 23, 24, 25)  # nodes 1, 2, 3, 4
+
+    def __init__(self, config):
+        self.accepted = []
+
+    def observe(self, step):
+        self.accepted.append(step.accepted_nodes[:, :4].tolist())
+
+    def propose(self, step):
+        nodes = [(-1, 21), (-1, 22), (1, 23), (2, 24), (3, 25)]
+        draft = Draft.from_trees([nodes] * len(step), step.num_draft_tokens)
+        sure = torch.full(draft.token_ids.shape, 0.9, dtype=torch.float32)
+        return Draft(draft.token_ids, draft.lengths, confidence=sure, parents=draft.parents)
+
+
+class Embedding(Counting):
+    """As a head that reads the target's embeddings."""
+
+    needs = Needs(history=True, hidden_states=(0,))
+
+
+class Listener:
+    """Keeps what it is shown of verification."""
+
+    def __init__(self):
+        self.steps = []
+
+    @hookimpl
+    def on_verified(self, step):
+        self.steps.append(step)
+
+
+def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, **info):
     target = fake_target_info(**info)
-    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": K, "on_proposer_error": policy}
+    config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": k, "on_proposer_error": policy}
     settings = PluginSettings()
     hooks = load_hooks(settings)
-    speculation = Speculation.prepare(config | {"draft_sample_method": sample}, target, settings, hooks)
+    if listener is not None:
+        hooks.add(listener, "listener")
+    asked = config | {"draft_sample_method": sample}
+    speculation = Speculation.prepare(asked, target, settings, hooks, no_trees=None)
     embed = torch.nn.Embedding(V, 16)
     model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
     layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
-    return Driver(target, speculation, hooks.observers, layers, None)
+    lookahead = speculation.lookahead if speculation.loaded.needs.draft_kv else None
+    rows = RequestRows.with_blocks(target, lookahead)
+    driver = Driver(target, speculation, hooks.observers, layers, None, rows)
+    driver.lay_out()
+    return driver
 
 
 class Engine:
@@ -110,14 +155,15 @@ class Engine:
         self.proposer = driver._host.proposer
         self.states, self.tokens, self.computed, self.drafts = {}, {}, {}, {}
 
-    def add(self, name, prompt, **params):
+    def add(self, name, prompt, images=(), **params):
         values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "max_tokens": 50}
         values["extra_args"] = None
         values |= {"min_tokens": 0, "stop_token_ids": [], "eos_token_id": None} | params
-        self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=SimpleNamespace(**values))
+        sampling = SimpleNamespace(**values)
+        self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=sampling, mm_features=list(images))
         self.tokens[name], self.computed[name], self.drafts[name] = list(prompt), 0, []
 
-    def step(self, outputs, *, finished=(), preempted=(), chunk=None):
+    def step(self, outputs, *, finished=(), preempted=(), chunk=None, logits=None, hidden=None):
         """outputs: name -> output tokens, in the order of the batch; [] computes `chunk` tokens of the prompt."""
         for name in preempted:
             self.computed[name], self.drafts[name] = 0, []
@@ -142,8 +188,9 @@ class Engine:
             drafts=verified,
             input_ids=torch.tensor(ids, dtype=torch.int32),
             input_positions=torch.tensor(positions),
-            hidden=None,
+            hidden=hidden,
             num_draft_tokens=K,
+            logits=logits,
         )
         drafts = self.driver.propose(step, list(outputs.values()))
         self.drafts |= dict(zip(outputs, drafts, strict=True))
@@ -167,12 +214,36 @@ def test_rows_are_stable_while_the_batch_is_reordered_and_requests_skip_steps(en
     assert lengths == [[4, 4, 4], [5, 5], [5, 6, 6]]
 
 
+def test_of_a_tree_vllm_gets_as_much_of_the_best_path_as_it_verifies_and_the_nodes_are_told():
+    engine = Engine(make_driver(Branching, "raise", k=8))
+    engine.add("a", [1])
+    engine.add("b", [1])
+    drafts = engine.step({"a": [20], "b": [20]})
+    assert drafts == {"a": list(Branching.path[:K]), "b": list(Branching.path[:K])}
+    engine.step({"b": [22, 23, 7], "a": [9]})
+    assert engine.proposer.accepted == [[[-1] * 4] * 2, [[1, 2, -1, -1], [-1] * 4]]
+
+
 def test_drafts_stand_in_the_order_of_the_batch_as_python_ints(engine):
     engine.add("a", [1])
     engine.add("b", [1])
     drafts = engine.step({"b": [20], "a": [10]})
     assert drafts == {"b": [21, 22, 23], "a": [11, 12, 13]}
     assert {type(token) for ids in drafts.values() for token in ids} == {int}
+
+
+def test_listeners_see_the_rows_that_gave_each_token_also_beside_a_chunk_of_a_prompt():
+    listener = Listener()
+    engine = Engine(make_driver(Counting, listener=listener))
+    engine.add("a", [1, 2])
+    engine.step({"a": [10]}, logits=torch.rand(1, V))
+    engine.add("b", [1, 2, 3])
+    engine.step({"b": [], "a": [11, 12, 40]}, chunk=2, logits=torch.rand(1 + 4, V))
+    engine.step({"b": [9]})
+    (first,), (second,) = (step.requests for step in listener.steps)
+    assert (first.rows, first.position, list(first.token_ids)) == ([0], 2, [10])
+    assert (second.rows, second.position, list(second.token_ids)) == ([1, 2, 3], 3, [11, 12, 40])
+    assert (list(second.draft_token_ids), second.num_accepted) == ([11, 12, 13], 2)
 
 
 def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
@@ -188,6 +259,17 @@ def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
     assert engine.driver.report()["num_accepted_draft_tokens"] == 2
 
 
+@pytest.mark.parametrize(("proposer", "drafts"), [(Counting, [11, 12, 13]), (Embedding, [])])
+def test_a_prompt_with_an_image_has_drafts_from_those_that_read_tokens(proposer, drafts, caplog):
+    engine = Engine(make_driver(proposer))
+    engine.add("a", [1, 2, 3], images=["cat"])
+    engine.add("b", [1, 2, 3])
+    hidden = torch.rand(6, engine.driver._info.hidden_size)
+    found = engine.step({"a": [10], "b": [10]}, hidden=hidden)
+    assert found == {"a": drafts, "b": [11, 12, 13]}
+    assert ("SD-W281" in caplog.text) == (not drafts)
+
+
 def test_a_prompt_in_chunks_is_shown_in_chunks_and_drafted_for_when_it_is_done(engine):
     engine.add("a", list(range(1, 8)))
     assert engine.step({"a": []}, chunk=4) == {"a": []}
@@ -196,6 +278,46 @@ def test_a_prompt_in_chunks_is_shown_in_chunks_and_drafted_for_when_it_is_done(e
     assert (first.phase.tolist(), second.phase.tolist()) == ([Phase.PREFILL], [Phase.PREFILL_DONE])
     assert (first.kept.token_ids.tolist(), first.kept.next_token_ids.tolist()) == ([1, 2, 3, 4], [2, 3, 4, 5])
     assert second.kept.positions.tolist() == [4, 5, 6]
+
+
+def test_a_preempted_request_comes_back_with_the_tokens_that_the_scheduler_knew(engine):
+    """Asynchronous scheduling gives up those of the step that was under way."""
+    engine.add("a", [1, 2])
+    engine.step({"a": [10]})
+    engine.step({"a": [11, 40]})
+    engine.driver.begin_step((), {"a"})
+    engine.tokens["a"], engine.computed["a"], engine.drafts["a"] = [1, 2, 10], 0, []
+    engine.driver.resume("a", [1, 2, 10])
+    engine.step({"a": [12]})
+    step = engine.proposer.steps[-1]
+    assert step.committed_length.tolist() == [4]
+    assert step.history[step.rows[0], :4].tolist() == [1, 2, 10, 12]
+    engine.driver.resume("unknown", [1])
+
+
+def test_a_step_from_another_position_than_the_one_that_follows_stops_drafting(engine, caplog):
+    engine.add("a", [1, 2])
+    assert engine.step({"a": [10]}) == {"a": [11, 12, 13]}
+    expected = SimpleNamespace(request_ids=("a",), starts=[2])
+    engine.driver.check(expected)
+    assert not caplog.records
+    engine.driver.check(SimpleNamespace(request_ids=("a", "unknown"), starts=[3, 7]))
+    engine.driver.check(expected)
+    (record,) = caplog.records
+    assert "SD-W239" in record.getMessage()
+    assert engine.step({"a": [11]}) == {"a": []}
+
+
+def test_a_request_may_ask_for_fewer_drafts_or_none(engine, caplog):
+    for name, asked in {
+        "few": {"num_speculative_tokens": 1},
+        "none": {"speculative": False},
+        "bad": {"sped": 1},
+    }.items():
+        engine.add(name, [1, 2], extra_args={"specdec": asked})
+    assert engine.step({"few": [10], "none": [20], "bad": [30]}) == {"few": [11], "none": [], "bad": []}
+    (record,) = caplog.records
+    assert "sped" in record.getMessage()
 
 
 def test_a_preempted_request_comes_back_in_a_new_generation_from_position_0(engine):
@@ -315,7 +437,7 @@ def test_hidden_states_come_in_the_order_of_the_needs():
         num_spec_tokens_to_schedule=K,
     )
     final, between = torch.full((4, 1), 9.0), [torch.full((4, 1), 2.0)]
-    step = EngineStep.read(runner, scheduled, final, between, Reading.needs)
+    step = read_step(runner, scheduled, final, between, Reading.needs)
     assert boundaries(Reading.needs) == (2,)
     assert step.hidden.tolist() == [[2, 9, 10], [2, 9, 11]]
     assert (step.token_ids.tolist(), step.token_ids.dtype) == ([0, 1], torch.int64)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 from specdec import SamplingParams
 from specdec.core.host import BlockPool, Request, RowTable, registry
-from specdec.sdk import RequestError
+from specdec.sdk import ConfigError, RequestError, StrictModel, TargetInfo
+from specdec.sdk.errors import message
+from specdec.sdk.ranges import LimitOrZero
 
 logger = logging.getLogger("specdec")
 
@@ -24,6 +26,15 @@ class RequestRows(RowTable):
         super().__init__(num_rows, pool)
         self._requests: dict[str, Request] = {}
 
+    @classmethod
+    def with_blocks(cls, info: TargetInfo, lookahead: int | None) -> Self:
+        """With blocks of its own at full length for every row: untouched pages of a CPU cost nothing.
+
+        `lookahead`: positions past the newest token. None: nobody keeps KV.
+        """
+        per_row = 0 if lookahead is None else -(-(info.max_model_len + lookahead) // info.block_size)
+        return cls(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
+
     def get(self, request_id: str) -> Request | None:
         """A request that was added and not removed."""
         return self._requests.get(request_id)
@@ -32,6 +43,10 @@ class RequestRows(RowTable):
         """Take a request in; it has no row yet."""
         self._requests[request.request_id] = request
         return request
+
+    def hold(self, request: Request, num_tokens: int) -> None:
+        """Have blocks for so many tokens of a request with a row."""
+        self.pool.extend(request.blocks, num_tokens)
 
     def unseat(self, request: Request) -> None:
         """Take a request's row and blocks back, if it has a row."""
@@ -54,7 +69,8 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
     ends = set(theirs.stop_token_ids or ())
     if theirs.eos_token_id is not None:
         ends.add(theirs.eos_token_id)
-    options, speculative = _options(loaded, theirs.extra_args, request_id)
+    options, may_draft = _options(loaded, theirs.extra_args, request_id)
+    limits = _limits(theirs.extra_args, request_id)
     params = SamplingParams(
         temperature=theirs.temperature,
         top_k=theirs.top_k,
@@ -63,7 +79,8 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
         max_tokens=max_tokens,
         min_tokens=min(theirs.min_tokens, max_tokens),
         extra_args=theirs.extra_args,
-        speculative=speculative,
+        speculative=may_draft and limits.speculative and _may_draft_after(state.mm_features, loaded, request_id),
+        num_speculative_tokens=limits.num_speculative_tokens,
     )
     return Request(
         request_id=request_id,
@@ -87,6 +104,36 @@ def _options(loaded: registry.LoadedProposer, extra_args: dict[str, Any] | None,
     except RequestError as error:
         logger.warning("%s", error)
         return loaded.read_request(None, request_id), False
+
+
+def _may_draft_after(features: Sequence[Any] | None, loaded: registry.LoadedProposer, request_id: str) -> bool:
+    """Whether a proposer can draft for a prompt with images or audio, whose placeholders are tokens like any other.
+
+    A network of its own would embed the placeholders and not what is in their place.
+    """
+    needs = loaded.needs
+    if not features or (needs.draft_kv is None and 0 not in needs.hidden_states):
+        return True
+    facts = {"request": request_id, "found": f"{len(features)} images, sounds or videos in the prompt"}
+    facts |= {"effect": "no drafts for this request", "fix": "a proposer without a network, such as ngram"}
+    logger.warning("%s", message("SD-W281", "the proposer's network reads embeddings of text only", facts))
+    return False
+
+
+class RequestLimits(StrictModel):
+    """`SamplingParams(extra_args={"specdec": {...}})` in vLLM: the request's own fields of ours, under their names."""
+
+    speculative: bool = True
+    num_speculative_tokens: LimitOrZero | None = None
+
+
+def _limits(extra_args: dict[str, Any] | None, request_id: str) -> RequestLimits:
+    """What the request asks of drafting. It gets no drafts if that is no such thing."""
+    try:
+        return RequestLimits.model_validate((extra_args or {}).get("specdec", {}))
+    except (ConfigError, ValueError) as error:
+        logger.warning("%s: %s", request_id, error)
+        return RequestLimits(speculative=False)
 
 
 def _draft_seed(request_id: str, seed: int | None) -> int:

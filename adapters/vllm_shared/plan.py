@@ -17,9 +17,6 @@ BLOCK_SIZE = 16
 def refuse_plan(config: Any) -> None:
     """Raise Refusal for a vLLM configuration in which no proposer can run through this adapter."""
     parallel, model, speculative = config.parallel_config, config.model_config, config.speculative_config
-    if config.scheduler_config.async_scheduling:
-        reason = "drafts are made from the tokens of the step before, which async scheduling has not got on the host"
-        raise Refusal(reason, "async_scheduling=False")
     if parallel.pipeline_parallel_size > 1:
         reason = "with pipeline parallelism the last stage has neither the embedding nor the other stages' states"
         raise Refusal(reason, "pipeline_parallel_size=1, with tensor parallelism")
@@ -28,8 +25,6 @@ def refuse_plan(config: Any) -> None:
             "vLLM does not call a drafter on idle data-parallel ranks, and a network's collectives would wait there"
         )
         raise Refusal(reason, "one engine per replica behind a router")
-    if model.is_multimodal_model or model.uses_mrope:
-        raise Refusal("the target takes images or audio, or has M-RoPE positions", "a target for text")
     if model.is_hybrid or model.is_attention_free:
         reason = (
             "layers of the target keep a state, and after rejected drafts vLLM may go on with a stale one (vllm #39273)"
@@ -53,14 +48,19 @@ def refuse_needs(needs: Needs, config: Any) -> None:
     if needs.target_kv:
         reason = "vLLM's cache is laid out for its own attention, and it reads the target's keys and values (target_kv)"
         raise Refusal(reason, "specdec.LLM, or a proposer without target_kv")
-    if needs.draft_kv is None:
-        return
-    if config.cache_config.enable_prefix_caching:
-        reason = "it keeps KV of its own, and vLLM's prefix cache skips positions that it then never sees"
-        raise Refusal(reason, "enable_prefix_caching=False")
-    if config.kv_transfer_config is not None:
+    if needs.draft_kv is not None and config.kv_transfer_config is not None:
         reason = "it keeps KV of its own, and prompts that another engine computed are never shown to it"
         raise Refusal(reason, "no KV connector, or a proposer without a network")
+
+
+def refuse_for_v1(needs: Needs, config: Any) -> None:
+    """Raise Refusal for what the V1 runner alone cannot do."""
+    if config.scheduler_config.async_scheduling:
+        reason = "drafts are made from the tokens of the step before, which async scheduling has not got on the host"
+        raise Refusal(reason, "async_scheduling=False")
+    if needs.draft_kv is not None and config.cache_config.enable_prefix_caching:
+        reason = "it keeps KV of its own, and vLLM's prefix cache skips positions that it then never sees"
+        raise Refusal(reason, "enable_prefix_caching=False")
 
 
 def describe_target(config: Any) -> TargetInfo:

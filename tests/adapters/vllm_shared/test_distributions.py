@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specdec.adapters.vllm_v1.distributions import dense_rows
+from specdec.adapters.vllm_shared.distributions import dense_rows
 from specdec.core.rejection.types import DistributionKind, DraftDistributions
 from specdec.testing.rejection.reference import draft_distribution
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,24 +10,28 @@ from typing import Any
 from torch import Tensor
 
 from specdec.core.host import (
-    BlockPool,
     Committed,
-    DraftStore,
     EngineMetrics,
     HostAddressing,
+    KVStorage,
     Request,
     RequestProgress,
     Scheduled,
     Speculation,
     profile_of,
     registry,
+    verified_step,
 )
+from specdec.sdk.errors import message
 from specdec.sdk.types import TargetInfo
 
+from ..best_path import PathViews, on_best_path
 from .distributions import dense_rows
 from .engine_step import EngineStep
 from .rows import RequestRows, as_request
 from .shared_target import SharedTarget
+
+logger = logging.getLogger("specdec")
 
 
 class Driver:
@@ -39,27 +44,32 @@ class Driver:
         observers: registry.Observers,
         target: SharedTarget,
         tokenizer: Any,
+        rows: RequestRows,
     ) -> None:
-        """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise.
-
-        Blocks for draft KV are laid out at full length for every row: untouched pages of a CPU cost nothing.
-        """
+        """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise."""
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._info = info
         self._speculation = speculation
+        self._on_verified = observers.on_verified
         self._keeps_kv = speculation.loaded.needs.draft_kv is not None
         self._keeps_distribution = speculation.admission.keeps_distribution
-        per_row = -(-(info.max_model_len + speculation.lookahead) // info.block_size) if self._keeps_kv else 0
-        num_blocks = info.max_num_seqs * per_row
-        self._rows = RequestRows(info.max_num_seqs, BlockPool(num_blocks, info.block_size, per_row))
-        self._drafts = DraftStore(speculation.distribution_buffers(info, target.device))
-        backend = profile_of(target.device).backend
-        addressing = HostAddressing(self._rows, backend)
-        services = speculation.services(info, target, tokenizer, backend)
-        self._host = speculation.host(info, services, self.metrics, observers, target.device)
-        services.lay_out_draft_kv(num_blocks, addressing)
-        self._host.warm_up()
+        self._rows = rows
+        needs = speculation.loaded.needs
+        self._draws_trees = needs.topology == "tree"
+        views = PathViews(needs, speculation.loaded.config.num_draft_tokens, info, target.device)
+        self._drafts = views.store(speculation.distribution_buffers(info, target.device))
+        self._backend = profile_of(target.device).backend
+        self._services = speculation.services(info, target, tokenizer, self._backend)
+        self._host = speculation.host(info, self._services, self.metrics, observers, target.device, views)
         self._progress = RequestProgress(self._drafts, self._host, self.metrics, self._rows.unseat)
+
+    def lay_out(self, storage: KVStorage | None = None) -> None:
+        """Draft KV gets its place on the blocks of the rows, and the proposer warms up there.
+
+        storage: keys and values of each draft layer in vLLM's pages. None: in memory of our own.
+        """
+        self._services.lay_out_draft_kv(self._rows.pool.num_blocks, HostAddressing(self._rows, self._backend), storage)
+        self._host.warm_up()
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
         """What ended or lost its KV since the last step, before anything of the new one is computed."""
@@ -70,6 +80,25 @@ class Driver:
             self._rows.unseat(request)
         self._progress.preempt(lost)
 
+    def resume(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """A preempted request comes back with the tokens that vLLM's scheduler knew when it planned the preemption.
+
+        With asynchronous scheduling it gives up those of the step that was under way, and samples them again.
+        """
+        request = self._rows.get(request_id)
+        if request is not None and request.row < 0 and request.finish_reason is None:
+            request.token_ids[:] = token_ids
+
+    def check(self, step: EngineStep) -> None:
+        """Stop drafting if vLLM computed other positions than those that follow: its bookkeeping is not as known."""
+        for request_id, start in zip(step.request_ids, step.starts, strict=True):
+            request = self._rows.get(request_id)
+            if self._host.enabled and request and request.row >= 0 and request.num_computed_tokens != start:
+                self._host.enabled = False
+                facts = {"request": request_id, "expected": f"position {request.num_computed_tokens}"}
+                facts |= {"found": f"position {start}", "effect": "vLLM goes on without drafts"}
+                logger.warning("%s", message("SD-W239", "vLLM computed other positions than it said", facts))
+
     def propose(self, step: EngineStep, sampled: Sequence[list[int]]) -> list[list[int]]:
         """Drafts in the order of the step: Python ints, at most K and no more than the request can use.
 
@@ -77,15 +106,21 @@ class Driver:
         `on_proposer_error` is "raise".
         """
         committed = self._commit(step, sampled)
+        if step.logits is not None:
+            first_rows = [step.first_rows[each.request.request_id] for each in committed]
+            self._on_verified(step=verified_step(committed, first_rows, step.logits))
         self._progress.finish([each.request for each in committed if each.request.finish_reason is not None])
         going_on = [each for each in committed if each.request.finish_reason is None]
         if self._keeps_kv and self._host.enabled:
             for each in going_on:
-                self._rows.pool.extend(each.request.blocks, each.length + self._speculation.lookahead)
-        most = min(self._host.num_draft_tokens, step.num_draft_tokens)
+                self._rows.hold(each.request, each.length + self._speculation.lookahead)
+        most = self._host.num_draft_tokens  # nodes, of which a path is verified
+        if not self._draws_trees:
+            most = min(most, step.num_draft_tokens)
         checked = self._progress.propose(going_on, most, step, step.hidden)
-        drafts = checked.token_ids if checked else []
-        by_id = dict(zip([each.request.request_id for each in going_on], drafts, strict=False))
+        drafts = on_best_path(checked)[0].token_ids if checked else []
+        cut = [ids[: step.num_draft_tokens] for ids in drafts]
+        by_id = dict(zip([each.request.request_id for each in going_on], cut, strict=False))
         return [by_id.get(request_id, []) for request_id in step.request_ids]
 
     def distributions_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:
@@ -99,6 +134,11 @@ class Driver:
         ]
         distributions = self._drafts.take(wanted).distributions()
         return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
+
+    @property
+    def proposer(self) -> Any:
+        """The object that drafts."""
+        return self._host.proposer
 
     def close(self) -> None:
         """The worker shuts down."""

@@ -1,0 +1,144 @@
+"""Trees in engines that verify chains: one path of each is verified, and the proposer is told which nodes it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.core.host import (
+    CheckedDraft,
+    Committed,
+    DistributionBuffers,
+    DraftReport,
+    DraftStore,
+    ViewBuilder,
+)
+from specdec.sdk.needs import Needs
+from specdec.sdk.trees import ROOT
+from specdec.sdk.types import DistributionKind, DraftDistribution, KeptRows, RejectedRows, StepView, TargetInfo
+
+Nodes = dict[int, list[int]]
+"""By row, the nodes of its last tree that are verified."""
+
+
+def on_best_path(draft: CheckedDraft) -> tuple[CheckedDraft, list[list[int]]]:
+    """A draft of trees as chains, and the nodes of each. A draft of chains stays as it is.
+
+    The path is the leftmost one: the first child at each place, which is drawn from the reported distribution itself.
+    Later siblings are drawn from what is left, and a choice among them would depend on what was drawn. So for drawn
+    nodes no other choice is lossless. Of one-hot nodes with a confidence, the path is that of which most is expected to
+    be accepted.
+    """
+    reports = [report for report in draft.reports if report is not None]
+    if all(report.parents is None for report in reports):
+        return draft, [[*range(length)] for length in draft.lengths]
+    paths = [_best_path(report) for report in reports]
+    chains = [_along(report, path) for report, path in zip(reports, paths, strict=True)]
+    distribution = None if draft.distribution is None else _distribution_along(draft.distribution, paths)
+    return CheckedDraft.read(chains, distribution), paths
+
+
+def _best_path(report: DraftReport) -> list[int]:
+    parents = (report.parents or [])[: report.length]
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    best = {node: min(each) for node, each in children.items()}  # the first child of each place
+    if report.confidence and report.kind == DistributionKind.ONE_HOT:
+        best = _likeliest(parents, report.confidence)
+    path: list[int] = []
+    place = ROOT
+    while place in best:
+        place = best[place]
+        path.append(place)
+    return path
+
+
+def _likeliest(parents: Sequence[int], confidence: Sequence[float]) -> dict[int, int]:
+    """By place the child below which most nodes are expected to be accepted. What is not known (NaN) counts as 0."""
+    expected = [0.0] * len(parents)  # a node and what follows it, if its parent was accepted
+    best: dict[int, int] = {}
+    for node in reversed(range(len(parents))):  # children come behind their parents
+        below = expected[best[node]] if node in best else 0.0
+        known = confidence[node] == confidence[node]
+        expected[node] = confidence[node] * (1 + below) if known else 0.0
+        rival = best.get(parents[node])
+        if rival is None or expected[node] >= expected[rival]:  # of equals the first
+            best[parents[node]] = node
+    return best
+
+
+def _along(report: DraftReport, path: Sequence[int]) -> DraftReport:
+    told = [report.confidence[node] for node in path] if report.confidence else ()
+    token_ids = [report.token_ids[node] for node in path]
+    return DraftReport(len(path), len(path), report.kind, token_ids, told)
+
+
+def _distribution_along(distribution: DraftDistribution, paths: Sequence[Sequence[int]]) -> DraftDistribution:
+    """Row j is that of the place from which node j of the path was drawn."""
+    width = max(map(len, paths))
+    places = [[0, *(node + 1 for node in path[:-1])] if path else [] for path in paths]
+    table = torch.tensor([[*each, *[0] * (width - len(each))] for each in places], device=distribution.kind.device)
+    rows = torch.arange(len(paths), device=table.device)[:, None]
+    held = vars(distribution).items()
+    tables: dict[str, Any] = {
+        name: each[rows, table] for name, each in held if isinstance(each, Tensor) and name != "kind"
+    }
+    return replace(distribution, **tables, replacement=False)
+
+
+class PathViews(ViewBuilder):
+    """Shows a proposer of trees which of its nodes were accepted, though the rows of a pass are those of chains."""
+
+    def __init__(self, needs: Needs, num_draft_tokens: int, info: TargetInfo, device: torch.device) -> None:
+        """See `ViewBuilder`."""
+        super().__init__(needs, num_draft_tokens, info, device)
+        self.nodes: Nodes = {}
+        self._shows_nodes, self._draws_trees = self._draws_trees, False
+
+    def _view(
+        self, committed: Sequence[Committed], sent: Mapping[str, Tensor], kept: KeptRows, rejected: RejectedRows | None
+    ) -> StepView:
+        view = super()._view(committed, sent, kept, rejected)
+        if not self._shows_nodes:
+            return view
+        table = torch.full((len(committed), self.num_draft_tokens), -1)
+        for b, each in enumerate(committed):
+            nodes = self.nodes.get(each.row, [])[: each.num_accepted]
+            table[b, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
+        return replace(view, accepted_nodes=table.to(self.device))
+
+    def store(self, buffers: DistributionBuffers) -> DraftStore:
+        """Where drafts wait, of trees their paths."""
+        return _PathStore(buffers, self.nodes) if self._shows_nodes else DraftStore(buffers)
+
+
+class _PathStore(DraftStore):
+    """Keeps chains, and notes of which nodes they are."""
+
+    def __init__(self, buffers: DistributionBuffers, nodes: Nodes) -> None:
+        super().__init__(buffers)
+        self._nodes = nodes
+
+    def put(
+        self,
+        rows: Sequence[int],
+        generations: Sequence[int],
+        draft: CheckedDraft,
+        into: Tensor | None = None,
+        *,
+        all_greedy: bool = False,
+    ) -> None:
+        """See `DraftStore`."""
+        chains, paths = on_best_path(draft)
+        self._nodes.update(zip(rows, paths, strict=True))
+        super().put(rows, generations, chains, into, all_greedy=all_greedy)
+
+
+def why_no_trees(device: torch.device) -> str | None:
+    """See `Speculation.prepare`. None: trees are verified, each on its best path."""
+    return None if device.type == "cpu" else ", and this adapter was tried with trees on a CPU alone"

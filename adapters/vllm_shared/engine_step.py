@@ -1,0 +1,92 @@
+"""One step of vLLM's runner: what it computed, for which requests, in the order of its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.sdk.errors import Refusal
+from specdec.sdk.needs import Needs
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """Letters: B requests, N tokens computed, drafts included."""
+
+    request_ids: tuple[str, ...]  # [B]
+    states: Mapping[str, Any]  # request id -> what vLLM's worker knows of it: prompt_token_ids, sampling_params
+    starts: Sequence[int]  # [B] position of each request's first computed token
+    num_tokens: Mapping[str, int]  # request id -> tokens computed
+    drafts: Mapping[str, list[int]]  # request id -> the drafts among them
+    input_ids: Tensor  # [N or more] int32, vLLM's own
+    input_positions: Tensor  # [N or more] int64
+    hidden: Tensor | None  # [N, L*H]
+    num_draft_tokens: int  # the most drafts that vLLM verifies in the next step
+    logits: Tensor | None = None  # [R, V], 1 + drafts rows of each request. None: nobody asked for them
+
+    @cached_property
+    def token_ids(self) -> Tensor:
+        """[N] int64."""
+        return self.input_ids[: self._total].long()
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[N] int64."""
+        return self.input_positions[: self._total]
+
+    @cached_property
+    def first_rows(self) -> dict[str, int]:
+        """Where the rows of each request in `logits` begin."""
+        counts = (1 + len(self.drafts.get(request_id, ())) for request_id in self.request_ids)
+        return dict(zip(self.request_ids, accumulate(counts, initial=0), strict=False))
+
+    @property
+    def _total(self) -> int:
+        return sum(self.num_tokens.values())
+
+
+def hidden_states(
+    needs: Needs,
+    token_ids: Tensor,
+    final: Tensor,
+    between: Sequence[Tensor] | None,
+    embed: Callable[[Tensor], Tensor],
+) -> Tensor | None:
+    """The states that are wanted, in that order: [N, L*H]. None: no states are.
+
+    token_ids: [N]. final, between: [N or more, H], the latter by `boundaries`. embed: the target's own.
+    """
+    if not needs.hidden_states:
+        return None
+    states = dict(zip(boundaries(needs), between or (), strict=True)) | {"final": final}
+    if 0 in needs.hidden_states:
+        states[0] = embed(token_ids.long())
+    return torch.cat([states[each][: len(token_ids)] for each in needs.hidden_states], dim=-1)
+
+
+def boundaries(needs: Needs) -> tuple[int, ...]:
+    """The states between layers that vLLM is asked for, in the order in which it returns them.
+
+    Not the input of the first layer, which is the embedding: the layers add to it in place after vLLM has noted it.
+    """
+    return tuple(sorted({each for each in needs.hidden_states if each != "final" and each != 0}))
+
+
+def ask_for_states(model: Any, needs: Needs) -> bool:
+    """Have vLLM's target return the states between layers that are wanted. False: none are. Raises Refusal."""
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    wanted = boundaries(needs)
+    if not wanted:
+        return False
+    if not supports_eagle3(model):
+        reason = f"vLLM's {type(model).__name__} does not give out the hidden states between its layers"
+        raise Refusal(reason, "a target that vLLM runs with EAGLE-3, or a proposer that reads final states only")
+    model.set_aux_hidden_state_layers(wanted)
+    return True

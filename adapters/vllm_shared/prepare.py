@@ -1,0 +1,57 @@
+"""What is known before vLLM loads a weight: the proposer, its needs, and whether this vLLM can meet them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from specdec.core.host import Speculation, registry
+from specdec.sdk.needs import Needs
+from specdec.sdk.types import TargetInfo
+
+from ..best_path import why_no_trees
+from .driver import Driver
+from .plan import describe_target, refuse_needs, refuse_plan
+from .rows import RequestRows
+from .settings import read_settings
+from .shared_target import SharedTarget
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A proposer that was found, checked and admitted for vLLM's target."""
+
+    info: TargetInfo
+    speculation: Speculation
+    hooks: registry.HookPlugins
+    tokenizer: str | None  # its directory
+
+    @property
+    def needs(self) -> Needs:
+        return self.speculation.loaded.needs
+
+    @classmethod
+    def of(cls, method: str | None, vllm_config: Any) -> Prepared:
+        """`method`: the proposer's name; None: as additional_config says. Raises ConfigError, Refusal, ..."""
+        refuse_plan(vllm_config)
+        asked, additional = vllm_config.speculative_config, vllm_config.additional_config
+        config = read_settings(method, additional, asked.num_speculative_tokens, asked.draft_sample_method)
+        plugin_settings = registry.PluginSettings.from_environment(os.environ)
+        hooks = registry.load_hooks(plugin_settings)
+        info = describe_target(vllm_config)
+        no_trees = why_no_trees(torch.device(info.device))
+        speculation = Speculation.prepare(config, info, plugin_settings, hooks, no_trees=no_trees)
+        assert speculation is not None, "a config was given"
+        refuse_needs(speculation.loaded.needs, vllm_config)
+        model = vllm_config.model_config
+        return cls(info, speculation, hooks, None if model.skip_tokenizer_init else model.tokenizer)
+
+    def driver(self, target_model: Any, rows: RequestRows) -> Driver:
+        """After the target's weights: the proposer is made and bound. `Driver.lay_out` follows."""
+        tokenizer = None if self.tokenizer is None else AutoTokenizer.from_pretrained(self.tokenizer)
+        target = SharedTarget(target_model, self.info)
+        return Driver(self.info, self.speculation, self.hooks.observers, target, tokenizer, rows)

@@ -1,0 +1,37 @@
+"""One step of the V1 runner, from the runner and what its scheduler asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from specdec.sdk.needs import Needs
+
+from ..vllm_shared.engine_step import EngineStep, hidden_states
+
+
+def read_step(
+    runner: Any,
+    scheduled: Any,
+    final: Tensor,
+    between: Sequence[Tensor] | None,
+    needs: Needs,
+    logits: Tensor | None = None,
+) -> EngineStep:
+    """After sampling. `final` and `between`: hidden states. logits: as `EngineStep` has them."""
+    batch = runner.input_batch
+    token_ids = runner.input_ids.gpu[: scheduled.total_num_scheduled_tokens]
+    return EngineStep(
+        request_ids=tuple(batch.req_ids),
+        states=runner.requests,
+        starts=batch.num_computed_tokens_cpu[: len(batch.req_ids)].tolist(),
+        num_tokens=scheduled.num_scheduled_tokens,
+        drafts=scheduled.scheduled_spec_decode_tokens,
+        input_ids=runner.input_ids.gpu,
+        input_positions=runner.positions,
+        hidden=hidden_states(needs, token_ids, final, between, runner.get_model().embed_input_ids),
+        num_draft_tokens=scheduled.num_spec_tokens_to_schedule,
+        logits=logits,
+    )

@@ -1,0 +1,212 @@
+"""Whether a vLLM has the V2 runner that this adapter was written for. Read from its source: nothing of it is imported.
+
+So the first process can ask before any runner is loaded, and `scripts/vllm_fits.py` can ask of a vLLM that is not
+installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+TRIED_VERSIONS = ("0.32.0",)
+
+_GPU = "v1/worker/gpu"
+_RUNNER = f"{_GPU}/model_runner.py:GPUModelRunner"
+_SPECULATOR = f"{_GPU}/spec_decode/speculator.py"
+
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "config/vllm.py:VllmConfig.__post_init__": ("self",),
+    "config/vllm.py:VllmConfig._get_v2_model_runner_unsupported_features": ("self",),
+    "config/vllm.py:VllmConfig.num_lookahead_tokens": ("self",),
+    "config/speculative.py:SpeculativeConfig.use_eagle_block_drop": ("self",),
+    f"{_GPU}/spec_decode/__init__.py:init_speculator": ("vllm_config", "device", "req_states"),
+    f"{_RUNNER}.load_model": ("self", "load_dummy_weights"),
+    f"{_RUNNER}.finish_requests": ("self", "scheduler_output"),
+    f"{_RUNNER}.add_requests": ("self", "scheduler_output"),
+    f"{_RUNNER}.update_requests": ("self", "scheduler_output"),
+    f"{_RUNNER}.initialize_kv_cache": ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+    f"{_RUNNER}.take_draft_token_ids": ("self",),
+    f"{_RUNNER}.shutdown": ("self",),
+    f"{_SPECULATOR}:BaseSpeculator.init_cudagraph_manager": ("self", "cudagraph_mode"),
+    f"{_SPECULATOR}:BaseSpeculator.capture": ("self",),
+    f"{_SPECULATOR}:BaseSpeculator.propose": (
+        "self",
+        "input_batch",
+        "attn_metadata",
+        "slot_mappings",
+        "last_hidden_states",
+        "aux_hidden_states",
+        "num_sampled",
+        "num_rejected",
+        "last_sampled",
+        "next_prefill_tokens",
+        "temperature",
+        "seeds",
+        "dp_sync_state",
+        "dummy_run",
+        "skip_attn_for_dummy_run",
+        "mm_inputs",
+        "is_profile",
+        "num_speculative_tokens",
+    ),
+    f"{_SPECULATOR}:DraftModelSpeculator.load_model": ("self", "target_model"),
+    f"{_SPECULATOR}:DraftModelSpeculator.load_draft_model": ("self", "target_model", "target_attn_layer_names"),
+    f"{_SPECULATOR}:DraftModelSpeculator.set_attn": (
+        "self",
+        "model_state",
+        "kv_cache_config",
+        "block_tables",
+        "target_input_buffers",
+        "target_attn_groups",
+    ),
+    "model_executor/layers/attention_layer_base.py:AttentionLayerBase.bind_kv_cache": ("self", "kv_cache"),
+    "model_executor/layers/attention_layer_base.py:AttentionLayerBase.get_attn_backend": ("self",),
+    "model_executor/layers/attention_layer_base.py:AttentionLayerBase.get_kv_cache_spec": ("self", "vllm_config"),
+}
+"""Functions of vLLM that are wrapped, called or written anew, and their parameters."""
+
+MEMBERS: Mapping[str, tuple[str, ...]] = {
+    _RUNNER: ("speculator", "use_aux_hidden_state_outputs", "draft_tokens_handler", "req_states"),
+    f"{_SPECULATOR}:DraftModelSpeculator": (
+        "vllm_config",
+        "device",
+        "speculative_config",
+        "num_speculative_steps",
+        "dcp_size",
+        "eplb_state",
+        "enable_adaptive_verification",
+        "acceptance_estimator",
+        "draft_logits",
+        "draft_watermarker",
+        "supports_mm_inputs",
+        "pcp_manager",
+        "model",
+        "draft_attn_layer_names",
+        "attn_groups",
+        "observe_verification",
+    ),
+    f"{_GPU}/states.py:RequestState": ("all_token_ids", "total_len", "max_model_len", "device"),
+    f"{_GPU}/input_batch.py:InputBatch": (
+        "req_ids",
+        "num_reqs",
+        "idx_mapping",
+        "num_scheduled_tokens",
+        "num_tokens",
+        "num_draft_tokens_per_req",
+        "query_start_loc",
+        "input_ids",
+        "positions",
+    ),
+    "v1/core/sched/output.py:NewRequestData": (
+        "req_id",
+        "prefill_token_ids",
+        "prompt_len",
+        "sampling_params",
+        "mm_features",
+        "block_ids",
+    ),
+    "v1/core/sched/output.py:CachedRequestData": ("req_ids", "new_block_ids"),
+    "v1/core/sched/output.py:SchedulerOutput": (
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "finished_req_ids",
+        "preempted_req_ids",
+    ),
+    "v1/kv_cache_interface.py:UniformTypeKVCacheSpecs": ("kv_cache_specs",),
+    "v1/outputs.py:DraftTokenIds": ("req_ids", "draft_token_ids"),
+    "config/speculative.py:": ("NgramGPUTypes",),
+    "model_executor/models/extract_hidden_states.py:": ("CacheOnlyAttentionBackend",),
+}
+"""Classes and modules of vLLM, and what is read of them."""
+
+
+def installed_vllm() -> Path:
+    """The folder of the package. Raises ModuleNotFoundError."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("vLLM is not installed", name="vllm")
+    return Path(spec.submodule_search_locations[0])
+
+
+@cache
+def v2_differences() -> tuple[str, ...]:
+    """Of the vLLM that is installed."""
+    return tuple(differences(installed_vllm()))
+
+
+def differences(package: Path) -> list[str]:
+    """How the vLLM in a folder differs from what is relied on; [] if it does not."""
+    sources = _Sources(package)
+    lines = []
+    for place, expected in PARAMETERS.items():
+        found = sources.parameters(place)
+        if found is None:
+            lines.append(f"{place} is gone")
+        elif found != expected:
+            lines.append(f"{place}({', '.join(found)}), expected ({', '.join(expected)})")
+    for place, expected in MEMBERS.items():
+        missing = [name for name in expected if name not in sources.members(place)]
+        if missing:
+            lines.append(f"{place} has no {', '.join(missing)}")
+    return lines
+
+
+def facts_of(differing: Sequence[str]) -> dict[str, str]:
+    """What a message says of them."""
+    return {
+        "written for": f"vLLM {', '.join(TRIED_VERSIONS)}",
+        "differs": "\n".join(differing),
+        "fix": f"install vLLM {TRIED_VERSIONS[-1]}, or a specdec-sdk written for this one",
+        "also": "VLLM_USE_V2_MODEL_RUNNER=0 runs the proposer in the V1 runner, which vLLM takes itself where it may",
+    }
+
+
+class _Sources:
+    """Definitions by `file:Class.method`, `file:function`, `file:Class` or `file:`."""
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def parameters(self, place: str) -> tuple[str, ...] | None:
+        """Without *args and **kwargs. None: there is no such function."""
+        node = self._find(place)
+        if not isinstance(node, ast.FunctionDef):
+            return None
+        given = node.args
+        named = [each.arg for each in (*given.posonlyargs, *given.args)]
+        optional = {each.arg for each, value in zip(given.kwonlyargs, given.kw_defaults, strict=True) if value}
+        return (*named, *[each.arg for each in given.kwonlyargs if each.arg not in optional])
+
+    def members(self, place: str) -> set[str]:
+        """Names that a class or module defines, imports or assigns, those on `self` included; none if it is gone."""
+        node = self._find(place)
+        return set() if node is None else {name for each in ast.walk(node) for name in _names(each)}
+
+    def _find(self, place: str) -> ast.AST | None:
+        file, _, path = place.partition(":")
+        if file not in self._trees:
+            source = self._package / file
+            self._trees[file] = ast.parse(source.read_text()) if source.is_file() else None
+        node: ast.AST | None = self._trees[file]
+        for name in filter(None, path.split(".")):
+            definitions = [] if node is None else [each for each in ast.iter_child_nodes(node) if _defines(each, name)]
+            node = definitions[-1] if definitions else None
+        return node
+
+
+def _defines(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr

@@ -1,0 +1,127 @@
+"""vLLM's `vllm.general_plugins` entry point: what vLLM has to be told before it can run our proposers in V2.
+
+vLLM calls `register` in its front process, in the engine core and in every worker, before it makes a configuration or
+a runner. Configurations without a proposer of ours behave as before. Nothing here imports the runner, nor torch beyond
+what vLLM's configuration has imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, Literal
+
+from specdec.sdk.errors import PluginLoadError, message
+
+from ..vllm import PREFIX
+from .compatibility import facts_of, v2_differences
+from .plan import KEY, plan_of
+
+CANNOT = "this vLLM's V2 model runner is not the one that the adapter was written for"
+
+DROPS = "specdec_drops_last_block"
+"""An attribute of vLLM's SpeculativeConfig, whose methods see nothing else of the configuration."""
+
+logger = logging.getLogger("specdec")
+
+
+@cache
+def register() -> None:
+    """Wrap, once in a process."""
+    from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.v1.worker.gpu import spec_decode
+
+    VllmConfig._get_v2_model_runner_unsupported_features = _supported(
+        VllmConfig._get_v2_model_runner_unsupported_features
+    )
+    VllmConfig.__post_init__ = _planned(VllmConfig.__post_init__, sys.modules[VllmConfig.__module__])
+    VllmConfig.num_lookahead_tokens = property(_lookahead(VllmConfig.num_lookahead_tokens.fget))
+    SpeculativeConfig.use_eagle_block_drop = _block_drop(SpeculativeConfig.use_eagle_block_drop)
+    spec_decode.init_speculator = _init_speculator(spec_decode.init_speculator)
+
+
+def forced() -> bool:
+    """Whether the user leaves vLLM no choice of a runner."""
+    import vllm.envs
+
+    return bool(vllm.envs.VLLM_USE_V2_MODEL_RUNNER)
+
+
+def is_ours(speculative: Any) -> bool:
+    """Whether a vLLM `speculative_config` names a proposer of ours. None: no speculation."""
+    return speculative is not None and speculative.method == "custom_class" and speculative.model.startswith(PREFIX)
+
+
+def _supported(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    @wraps(original)
+    def unsupported(config: Any) -> list[str]:
+        """vLLM's list without `custom_class`, where the class is ours and this vLLM is one that we know."""
+        found = original(config)
+        if not is_ours(config.speculative_config):
+            return found
+        differing = v2_differences()
+        if differing and forced():
+            raise PluginLoadError("SD-E238", CANNOT, facts_of(differing))
+        if differing:
+            logger.warning("%s", message("SD-W238", CANNOT, facts_of(differing)))
+            return found
+        return [each for each in found if "'custom_class'" not in each]
+
+    return unsupported
+
+
+def _planned(original: Callable[[Any], None], module: Any) -> Callable[[Any], None]:
+    @wraps(original)
+    def post_init(config: Any) -> None:
+        """Asynchronous scheduling is granted by the method's name. What every process must know is decided here."""
+        if not is_ours(config.speculative_config) or not config.use_v2_model_runner:
+            original(config)
+            return
+        if KEY not in config.additional_config:
+            config.additional_config = {**config.additional_config, KEY: plan_of(config)}
+        object.__setattr__(config.speculative_config, DROPS, config.additional_config[KEY]["drops_last_block"])
+        names = module.NgramGPUTypes
+        module.NgramGPUTypes = Literal["ngram_gpu", "custom_class"]
+        try:
+            original(config)
+        finally:
+            module.NgramGPUTypes = names
+
+    return post_init
+
+
+def _lookahead(original: Callable[[Any], int]) -> Callable[[Any], int]:
+    @wraps(original)
+    def num_lookahead_tokens(config: Any) -> int:
+        """Slots past the newest token in vLLM's pages, for the KV of drafts."""
+        return int(config.additional_config[KEY]["lookahead"]) if _is_planned(config) else original(config)
+
+    return num_lookahead_tokens
+
+
+def _is_planned(config: Any) -> bool:
+    return is_ours(config.speculative_config) and KEY in config.additional_config
+
+
+def _block_drop(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    @wraps(original)
+    def use_eagle_block_drop(speculative: Any) -> bool:
+        """Whether the last cached block is computed anew: its last row was computed from the token after the block."""
+        return bool(getattr(speculative, DROPS, False)) or original(speculative)
+
+    return use_eagle_block_drop
+
+
+def _init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        """Called while the runner is made."""
+        if not is_ours(vllm_config.speculative_config):
+            return original(vllm_config, device, req_states)
+        from .speculator import Speculator
+
+        return Speculator(vllm_config, device, req_states)
+
+    return init_speculator

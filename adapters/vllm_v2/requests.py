@@ -1,0 +1,48 @@
+"""What a worker knows of vLLM's requests, from what the scheduler told it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Running:
+    """One request that vLLM has not finished."""
+
+    prompt_token_ids: list[int]
+    sampling_params: Any
+    mm_features: list[Any]  # images and sounds in the prompt
+    blocks: list[int] = field(default_factory=list)  # of vLLM's cache, in the group of the draft layers
+    drafts: list[int] = field(default_factory=list)  # that its next step verifies
+
+
+class Requests(dict[str, Running]):
+    """By id. `group`: of vLLM's cache groups the one that draft layers are in; None: there are none."""
+
+    group: int | None = None
+
+    def add(self, news: Iterable[Any]) -> None:
+        """Requests that are new to the runner, or come back after preemption, with their blocks from the first on."""
+        for new in news:
+            known = self.get(new.req_id)
+            if known is None:
+                prompt = list(new.prefill_token_ids[: new.prompt_len])
+                known = self[new.req_id] = Running(prompt, new.sampling_params, new.mm_features)
+            if self.group is not None:
+                known.blocks[:] = new.block_ids[self.group]
+
+    def extend(self, cached: Any) -> None:
+        """vLLM's CachedRequestData: blocks that running requests got."""
+        if self.group is not None:
+            for request_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+                if blocks is not None:
+                    self[request_id].blocks.extend(blocks[self.group])
+
+    def end(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
+        """What neither has drafts any more; a preempted request comes back."""
+        for request_id in preempted:
+            self[request_id].drafts.clear()
+        for request_id in finished:
+            self.pop(request_id, None)

@@ -1,0 +1,125 @@
+"""What vLLM's V2 runner takes for its speculator: a specdec proposer, driven with the runner's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+from ..vllm import method_of
+from ..vllm_shared.engine_step import ask_for_states, hidden_states
+from ..vllm_shared.prepare import Prepared
+from ..vllm_shared.rows import RequestRows
+from .agreement import Agreement
+from .distributions import put_logits
+from .pages import Pages
+from .requests import Requests
+from .step import StepReader
+
+
+class Speculator(DraftModelSpeculator):  # type: ignore[misc]
+    """By its type the runner knows to give it the target and the block tables; it has no network of vLLM's own."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+        """Not the base's, which lays out buffers for such a network. Raises ConfigError, Refusal, PluginLoadError."""
+        self.vllm_config, self.device = vllm_config, device
+        self.speculative_config = vllm_config.speculative_config
+        self.num_speculative_steps = self.speculative_config.num_speculative_tokens
+        self.dcp_size = 1
+        self.supports_mm_inputs = False
+        self.enable_adaptive_verification = False
+        self.acceptance_estimator = self.draft_watermarker = self.eplb_state = self.pcp_manager = None
+        self.draft_attn_layer_names: set[str] = set()
+        self.attn_groups: list[Any] = []
+        self.exit = ExitStack()  # closed when the worker shuts down, perhaps before the model was loaded
+        self._prepared = Prepared.of(method_of(self.speculative_config.model), vllm_config)
+        self.needs = self._prepared.needs
+        self.requests = Requests()
+        self._reader = StepReader(self.num_speculative_steps, req_states, self.requests)
+        self._agreement = Agreement(vllm_config.parallel_config.tensor_parallel_size)
+        self._pages: Pages | None = None
+        self.draft_logits: Tensor | None = None  # [rows, K, V], read by vLLM's verifier. None: every draft is one-hot
+        if self._prepared.speculation.admission.keeps_distribution:
+            info = self._prepared.info
+            shape = (info.max_num_seqs, self.num_speculative_steps, info.vocab_size)
+            self.draft_logits = torch.zeros(shape, device=device)
+        from .hooks import install  # imports vLLM's runner, which is importing this
+
+        install(Speculator)
+
+    def load_draft_model(self, target_model: nn.Module, target_attn_layer_names: set[str]) -> nn.Module:
+        raise NotImplementedError("the proposer loads what it drafts with")
+
+    def load_model(self, target_model: Any) -> None:
+        """After the target's weights: the proposer is made and bound."""
+        self.model = nn.Module()  # vLLM looks through it when it reloads weights and shuts down
+        self._target = target_model
+        self.reads_between = ask_for_states(target_model, self.needs)
+        info = self._prepared.info
+        if self.needs.draft_kv is not None:
+            self._pages = Pages(self.needs.draft_kv, info, self.vllm_config, self.requests)
+            self.draft_attn_layer_names = set(self._pages.layers)
+        rows = RequestRows.with_blocks(info, None) if self._pages is None else self._pages.rows
+        self.driver = self._prepared.driver(target_model, rows)
+        self.exit.callback(self.driver.close)
+
+    def set_attn(self, model_state: Any, kv_cache_config: Any, *others: Any) -> None:
+        """The layout of vLLM's cache is known: which of its groups the draft layers are in."""
+        if self._pages is not None:
+            self.requests.group = self._pages.find_group(kv_cache_config)
+
+    def lay_out(self) -> None:
+        """vLLM's cache is allocated."""
+        self.driver.lay_out(None if self._pages is None else self._pages.storage())
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Drafts are made eagerly."""
+
+    def capture(self) -> None:
+        """See `init_cudagraph_manager`."""
+
+    @torch.inference_mode()
+    def propose(  # noqa: PLR0913 - vLLM's own signature
+        self,
+        input_batch: Any,
+        attn_metadata: Mapping[str, Any],
+        slot_mappings: Mapping[str, Tensor],
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> Tensor:
+        """Drafts [B, K] int64 in the order of vLLM's batch, where each slot holds a token id.
+
+        A dummy run has no requests: its rows are those of others.
+        """
+        if dummy_run:
+            return torch.zeros(input_batch.num_reqs, self.num_speculative_steps, dtype=torch.int64, device=self.device)
+        token_ids = input_batch.input_ids[: input_batch.num_tokens]
+        embed = self._target.embed_input_ids
+        hidden = hidden_states(self.needs, token_ids, last_hidden_states, aux_hidden_states, embed)
+        most = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
+        step, sampled = self._reader.read(input_batch, num_sampled, hidden, most)
+        self.driver.check(step)
+        drafts = self._agreement.on(self.driver.propose(step, sampled), self.num_speculative_steps)
+        slots = self._reader.keep(step, sampled, drafts)
+        if self.draft_logits is not None:
+            q = self.driver.distributions_of(step.request_ids, drafts)
+            rows = input_batch.idx_mapping
+            put_logits(self.draft_logits, rows, drafts, slots, q, temperature[rows])
+            self._agreement.on_rows(self.draft_logits, rows)
+        return slots.to(self.device, non_blocking=True)

@@ -1,0 +1,79 @@
+"""One step of the V2 runner on the host: what was sampled, what was verified, and the drafts for the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..vllm_shared.engine_step import EngineStep
+from .requests import Requests
+
+
+class StepReader:
+    """Reads the device once a step. Asynchronous scheduling allows it: no draft has to reach the scheduler."""
+
+    def __init__(self, num_slots: int, states: Any, requests: Requests) -> None:
+        """num_slots: draft tokens of a request that vLLM has room for. states: the runner's RequestState."""
+        self._num_slots = num_slots
+        self._states = states
+        self._requests = requests
+        self._places = torch.arange(num_slots + 1, device=states.device)
+
+    def read(
+        self, batch: Any, num_sampled: Tensor, hidden: Tensor | None, most: int
+    ) -> tuple[EngineStep, list[list[int]]]:
+        """The step, and each request's output tokens: [] in the middle of a prompt.
+
+        batch: vLLM's InputBatch. num_sampled: [B]. most: drafts that vLLM verifies in the next step.
+        """
+        facts = self._facts(batch, num_sampled)
+        sampled = [tokens[:count] for count, _, *tokens in facts]
+        scheduled = batch.num_draft_tokens_per_req
+        counts = [0] * batch.num_reqs if scheduled is None else scheduled.tolist()
+        drafts = {
+            request_id: self._verified(request_id, count, output_ids)
+            for request_id, count, output_ids in zip(batch.req_ids, counts, sampled, strict=True)
+        }
+        step = EngineStep(
+            request_ids=tuple(batch.req_ids),
+            states=self._requests,
+            starts=[start for _, start, *_ in facts],
+            num_tokens=dict(zip(batch.req_ids, batch.num_scheduled_tokens.tolist(), strict=True)),
+            drafts=drafts,
+            input_ids=batch.input_ids,
+            input_positions=batch.positions,
+            hidden=hidden,
+            num_draft_tokens=most,
+        )
+        return step, sampled
+
+    def keep(self, step: EngineStep, sampled: Sequence[list[int]], drafts: Sequence[list[int]]) -> Tensor:
+        """Note what the next step verifies. Returns slots [B, K] int64, filled up with a token that can be embedded."""
+        slots = []
+        for request_id, output_ids, draft in zip(step.request_ids, sampled, drafts, strict=True):
+            self._requests[request_id].drafts[:] = draft
+            padding = output_ids[-1] if output_ids else 0
+            slots.append(draft + [padding] * (self._num_slots - len(draft)))
+        return torch.tensor(slots)
+
+    def _facts(self, batch: Any, num_sampled: Tensor) -> list[list[int]]:
+        """Of each request: tokens sampled, position of the first computed token, the newest tokens from the left."""
+        rows = batch.idx_mapping
+        counts = num_sampled[:, None].long()
+        places = self._states.total_len.gpu[rows][:, None] - counts + self._places
+        places.clamp_(max=self._states.max_model_len - 1)
+        tokens = self._states.all_token_ids.gpu[rows[:, None], places]
+        starts = batch.positions[batch.query_start_loc[: batch.num_reqs].long()]
+        facts: list[list[int]] = torch.cat([counts, starts[:, None], tokens], dim=1).tolist()
+        return facts
+
+    def _verified(self, request_id: str, scheduled: int, output_ids: list[int]) -> list[int]:
+        """The drafts that the step verified.
+
+        Asynchronous scheduling verifies every slot. A filled slot that was right by chance is an accepted token.
+        """
+        drafts = self._requests[request_id].drafts[:scheduled]
+        return output_ids[:-1] if len(output_ids) > len(drafts) + 1 else drafts

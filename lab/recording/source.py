@@ -1,0 +1,78 @@
+"""Who generates what is recorded: our engine, transformers or vLLM, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from specdec.core.config.sampling_params import SamplingParams
+from specdec.core.request.metrics import RequestMetrics
+
+from ..conversation import Texts
+from .manifest import Cost, Manifest
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A request that ended."""
+
+    request_id: str
+    token_ids: tuple[int, ...]  # [T] of output
+    finish_reason: str  # "stop" or "length"
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the taps kept of a request."""
+
+    probabilities: Mapping[str, Tensor]  # the fields of `RecordedRequest` that are probabilities
+    hidden: Tensor | None  # [S, L*H]. None means that none were shown
+    logits: Tensor | None  # [T, V]. None means that they were not asked for
+
+
+class Source(Protocol):
+    """Runs a target over requests, with the taps in its steps."""
+
+    manifest: Manifest  # of the target and of who runs it; the recorder adds what is recorded
+    texts: Texts
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to do."""
+        ...
+
+    def add(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, *, kept: bool = True) -> None:
+        """Queue a request. Its greedy text ends after `params.max_tokens`, or by an end of sequence.
+
+        kept: whether the taps keep what the target says. Raises SpecdecError for what cannot be served.
+        """
+        ...
+
+    def step(self) -> Sequence[Ended]:
+        """Advance. Returns the requests that ended."""
+        ...
+
+    def take(self, request_id: str) -> Kept:
+        """What was kept of a request that ended, once."""
+        ...
+
+    @property
+    def measures_cost(self) -> bool:
+        """Whether `measure_cost` has figures."""
+        ...
+
+    def measure_cost(self, prompts: Sequence[Sequence[int]]) -> Cost:
+        """Of a step, on these prompts."""
+        ...
+
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...

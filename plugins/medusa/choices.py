@@ -1,0 +1,64 @@
+"""A static tree of the heads' choices (arXiv 2401.10774): each node is a path of ranks, one for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from specdec.sdk import Checkpoint, ProposerConfig, Refusal
+from specdec.sdk.model_proposer import DraftVocabulary
+from specdec.sdk.trees import ROOT
+
+KEY = "medusa_choices"
+Paths = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The nodes of the tree, the best one first."""
+
+    heads: list[int]  # that drafts each node
+    ranks: list[int]  # among the head's most likely tokens
+    parents: list[int]
+
+    @classmethod
+    def of(cls, paths: Paths, num_nodes: int, max_depth: int, num_ids: int) -> Self:
+        """The first `num_nodes` paths of at most `max_depth` ranks. Raises Refusal if they are no tree.
+
+        num_ids: how many tokens a head chooses from.
+        """
+        known: dict[tuple[int, ...], int] = {(): ROOT}
+        found: list[tuple[int, int, int]] = []
+        for path in (tuple(each) for each in paths if len(each) <= max_depth):
+            if path[:-1] not in known or path in known or not 0 <= path[-1] < num_ids:
+                reason = f"{KEY} has {list(path)} "
+                reason += "twice" if path in known else f"and no {list(path[:-1])} before it, or ranks out of range"
+                raise Refusal(reason, f"paths of ranks 0 .. {num_ids - 1}, each once and behind its own beginning")
+            known[path] = len(found)
+            found.append((len(path) - 1, path[-1], known[path[:-1]]))
+        heads, ranks, parents = ([*column] for column in zip(*found[:num_nodes], strict=True))
+        return cls(heads, ranks, parents)
+
+    def tree(self, logits: Tensor, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
+        """Target ids and parents [b, n] of the nodes, from the heads' logits [b, heads, D]."""
+        ids = logits.topk(1 + max(self.ranks)).indices[:, self.heads, self.ranks]
+        parents = torch.tensor(self.parents, device=logits.device).expand(len(logits), -1)
+        return ids if vocabulary is None else vocabulary.target_ids[ids], parents
+
+
+def choices_of(config: ProposerConfig, checkpoint: Checkpoint, num_ids: int) -> Choices | None:
+    """The user's tree, else the checkpoint's. None: drafts are chains, or the tree follows the heads' probabilities.
+
+    Raises Refusal for a tree where chains are asked for, and for one that is none.
+    """
+    asked: Paths | None = config.options.medusa_choices
+    if config.tree_depth is None:
+        if asked is not None:
+            raise Refusal(f"{KEY} without num_draft_nodes", f'"num_draft_nodes": {min(len(asked), 64)}')
+        return None
+    paths = asked or checkpoint.get(KEY, list, None)
+    return Choices.of(paths, config.num_draft_tokens, config.tree_depth, num_ids) if paths else None

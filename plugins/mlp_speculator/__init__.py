@@ -1,0 +1,1 @@
+"""MLP speculator: a small network in a row, one stage for each token."""

@@ -1,0 +1,1 @@
+"""Uno: the target drafts for itself under an adapter."""

@@ -1,0 +1,81 @@
+"""Runs of vLLM's V2 model runner on any machine, in one process; Triton's interpreter runs its kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from vllm_process import VllmProcess, job_of
+
+SHIM = Path(__file__).parent / "interpreted_triton"
+BLOCK_SIZE = 32  # vLLM's attention on a CPU takes no smaller blocks
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory):
+    """What a process has in which Triton's interpreter is an active backend, so that vLLM chooses V2 by itself.
+
+    The shim is a distribution there: Triton and vLLM look for entry points in every process.
+    """
+    site = tmp_path_factory.mktemp("site")
+    (site / SHIM.name).symlink_to(SHIM)
+    metadata = site / f"{SHIM.name}-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {SHIM.name}\nVersion: 0\n")
+    groups = {"triton.backends": f"cpu = {SHIM.name}", "vllm.general_plugins": f"shim = {SHIM.name}.repairs:install"}
+    (metadata / "entry_points.txt").write_text("\n".join(f"[{group}]\n{line}" for group, line in groups.items()))
+    return {"path": [str(site)], "TRITON_INTERPRET": "1"}
+
+
+@pytest.fixture(scope="session")
+def process(shim):
+    """Starts such a process."""
+    return partial(VllmProcess, **shim)
+
+
+@pytest.fixture(scope="session")
+def kept(process, tmp_path_factory):
+    """The process that runs one engine after the other."""
+    kept = process(tmp_path_factory.mktemp("vllm") / "log")
+    yield kept
+    kept.close()
+
+
+@pytest.fixture(scope="session")
+def run_engine(kept, process, vllm_target, batch, tmp_path_factory):
+    """Start vLLM, generate, and return what came out: see run_vllm.py. Several workers have a process of their own."""
+
+    def run(*args, **kwargs):
+        directory = tmp_path_factory.mktemp("run")
+        job = job_of(vllm_target, batch, *args, **{"block_size": BLOCK_SIZE, "async_scheduling": False} | kwargs)
+        if job["engine"].get("distributed_executor_backend") == "uni":
+            return kept.run(job, directory)
+        alone = process(directory / "log", in_process=False)
+        try:
+            return alone.run(job, directory)
+        finally:
+            alone.close()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def plain(run_engine):
+    """What vLLM generates greedily without speculation, of the same eight prompts."""
+    run = run_engine()
+    assert run["error"] is None, run["log"][-4000:]
+    assert run["v2"]
+    return run["outputs"][0]
+
+
+@pytest.fixture
+def record(shown):
+    """Note what a run showed."""
+
+    def note(outcome, *capabilities, refused=None):
+        workers = [(report["pid"], report["propose_calls"]) for report in outcome["reports"]]
+        version = outcome["version"].partition("+")[0]
+        shown(f"vLLM {version}, V2, CPU", *capabilities, workers=workers, refused=refused)
+
+    return note

@@ -1,0 +1,25 @@
+"""What interpreted kernels and vLLM's platform of CPUs lack for the V2 runner. A `vllm.general_plugins` entry point."""
+
+from __future__ import annotations
+
+
+def install():
+    from triton.language import log
+    from triton.language.extra import libdevice
+
+    libdevice.log1p = lambda x: log(1.0 + x)  # in the interpreter libdevice's functions return None
+    _keep_asynchronous_scheduling()
+
+
+def _keep_asynchronous_scheduling():
+    """A CPU has no streams, but the logic runs there as well: the platform switches it off after it was granted."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+
+    def wrapped(cls, vllm_config):
+        granted = vllm_config.scheduler_config.async_scheduling
+        original(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = granted
+
+    CpuPlatform.check_and_update_config = classmethod(wrapped)

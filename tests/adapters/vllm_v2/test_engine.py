@@ -1,0 +1,218 @@
+"""Proposers inside vLLM's V2 model runner: what it generates with them is what it generates without."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from specdec import LLM, SamplingParams
+
+pytestmark = pytest.mark.full
+
+BLOCK_SIZE = 32
+NO_CORPUS = {"proposer_config": {"suffix_decoding_max_cached_requests": 0}}
+DRAFTED = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+
+
+def same_in_the_core(prompts, method, specdec, k, max_model_len=512, **sampling):
+    """Acceptance and outputs of our own engine on the same prompts."""
+    config = {"method": method, "num_speculative_tokens": k} | specdec
+    llm = LLM("tiny", speculative_config=config, max_model_len=max_model_len, max_num_seqs=8)
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 48} | sampling)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+    facts = llm.engine.metrics.acceptance.as_dict()
+    return [[list(one.token_ids) for one in output.outputs] for output in outputs], {k: facts[k] for k in DRAFTED}
+
+
+def counts(run):
+    return {name: run["reports"][0][name] for name in DRAFTED}
+
+
+@pytest.mark.parametrize(("method", "specdec"), [("ngram", {}), ("suffix", NO_CORPUS)])
+def test_host_proposers_generate_what_plain_vllm_does_and_are_accepted_as_in_the_core(
+    run_engine, plain, batch, record, method, specdec
+):
+    run = run_engine(method, specdec=specdec)
+    outputs, accepted = same_in_the_core(batch, method, specdec, k=4)
+    assert run["error"] is None
+    assert run["v2"]
+    assert run["outputs"][0] == plain == outputs
+    assert counts(run) == accepted
+    assert accepted["num_accepted_draft_tokens"] > 20
+    record(run, "host proposers", "several requests at a time")
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "draft_model"])
+def test_draft_networks_keep_their_kv_in_vllms_pages_and_are_accepted_as_in_the_core(
+    run_engine, plain, batch, record, tiny_drafter, method
+):
+    specdec = {"model": tiny_drafter(method)}
+    run = run_engine(method, specdec=specdec)
+    _, accepted = same_in_the_core(batch, method, specdec, k=4)
+    assert run["error"] is None
+    assert run["v2"]
+    assert run["outputs"][0] == plain
+    assert counts(run) == accepted
+    record(run, "a draft network with KV of its own")
+
+
+def test_states_between_layers_belong_to_the_kept_rows_and_the_targets_head_is_shared(run_engine, plain, record):
+    run = run_engine("Configured", specdec={"method": "everywhere:EarlyExit"})
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["errors"] == {}, "the proposer checks each step"
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 0
+    record(run, "hidden states, final and between layers", "the target's embedding and head")
+
+
+def test_no_misuse_kills_the_engine(run_engine, plain, batch, record):
+    misuser = {"method": "everywhere:Misuser", "on_proposer_error": "skip_step"}
+    run = run_engine("Configured", specdec=misuser, batches=[batch, batch])
+    assert run["outputs"] == [plain, plain]
+    assert set(run["reports"][0]["errors"]) == {"SD-E200", "SD-E201", "SD-E203", "SD-E210"}
+    assert sum(run["reports"][0]["errors"].values()) == run["reports"][0]["propose_calls"]
+    record(run, "misuse ends nothing", "a failing proposer is handled as asked")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_chunks_and_preemptions_are_told_and_change_nothing(run_engine, batch, record, asynchronous):
+    tight = {
+        "max_num_batched_tokens": 48,
+        "max_model_len": 320,
+        "num_gpu_blocks_override": 12,  # a prompt takes two, and three in the end
+        "enable_prefix_caching": False,
+        "async_scheduling": asynchronous,
+    }
+    witness = {"method": "everywhere:Witness", "on_proposer_error": "raise"}
+    few, long = [[ids[:40] for ids in batch[:6]]], {"max_tokens": 40, "ignore_eos": True}
+    plain_tight = run_engine(batches=few, sampling=long, **tight)
+    run = run_engine("Configured", specdec=witness, batches=few, sampling=long, **tight)
+    assert run["error"] is None
+    assert run["outputs"] == plain_tight["outputs"]
+    events = run["events"]
+    assert events["start"] == events["finish"] == 6
+    assert events["preempt"] > 0
+    assert events["PREFILL"] > 0
+    told = ("start and finish are told, rows are stable", "prompts in chunks", "preemption is told")
+    record(run, *told, *(["asynchronous scheduling"] if asynchronous else []))
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+def test_asynchronous_scheduling_changes_neither_text_nor_drafts(
+    run_engine, plain, batch, record, tiny_drafter, method
+):
+    """It fills drafts up to K tokens; a token that was right by chance is an accepted one."""
+    specdec = {"model": tiny_drafter(method)} if method == "eagle3" else {}
+    run = run_engine(method, specdec=specdec, async_scheduling=True)
+    _, accepted = same_in_the_core(batch, method, specdec, k=4)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain
+    assert counts(run)["num_accepted_draft_tokens"] >= accepted["num_accepted_draft_tokens"]
+    assert counts(run)["num_spec_steps"] <= accepted["num_spec_steps"]
+    record(run, "asynchronous scheduling")
+
+
+def test_vllms_own_metrics_are_those_of_the_core_and_a_request_may_ask_for_fewer_drafts(run_engine, plain, batch):
+    fewer = [{"extra_args": {"specdec": {"num_speculative_tokens": 1}}}] * len(batch)
+    run = run_engine("ngram", sampling=fewer, disable_log_stats=False)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain
+    metrics, own = run["metrics"], counts(run)
+    assert metrics["vllm:spec_decode_num_draft_tokens"] == own["num_draft_tokens"]
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] == own["num_accepted_draft_tokens"] > 0
+    assert own["num_draft_tokens"] == own["num_spec_steps"], "one draft in each step"
+
+
+def test_reported_distributions_reach_the_verifier(run_engine, vllm_target, record):
+    """The target drafts for itself: with its q every draft is accepted, without q about as many as p is peaked."""
+    itself = {"model": str(vllm_target), "proposer_config": {"draft_distribution": "dense"}}
+    probabilistic = {"draft_sample_method": "probabilistic"}
+    sampled = {"temperature": 0.7, "seed": 1}
+    run = run_engine("draft_model", specdec=itself, sampling=sampled, speculative=probabilistic)
+    assert run["error"] is None
+    assert run["reports"][0]["draft_acceptance_rate"] > 0.99
+    record(run, "draft probabilities in verification")
+
+
+NUM_SAMPLES, TEMPERATURE = 600, 0.7
+LEAST = 8 / NUM_SAMPLES  # a cell of the chi-square expects eight samples at least
+
+
+@pytest.fixture(scope="module")
+def likely_pairs(model, batch):
+    """A prompt, and the probability of each likely pair of tokens after it. Without top_k: its kernel needs a GPU."""
+    prompt = batch[1][:16]
+
+    def following(ids):
+        with torch.inference_mode():
+            probs = (model(torch.tensor([ids])).logits[0, -1] / TEMPERATURE).softmax(dim=-1)
+        return {token: float(probs[token]) for token in (probs >= LEAST).nonzero()[:, 0].tolist()}
+
+    pairs = {(a, b): p * q for a, p in following(prompt).items() for b, q in following([*prompt, a]).items()}
+    return prompt, {pair: p for pair, p in pairs.items() if p >= LEAST}
+
+
+def chi_square(seen, pairs):
+    """Of the likely pairs and of all others together, as a deviate of the normal distribution."""
+    cells = [(seen[pair], p) for pair, p in pairs.items()]
+    cells.append((NUM_SAMPLES - sum(count for count, _ in cells), 1 - sum(pairs.values())))
+    value = sum((count - NUM_SAMPLES * p) ** 2 / (NUM_SAMPLES * p) for count, p in cells)
+    variance = 2 / (9 * len(pairs))  # Wilson and Hilferty (1931)
+    return ((value / len(pairs)) ** (1 / 3) - 1 + variance) / variance**0.5
+
+
+@pytest.mark.parametrize(("proposer", "truthful"), [("eagle3", True), ("Drawn", True), ("Lying", False)])
+def test_sampled_text_follows_the_targets_distribution_unless_a_proposer_lies_about_its_own(
+    run_engine, tiny_drafter, likely_pairs, record, proposer, truthful
+):
+    """The first token is sampled plainly, the second where a draft is verified."""
+    prompt, pairs = likely_pairs
+    named = {"model": tiny_drafter("eagle3")} if proposer == "eagle3" else {"method": f"adapter_proposers:{proposer}"}
+    run = run_engine(
+        proposer if proposer == "eagle3" else "Configured",
+        k=2,
+        specdec=named,
+        speculative={"draft_sample_method": "probabilistic"},
+        batches=[[prompt]],
+        sampling={"temperature": TEMPERATURE, "n": NUM_SAMPLES, "max_tokens": 3, "ignore_eos": True, "seed": 7},
+        max_num_seqs=64,
+    )
+    assert run["error"] is None
+    assert run["reports"][0]["num_draft_tokens"] > 0
+    deviate = chi_square(Counter((one[0], one[1]) for one in run["outputs"][0][0]), pairs)
+    assert (deviate < 3.7) == truthful, "1 in 10,000 seeds gives more"
+    record(run, "sampled text follows the target's distribution")
+
+
+def test_a_cached_prefix_carries_the_draft_kv(run_engine, batch, record, tiny_drafter):
+    """A prompt, another that overwrites what the first left, and the first again: the same drafts."""
+    first, other = (batch[0] * 8)[:108], (batch[3] * 12)[:200]
+    run = run_engine("eagle3", k=3, specdec={"model": tiny_drafter("eagle3")}, batches=[[first], [other], [first]])
+    assert run["error"] is None
+    assert run["outputs"][0] == run["outputs"][2]
+    assert run["cached"][2][0] >= BLOCK_SIZE
+    record(run, "a draft network beside a prefix cache")
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+def test_two_tensor_parallel_workers_verify_the_same_drafts_and_generate_what_one_does(
+    run_engine, plain, record, tiny_drafter, method
+):
+    specdec = {"model": tiny_drafter(method)} if method == "eagle3" else {}
+    run = run_engine(method, specdec=specdec, tensor_parallel_size=2)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain
+    first, second = run["reports"]
+    assert first["pid"] != second["pid"]
+    assert first["propose_calls"] == second["propose_calls"] > 0
+    assert counts(run) == {name: second[name] for name in DRAFTED}
+    record(run, "two tensor-parallel workers")
+
+
+def test_a_combinator_runs_as_one_proposer(run_engine, plain, record, tiny_drafter):
+    chain = {"method": "adapter_proposers:LookUpThenHead", "model": tiny_drafter("eagle3")}
+    run = run_engine("Configured", k=3, specdec=chain)
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 20
+    record(run, "several proposers in one (a combinator)")

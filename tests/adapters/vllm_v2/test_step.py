@@ -1,0 +1,122 @@
+"""What a step of the V2 runner is on the host, and how drafts and their distributions go back to it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.adapters.vllm_v2.distributions import put_logits
+from specdec.adapters.vllm_v2.requests import Requests, Running
+from specdec.adapters.vllm_v2.step import StepReader
+
+K, V, LONGEST = 3, 11, 12
+
+
+class Batch:
+    """vLLM's requests in their rows, and a batch of them: (row, computed tokens, draft tokens among them, sampled)."""
+
+    def __init__(self, texts, parts):
+        self.states = SimpleNamespace(
+            device=torch.device("cpu"),
+            max_model_len=LONGEST,
+            total_len=SimpleNamespace(gpu=torch.tensor([len(text) for text in texts], dtype=torch.int32)),
+            all_token_ids=SimpleNamespace(gpu=torch.zeros(len(texts), LONGEST, dtype=torch.int32)),
+        )
+        for row, text in enumerate(texts):
+            self.states.all_token_ids.gpu[row, : len(text)] = torch.tensor(text)
+        rows, starts, counts, drafts, sampled = zip(*parts, strict=True)
+        self.num_sampled = torch.tensor(sampled, dtype=torch.int32)
+        self.batch = SimpleNamespace(
+            req_ids=[f"request-{row}" for row in rows],
+            num_reqs=len(rows),
+            idx_mapping=torch.tensor(rows),
+            num_draft_tokens_per_req=np.array(drafts) if any(drafts) else None,
+            num_scheduled_tokens=np.array(counts),
+            query_start_loc=torch.tensor(np.cumsum([0, *counts]), dtype=torch.int32),
+            positions=torch.cat([torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]),
+            input_ids=torch.zeros(sum(counts), dtype=torch.int32),
+        )
+        self.requests = Requests({name: Running([1], None) for name in self.batch.req_ids})
+        self.reader = StepReader(K, self.states, self.requests)
+
+    def read(self):
+        return self.reader.read(self.batch, self.num_sampled, None, K)
+
+
+def test_rows_are_read_in_the_order_of_the_batch_and_a_prompt_in_chunks_has_sampled_nothing():
+    texts = [[1, 2, 3, 4, 5], [6, 7, 8], [9] * LONGEST]
+    step, sampled = Batch(texts, [(2, 8, 2, 0, 2), (0, 2, 3, 0, 1), (1, 0, 2, 0, 0)]).read()
+    assert step.request_ids == ("request-2", "request-0", "request-1")
+    assert step.starts == [8, 2, 0]
+    assert sampled == [[9, 9], [5], []]
+    assert step.num_tokens == {"request-2": 2, "request-0": 3, "request-1": 2}
+
+
+def test_drafts_are_those_of_the_step_before_cut_to_what_was_scheduled():
+    batch = Batch([[1, 2, 3, 4, 5, 6]], [(0, 3, 3, 2, 2)])
+    batch.requests["request-0"].drafts[:] = [5, 7, 8]
+    step, sampled = batch.read()
+    assert step.drafts == {"request-0": [5, 7]}
+    assert sampled == [[5, 6]]
+
+
+def test_a_filled_slot_that_was_right_by_chance_is_an_accepted_token():
+    batch = Batch([[1, 2, 3, 4, 4, 4, 4]], [(0, 3, 4, 3, 3)])
+    batch.requests["request-0"].drafts[:] = [4]
+    step, sampled = batch.read()
+    assert sampled == [[4, 4, 4]]
+    assert step.drafts == {"request-0": [4, 4]}
+
+
+def test_slots_are_filled_with_a_token_that_can_be_embedded_and_kept_without_it():
+    batch = Batch([[1, 2, 9], [3, 4]], [(0, 2, 1, 0, 1), (1, 0, 1, 0, 0)])
+    step, sampled = batch.read()
+    slots = batch.reader.keep(step, sampled, [[5, 6], []])
+    assert slots.tolist() == [[5, 6, 9], [0, 0, 0]]
+    assert [each.drafts for each in batch.requests.values()] == [[5, 6], []]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_the_verifier_finds_q_by_row_when_it_divides_by_the_temperature(temperature):
+    q = torch.rand(3, V).softmax(dim=-1)
+    logits = torch.full((4, K, V), 7.0)
+    slots = torch.tensor([[1, 2, 2], [3, 8, 8]])
+    put_logits(logits, torch.tensor([2, 0]), [[1, 2], [3]], slots, q, torch.full((2,), temperature))
+    found = (logits / temperature).softmax(dim=-1)
+    torch.testing.assert_close(found[2, :2], q[:2])
+    torch.testing.assert_close(found[0, 0], q[2])
+    assert found[2, 2, 2] == found[0, 1, 8] == found[0, 2, 8] == 1
+    assert (logits[[1, 3]] == 7).all(), "requests that skip the step keep theirs"
+
+
+def test_a_greedy_request_without_distributions_has_certain_slots():
+    logits = torch.zeros(1, K, V)
+    put_logits(logits, torch.tensor([0]), [[4]], torch.tensor([[4, 5, 5]]), None, torch.zeros(1))
+    assert logits.argmax(dim=-1).tolist() == [[4, 5, 5]]
+    assert not logits.isnan().any()
+
+
+def new(name, tokens, prompt_len, *blocks):
+    groups = [[99], list(blocks)]
+    return SimpleNamespace(
+        req_id=name, prefill_token_ids=tokens, prompt_len=prompt_len, sampling_params=None, block_ids=groups
+    )
+
+
+def test_blocks_are_those_of_the_draft_layers_group_and_new_after_preemption():
+    requests = Requests()
+    requests.group = 1
+    requests.add([new("a", [1, 2, 3], 3, 5, 6)])
+    requests.extend(SimpleNamespace(req_ids=["a"], new_block_ids=[([98], [7])]))
+    assert requests["a"].blocks == [5, 6, 7]
+    requests["a"].drafts[:] = [1]
+    requests.end((), ["a"])
+    assert requests["a"].drafts == []
+    requests.add([new("a", [1, 2, 3, 4], 3, 8)])
+    assert requests["a"].blocks == [8]
+    assert requests["a"].prompt_token_ids == [1, 2, 3], "outputs are no part of the prompt"
+    requests.end(["a"], ())
+    assert requests == {}
