@@ -2,9 +2,10 @@
 
     python benchmarks/confidence.py [--batch 32] [--method eagle3] [--fixed 1 2 3 4 5 7] [--turns 5] [--clock cpu]
 
-One engine per setting lives in one process; settings take turns in a random order, and each turn's rate is divided by
-that of the others in the same turn. Requests follow each other, so the batch is always full, and prompts are part of
-the time.
+One engine per setting lives in one process; settings take short turns in a random order. All work on the same requests
+in the same order, and a turn ends after a number of tokens, so it meets the same texts under each setting. Each turn's
+rate is divided by that of the others in the same turn. Requests follow each other, so the batch is always full, and
+prompts are part of the time.
 """
 
 from __future__ import annotations
@@ -38,16 +39,20 @@ class Arm:
         ).engine
         self.parts = parts_of(self)
         self._batch, self._prompts, self._numbers = args.batch, prompts, count()
-        self._temperatures, self._lengths = args.temperature, random.Random(0)
+        self._temperatures, self._lengths, self._goal = args.temperature, random.Random(0), 0
 
-    def rate(self, num_steps: int) -> float:
-        """Tokens per second of CPU time."""
-        before, start = self.parts.metrics.acceptance.num_committed_tokens, time.process_time()
-        for _ in range(num_steps):
+    def rate(self, num_tokens: int) -> float:
+        """Tokens per second of CPU time, over the next `num_tokens` and those of the step that reaches them."""
+        before, start = self._num_tokens, time.process_time()
+        self._goal += num_tokens
+        while self._num_tokens < self._goal:
             self._fill()
             self.engine.step()
-        seconds = time.process_time() - start
-        return (self.parts.metrics.acceptance.num_committed_tokens - before) / seconds
+        return (self._num_tokens - before) / (time.process_time() - start)
+
+    @property
+    def _num_tokens(self) -> int:
+        return self.parts.metrics.acceptance.num_committed_tokens
 
     def _fill(self) -> None:
         scheduler = self.parts.scheduler
@@ -77,6 +82,7 @@ class Arm:
             told |= {
                 "not_verified": counts["num_unverified_draft_tokens"],
                 "depth": budget.depth,
+                "stops_below": [round(each, 2) for each in budget.stop_rule.least] if budget.stop_rule else None,
                 "calibration_error": [round(each, 4) for each in budget.calibration.errors],
             }
         return told
@@ -89,8 +95,8 @@ def main() -> None:
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--most", type=int, default=7, help="K of the adaptive setting")
     parser.add_argument("--fixed", type=int, nargs="+", default=[1, 2, 3, 4, 5, 7])
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=30, help="of a turn, for each request of the batch")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="of the requests in turn")
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu", help="what the engine measures costs by")
     args = parser.parse_args()
@@ -102,24 +108,25 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in names}
     order = random.Random(0)
     for arm in arms.values():
-        arm.rate(2 * args.steps)  # nobody is measured while it finds its feet
+        arm.rate(4 * args.tokens * args.batch)  # nobody is measured while it finds its feet
     for _ in range(args.turns):
         for name in order.sample(names, len(names)):
-            rates[name].append(arms[name].rate(args.steps))
+            rates[name].append(arms[name].rate(args.tokens * args.batch))
     middle = {name: statistics.median(each) for name, each in rates.items()}
     best = max(map(str, args.fixed), key=middle.__getitem__)
     ratios = {
-        name: sorted(mine / other for mine, other in zip(rates[ADAPTIVE], rates[name], strict=True))
+        name: [mine / other for mine, other in zip(rates[ADAPTIVE], rates[name], strict=True)]
         for name in map(str, args.fixed)
     }
+    quarters = {name: statistics.quantiles(each, n=4) for name, each in ratios.items()}
     result = {
         "batch": args.batch,
         "method": args.method,
         "temperature": args.temperature,
         "tokens_per_cpu_second": {name: round(each) for name, each in middle.items()},
         "best_fixed": best,
-        "adaptive_to_fixed": {name: [round(each, 3) for each in of] for name, of in ratios.items()},
-        "adaptive_to_best": round(statistics.median(ratios[best]), 3),
+        "adaptive_to_fixed": {name: [round(each, 3) for each in of] for name, of in quarters.items()},
+        "adaptive_to_best": round(quarters[best][1], 3),
         "settings": {name: arm.told for name, arm in arms.items()},
     }
     print(json.dumps(result, indent=1))

@@ -35,6 +35,7 @@ from .types import (
     RequestView,
     SamplingView,
     StepView,
+    StopRule,
     TargetInfo,
 )
 
@@ -80,6 +81,7 @@ __all__ = [
     "SpecdecWarning",
     "StepStats",
     "StepView",
+    "StopRule",
     "StrictModel",
     "TargetInfo",
     "TargetKV",

@@ -136,6 +136,20 @@ class DraftRandom(Protocol):
         ...
 
 
+class StopRule(Protocol):
+    """Says where a draft should end: by the engine's measured costs, and by what it learned of confidences.
+
+    It was made of earlier steps alone, and one row's answer depends on no other row.
+    """
+
+    def goes_on(self, confidence: Sequence[float]) -> bool:
+        """Whether one more draft token pays in a row, behind the tokens that it has.
+
+        confidence: how likely each of these is to be accepted, given that those before it were. At least one.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingView:
     """The sampling parameters that a proposer declared. None means that a parameter was not declared."""
@@ -175,6 +189,10 @@ class StepView:
     accepted_nodes: Tensor | None = None
     """[B, K] int64, the nodes of the verified trees that were accepted, from the root on, padded with -1. A chain's are
     0, 1, 2 and so on. None means that the proposer drafts chains."""
+    stop_rule: StopRule | None = None
+    """Where drafting ends early. A row that it ends has a shorter draft; a proposer need not ask it. None means that
+    every row should draft to its budget: adaptive verification is off, no confidence or a device was declared, or the
+    step is one in which the engine finds out what more tokens are worth."""
 
     def __len__(self) -> int:
         return len(self.request_ids)

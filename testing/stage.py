@@ -16,7 +16,6 @@ from specdec.core.host import (
     EngineMetrics,
     HostAddressing,
     KVCache,
-    ProposerHost,
     Request,
     RowTable,
     Runner,
@@ -85,7 +84,7 @@ class Stage:
         )
 
     @property
-    def host(self) -> ProposerHost:
+    def host(self) -> WatchedHost:
         """The proposer behind the engine's own guard."""
         return self._host
 

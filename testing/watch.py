@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.host import CheckedDraft, DraftReport, EngineMetrics, ProposerHost, Snapshot, ViewBuilder, registry
-from specdec.sdk import StepStats, StepView, TargetInfo
+from specdec.sdk import StepStats, StepView, StopRule, TargetInfo
 
 from .moves import GivenUniforms, Shown
 from .step_tensors import spoil_history
@@ -33,6 +33,7 @@ class WatchedHost(ProposerHost):
     ) -> None:
         """`reads`: takes the names of the fields that are read."""
         super().__init__(loaded, info, device, "raise", metrics, lambda error: None, views)
+        self.stop_rule: StopRule | None = None  # what steps show
         self._reads = reads
         self._vocab_size = info.vocab_size
 
@@ -44,7 +45,7 @@ class WatchedHost(ProposerHost):
 
     def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         """See `ProposerHost`."""
-        step = replace(step, num_draft_tokens=self.num_draft_tokens)
+        step = replace(step, num_draft_tokens=self.num_draft_tokens, stop_rule=self.stop_rule)
         if self._uniforms is not None:
             step = replace(step, random=GivenUniforms(self._uniforms))
         if step.history is not None:

@@ -127,7 +127,9 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
     if plan.is_adaptive and stand_in is None:  # a replay has no costs, and repeats what is asked of it
-        runner.budget = DraftBudget(plan.num_draft_tokens, cache.scheduler.running, drafts, metrics)
+        may_stop = host is not None and host.needs.confidence and host.needs.placement == "host"
+        running = cache.scheduler.running
+        runner.budget = DraftBudget(plan.num_draft_tokens, running, drafts, metrics, may_stop=may_stop)
     runner.on_verified = plan.hooks.observers.on_verified
     return Parts(
         info=plan.info,

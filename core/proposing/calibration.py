@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 NUM_BINS = 10
 WEIGHT = 8.0  # tokens that the estimate of all positions counts for at one position, and the confidence itself for all
 DECAY = 0.9  # of all counts, at each refresh
 REFRESH = 16  # steps
+RATE = 0.7  # the acceptance rate where nothing was verified yet
 
 
 @dataclass
@@ -26,6 +29,21 @@ class Bin:
         self.expected += expected
 
 
+@dataclass(frozen=True)
+class LearnedStop:
+    """The engine's `StopRule`: the product of a row's calibrated confidences, against a price by position."""
+
+    probabilities: Sequence[Sequence[float]]  # by position and bin
+    least: Sequence[float]  # by position: the least product up to there with which the next token pays
+
+    def goes_on(self, confidence: Sequence[float]) -> bool:
+        """See `StopRule`. NaN counts as 1."""
+        worth = 1.0
+        for position, each in enumerate(confidence):
+            worth *= 1.0 if math.isnan(each) else self.probabilities[position][_bin(each)]
+        return worth >= self.least[len(confidence) - 1]
+
+
 class Calibration:
     """A map of confidences for each draft position: monotone, and at first the identity.
 
@@ -38,11 +56,16 @@ class Calibration:
         self._counts = [[[0.0, 0.0] for _ in range(NUM_BINS)] for _ in range(num_draft_tokens)]  # seen, accepted
         self._steps = 0
         self._map: list[list[float]] = []
+        self._rates: list[float] = []  # of acceptance by position, of tokens that were verified
         self._refresh()
 
     def probability(self, position: int, confidence: float) -> float:
         """How likely the token at a position is to be accepted, given that those before it were."""
         return self._map[position][_bin(confidence)]
+
+    def stop_rule(self, price: float) -> LearnedStop:
+        """Stops before a token whose expected worth is below `price`; it is not known yet, so its position's counts."""
+        return LearnedStop(self._map, [price / each for each in [*self._rates[1:], 1.0]])
 
     def record(self, confidences: list[float], num_accepted: int) -> None:
         """Count a verified draft, a confidence for each of its tokens."""
@@ -73,8 +96,9 @@ class Calibration:
             _mean(sum(seen for seen, _ in cells), sum(accepted for _, accepted in cells), prior)
             for cells, prior in zip(zip(*self._counts, strict=True), middles, strict=True)
         ]
-        self._map = []
+        self._map, self._rates = [], []
         for cells in self._counts:
+            self._rates.append(_mean(sum(seen for seen, _ in cells), sum(accepted for _, accepted in cells), RATE))
             values = [_mean(seen, accepted, prior) for (seen, accepted), prior in zip(cells, whole, strict=True)]
             self._map.append(rising(values, [cell[0] + WEIGHT for cell in cells]))
             for cell in cells:

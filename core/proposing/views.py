@@ -121,6 +121,7 @@ class ViewBuilder:
             history=self._history.tokens if self._history else None,
             accepted_nodes=sent["accepted_nodes"].view(len(committed), -1) if self._draws_trees else None,
             rejected=rejected,
+            stop_rule=None,  # the host adds it
         )
 
     def _device_view(

@@ -109,7 +109,10 @@ class Runner:
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
                 most = self.budget.depth if self.budget else self._host.num_draft_tokens
-                self.progress.propose(going_on, most, batch.inputs, output.hidden, top)
+                stop = self.budget.stop_rule if self.budget else None
+                drafts = self.progress.propose(going_on, most, batch.inputs, output.hidden, top, stop)
+                if self.budget:
+                    self.budget.num_made = sum(drafts.lengths) if drafts else 0
             if batch.numbers.shape[1]:
                 self._check_late(batch, reports)
 

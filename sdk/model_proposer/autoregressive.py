@@ -20,6 +20,7 @@ from .drawn_nodes import DrawnNodes
 from .each import per_request, width_of
 from .greedy_tree import Candidates
 from .sampling import DraftSampler, DrawRule
+from .stopping import StoppingRule, shortened
 
 
 def _draft_kv_of(services: Services) -> DraftKVStore | None:
@@ -108,8 +109,11 @@ class AutoregressiveProposer(ModelProposer):
         budget = self.most_wanted(step)
         if budget == 0:
             return sampler.draft()
-        starts = self._starts(step, chosen)
-        return sampler.draft_of(*self._drafting(sampler.rule, budget)(*starts, *sampler.numbers(budget)))
+        starts = *self._starts(step, chosen), *sampler.numbers(budget)
+        if step.stop_rule is not None and sampler.rule.confident:
+            rule = StoppingRule(sampler.rule, step.stop_rule)
+            return shortened(sampler.draft_of(*self._chain(rule, budget, *starts)))
+        return sampler.draft_of(*self._drafting(sampler.rule, budget)(*starts))
 
     def _starts(self, step: StepView, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, the position of the first drafted token, and the states before it."""
@@ -125,13 +129,20 @@ class AutoregressiveProposer(ModelProposer):
             self._captured_chains[key] = self.services.capture(partial(self._chain, rule, num_tokens))
         return self._captured_chains[key]
 
-    def _chain(
-        self, rule: DrawRule, num_tokens: int, rows: Tensor, positions: Tensor, states: Tensor, *numbers: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Tokens drawn one after the other from states [b, S]; the first is put at `positions`. See `DrawRule`."""
+    def _chain(self, rule: DrawRule | StoppingRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Tokens drawn one after the other. tensors: what `_starts` gave, then `DraftSampler.numbers`. See `DrawRule`.
+
+        A row that stops is run no more; the next step writes its draft KV.
+        """
+        rows, positions, states, *numbers = tensors
         drawing = rule.drawing(numbers, num_tokens)
         drawn = drawing.draw(self._compiled_logits(states))
         for index in range(num_tokens - 1):
+            going_on = drawing.going_on()
+            if going_on is not None and not len(going_on):
+                break
+            if going_on is not None:
+                rows, positions, states, drawn = (each[going_on] for each in (rows, positions, states, drawn))
             states, logits = self._compiled_next(states, drawn, *self._places(rows, positions + index))
             drawn = drawing.draw(logits)
         return drawing.result()

@@ -185,6 +185,10 @@ class Drawing:
             self._confidence.append(top_probability(logits) if confidence is None else confidence)
         return ids
 
+    def going_on(self) -> Tensor | None:
+        """Places of the rows that draw once more. None means all of them. See `StoppingDrawing`."""
+        return None
+
     def draw_each(self, logits: Tensor) -> None:
         """The next n tokens of every row, from logits [b, n, D] that are known together."""
         self._drawn += [(each,) for each in self.most_likely(logits).unbind(dim=1)]

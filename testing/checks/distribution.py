@@ -5,14 +5,15 @@ would notice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdec.core.host import SUM_TOLERANCE
 from specdec.sdk.errors import SpecdecError
-from specdec.sdk.types import DistributionKind
+from specdec.sdk.types import DistributionKind, StopRule
 
 from ..compare import DISTRIBUTION_TOLERANCE, distributions_of, reported_by
 from ..drawn_tree import NUM_TWINS, twins
@@ -60,26 +61,46 @@ def _tolerance(shown: Shown) -> float:
 @CHECKS.at("standard")
 def length_ignores_the_draw(subject: Subject) -> None:
     """With a reported distribution, whether a position is drafted depends on what stands before it, never on its own
-    token. So does the parent of a node in a tree.
+    token. So does the parent of a node in a tree. All of this holds where `step.stop_rule` ends drafts too.
     """
     subject.need_distribution()
     for _, shown in _twins(subject):
-        groups: dict[Nodes, dict[int | None, Nodes]] = {}
-        for row, draft in enumerate(shown.drafts):
-            for position in range(min(len(draft) + 1, shown.budgets[row])):
-                parent = shown.parents[row][position] if position < len(draft) else None
-                groups.setdefault(shown.before(row, position), {})[parent] = shown.before(row, len(draft))
-        for prefix, drafts in groups.items():
-            if len(drafts) > 1 and _has_distribution(shown):
-                one, other, *_ = (_describe(shown, nodes) for nodes in drafts.values())
-                raise Violation(
-                    expected=f"after the drafts {_describe(shown, prefix)}, a next one in every request with this text "
-                    "or in none; in a tree, after the same node",
-                    found=f"drafts {one} and {other}: the same text, other random numbers",
-                    where=shown.where,
-                    fix="decide from q before you draw, not from q(token) after it: trimming unlucky tokens changes "
-                    "what is generated; or report no distribution",
-                )
+        _require_one_answer(shown)
+    if subject.needs.topology == "chain" and subject.load(adaptive=True).needs.confidence:
+        told = [each for _, shown in _twins(subject, adaptive=True) for row in shown.confidence for each in row[1:]]
+        rule = _LastAtLeast(sorted(told)[len(told) // 2] if told else 0.5)
+        for _, shown in _twins(subject, adaptive=True, stop=rule):
+            _require_one_answer(shown)
+
+
+@dataclass(frozen=True)
+class _LastAtLeast:
+    """Goes on behind a token that is likely enough."""
+
+    least: float
+
+    def goes_on(self, confidence: Sequence[float]) -> bool:
+        """See `StopRule`."""
+        return confidence[-1] >= self.least - DISTRIBUTION_TOLERANCE
+
+
+def _require_one_answer(shown: Shown) -> None:
+    groups: dict[Nodes, dict[int | None, Nodes]] = {}
+    for row, draft in enumerate(shown.drafts):
+        for position in range(min(len(draft) + 1, shown.budgets[row])):
+            parent = shown.parents[row][position] if position < len(draft) else None
+            groups.setdefault(shown.before(row, position), {})[parent] = shown.before(row, len(draft))
+    for prefix, drafts in groups.items():
+        if len(drafts) > 1 and _has_distribution(shown):
+            one, other, *_ = (_describe(shown, nodes) for nodes in drafts.values())
+            raise Violation(
+                expected=f"after the drafts {_describe(shown, prefix)}, a next one in every request with this text "
+                "or in none; in a tree, after the same node",
+                found=f"drafts {one} and {other}: the same text, other random numbers",
+                where=shown.where,
+                fix="decide from q before you draw, not from q(token) after it: trimming unlucky tokens changes "
+                "what is generated; or report no distribution",
+            )
 
 
 @CHECKS.at("standard")
@@ -135,7 +156,7 @@ def _has_distribution(shown: Shown) -> bool:
     return shown.distribution is not None and bool((shown.distribution.kind != DistributionKind.ONE_HOT).any())
 
 
-def _twins(subject: Subject, *, adaptive: bool = False) -> Iterator[tuple[Stage, Shown]]:
+def _twins(subject: Subject, *, adaptive: bool = False, stop: StopRule | None = None) -> Iterator[tuple[Stage, Shown]]:
     """Steps in which every request has the same text and random numbers of its own.
 
     Also on a few tokens, if it runs there: then several requests draw the same first drafts.
@@ -145,6 +166,7 @@ def _twins(subject: Subject, *, adaptive: bool = False) -> Iterator[tuple[Stage,
     for world in worlds:
         try:
             stage = subject.stage(probabilistic=True, adaptive=adaptive, world=world, max_num_seqs=NUM_TWINS)
+            stage.host.stop_rule = stop
             steps = [twins(stage, stage.script.prompt(f"text {length}", length)) for length in (9, 16, 30)]
         except (SpecdecError, Violation):
             if world is subject.target:

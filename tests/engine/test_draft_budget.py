@@ -92,6 +92,19 @@ class Told:
         return self.confidences[row]
 
 
+@dataclass
+class Verified:
+    """What the budget reads of a request's step."""
+
+    request: Running
+    num_drafted: int
+    num_accepted: int
+
+    @property
+    def num_rows(self):
+        return self.num_drafted + 1
+
+
 def budget_of(confidences, *, row_cost=0.1, fixed=1.0):
     """A budget that knows the costs, and its requests."""
     running = [Running(row) for row in range(len(confidences))]
@@ -131,6 +144,53 @@ def test_where_a_proposer_cannot_tell_the_requests_own_acceptance_counts():
     budget._recent = {running[0]: (0.0, 12.0), running[1]: (12.0, 12.0)}
     lengths = budget.plan(lambda request: 2)
     assert [lengths(each) for each in running] == [0, 2, 2]
+
+
+def test_a_row_goes_on_while_its_product_pays_and_one_that_cannot_tell_does():
+    calibration = Calibration(3)
+    rule = calibration.stop_rule(0.35)  # the next token is accepted 0.7 times: so a product of 0.5 pays
+    assert [rule.goes_on(told) for told in ([0.55], [0.45], [0.95, 0.55], [0.95, 0.45], [NAN, 0.55], [NAN])] == [
+        True, False, True, False, True, True,
+    ]  # fmt: skip
+    assert calibration.stop_rule(0.0).goes_on([0.05, 0.05])
+
+
+def after_steps(*, may_stop):
+    """A budget after steps whose drafts were certain for one token, then hopeless."""
+    running = [Running(row) for row in range(4)]
+    told = [[0.95, 0.05, 0.05, 0.05] for _ in running]
+    budget = DraftBudget(K, running, Told(told), EngineMetrics("target", "proposer"), may_stop=may_stop)
+    rules = []
+    for _ in range(70):
+        lengths = budget.plan(lambda request: len(told[request.row]))
+        committed = [Verified(each, lengths(each), min(lengths(each), 1)) for each in running]
+        rows = sum(each.num_rows for each in committed)
+        budget.num_made = budget.depth * len(running)
+        budget.learn(committed, 1.0 + 0.1 * rows + 0.05 * budget.num_made, 0.05 * budget.num_made)
+        rules.append(budget.stop_rule)
+    return budget, rules
+
+
+def test_rows_that_stop_are_asked_for_all_tokens_and_others_for_as_many_as_pay():
+    stopping, rules = after_steps(may_stop=True)
+    assert rules[: 2 * K] == [None] * 2 * K, "in the first steps drafts are made whole"
+    assert rules[31] is None, "and in one of 32 after them"
+    assert stopping.depth == K
+    assert [stopping.stop_rule.goes_on(told) for told in ([0.95], [0.95, 0.05])] == [False, False]
+    assert stopping._num_drafted == pytest.approx(1.0, abs=0.2), "a draft ends behind its first token"
+    fixed, rules = after_steps(may_stop=False)
+    assert rules == [None] * 70
+    assert fixed.depth == 1
+
+
+def test_the_time_of_drafting_is_counted_when_its_drafts_were_verified():
+    """It depends on where they stopped, so on what was drawn; admission of the same drafts may not."""
+    budget, running = budget_of([[0.95] * K])
+    budget.num_made = 4
+    budget.learn([Verified(running[0], 0, 0)], 2.0, 1.0)
+    known = dict(budget._draft._points)
+    budget.learn([Verified(running[0], 0, 0)], 2.0, 1.0)
+    assert known.keys() != budget._draft._points.keys()
 
 
 def test_a_token_is_admitted_whatever_it_and_those_behind_it_turn_out_to_be():

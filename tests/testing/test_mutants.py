@@ -59,6 +59,7 @@ CAUGHT = [
     ("distribution_is_a_distribution", distribution_mutants.SparseIdsOutOfRange),
     ("length_ignores_the_draw", distribution_mutants.TrimsUnluckyTokens),
     ("length_ignores_the_draw", distribution_mutants.TrimsFromTheSecond),
+    ("length_ignores_the_draw", distribution_mutants.StopsByTheDraw),
     ("distribution_ignores_the_draw", distribution_mutants.SharpensAfterTheDraw),
     ("confidence_ignores_the_draw", distribution_mutants.SaysHowLikelyTheDrawIs),
     ("confidence_ignores_the_draw", distribution_mutants.SaysWhatComesOfIt),

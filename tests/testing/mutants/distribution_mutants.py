@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from good_proposers import ConfidentWaves, Waves, inverse_cdf
+from good_proposers import ConfidentWaves, Waves, WavesThatStop, inverse_cdf
 
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs
 
@@ -37,6 +37,16 @@ class SaysWhatComesOfIt(ConfidentWaves):
 
     def confidence(self, token_ids, distribution):
         return super().confidence(token_ids, distribution).roll(-1, dims=1)
+
+
+class StopsByTheDraw(WavesThatStop):
+    """Asks the step's rule with the probability of the token that it drew, and leaves that token out."""
+
+    def told(self, draft):
+        return draft.distribution.draft_logits.softmax(-1).gather(2, draft.token_ids[:, :, None])[:, :, 0]
+
+    def length(self, rule, told):
+        return super().length(rule, told) - 1
 
 
 class DeclaresItsConfidenceOnly(Waves):

@@ -168,6 +168,23 @@ class ConfidentWaves(Waves):
         return distribution.softmax(-1).amax(-1)
 
 
+class WavesThatStop(ConfidentWaves):
+    """The same, and ends a row where the step's rule says so."""
+
+    def propose(self, step: StepView) -> Draft:
+        draft = super().propose(step)
+        if step.stop_rule is None:
+            return draft
+        lengths = [self.length(step.stop_rule, row) for row in self.told(draft).tolist()]
+        return replace(draft, lengths=torch.minimum(step.budget, torch.tensor(lengths)))
+
+    def told(self, draft: Draft) -> Tensor:
+        return draft.confidence
+
+    def length(self, rule, told):
+        return next((n for n in range(1, len(told)) if not rule.goes_on(told[:n])), len(told))
+
+
 def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """[B] for probs [B, V] and numbers [B]."""
     cumulated = probs.double().cumsum(-1)
