@@ -163,17 +163,13 @@ def chi_square(seen, pairs):
     return ((value / len(pairs)) ** (1 / 3) - 1 + variance) / variance**0.5
 
 
-@pytest.mark.parametrize(("proposer", "truthful"), [("eagle3", True), ("Drawn", True), ("Lying", False)])
-def test_sampled_text_follows_the_targets_distribution_unless_a_proposer_lies_about_its_own(
-    run_engine, tiny_drafter, likely_pairs, record, proposer, truthful
-):
+def test_sampled_text_follows_the_targets_distribution(run_engine, tiny_drafter, likely_pairs, record):
     """The first token is sampled plainly, the second where a draft is verified."""
     prompt, pairs = likely_pairs
-    named = {"model": tiny_drafter("eagle3")} if proposer == "eagle3" else {"method": f"adapter_proposers:{proposer}"}
     run = run_engine(
-        proposer if proposer == "eagle3" else "Configured",
+        "eagle3",
         k=2,
-        specdec=named,
+        specdec={"model": tiny_drafter("eagle3")},
         speculative={"draft_sample_method": "probabilistic"},
         batches=[[prompt]],
         sampling={"temperature": TEMPERATURE, "n": NUM_SAMPLES, "max_tokens": 3, "ignore_eos": True, "seed": 7},
@@ -182,7 +178,7 @@ def test_sampled_text_follows_the_targets_distribution_unless_a_proposer_lies_ab
     assert run["error"] is None
     assert run["reports"][0]["num_draft_tokens"] > 0
     deviate = chi_square(Counter((one[0], one[1]) for one in run["outputs"][0][0]), pairs)
-    assert (deviate < 3.7) == truthful, "1 in 10,000 seeds gives more"
+    assert deviate < 3.7, "1 in 10,000 seeds gives more"
     record(run, "sampled text follows the target's distribution")
 
 
