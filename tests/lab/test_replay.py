@@ -29,6 +29,7 @@ PROPOSERS = {
     "eagle": {"model": "tiny/eagle", "num_speculative_tokens": 3},
     "eagle3": {"model": "tiny/eagle3", "num_speculative_tokens": 3},
     "dflash": {"model": "tiny/dflash", "num_speculative_tokens": 5},
+    "dspark": {"model": "tiny/dspark", "num_speculative_tokens": 3},
     "medusa": {"model": "tiny/medusa"},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
