@@ -67,31 +67,32 @@ class Candidates:
         self._num_run += scores.shape[1]
         return Level(tokens.gather(1, places), self._run.gather(1, places), places + first, scores)
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Token ids and parents [b, n] of the most likely nodes, the most likely first."""
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, parents and probabilities [b, n] of the most likely nodes, the most likely first."""
         tokens, parents, scores = (torch.cat(each, dim=1) for each in zip(*self._columns, strict=True))
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self._num_nodes]
+        scores, order = (each[:, : self._num_nodes] for each in scores.sort(dim=1, descending=True, stable=True))
         place = torch.full_like(parents, -1)
         place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
         above = parents.gather(1, order)
-        return tokens.gather(1, order), place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
+        above = place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
+        of_path = scores.gather(1, above.clamp(min=0)).masked_fill(above < 0, 0.0)
+        return tokens.gather(1, order), above, (scores - of_path).exp()
 
 
-def tree_of_positions(logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
+def tree_of_positions(
+    logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The most likely nodes where each depth has a distribution of its own, whatever its parent (arXiv 2604.12989).
 
-    logits: [b, depth, D]. Returns token ids and parents [b, num_nodes]. There are as many nodes, as the first
-    position alone has so many candidates.
+    logits: [b, depth, D]. Returns token ids, parents and probabilities [b, num_nodes]. There are as many nodes, as the
+    first position alone has so many candidates.
     """
     count, depth, vocab_size = logits.shape
     probs, ids = logits.float().softmax(-1).topk(min(num_nodes, vocab_size))
-    found = torch.stack(
-        [probs.double(), target_ids(ids, vocabulary).double()], 1
-    ).tolist()  # a device is waited for once
-    trees = []
-    for row, candidates in found:
-        levels = [[(int(t), p, d + 1) for t, p in zip(candidates[d], row[d], strict=True)] for d in range(depth)]
+    width, trees = probs.shape[2], []
+    for row in probs.tolist():  # a device is waited for once
+        levels = [[(d * width + rank, p, d + 1) for rank, p in enumerate(row[d])] for d in range(depth)]
         trees.append(best_first(levels.__getitem__, 0, num_nodes, depth))
     made = torch.tensor(trees, dtype=torch.int64, pin_memory=logits.is_cuda).to(logits.device, non_blocking=True)
-    parents, drafted = made.view(count, -1, 2).unbind(2)
-    return drafted, parents
+    parents, entries = made.view(count, -1, 2).unbind(2)
+    return target_ids(ids, vocabulary).flatten(1).gather(1, entries), parents, probs.flatten(1).gather(1, entries)

@@ -80,8 +80,10 @@ class ParallelProposer(ModelProposer):
             level = found.next_level()
         return found.result()
 
-    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
         """The trees of requests that draw nothing: target ids and parents [b, n]. The most likely paths.
+
+        Confidences [b, n] may follow. Without them the engine learns how often such nodes are accepted.
 
         logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
         """
