@@ -36,6 +36,7 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE-1": ("tiny", {"model": "tiny/eagle"}),
     "EAGLE-3": ("tiny", {"model": "tiny/eagle3"}),
     "DFlash (block 8)": ("tiny", {"model": "tiny/dflash"}),
+    "DSpark (block 7)": ("tiny", {"model": "tiny/dspark"}),
     "Medusa (3 heads)": ("tiny", {"model": "tiny/medusa", "num_speculative_tokens": 3}),
     "MTP": ("tiny", {"method": "mtp"}),
     "MTP of the hybrid": ("tiny/hybrid", {"method": "mtp"}),

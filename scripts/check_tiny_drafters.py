@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .batching import TokenStream, encode_documents
 from .corpus import load_corpus
-from .drafters import dflash, eagle, eagle3, medusa, mtp
+from .drafters import dflash, dspark, eagle, eagle3, medusa, mtp
 from .drafters.first_round import (
     MAX_TOKENS_PER_DOCUMENT,
     Acceptance,
@@ -95,14 +95,25 @@ def load_hybrid_mtp(path: Path, target: FrozenTarget) -> Draft:
     return RowDrafts(load_module(module, path, mtp.PREFIX))
 
 
+@dataclass(frozen=True)
+class BlockDrafts:
+    head: dflash.DFlash
+
+    def __call__(self, rounds: FirstRounds, num_tokens: int) -> Tensor:
+        return self.head.draft(self.head.features(rounds.observation), rounds.greedy[:, 0])[:, :num_tokens]
+
+
 def load_dflash(path: Path, target: FrozenTarget) -> Draft:
-    mask_token_id = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))["mask_token_id"]
-    head = load_module(dflash.DFlash(target.embedding, target.unembedding, mask_token_id), path)
+    return BlockDrafts(load_module(dflash.DFlash(target.embedding, target.unembedding, mask_token_id(path)), path))
 
-    def draft(rounds: FirstRounds, num_tokens: int) -> Tensor:
-        return head.draft(head.features(rounds.observation), rounds.greedy[:, 0])[:, :num_tokens]
 
-    return draft
+def load_dspark(path: Path, target: FrozenTarget) -> Draft:
+    return BlockDrafts(load_module(dspark.DSpark(target.embedding, target.unembedding, mask_token_id(path)), path))
+
+
+def mask_token_id(path: Path) -> int:
+    stated: int = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))["mask_token_id"]
+    return stated
 
 
 def load_medusa(path: Path, target: FrozenTarget) -> Draft:
@@ -121,6 +132,7 @@ DRAFTERS = (
     Drafter("eagle", "target", "eagle/model.safetensors", load_eagle),
     Drafter("mtp", "target", "target/mtp.safetensors", load_mtp),
     Drafter("dflash", "target", "dflash/model.safetensors", load_dflash),
+    Drafter("dspark", "target", "dspark/model.safetensors", load_dspark),
     Drafter("medusa", "target", "medusa/model.safetensors", load_medusa),
     Drafter("hybrid_mtp", "hybrid", "hybrid/mtp.safetensors", load_hybrid_mtp),
     Drafter("moe_draft", "moe", "moe_draft/model.safetensors", load_language_model),

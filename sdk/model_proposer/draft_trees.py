@@ -22,7 +22,7 @@ Grow = Callable[..., tuple[Tensor, ...]]
 """(nodes, what `Inputs` gave): what `DraftSampler.draft_of_trees` takes. It may be recorded (`Services.capture`)."""
 
 
-class TreeDrafting:
+class DraftTrees:
     """Drafts the trees of a proposer.
 
     Levels have as many nodes whatever was drawn, so that growing a tree is recorded as a chain is: once for likeliest

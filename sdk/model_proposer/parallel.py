@@ -14,7 +14,7 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
-from .draft_trees import Nodes, TreeDrafting
+from .draft_trees import DraftTrees, Nodes
 from .greedy_tree import Candidates, tree_of_positions
 from .sampling import Drawing, DrawRule
 
@@ -49,7 +49,7 @@ class ParallelProposer(ModelProposer):
         """See `ModelProposer.bind`."""
         super().bind(target, services)
         self._captured: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
-        self._trees_of_blocks = TreeDrafting(self, self._inputs_of, self._grow_from_block)
+        self._trees_of_blocks = DraftTrees(self, self._inputs_of, self._grow_from_block)
 
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:

@@ -24,6 +24,7 @@ DRAFTERS = {
     "eagle": ("tiny", "eagle", 1.6),
     "eagle3": ("tiny", "eagle3", 2.0),
     "dflash": ("tiny", "dflash", 1.6),
+    "dspark": ("tiny", "dspark", 1.6),
     "medusa": ("tiny", "medusa", 1.3),
     "moe_draft": ("tiny/moe", "draft_model", 1.3),
 }
@@ -60,6 +61,7 @@ def llm_with(name, k, **settings):
     [
         ({"model": "tiny/eagle3"}, 5),  # the checkpoint says
         ({"model": "tiny/dflash"}, 7),
+        ({"model": "tiny/dspark"}, 7),
         ({"model": "tiny/medusa"}, 3),  # a draft for every head
         ({"method": "mtp"}, 1),
         ({"method": "suffix"}, 24),
