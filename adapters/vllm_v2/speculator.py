@@ -112,8 +112,11 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         token_ids = input_batch.input_ids[: input_batch.num_tokens]
         embed = self._target.embed_input_ids
         hidden = hidden_states(self.needs, token_ids, last_hidden_states, aux_hidden_states, embed)
+        logits = None
+        if self._prepared.listens:  # computed anew: vLLM's sampler writes into its own
+            logits = self._target.compute_logits(last_hidden_states[input_batch.logits_indices])
         most = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
-        step, sampled = self._reader.read(input_batch, num_sampled, hidden, most)
+        step, sampled = self._reader.read(input_batch, num_sampled, hidden, most, logits)
         self.driver.check(step)
         drafts = self._agreement.on(self.driver.propose(step, sampled), self.num_speculative_steps)
         slots = self._reader.keep(step, sampled, drafts)

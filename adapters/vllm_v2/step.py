@@ -23,11 +23,12 @@ class StepReader:
         self._places = torch.arange(num_slots + 1, device=states.device)
 
     def read(
-        self, batch: Any, num_sampled: Tensor, hidden: Tensor | None, most: int
+        self, batch: Any, num_sampled: Tensor, hidden: Tensor | None, most: int, logits: Tensor | None = None
     ) -> tuple[EngineStep, list[list[int]]]:
         """The step, and each request's output tokens: [] in the middle of a prompt.
 
-        batch: vLLM's InputBatch. num_sampled: [B]. most: drafts that vLLM verifies in the next step.
+        batch: vLLM's InputBatch. num_sampled: [B]. most: drafts that vLLM verifies in the next step. logits: of the
+        rows that were sampled from; those of filled slots are among them.
         """
         facts = self._facts(batch, num_sampled)
         sampled = [tokens[:count] for count, _, *tokens in facts]
@@ -47,6 +48,8 @@ class StepReader:
             input_positions=batch.positions,
             hidden=hidden,
             num_draft_tokens=most,
+            logits=logits,
+            first_rows=() if logits is None else batch.cu_num_logits_np[:-1].tolist(),
         )
         return step, sampled
 
