@@ -407,19 +407,19 @@ def test_distributions_follow_their_requests_through_skipped_steps_and_other_ord
     for name in ("0", "1", "2"):
         engine.add(name, [1], temperature=1.0)
     engine.step({"0": [2], "1": [2], "2": [2]})
-    q = engine.driver.distributions_of(("2", "0"), [[1, 2], [1]])
+    q = engine.driver.dense_rows_of(("2", "0"), [[1, 2], [1]])
     assert q[:, 10:13].tolist() == [[0, 0, 0.25], [0, 0, 0.25], [0.25, 0, 0]]
     engine.step({"2": [3], "0": [3]})
-    q = engine.driver.distributions_of(("1", "2"), [[1, 2, 3], [1]])
+    q = engine.driver.dense_rows_of(("1", "2"), [[1, 2, 3], [1]])
     assert q[:, 10:13].tolist() == [[0, 0.25, 0]] * 3 + [[0, 0, 0.25]]
-    assert engine.driver.distributions_of(("1",), [[1]]) is None, "consumed once"
+    assert engine.driver.dense_rows_of(("1",), [[1]]) is None, "consumed once"
 
 
 def test_greedy_batches_keep_no_distributions():
     engine = Engine(make_driver(WithDistribution, sample="probabilistic"))
     engine.add("0", [1])
     engine.step({"0": [2]})
-    assert engine.driver.distributions_of(("0",), [[1, 2, 3]]) is None
+    assert engine.driver.dense_rows_of(("0",), [[1, 2, 3]]) is None
 
 
 def test_hidden_states_come_in_the_order_of_the_needs():
