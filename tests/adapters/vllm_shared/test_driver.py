@@ -14,7 +14,17 @@ from specdec.adapters.vllm_v1.step import read_step
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError, hookimpl
+from specdec.sdk import (
+    DistributionKind,
+    Draft,
+    DraftDistribution,
+    DraftKV,
+    HostProposer,
+    Needs,
+    Phase,
+    ProposerError,
+    hookimpl,
+)
 from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
@@ -115,6 +125,18 @@ class Embedding(Counting):
     """As a head that reads the target's embeddings."""
 
     needs = Needs(history=True, hidden_states=(0,))
+
+
+class TextNetwork(Counting):
+    """As a draft model, which reads tokens."""
+
+    needs = Needs(history=True, draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8))
+
+
+class Head(Counting):
+    """As a head that reads states of the target's layers."""
+
+    needs = Needs(history=True, hidden_states=(2,), draft_kv=TextNetwork.needs.draft_kv)
 
 
 class Listener:
@@ -259,8 +281,10 @@ def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
     assert engine.driver.report()["num_accepted_draft_tokens"] == 2
 
 
-@pytest.mark.parametrize(("proposer", "drafts"), [(Counting, [11, 12, 13]), (Embedding, [])])
-def test_a_prompt_with_an_image_has_drafts_from_those_that_read_tokens(proposer, drafts, caplog):
+@pytest.mark.parametrize(
+    ("proposer", "drafts"), [(Counting, [11, 12, 13]), (Head, [11, 12, 13]), (Embedding, []), (TextNetwork, [])]
+)
+def test_a_prompt_with_an_image_has_drafts_from_those_that_can_read_it(proposer, drafts, caplog):
     engine = Engine(make_driver(proposer))
     engine.add("a", [1, 2, 3], images=["cat"])
     engine.add("b", [1, 2, 3])
