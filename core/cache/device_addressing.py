@@ -60,9 +60,9 @@ class DeviceAddressing:
         tree = None if parents is None else TreeRows(parents, torch.full_like(rows, parents.shape[1]))
         return PagedView(cache, self.table, rows, starts, cu_queries, None, mode, tree)
 
-    def num_computed(self, rows: Tensor) -> None:
+    def num_computed(self, rows: Tensor) -> Tensor:
         """See `Addressing`."""
-        return None
+        raise NotImplementedError("rows lie on the device, and reading them would wait for it")
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""

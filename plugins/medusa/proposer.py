@@ -64,7 +64,8 @@ class MedusaProposer(ParallelProposer):
         spec = MedusaSpec.read(checkpoint, self.target)
         tensors = self.services.load_tensors(checkpoint.directory, tuple(spec.names))
         weights = Weights({spec.names[stored]: tensor for stored, tensor in tensors.items()}, checkpoint.directory)
-        self._choices = choices_of(self.config, checkpoint, spec.draft_vocab_size)
+        choices = choices_of(self.config, checkpoint, spec.draft_vocab_size)
+        self._choices = None if choices is None else choices.to(self.services.device)
         num_heads = self.config.depth
         for unused in range(num_heads, spec.num_heads):
             weights.drop(f"blocks.{unused}.layers.*", f"lm_heads.{unused}.weight")
@@ -99,8 +100,8 @@ class MedusaProposer(ParallelProposer):
         logits: Tensor = self.network(final.to(self._dtype), num_tokens)
         return logits
 
-    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """The static tree, where there is one."""
+    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
+        """The static tree, where there is one. It says nothing of confidence: its order is that of acceptance."""
         if self._choices is None:
             return super().greedy_tree(logits, num_nodes)
         return self._choices.tree(logits, num_nodes, self.vocabulary)

@@ -100,9 +100,9 @@ class DraftSampler:
     def draft_of_trees(self, drawn: Tensor, parents: Tensor, *parts: Tensor) -> Draft:
         """A draft of nodes: target ids and parents [b, n], each row cut to its budget; an id of -1 ends a row.
 
-        parts: the distributions of places [b, n, ...]. See `DraftDistribution`.
+        parts: the distributions of places [b, n, ...], see `DraftDistribution`; then perhaps confidences [b, n].
         """
-        draft = self.draft_of(drawn, *parts)
+        draft = self.draft_of(drawn, *parts[: None if self.rule.confident else len(FORMS[self.rule.form].parts)])
         lengths = (draft.token_ids != PADDING_TOKEN_ID).sum(dim=1)
         return replace(draft, lengths=lengths, parents=self._placed(parents, -1))
 
@@ -185,9 +185,9 @@ class Drawing:
             self._confidence.append(top_probability(logits) if confidence is None else confidence)
         return ids
 
-    def going_on(self) -> Tensor | None:
-        """Places of the rows that draw once more. None means all of them. See `StoppingDrawing`."""
-        return None
+    def going_on(self, *of_rows: Tensor) -> Sequence[Tensor]:
+        """Of tensors [b, ...] the rows that draw once more: all of them, unless the step shows a `StopRule`."""
+        return of_rows
 
     def draw_each(self, logits: Tensor) -> None:
         """The next n tokens of every row, from logits [b, n, D] that are known together."""

@@ -19,8 +19,8 @@ from specdec.testing.rejection.tree_reference import TreeRule, coupled, traversa
 
 from .batches import Batch, Shape, close, equal, random_batch
 from .interpreted import Verify, poisoned, quiet, with_tile
-from .test_trees import DRAWN, PARAMS, RULES, as_tree, problem, verified
-from .tree_problems import TreeBatch
+from .test_trees import DRAWN, PARAMS, RULES, as_tree, problem
+from .tree_problems import TreeBatch, verified
 
 pytestmark = quiet
 ONE_HOT = DistributionKind.ONE_HOT

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, SamplingRows, Uniforms
+from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 from specdec.testing.rejection.reference import Params, target_distribution
 from specdec.testing.rejection.tree_reference import Nodes, TreeRule, left_of, outcomes
 
@@ -23,20 +24,21 @@ SHAPES = [
     for below in itertools.product(range(3), repeat=first)
 ]
 """Parents of every tree of depth 2 and width 2, level by level."""
+MOST_NODES = max(map(len, SHAPES))
 
 
 @dataclass
 class Model:
-    """Logits after every prefix, and the distribution that parameters make of them."""
+    """Logits after every prefix as a dtype holds them, and the distribution that parameters make of them."""
 
     seed: int
     params: Params = field(default_factory=Params)
-    scale: float = 1.5
+    dtype: torch.dtype = torch.float64
 
     def logits(self, prefix: Sequence[int]) -> Tensor:
         number = self.seed * 1000 + sum((token + 1) * 4**i for i, token in enumerate(prefix))
         generator = torch.Generator().manual_seed(number)
-        return self.scale * torch.randn(V, generator=generator, dtype=torch.float64)
+        return (1.5 * torch.randn(V, generator=generator, dtype=torch.float64)).to(self.dtype).double()
 
     def __call__(self, prefix: Sequence[int]) -> Tensor:
         return target_distribution(self.logits(prefix), self.params)
@@ -98,6 +100,17 @@ def of_shape(parents: Sequence[int]) -> Callable[[Sketch], int | None]:
     return place
 
 
+def likeliest(draft: Model, parents: Sequence[int]) -> tuple[Sketch, float]:
+    """The tree of each place's most likely tokens, one-hot."""
+    sketch = Sketch()
+    for parent in parents:
+        rest = draft(sketch.prefix(parent + 1)).clone()
+        rest[sketch.siblings(parent + 1)] = 0
+        token = rest.argmax()
+        sketch = sketch.with_node(parent + 1, int(token), torch.nn.functional.one_hot(token, V).double())
+    return sketch, 1.0
+
+
 def output_distribution(rule: TreeRule, trees: Iterator[tuple[Sketch, float]], target: Model) -> Tensor:
     """Of the next tokens [V, V, V], the target going on alone; exact."""
     found = torch.zeros([V] * LENGTH, dtype=torch.float64)
@@ -123,7 +136,7 @@ def variation(rule: TreeRule, trees: Iterator[tuple[Sketch, float]], target: Mod
 
 @dataclass(frozen=True)
 class Case:
-    """Uniforms just inside one outcome of a rule on a tree, and that outcome."""
+    """Uniforms inside one outcome of a rule on a tree, and that outcome."""
 
     accept: list[float]  # by node
     output: list[float]  # by place
@@ -131,12 +144,22 @@ class Case:
     token: int
 
 
+class Decision(NamedTuple):
+    """One decision on the way to an outcome, and the uniforms that give it."""
+
+    table: str  # accept or output
+    index: int
+    low: float
+    high: float
+    before: tuple[int, ...]  # what was decided before it
+
+
 class _Recorder:
     """Takes the decisions of a branch, and remembers the interval of uniforms that gives each."""
 
-    def __init__(self, script: Sequence[int]) -> None:
-        self.script = script
-        self.found: list[tuple[str, int, float, float]] = []  # table, index, interval
+    def __init__(self, script: Sequence[int], least: float) -> None:
+        self.script, self.least = script, least
+        self.found: list[Decision] = []
         self.others: list[list[int]] = []
         self.taken: list[int] = []
 
@@ -149,33 +172,41 @@ class _Recorder:
         return self._pick("output", place, list(itertools.pairwise(ends)))
 
     def _pick(self, table: str, index: int, intervals: list[tuple[float, float]]) -> int:
-        possible = [i for i, (low, high) in enumerate(intervals) if high - low > 1e-5]
+        possible = [i for i, (low, high) in enumerate(intervals) if high - low > self.least]
         known = len(self.taken) < len(self.script)
         chosen = self.script[len(self.taken)] if known else possible[0]
+        self.found.append(Decision(table, index, *intervals[chosen], tuple(self.taken)))
         self.taken.append(chosen)
         self.others.append([i for i in possible if i != chosen])
-        self.found.append((table, index, *intervals[chosen]))
         return chosen
+
+
+def outcomes_by_decisions(rule: TreeRule, nodes: Nodes, least: float) -> Iterator[tuple[list[Decision], int, int]]:
+    """The decisions to each outcome of a rule, its place and its token. Intervals of at most `least` are left out."""
+    waiting: list[list[int]] = [[]]
+    while waiting:
+        script = waiting.pop()
+        recorder = _Recorder(script, least)
+        place, token = rule(nodes, recorder)
+        for depth in range(len(script), len(recorder.taken)):
+            waiting += [[*recorder.taken[:depth], other] for other in recorder.others[depth]]
+        yield recorder.found, place, token
+
+
+def case_of(decisions: Sequence[Decision], place: int, token: int, moved: Mapping[int, float]) -> Case:
+    """Uniforms in the middle of each decision's interval, but for those of the decisions that are moved."""
+    tables = {"accept": [0.5] * MOST_NODES, "output": [0.5] * (MOST_NODES + 1)}
+    for number, each in enumerate(decisions):
+        tables[each.table][each.index] = moved.get(number, (each.low + each.high) / 2)
+    return Case(tables["accept"], tables["output"], place, token)
 
 
 def cases(rule: TreeRule, nodes: Nodes, eps: float) -> Iterator[Case]:
     """For each outcome and each decision that leads there, uniforms within `eps` of both ends of its interval."""
-    waiting: list[list[int]] = [[]]
-    while waiting:
-        script = waiting.pop()
-        recorder = _Recorder(script)
-        place, token = rule(nodes, recorder)
-        for depth in range(len(script), len(recorder.taken)):
-            waiting += [[*recorder.taken[:depth], other] for other in recorder.others[depth]]
-        for decision in range(len(recorder.found)):
-            for end in (0, 1):
-                tables = {"accept": [0.5] * len(nodes.token_ids), "output": [0.5] * len(nodes.p)}
-                for number, (table, index, low, high) in enumerate(recorder.found):
-                    inside = (low + high) / 2
-                    if number == decision:
-                        inside = low + eps if end == 0 else high - eps
-                    tables[table][index] = inside
-                yield Case(tables["accept"], tables["output"], place, token)
+    for decisions, place, token in outcomes_by_decisions(rule, nodes, least=1e-5):
+        for number, each in enumerate(decisions):
+            yield case_of(decisions, place, token, {number: each.low + eps})
+            yield case_of(decisions, place, token, {number: each.high - eps})
 
 
 @dataclass(frozen=True)
@@ -217,18 +248,20 @@ def batch_of(
         tables = {"sparse_ids": torch.arange(V).expand_as(probs), "sparse_probs": probs}
     kinds = torch.full((len(found),), int(kind), dtype=torch.uint8)
 
-    def padded(rows: list[list], size: int, value: float) -> Tensor:
-        return torch.tensor([[*row, *[value] * (size - len(row))] for row in rows], dtype=torch.float64)
+    def padded(rows: list[list[int]]) -> Tensor:
+        return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int64).view(
+            len(rows), width
+        )
 
     params = target.params
     return TreeBatch(
         logits=torch.stack(logits).to(dtype),
         cu_rows=torch.nn.functional.pad((lengths + 1).cumsum(0), (1, 0)),
         drafts=DraftRows(
-            padded([sketch.token_ids for sketch, _ in found], width, -1).long(),
+            padded([sketch.token_ids for sketch, _ in found]),
             lengths,
             DraftDistributions(kinds, replacement=torch.full((len(found),), replacement), **tables) if tables else None,
-            padded([sketch.parents for sketch, _ in found], width, -1).long(),
+            padded([sketch.parents for sketch, _ in found]),
         ),
         sampling=SamplingRows(
             temperature=torch.full((len(found),), params.temperature),
@@ -241,8 +274,8 @@ def batch_of(
             any_filter=params.top_k > 0 or params.top_p < 1 or params.min_p > 0,
         ),
         uniforms=Uniforms(
-            padded([case.output for _, case in found], width + 1, 0.5),
-            padded([case.accept for _, case in found], width, 0.5),
+            torch.tensor([case.output[: width + 1] for _, case in found], dtype=torch.float64),
+            torch.tensor([case.accept[:width] for _, case in found], dtype=torch.float64),
         ),
         expected=[_expected(sketch, case) for sketch, case in found],
     )
@@ -253,3 +286,12 @@ def _expected(sketch: Sketch, case: Case) -> tuple[list[int], list[int]]:
     while path[-1] > 0:
         path.append(sketch.parents[path[-1] - 1] + 1)
     return path[::-1], [*sketch.prefix(case.place), case.token]
+
+
+def verified(batch: TreeBatch, verify: Callable[..., Verdict]) -> list[tuple[list[int], list[int]]]:
+    """What `expected` says, by a verifier."""
+    verdict = verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling, batch.uniforms)
+    assert verdict.path is not None
+    counts = (verdict.num_accepted + 1).tolist()
+    pairs = zip(verdict.path.tolist(), verdict.output_ids.tolist(), counts, strict=True)
+    return [(path[:count], ids[:count]) for path, ids, count in pairs]
