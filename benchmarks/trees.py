@@ -82,6 +82,8 @@ def acceptance_settings() -> Iterator[Setting]:
     for nodes in (8, 32, 60):
         yield Setting("eagle3", 7, nodes, 1.0, drawn=True)
         yield Setting("eagle3", 7, nodes)
+    for nodes in (None, 16, 32):
+        yield Setting("medusa", 3, nodes)
 
 
 def speed_settings(temperature: float) -> Iterator[Setting]:

@@ -36,14 +36,17 @@ NUM_DRAFTS, NUM_NODES = 2, 3  # of a chain, and of a tree: the least in which si
 def require_exact_output(subject: Subject) -> None:
     """Raise Violation unless the output distribution equals the target's, for several sampling parameters."""
     drafter = _excerpt(subject) if subject.resolved.model is not None else _measured(subject)
+    require, fix = _require_exact, "report exactly the distribution that tokens are drawn from"
     if drafter.drafts_trees:
-        _require_exact_trees(drafter, subject.seed)
-        return
-    _require_exact(drafter, subject.seed, "report exactly the distribution that tokens are drawn from")
+        require, fix = (
+            _require_exact_trees,
+            "report what each node was drawn from, and leave no drawn node out",
+        )
+    require(drafter, subject.seed, fix)
     middle = drafter.middle_confidence
     if middle is not None:
         cut = replace(drafter, least_confidence=middle)
-        _require_exact(cut, subject.seed, "a confidence that depends on its own token decides whether it is verified")
+        require(cut, subject.seed, "a confidence that depends on its own token decides whether it is verified")
 
 
 def _require_exact(drafter: SmallDrafter, seed: int, fix: str) -> None:
@@ -52,13 +55,12 @@ def _require_exact(drafter: SmallDrafter, seed: int, fix: str) -> None:
         _require_little(distribution.total_variation, drafter, params, fix)
 
 
-def _require_exact_trees(drafter: SmallDrafter, seed: int) -> None:
+def _require_exact_trees(drafter: SmallDrafter, seed: int, fix: str) -> None:
     for params in TARGETS:
         tables = _distributions(_logits(drafter, seed), params)
         rules = (multi_round, traversal) if drafter.has_distribution and params.temperature > 0 else (coupled,)
         for rule in rules:
             variation = tree_variation(drafter, rule, partial(_after, tables))
-            fix = "report what each node was drawn from, by place, and leave no drawn node out"
             _require_little(variation, drafter, params, fix)
 
 
@@ -89,7 +91,7 @@ def _measured(subject: Subject) -> SmallDrafter:
         stage = subject.stage(
             k=num_drafts,
             probabilistic=subject.modes[-1],
-            adaptive=not is_tree,
+            adaptive=True,
             world=world,
             max_num_seqs=64,
             max_model_len=32,

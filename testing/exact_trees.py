@@ -23,7 +23,7 @@ def tree_variation(drafter: SmallDrafter, rule: TreeRule, target: Target) -> flo
     The rule is read from the specification, to which tests hold the verifier. What it is told of a tree is what the
     engine's own store gives.
     """
-    trees = list(_trees(drafter, (), 1.0))
+    trees = [(drafter.verified(tokens), prob) for tokens, prob in _trees(drafter, (), 1.0)]
     drafts = torch.tensor([[*tokens, *[0] * (drafter.num_drafts - len(tokens))] for tokens, _ in trees])
     reported = drafter.report(drafts).distributions
     length = drafter.num_drafts + 1

@@ -31,8 +31,8 @@ class SmallDrafter:
 
     @property
     def middle_confidence(self) -> float | None:
-        """A little less than half of its tokens have. None: it told no confidence."""
-        told = sorted(each for node in self.nodes.values() for each in node.confidence.values())
+        """A little less than half of its tokens have. None: it told no confidence. NaN tells none."""
+        told = sorted(each for node in self.nodes.values() for each in node.confidence.values() if each == each)
         return told[len(told) // 2] - DISTRIBUTION_TOLERANCE if told else None
 
     @property
@@ -79,7 +79,7 @@ class SmallDrafter:
     def report(self, drafts: Tensor) -> rejection.DraftRows:
         """What verification is given for the drafts [T, K], after the engine's own store."""
         rows = [tuple(row) for row in drafts.tolist()]
-        lengths = [next((i for i in range(len(row)) if not self._verifies(row, i)), len(row)) for row in rows]
+        lengths = [len(self.verified(row)) for row in rows]
         beyond = torch.arange(drafts.shape[1]) >= torch.tensor(lengths)[:, None]
         distributions = None
         if self.has_distribution:
@@ -96,7 +96,11 @@ class SmallDrafter:
 
     def _verifies(self, row: Prefix, position: int) -> bool:
         node = self.nodes.get(row[:position])
-        return node is not None and node.confidence.get(row[position], 1.0) >= self.least_confidence
+        return node is not None and not node.confidence.get(row[position], 1.0) < self.least_confidence
+
+    def verified(self, row: Prefix) -> Prefix:
+        """Those of a row's drafts that are: up to the first that has too little confidence."""
+        return row[: next((i for i in range(len(row)) if not self._verifies(row, i)), len(row))]
 
     def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:
         """The reported tensors, place by place from the step in which what hangs there was drawn."""

@@ -152,8 +152,6 @@ class Subject:
 
     def need_confidence(self) -> None:
         """Raises NotApplicable for proposers that say nothing of their drafts."""
-        if self.needs.topology == "tree":
-            raise NotApplicable("it drafts trees, whose confidences nothing reads yet")
         if not self.load(adaptive=True).needs.confidence:
             raise NotApplicable("it gives no confidence (Needs.confidence is False)")
 

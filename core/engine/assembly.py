@@ -40,10 +40,10 @@ from ..rejection import verify, verify_block
 from ..rejection.sampler import VerificationRule
 from ..rejection.warm_up import warm_up
 from ..request.metrics import EngineMetrics
-from ..runner.draft_budget import DraftBudget
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
+from ..runner.tree_budget import budget_for
 from .device import Working
 from .memory import num_kv_blocks
 from .paged_cache import PagedCache
@@ -127,10 +127,8 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     else:
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
-    if plan.is_adaptive and stand_in is None:  # a replay has no costs, and repeats what is asked of it
-        may_stop = host is not None and host.needs.confidence and host.needs.placement == "host"
-        running = cache.scheduler.running
-        runner.budget = DraftBudget(plan.num_draft_tokens, running, drafts, metrics, may_stop=may_stop)
+    if plan.is_adaptive and host is not None and stand_in is None:  # a replay has no costs, and repeats what is asked
+        runner.budget = budget_for(host.needs, plan.num_draft_tokens, cache.scheduler.running, drafts, metrics)
     runner.on_verified = plan.hooks.observers.on_verified
     return Parts(
         info=plan.info,

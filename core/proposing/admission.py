@@ -102,8 +102,6 @@ def _refuse_reserved(loaded: LoadedProposer, no_trees: str | None) -> None:
         if loaded.config.num_draft_tokens > MOST_NODES:
             reason = f"num_speculative_tokens is {loaded.config.num_draft_tokens}, and a tree has {MOST_NODES} nodes"
             raise Refusal(f"{reason} at most", f'"num_speculative_tokens": {MOST_NODES}')
-        if loaded.config.enable_adaptive_verification:
-            raise Refusal("enable_adaptive_verification measures chains, and its drafts are trees", "one of the two")
     if needs.multimodal:
         raise Refusal("it needs image or audio inputs (multimodal=True)", "a proposer for text")
 

@@ -70,12 +70,15 @@ class Calibration:
     def record(self, confidences: list[float], num_accepted: int) -> None:
         """Count a verified draft, a confidence for each of its tokens."""
         for position, confidence in enumerate(confidences[: num_accepted + 1]):
-            accepted = position < num_accepted
-            cell = self._counts[position][_bin(confidence)]
-            cell[0] += 1
-            cell[1] += accepted
-            expected = self.probability(position, confidence)
-            self.bins[_bin(confidence)].add(accepted, confidence, expected)
+            self.count(position, confidence, accepted=position < num_accepted)
+
+    def count(self, position: int, confidence: float, *, accepted: bool) -> None:
+        """Count a token of a verified draft, all before it having been accepted."""
+        cell = self._counts[position][_bin(confidence)]
+        cell[0] += 1
+        cell[1] += accepted
+        expected = self.probability(position, confidence)
+        self.bins[_bin(confidence)].add(accepted, confidence, expected)
 
     @property
     def errors(self) -> tuple[float, float]:

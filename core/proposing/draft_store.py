@@ -220,10 +220,10 @@ class DraftStore:
         stored = self._drafts.get(row)
         return stored.length if stored and stored.generation == generation else 0
 
-    def confidence(self, row: int) -> Sequence[float]:
-        """What the draft of this row says of its tokens; empty if it says nothing, or nobody has read it."""
+    def report(self, row: int) -> DraftReport | None:
+        """What the host has read of this row's draft."""
         stored = self._drafts.get(row)
-        return stored.report.confidence if stored and stored.report else ()
+        return stored.report if stored else None
 
     def put(
         self,

@@ -64,7 +64,7 @@ class DraftBudget:
         """How many draft tokens of each request are verified, of those that `num_drafts` says it can use."""
         waiting = list(self._running)
         self._confidences = {each: self._confidences_of(each, num_drafts(each)) for each in waiting}
-        worths = [self._worths(each) for each in self._confidences.values()]
+        worths = [self._worths(each) for each in waiting]
         lengths = list(map(len, worths))
         probed = self._probed_length()
         if waiting and self._knows_costs:
@@ -80,15 +80,7 @@ class DraftBudget:
 
     def learn(self, committed: Sequence[Committed], seconds: float, draft_seconds: float) -> None:
         """Count a step: its outcome, and its time where it computed no prompt."""
-        recent: dict[Request, tuple[float, float]] = {}
-        for each in committed:
-            accepted, tested = self._recent.get(each.request, (0.0, 0.0))
-            if each.num_drafted:
-                self.calibration.record(self._confidences[each.request][: each.num_drafted], each.num_accepted)
-                accepted = MEMORY * accepted + each.num_accepted
-                tested = MEMORY * tested + min(each.num_accepted + 1, each.num_drafted)
-            recent[each.request] = accepted, tested
-        self._recent = recent
+        self._learn_outcomes(committed)
         self.calibration.end_step()
         if self._made is not None:
             self._draft.record(*self._made)
@@ -99,6 +91,17 @@ class DraftBudget:
         self._num_steps += 1
         self.depth = self._next_depth(len(committed))
         self.stop_rule = self._best_stop if self._may_stop and not self._tries_all else None
+
+    def _learn_outcomes(self, committed: Sequence[Committed]) -> None:
+        recent: dict[Request, tuple[float, float]] = {}
+        for each in committed:
+            accepted, tested = self._recent.get(each.request, (0.0, 0.0))
+            if each.num_drafted:
+                self.calibration.record(self._confidences[each.request][: each.num_drafted], each.num_accepted)
+                accepted = MEMORY * accepted + each.num_accepted
+                tested = MEMORY * tested + min(each.num_accepted + 1, each.num_drafted)
+            recent[each.request] = accepted, tested
+        self._recent = recent
 
     @property
     def _knows_costs(self) -> bool:
@@ -157,10 +160,13 @@ class DraftBudget:
             return []
         accepted, tested = self._recent.get(request, (0.0, 0.0))
         own = (accepted + RATE * RATE_WEIGHT) / (tested + RATE_WEIGHT)
-        told = self._drafts.confidence(request.row)[:num_drafts]
+        report = self._drafts.report(request.row)
+        told = report.confidence[:num_drafts] if report else ()
         return [own if math.isnan(each) else each for each in told] if told else [own] * num_drafts
 
-    def _worths(self, confidences: Sequence[float]) -> list[float]:
+    def _worths(self, request: Request) -> list[float]:
+        """Of a request's tokens, one after the other; a worth never rises."""
+        confidences = self._confidences[request]
         return list(accumulate(map(self.calibration.probability, range(len(confidences)), confidences), mul))
 
     def _admitted(self, rows: int, worths: Sequence[Sequence[float]]) -> list[int]:

@@ -100,8 +100,8 @@ class MedusaProposer(ParallelProposer):
         logits: Tensor = self.network(final.to(self._dtype), num_tokens)
         return logits
 
-    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """The static tree, where there is one."""
+    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
+        """The static tree, where there is one. It says nothing of confidence: its order is that of acceptance."""
         if self._choices is None:
             return super().greedy_tree(logits, num_nodes)
         return self._choices.tree(logits, num_nodes, self.vocabulary)

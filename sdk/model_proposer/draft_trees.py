@@ -88,4 +88,12 @@ def _merged(greedy: Draft, drawn: Draft) -> Draft:
         token_ids=torch.maximum(greedy.token_ids, drawn.token_ids),
         lengths=greedy.lengths + drawn.lengths,
         parents=torch.maximum(greedy.parents, drawn.parents),
+        confidence=_known(greedy.confidence, drawn.confidence),
     )
+
+
+def _known(greedy: Tensor | None, drawn: Tensor | None) -> Tensor | None:
+    """Of both, what is no NaN."""
+    if greedy is None or drawn is None:
+        return greedy if drawn is None else drawn
+    return torch.fmax(greedy, drawn)

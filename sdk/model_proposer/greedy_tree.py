@@ -67,16 +67,18 @@ class Candidates:
         self._num_run += scores.shape[1]
         return Level(tokens.gather(1, places), self._run.gather(1, places), places + first, scores)
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Token ids and parents [b, n] of the most likely nodes, the most likely first."""
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, parents and probabilities [b, n] of the most likely nodes, the most likely first."""
         return _likeliest(self._columns, self.num_nodes)
 
 
-def tree_of_positions(logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
+def tree_of_positions(
+    logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The most likely nodes where each depth has a distribution of its own, whatever its parent (arXiv 2604.12989).
 
-    logits: [b, depth, D]. Returns token ids and parents [b, num_nodes]. There are as many nodes, as the first
-    position alone has so many candidates.
+    logits: [b, depth, D]. Returns token ids, parents and probabilities [b, num_nodes]. There are as many nodes, as the
+    first position alone has so many candidates.
     """
     scores, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[2]))
     tokens, most = target_ids(ids, vocabulary), ids.shape[2]
@@ -88,14 +90,16 @@ def tree_of_positions(logits: Tensor, num_nodes: int, vocabulary: DraftVocabular
     return _likeliest(columns, num_nodes)
 
 
-def _likeliest(columns: Sequence[tuple[Tensor, Tensor, Tensor]], num_nodes: int) -> tuple[Tensor, Tensor]:
-    """Token ids and parents [b, num_nodes] of the nodes with the largest scores, of those of all levels.
+def _likeliest(columns: Sequence[tuple[Tensor, Tensor, Tensor]], num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, parents and probabilities [b, num_nodes] of the nodes with the largest scores, of those of all levels.
 
     columns: token ids, parents and scores [b, n] of each level. A parent's number counts all levels.
     """
     tokens, parents, scores = (torch.cat(each, dim=1) for each in zip(*columns, strict=True))
-    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
+    scores, order = (each[:, :num_nodes] for each in scores.sort(dim=1, descending=True, stable=True))
     place = torch.full_like(parents, -1)
     place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
     above = parents.gather(1, order)
-    return tokens.gather(1, order), place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
+    above = place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
+    of_path = scores.gather(1, above.clamp(min=0)).masked_fill(above < 0, 0.0)
+    return tokens.gather(1, order), above, (scores - of_path).exp()

@@ -79,10 +79,11 @@ class ParallelProposer(ModelProposer):
             level = found.next_level()
         return found.result()
 
-    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
         """The trees of requests that draw nothing: target ids and parents [b, n]. The most likely paths.
 
-        It may be recorded on a device (see `Services.capture`).
+        Confidences [b, n] may follow. Without them the engine learns how often such nodes are accepted. A device may
+        record this (see `Services.capture`).
 
         logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
         """

@@ -100,9 +100,9 @@ class DraftSampler:
     def draft_of_trees(self, drawn: Tensor, parents: Tensor, *parts: Tensor) -> Draft:
         """A draft of nodes: target ids and parents [b, n], each row cut to its budget; an id of -1 ends a row.
 
-        parts: the distributions of places [b, n, ...]. See `DraftDistribution`.
+        parts: the distributions of places [b, n, ...], see `DraftDistribution`; then perhaps confidences [b, n].
         """
-        draft = self.draft_of(drawn, *parts)
+        draft = self.draft_of(drawn, *parts[: None if self.rule.confident else len(FORMS[self.rule.form].parts)])
         lengths = (draft.token_ids != PADDING_TOKEN_ID).sum(dim=1)
         return replace(draft, lengths=lengths, parents=self._placed(parents, -1))
 

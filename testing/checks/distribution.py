@@ -132,13 +132,14 @@ def confidence_ignores_the_draw(subject: Subject) -> None:
     subject.need_distribution()
     subject.need_confidence()
     for _, shown in _twins(subject, adaptive=True):
-        seen: dict[tuple[int, ...], float] = {}
-        for row, (draft, confidences) in enumerate(zip(shown.drafts, shown.confidence, strict=False)):
+        seen: dict[Nodes, float] = {}
+        for row, confidences in enumerate(shown.confidence):
             for position, confidence in enumerate(confidences if _has_distribution(shown) else ()):
-                known = seen.setdefault(tuple(draft[:position]), confidence)
+                prefix = shown.before(row, position)
+                known = seen.setdefault(prefix, confidence)
                 if abs(known - confidence) > DISTRIBUTION_TOLERANCE or math.isnan(known) != math.isnan(confidence):
                     raise Violation(
-                        expected=f"one confidence after the drafts {draft[:position]}, whatever is drawn then",
+                        expected=f"one confidence after the drafts {_describe(shown, prefix)}, whatever is drawn then",
                         found=f"{known:.4g} and {confidence:.4g}: the same text, other random numbers",
                         where=f"{shown.where}; row {row}, draft position {position}",
                         fix="compute it from q, or from the tokens before, as DSpark does; a draft that is cut where "

@@ -12,6 +12,7 @@ from inside import budget_of as budget_in
 
 from specdec import LLM
 from specdec.core.proposing.calibration import REFRESH, Calibration, rising
+from specdec.core.proposing.draft_table import DraftReport
 from specdec.core.request.metrics import EngineMetrics
 from specdec.core.runner.cost_curve import CostCurve
 from specdec.core.runner.draft_budget import DraftBudget
@@ -87,9 +88,11 @@ class Told:
     """What the store says of each row's draft."""
 
     confidences: list[list[float]] = field(default_factory=list)
+    parents: list[list[int]] | None = None  # None: they are chains
 
-    def confidence(self, row):
-        return self.confidences[row]
+    def report(self, row):
+        told = self.confidences[row]
+        return DraftReport(len(told), len(told), 0, [], told, self.parents and self.parents[row])
 
 
 @dataclass
@@ -103,6 +106,10 @@ class Verified:
     @property
     def num_rows(self):
         return self.num_drafted + 1
+
+    @property
+    def accepted_nodes(self):
+        return range(self.num_accepted)
 
 
 def budget_of(confidences, *, row_cost=0.1, fixed=1.0):

@@ -14,12 +14,12 @@ def test_the_drafts_of_vllms_own_method_are_ours(run_job, vllm_target, prompts, 
     ours, theirs = configs_of(name, tmp_path)
     texts, drafts = drafts_of_the_core(vllm_target, prompts[:3], ours)
     sampling = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
-    job = job_of(vllm_target, prompts[:3], sampling=sampling, speculative_config=theirs, enable_prefix_caching=False)
-    run = run_job(job | {"stepwise": True})
+    own = {"speculative_config": theirs, "enable_prefix_caching": False}
+    run = run_job(job_of(vllm_target, prompts[:3], sampling=sampling, stepwise=True, **own))
     assert run["error"] is None
-    assert run["outputs"] == texts
+    assert run["outputs"] == [texts]
     compared = 0
-    for mine, other in zip(drafts, run["drafts"], strict=True):
+    for mine, other in zip(drafts, run["drafts"][0], strict=True):
         assert mine.keys() <= other.keys(), "steps begin at the same tokens, so as many drafts were accepted"
         for place, tokens in mine.items():  # ours end with what the request can still use
             assert other[place][: len(tokens)] == tokens
