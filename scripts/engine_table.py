@@ -47,6 +47,7 @@ CAPABILITIES = (
     "CUDA graphs of draft passes",
     "drafts in trees",
     "targets whose layers keep a state",
+    "images in prompts",
     "classes written for vLLM's custom_class",
     "candidate generators of transformers",
 )

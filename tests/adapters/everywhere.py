@@ -85,6 +85,12 @@ class EarlyExit:
         return Draft(guess[:, None].expand(-1, step.num_draft_tokens), step.budget.clamp(max=1))
 
 
+class OnDevice(EarlyExit):
+    """The same from rows of fixed shapes, with drafts that the engine may leave where they are."""
+
+    needs = Needs(hidden_states=(0, "final", 7), placement="device")
+
+
 class Witness(RepeatLast):
     """Raises if what it is told of requests does not fit together."""
 
@@ -189,6 +195,14 @@ class Tree:
     def _tree(tokens):
         places = [place for place, token in enumerate(tokens[:-1]) if token == tokens[-1]]
         return tree_of_paths([tokens[place + 1 : place + 3] for place in places[-2:]])
+
+
+class Reader(Witness):
+    """Counts the tokens of the prompts that it is shown."""
+
+    def on_start(self, request):
+        super().on_start(request)
+        self.events.update(f"token {token_id}" for token_id in request.prompt_token_ids)
 
 
 class TreeWitness(Tree):

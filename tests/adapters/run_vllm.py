@@ -40,13 +40,13 @@ def stepwise(llm, prompts, sampling):
     return outputs, drafts
 
 
-def images(job):
-    """What goes with each prompt: an image of one colour, if the job names one."""
-    if "image" not in job:
+def images(job, batch):
+    """What goes with each prompt: an image of one colour, if the job names one for each batch."""
+    if "images" not in job:
         return {}
     from PIL import Image
 
-    return {"multi_modal_data": {"image": Image.new("RGB", (28, 28), job["image"])}}
+    return {"multi_modal_data": {"image": Image.new("RGB", job["image_size"], job["images"][batch])}}
 
 
 def run(job, result):
@@ -57,8 +57,8 @@ def run(job, result):
     llm = LLM(**job["engine"])
     try:
         result["v2"] = llm.llm_engine.vllm_config.use_v2_model_runner
-        for prompts, sampling in zip(job["batches"], job["sampling"], strict=True):
-            prompts = [{"prompt_token_ids": ids} | images(job) for ids in prompts]
+        for number, (prompts, sampling) in enumerate(zip(job["batches"], job["sampling"], strict=True)):
+            prompts = [{"prompt_token_ids": ids} | images(job, number) for ids in prompts]
             sampling = [SamplingParams(**each) for each in sampling]
             if job["stepwise"]:
                 outputs, drafts = stepwise(llm, prompts, sampling)

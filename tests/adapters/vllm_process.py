@@ -63,6 +63,21 @@ def environment_of(in_process, path, more):
     }
 
 
+def with_interpreted_triton(folder):
+    """What a process has in which Triton's interpreter is an active backend, so that vLLM chooses V2 by itself.
+
+    The shim is a distribution in the folder: Triton and vLLM look for entry points in every process.
+    """
+    shim = HERE / "vllm_v2" / "interpreted_triton"
+    (folder / shim.name).symlink_to(shim)
+    metadata = folder / f"{shim.name}-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {shim.name}\nVersion: 0\n")
+    groups = {"triton.backends": f"cpu = {shim.name}", "vllm.general_plugins": f"shim = {shim.name}.repairs:install"}
+    (metadata / "entry_points.txt").write_text("\n".join(f"[{group}]\n{line}" for group, line in groups.items()))
+    return {"path": [str(folder)], "TRITON_INTERPRET": "1"}
+
+
 class VllmProcess:
     """`in_process`: whether the engine and its one worker run in this process, so that several can follow each other.
 

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
-from vllm_process import VllmProcess, job_of, write_distribution
+from vllm_process import VllmProcess, job_of, with_interpreted_triton
 
-SHIM = Path(__file__).parent / "interpreted_triton"
 BLOCK_SIZE = 32  # vLLM's attention on a CPU takes no smaller blocks
 
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory):
-    """What a process has in which Triton's interpreter is an active backend, so that vLLM chooses V2 by itself.
-
-    The shim is a distribution there: Triton and vLLM look for entry points in every process.
-    """
-    site = tmp_path_factory.mktemp("site")
-    (site / SHIM.name).symlink_to(SHIM)
-    groups = {"triton.backends": f"cpu = {SHIM.name}", "vllm.general_plugins": f"shim = {SHIM.name}.repairs:install"}
-    write_distribution(site, SHIM.name, groups)
-    return {"path": [str(site)], "TRITON_INTERPRET": "1"}
+    """What a process has that runs V2."""
+    return with_interpreted_triton(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="session")

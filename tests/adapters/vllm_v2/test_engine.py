@@ -147,6 +147,15 @@ def test_vllms_own_metrics_of_each_request_are_those_of_the_core(run_engine, pla
     assert [sum(each[name] for each in of_requests) for name in DRAFTED] == list(counts(run).values())
 
 
+def test_drafts_that_stay_on_the_device_are_verified_and_read_a_step_later(run_engine, plain, record):
+    settings = {"method": "everywhere:OnDevice", "on_proposer_error": "raise"}
+    run = run_engine("Configured", specdec=settings, async_scheduling=True)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 0
+    record(run, "asynchronous scheduling")
+
+
 def test_vllms_own_metrics_are_those_of_the_core_and_a_request_may_ask_for_fewer_drafts(run_engine, plain, batch):
     fewer = [{"extra_args": {"specdec": {"num_speculative_tokens": 1}}}] * len(batch)
     run = run_engine("ngram", sampling=fewer, disable_log_stats=False)
