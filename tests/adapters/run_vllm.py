@@ -1,9 +1,9 @@
 """vLLM engines one after the other, in this process: a line on stdin names a folder with job.json.
 
 Written to result.json there: version, v2 (whether the V2 runner ran), outputs (token ids by batch, prompt and sample),
-drafts (of `stepwise`), reports (one per worker), metrics (vLLM's own of drafting), events (of `Witness`), error (None,
-or the text of what stopped the start or a batch). A line on stdout says that it is written; what vLLM prints goes to
-stderr.
+drafts and steps (of `stepwise`), reports (one per worker), metrics (vLLM's own of drafting), events (of `Witness`),
+error (None, or the text of what stopped the start or a batch). A line on stdout says that it is written; what vLLM
+prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ def report(worker):
 
 
 def stepwise(llm, prompts, sampling):
-    """Of each request its text, and what vLLM drafted: by the number of tokens before the draft."""
+    """Of each request its text, what vLLM drafted, and how many tokens each step gave it: by the number before it."""
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler  # in this process
-    texts, drafts = [[] for _ in prompts], [{} for _ in prompts]  # texts: of one sample each
+    texts, drafts, steps = [[[]] for _ in prompts], [{} for _ in prompts], [{} for _ in prompts]  # of one sample each
     names = {}
     for number, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
         names[engine.add_request(str(number), prompt, params)] = number
     while engine.has_unfinished_requests():
         for output in engine.step():
-            texts[int(output.request_id)] = [list(output.outputs[0].token_ids)]
+            number, text = int(output.request_id), list(output.outputs[0].token_ids)
+            before = len(texts[number][0])
+            steps[number][len(prompts[number]["prompt_token_ids"]) + before] = len(text) - before
+            texts[number] = [text]
         for name, request in scheduler.requests.items():
             if request.spec_token_ids:
                 drafts[names[name]][request.num_tokens] = [int(token_id) for token_id in request.spec_token_ids]
-    return texts, drafts
+    return texts, drafts, steps
 
 
 def images(job):
@@ -60,7 +63,7 @@ def run(job, result):
             prompts = [{"prompt_token_ids": ids} | images(job) for ids in prompts]
             sampling = [SamplingParams(**each) for each in sampling]
             if job.get("stepwise"):
-                result["outputs"], result["drafts"] = stepwise(llm, prompts, sampling)
+                result["outputs"], result["drafts"], result["steps"] = stepwise(llm, prompts, sampling)
                 continue
             outputs = llm.generate(prompts, sampling, use_tqdm=False)
             result["outputs"].append([[list(one.token_ids) for one in output.outputs] for output in outputs])
