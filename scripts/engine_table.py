@@ -38,6 +38,7 @@ CAPABILITIES = (
     "preemption is told",
     "a failing proposer is handled as asked",
     "misuse ends nothing",
+    "listeners are shown what was verified",
     "two tensor-parallel workers",
     "pipeline parallelism",
     "workers on several machines",

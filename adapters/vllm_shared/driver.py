@@ -151,7 +151,8 @@ class Driver:
         """What goes on after the step, and drafts for it. None: there are none."""
         committed = self._commit(step, sampled)
         if step.logits is not None:
-            first_rows = [step.first_rows[each.request.request_id] for each in committed]
+            places = dict(zip(step.request_ids, step.first_rows, strict=True))
+            first_rows = [places[each.request.request_id] for each in committed]
             self._on_verified(step=verified_step(committed, first_rows, step.logits))
         self._progress.finish([each.request for each in committed if each.request.finish_reason is not None])
         going_on = [each for each in committed if each.request.finish_reason is None]

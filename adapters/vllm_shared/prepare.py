@@ -34,6 +34,11 @@ class Prepared:
     def needs(self) -> Needs:
         return self.speculation.loaded.needs
 
+    @property
+    def listens(self) -> bool:
+        """Whether a plugin wants to know what was verified."""
+        return bool(self.hooks.observers.on_verified.get_hookimpls())
+
     @classmethod
     def of(cls, method: str | None, vllm_config: Any) -> Prepared:
         """`method`: the proposer's name; None: as additional_config says. Raises ConfigError, Refusal, ..."""

@@ -13,7 +13,7 @@ from ..vllm_shared.engine_step import EngineStep
 from ..vllm_shared.unread_drafts import UnreadDrafts
 from .agreement import Agreement
 from .distributions import put_logits
-from .step import StepReader
+from .step import Outputs, StepReader
 
 
 class Drafting:
@@ -35,15 +35,15 @@ class Drafting:
         num_sampled: Tensor,
         last_sampled: Tensor,
         temperature: Tensor,
-        hidden: Tensor | None,
+        outputs: Outputs,
         most: int,
     ) -> Tensor:
         """Slots [B, K] int64 on the device, in the order of vLLM's InputBatch, where each holds a token id.
 
-        num_sampled: [B]. last_sampled: [rows, 1]. temperature: [rows]. hidden: [N, L*H]. most: drafts that vLLM
+        num_sampled: [B]. last_sampled: [rows, 1]. temperature: [rows]. most: drafts that vLLM
         verifies in the next step.
         """
-        step, sampled, reports = self._reader.read(batch, num_sampled, hidden, most, self._unread)
+        step, sampled, reports = self._reader.read(batch, num_sampled, outputs, most, self._unread)
         self._driver.check(step)
         if self._unread is not None:
             self._driver.check_late(self._unread, reports)

@@ -18,7 +18,7 @@ from .agreement import Agreement
 from .drafting import Drafting
 from .pages import Pages
 from .requests import Requests
-from .step import StepReader
+from .step import Outputs, StepReader
 
 
 class Speculator(DraftModelSpeculator):  # type: ignore[misc]
@@ -115,5 +115,9 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         token_ids = input_batch.input_ids[: input_batch.num_tokens]
         embed = self._target.embed_input_ids
         hidden = hidden_states(self.needs, token_ids, last_hidden_states, aux_hidden_states, embed)
+        logits = None
+        if self._prepared.listens:  # computed anew: vLLM's sampler writes into its own
+            logits = self._target.compute_logits(last_hidden_states[input_batch.logits_indices])
         most = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
-        return self._drafting.drafts(input_batch, num_sampled, last_sampled, temperature, hidden, most)
+        outputs = Outputs(hidden, logits)
+        return self._drafting.drafts(input_batch, num_sampled, last_sampled, temperature, outputs, most)

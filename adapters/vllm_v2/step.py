@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,14 @@ from specdec.core.host import DraftReport, upload
 from ..vllm_shared.engine_step import EngineStep
 from ..vllm_shared.unread_drafts import UnreadDrafts
 from .requests import Requests
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the target computed in a step."""
+
+    hidden: Tensor | None  # [N, L*H], as the proposer declared them
+    logits: Tensor | None  # [rows, V] of the rows that were sampled from, filled slots too. None: unwanted
 
 
 class StepReader:
@@ -26,7 +35,7 @@ class StepReader:
         self._places = torch.arange(num_slots + 1, device=states.device)
 
     def read(
-        self, batch: Any, num_sampled: Tensor, hidden: Tensor | None, most: int, unread: UnreadDrafts | None = None
+        self, batch: Any, num_sampled: Tensor, outputs: Outputs, most: int, unread: UnreadDrafts | None = None
     ) -> tuple[EngineStep, list[list[int]], list[DraftReport]]:
         """The step, each request's output tokens ([] in the middle of a prompt), and what `unread` was.
 
@@ -52,8 +61,10 @@ class StepReader:
             drafts=drafts,
             input_ids=batch.input_ids,
             input_positions=batch.positions,
-            hidden=hidden,
+            hidden=outputs.hidden,
             num_draft_tokens=most,
+            logits=outputs.logits,
+            first_rows=() if outputs.logits is None else batch.cu_num_logits_np[:-1].tolist(),
         )
         return step, sampled, reports
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from specdec.sdk import Draft, HostProposer, Needs, Phase, StrictModel
+from specdec.sdk import Draft, DraftKV, HostProposer, Needs, Phase, StrictModel
 from specdec.sdk.trees import tree_of_paths
 
 VOCAB_SIZE = 4096
@@ -146,6 +146,34 @@ class Witness(RepeatLast):
             assert stop == length - 1 if phase != Phase.PREFILL else stop < length
             self.events[Phase(phase).name] += 1
             self.alive[request_id] = (row, generation, stop)
+
+
+class KVWitness(RepeatLast):
+    """Keeps each token and the one after it as draft KV, and raises if a row is of another text than the request's."""
+
+    needs = Needs(
+        history=True,
+        draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=2, dtype="float32", depends_on_next_token=True),
+    )
+
+    def bind(self, target, services):
+        self.services = services
+
+    def observe(self, step):
+        kept = step.kept
+        pairs = torch.stack([kept.token_ids, kept.next_token_ids], dim=-1)[:, None].float()
+        owner = torch.repeat_interleave(step.rows, kept.num_kept)
+        self.services.draft_kv().write(0, owner, kept.positions, pairs, -pairs)
+
+    def propose(self, step):
+        for row, length in zip(step.rows.tolist(), step.kept.next_position.tolist(), strict=True):
+            keys, values = self.services.draft_kv().read(0, row, length)
+            text = step.history[row, : length + 1]
+            expected = torch.stack([text[:-1], text[1:]], dim=-1)[:, None].float()
+            wrong = (keys != expected).flatten(1).any(dim=1).nonzero().flatten().tolist()
+            assert not wrong, f"of another text: positions {wrong} of {length}"
+            assert torch.equal(values, -keys)
+        return super().propose(step)
 
 
 class Tree:

@@ -51,9 +51,10 @@ def test_a_step_with_trees_asks_of_the_device_what_the_table_says(case, cuda):
     assert figures(cuda, engine(*case, None), case[1]) == expected()["-".join(case)]
 
 
-def test_trees_of_the_host_are_verified_with_one_upload_one_wait_and_one_move(cuda):
-    """In a recorded step, with a dozen launches beside it."""
-    llm = engine("suffix", "tree", None)
+@pytest.mark.parametrize(("name", "waits"), [("suffix", 1), ("ngram", 1), ("token_recycling", 2)])
+def test_trees_of_the_host_are_verified_with_one_upload_one_wait_and_one_move(name, waits, cuda):
+    """In a recorded step, with a dozen launches beside it. What the target found likely is read with one wait more."""
+    llm = engine(name, "tree", None)
     llm.engine.add_request([5, 6, 7, 8, 5, 6, 9, 8, 5, 6] * 3, SamplingParams(max_tokens=60, ignore_eos=True))
     moves = 0
     for _ in range(30):
@@ -62,9 +63,9 @@ def test_trees_of_the_host_are_verified_with_one_upload_one_wait_and_one_move(cu
         asked = counts.figures() | {"nodes": 0}
         moved = sum(count for name, count in counts.launches.items() if "move_paths" in name)
         if moved:
-            assert asked == {"waits": 1, "uploads": 1, "launches": asked["launches"], "replays": 1, "nodes": 0}
+            assert asked == {"waits": waits, "uploads": 1, "launches": asked["launches"], "replays": 1, "nodes": 0}
             assert moved == 1
-            assert asked["launches"] <= 14
+            assert asked["launches"] <= (14 if waits == 1 else 26)
         moves += moved
     assert moves > 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -213,6 +214,7 @@ class Engine:
             hidden=hidden,
             num_draft_tokens=K,
             logits=logits,
+            first_rows=[*accumulate([1 + len(verified.get(name, ())) for name in outputs], initial=0)][:-1],
         )
         drafts = self.driver.propose(step, list(outputs.values()))
         self.drafts |= dict(zip(outputs, drafts, strict=True))

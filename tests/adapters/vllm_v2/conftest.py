@@ -31,12 +31,19 @@ def kept(process, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def run_engine(kept, process, vllm_target, batch, tmp_path_factory):
+def describe(vllm_target, batch):
+    """As `job_of`, with what V2 asks for on a CPU."""
+    settings = {"block_size": BLOCK_SIZE, "async_scheduling": False}
+    return lambda *args, **kwargs: job_of(vllm_target, batch, *args, **settings | kwargs)
+
+
+@pytest.fixture(scope="session")
+def run_engine(kept, process, describe, tmp_path_factory):
     """Start vLLM, generate, and return what came out: see run_vllm.py. Several workers have a process of their own."""
 
     def run(*args, **kwargs):
         directory = tmp_path_factory.mktemp("run")
-        job = job_of(vllm_target, batch, *args, **{"block_size": BLOCK_SIZE, "async_scheduling": False} | kwargs)
+        job = describe(*args, **kwargs)
         if job["engine"].get("distributed_executor_backend") == "uni":
             return kept.run(job, directory)
         alone = process(directory / "log", in_process=False)

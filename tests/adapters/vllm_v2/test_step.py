@@ -10,7 +10,7 @@ import torch
 
 from specdec.adapters.vllm_v2.distributions import put_logits
 from specdec.adapters.vllm_v2.requests import Requests, Running
-from specdec.adapters.vllm_v2.step import StepReader
+from specdec.adapters.vllm_v2.step import Outputs, StepReader
 
 K, V, LONGEST = 3, 11, 12
 
@@ -43,7 +43,7 @@ class Batch:
         self.reader = StepReader(K, self.states, self.requests)
 
     def read(self):
-        return self.reader.read(self.batch, self.num_sampled, None, K)
+        return self.reader.read(self.batch, self.num_sampled, Outputs(None, None), K)
 
 
 def test_rows_are_read_in_the_order_of_the_batch_and_a_prompt_in_chunks_has_sampled_nothing():
