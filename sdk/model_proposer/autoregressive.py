@@ -152,7 +152,8 @@ class AutoregressiveProposer(ModelProposer):
 
         Each level is one pass over its most likely nodes, each after the states of its parent.
         """
-        depth, num_nodes = self.config.depth, self.most_wanted(step)
+        num_nodes = self.most_wanted(step)
+        depth = min(self.config.depth, num_nodes)
         found: Candidates | DrawnNodes = Candidates(self.vocabulary, num_nodes, depth)
         if not sampler.is_greedy:
             found = DrawnNodes(sampler, num_nodes, depth)
