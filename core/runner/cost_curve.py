@@ -1,4 +1,4 @@
-"""What so many rows cost: measured while steps run, as a curve that rises and is convex."""
+"""What so many rows cost: measured while steps run, as a curve."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class CostCurve:
     So a sum of gains that shrink is best cut where the next gain is no longer worth the slope.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, convex: bool = True) -> None:
+        """convex: False for what has a fixed cost from the first row on. The curve goes through all points then."""
+        self._convex = convex
         self._points: dict[int, _Point] = {}
         self._hull: list[tuple[float, float]] = []
         self._num_records = 0
@@ -70,7 +72,7 @@ class CostCurve:
         points = sorted((each.rows, each.seconds) for each in self._points.values() if each.seen > oldest)
         hull: list[tuple[float, float]] = []
         for point in points:
-            while len(hull) > 1 and not _turns_up(hull[-2], hull[-1], point):
+            while self._convex and len(hull) > 1 and not _turns_up(hull[-2], hull[-1], point):
                 hull.pop()
             hull.append(point)
         return hull

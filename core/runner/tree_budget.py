@@ -15,6 +15,7 @@ from ..proposing.calibration import NUM_BINS, RATE
 from ..proposing.draft_store import DraftStore
 from ..request.metrics import EngineMetrics
 from ..request.request import Committed, Request
+from .cost_curve import CostCurve
 from .draft_budget import RATE_WEIGHT, DraftBudget
 
 LOWEST = 0.5 / NUM_BINS  # confidences around it share a calibrated chance; smaller ones have a part of it
@@ -44,6 +45,7 @@ class TreeBudget(DraftBudget):
     ) -> None:
         """See `DraftBudget`. Trees are grown level by level, and no row of them stops early."""
         super().__init__(num_draft_nodes, running, drafts, metrics)
+        self._draft = CostCurve(convex=False)  # the passes that grow a tree follow its depth
         self._places: dict[Request, list[Place]] = {}  # of the nodes that wait
         self._rates: dict[tuple[int, int], tuple[float, float]] = {}  # acceptance by depth and rank, and its weight
 

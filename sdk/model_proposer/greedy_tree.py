@@ -60,10 +60,10 @@ class Candidates:
         self._columns.append((tokens, parents, scores))
 
     def next_level(self) -> Level:
-        """The most likely nodes of the last level."""
+        """The most likely nodes of the last level: those that can have a child in the tree."""
         tokens, _, scores = self._columns[-1]
         first = sum(each[0].shape[1] for each in self._columns[:-1])
-        scores, places = scores.topk(min(BEAM, scores.shape[1]))
+        scores, places = scores.topk(min(BEAM, self.num_nodes - 1, scores.shape[1]))
         self._num_run += scores.shape[1]
         return Level(tokens.gather(1, places), self._run.gather(1, places), places + first, scores)
 

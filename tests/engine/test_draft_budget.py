@@ -42,6 +42,13 @@ def test_the_curve_rises_is_convex_and_goes_straight_on():
     assert curve.seconds(512) == pytest.approx(6.0 + 256 * slopes[-1])
 
 
+def test_a_curve_of_a_fixed_cost_goes_through_all_points():
+    curve = CostCurve(convex=False)
+    for rows, seconds in ((0, 0.0), (8, 5.0), (64, 6.0)):
+        curve.record(rows, seconds)
+    assert [curve.seconds(rows) for rows in (0, 8, 36, 64)] == pytest.approx([0.0, 5.0, 5.5, 6.0])
+
+
 def test_one_interrupted_step_does_not_move_the_curve_far():
     curve = CostCurve()
     for _ in range(16):

@@ -88,6 +88,7 @@ DRAFTERS: dict[str, Ask] = {
     "eagle": shipped("eagle"),
     "eagle3": shipped("eagle3"),
     "dflash": shipped("dflash"),
+    "dspark": shipped("dspark"),
     "medusa": shipped("medusa"),
     "mtp": named("mtp"),
     "mtp, three modules": several_modules,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.sdk.model_proposer import DraftSampler
 from specdec.sdk.model_proposer.drawn_nodes import DrawnNodes, DrawnShape, widths_of
+from specdec.sdk.model_proposer.greedy_tree import Candidates
 from specdec.sdk.trees import depths
 from specdec.sdk.types import DistributionKind, Draft, StepView
 
@@ -44,8 +45,8 @@ def logits_of(states: Tensor) -> Tensor:
     return 2 * torch.sin(states[..., None] * torch.linspace(0.1, 3, V))
 
 
-def grown(step: StepView, form: str = "sparse") -> Draft:
-    sampler = DraftSampler(step, None, form, sparse_top_m=V)
+def grown(step: StepView, form: str = "sparse", *, confident: bool = False) -> Draft:
+    sampler = DraftSampler(step, None, form, sparse_top_m=V, confident=confident)
     shape = DrawnShape.of(K, DEPTH, step.budget.device)
     nodes = DrawnNodes(sampler.rule, shape, sampler.budgets, *sampler.numbers(K))
     known = ROOT.expand(len(step), 1)
@@ -149,3 +150,45 @@ def test_greedy_rows_take_the_likeliest_siblings_and_are_one_hot() -> None:
     assert draft.distribution.kind.tolist() == [DistributionKind.ONE_HOT, DistributionKind.SPARSE]
     root = [token for parent, token in trees(draft)[0] if parent == -1]
     assert root == logits_of(ROOT).argsort(descending=True)[: len(root)].tolist()
+
+
+def likeliest(num_nodes: int) -> tuple[Tensor, ...]:
+    found, known = (
+        Candidates(None, num_nodes, min(DEPTH, num_nodes)),
+        ROOT.expand(ROWS, 1) + torch.arange(ROWS)[:, None],
+    )
+    found.add(logits_of(known), None)
+    for _ in range(found.depth - 1):
+        level = found.next_level()
+        states = state_of(known.gather(1, level.above + 1), level.token_ids)
+        known = torch.cat([known, states], dim=1)
+        found.add(logits_of(states), level)
+    return found.result()
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 3, 5])
+def test_a_smaller_tree_of_likeliest_nodes_is_the_beginning_of_a_larger_one(num_nodes: int) -> None:
+    """Though fewer nodes are run for it."""
+    for small, large in zip(likeliest(num_nodes), likeliest(24), strict=True):
+        torch.testing.assert_close(small, large[:, :num_nodes])
+
+
+def test_a_node_of_likeliest_nodes_tells_its_own_probability() -> None:
+    token_ids, parents, chances = likeliest(6)
+    at_root = logits_of(ROOT + torch.arange(ROWS)).softmax(-1)
+    is_first = parents < 0
+    torch.testing.assert_close(chances[is_first], at_root.gather(1, token_ids)[is_first])
+    assert ((chances > 0) & (chances <= 1)).all()
+
+
+def test_first_siblings_tell_how_sure_their_place_is_and_others_tell_nothing() -> None:
+    step = a_step(uniforms())
+    draft = grown(step, confident=True)
+    for row, tree in enumerate(trees(draft)):
+        seen: set[int] = set()
+        for node, (parent, _) in enumerate(tree):
+            told = float(draft.confidence[row, node])
+            sure = float(reported(draft, row, parent + 1).max())
+            assert told == pytest.approx(sure, rel=1e-5) if parent not in seen else told != told
+            seen.add(parent)
+    assert grown(step).confidence is None
