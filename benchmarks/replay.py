@@ -116,12 +116,11 @@ def main():
         rows, against_large = {name: [] for name in PROPOSERS}, {name: [] for name in TOKEN_READERS}
         for _ in range(args.repeats):
             recording = with_cost_of_now(recording)
-            plain, idle = live_seconds(recording, None), replay(recording, {"method": TAP})
-            plainly = idle.predicted_seconds(recording) - idle.propose_seconds
+            plain, plainly = live_seconds(recording, None), replay(recording, None).predicted_seconds(recording)
             for name, asked in PROPOSERS.items():
                 replayed = replay(recording, asked)
                 live = live_seconds(recording, asked)
-                predicted = replayed.predicted_seconds(recording, idle)
+                predicted = replayed.predicted_seconds(recording)
                 rows[name].append((live / replayed.seconds, plain / live, plainly / predicted))
                 if name in TOKEN_READERS:
                     against_large[name].append(replay(large, asked).seconds / replayed.seconds)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .batching import TokenStream, encode_documents
 from .corpus import load_corpus
-from .drafters import dflash, eagle, eagle3, medusa, mtp
+from .drafters import dflash, dspark, eagle, eagle3, medusa, mtp
 from .drafters.first_round import (
     MAX_TOKENS_PER_DOCUMENT,
     Acceptance,
@@ -30,6 +30,7 @@ from .drafters.first_round import (
     held_out_prompts,
 )
 from .drafters.gated import HYBRID, GatedLayer, ZeroCentredNorm
+from .drafters.pard import draft_in_parallel
 from .drafters.target import FrozenTarget, continue_greedily
 from .drafters.unroll import RowDrafter, draft_token_by_token
 from .train_tiny_target import next_token_loss
@@ -77,6 +78,16 @@ def load_language_model(path: Path, _target: FrozenTarget) -> Draft:
     return draft
 
 
+def load_pard(path: Path, _target: FrozenTarget) -> Draft:
+    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, local_files_only=True)
+
+    def draft(rounds: FirstRounds, num_tokens: int) -> Tensor:
+        known = torch.cat([rounds.prompts, rounds.greedy[:, :1]], dim=1)
+        return draft_in_parallel(model, known, model.config.pard_token)[:, :num_tokens]
+
+    return draft
+
+
 def load_eagle3(path: Path, target: FrozenTarget) -> Draft:
     first_ids = torch.arange(eagle3.DRAFT_VOCAB_SIZE)  # replaced by the file's own
     return RowDrafts(load_module(eagle3.Eagle3(first_ids, target.embedding, target.unembedding), path))
@@ -95,14 +106,25 @@ def load_hybrid_mtp(path: Path, target: FrozenTarget) -> Draft:
     return RowDrafts(load_module(module, path, mtp.PREFIX))
 
 
+@dataclass(frozen=True)
+class BlockDrafts:
+    head: dflash.DFlash
+
+    def __call__(self, rounds: FirstRounds, num_tokens: int) -> Tensor:
+        return self.head.draft(self.head.features(rounds.observation), rounds.greedy[:, 0])[:, :num_tokens]
+
+
 def load_dflash(path: Path, target: FrozenTarget) -> Draft:
-    mask_token_id = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))["mask_token_id"]
-    head = load_module(dflash.DFlash(target.embedding, target.unembedding, mask_token_id), path)
+    return BlockDrafts(load_module(dflash.DFlash(target.embedding, target.unembedding, mask_token_id(path)), path))
 
-    def draft(rounds: FirstRounds, num_tokens: int) -> Tensor:
-        return head.draft(head.features(rounds.observation), rounds.greedy[:, 0])[:, :num_tokens]
 
-    return draft
+def load_dspark(path: Path, target: FrozenTarget) -> Draft:
+    return BlockDrafts(load_module(dspark.DSpark(target.embedding, target.unembedding, mask_token_id(path)), path))
+
+
+def mask_token_id(path: Path) -> int:
+    stated: int = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))["mask_token_id"]
+    return stated
 
 
 def load_medusa(path: Path, target: FrozenTarget) -> Draft:
@@ -117,10 +139,12 @@ def load_medusa(path: Path, target: FrozenTarget) -> Draft:
 
 DRAFTERS = (
     Drafter("draft", "target", "draft/model.safetensors", load_language_model),
+    Drafter("pard", "target", "pard/model.safetensors", load_pard),
     Drafter("eagle3", "target", "eagle3/model.safetensors", load_eagle3),
     Drafter("eagle", "target", "eagle/model.safetensors", load_eagle),
     Drafter("mtp", "target", "target/mtp.safetensors", load_mtp),
     Drafter("dflash", "target", "dflash/model.safetensors", load_dflash),
+    Drafter("dspark", "target", "dspark/model.safetensors", load_dspark),
     Drafter("medusa", "target", "medusa/model.safetensors", load_medusa),
     Drafter("hybrid_mtp", "hybrid", "hybrid/mtp.safetensors", load_hybrid_mtp),
     Drafter("moe_draft", "moe", "moe_draft/model.safetensors", load_language_model),

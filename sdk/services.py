@@ -117,7 +117,8 @@ class TargetLayers(Protocol):
         logits_rows: places among the tokens, [R].
         adapted: tokens that run with the adapter, [M] bool. None means all, if there is an adapter.
 
-        Raises ProposerError SD-E276 for starts before that, on a CPU. Elsewhere nothing waits to look.
+        Raises ProposerError SD-E276 for starts before that. On a device nothing waits to look: such a pass begins at
+        the newest token instead, and the error follows in the next step.
         """
         ...
 

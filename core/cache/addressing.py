@@ -88,8 +88,8 @@ class Addressing(Protocol):
         """
         ...
 
-    def num_computed(self, rows: Tensor) -> Tensor | None:
-        """Positions of each row that the target has computed, [N] int64. None: the host would wait for the answer."""
+    def num_computed(self, rows: Tensor) -> Tensor:
+        """Positions of each row that the target has computed, [N] int64, where the host knows them: without a table."""
         ...
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:

@@ -117,6 +117,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     if services is not None and host is not None:
         services.lay_out_draft_kv(cache.num_blocks, cache.addressing)
         services.use_cache(cache.kv, cache.addressing)
+        host.passes = services.passes
         with model.threads.used():
             host.warm_up()
     served: Target

@@ -24,6 +24,7 @@ from ..registry.proposer_state import find_state, has_state, require_state, save
 from ..request.metrics import EngineMetrics
 from .draft_check import DraftChecker
 from .draft_table import CheckedDraft, DraftReport
+from .early_passes import EarlyPasses
 from .new_weights import as_tensors, require_updatable
 from .own_metrics import own_metrics
 from .pace import Pace
@@ -75,6 +76,7 @@ class ProposerHost:
         self.views = views or ViewBuilder(loaded.needs, self.num_draft_tokens, info, device)
         self.enabled = True
         self.keeps_pace = True  # False: the target is no real one, so nothing is said of what it costs
+        self.passes: EarlyPasses | None = None  # over layers of the target, on a device
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
         self._state_dir = loaded.state_dir
         self._checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device, read_late=read_late)
@@ -145,7 +147,11 @@ class ProposerHost:
         self._num_steps += 1
         shared = Snapshot(step) if is_due(self._num_steps) else None
         start = time.perf_counter()
+        if self.passes is not None:
+            self.passes.begin(step)
         checked = self._asked(step, budgets)
+        if self.passes is not None:
+            self.passes.end()
         self.draft_seconds = time.perf_counter() - start
         if shared is not None:
             unchanged = partial(self._require_unchanged, shared, checked)
@@ -171,6 +177,8 @@ class ProposerHost:
         return self._contained("propose", partial(self._proposed, step, budgets), step.request_ids, failed=None)
 
     def _proposed(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
+        if self.passes is not None:
+            self.passes.require_none()
         return self._checker.check(self.proposer.propose(step), step, budgets)
 
     def _require_unchanged(self, shared: Snapshot, checked: CheckedDraft | None) -> CheckedDraft | None:

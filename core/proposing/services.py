@@ -22,6 +22,7 @@ from ..kernels.backend import Backend
 from ..model.attention import attention_arguments
 from ..model.rotary import freeze_tables
 from . import draft_networks
+from .early_passes import EarlyPasses
 from .target_access import TargetAccess
 
 
@@ -132,6 +133,11 @@ class EngineServices:
     def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
         """The target's cache is made: what was declared of it may be used."""
         self._access.use_cache(cache, addressing)
+
+    @property
+    def passes(self) -> EarlyPasses | None:
+        """See `TargetAccess.passes`."""
+        return self._access.passes
 
     @property
     def logit_scale(self) -> float:

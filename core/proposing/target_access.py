@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk.errors import ProposerError, Refusal
+from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import Needs
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..kernels.attention_spec import AttentionContext, AttentionSpec, StoredAttention
 from ..model.attention import attention_arguments
+from .early_passes import EarlyPasses, early_pass
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ class CachedLayers:
     def __init__(self, run: RunLayers) -> None:
         self._run = run
 
-    def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
-        """The target's cache is made."""
-        self._cache, self._addressing = cache, addressing
+    def use_cache(self, cache: KVCache, addressing: Addressing, passes: EarlyPasses | None) -> None:
+        """The target's cache is made. passes: see `TargetAccess.passes`."""
+        self._cache, self._addressing, self._passes = cache, addressing, passes
 
     def logits(
         self,
@@ -104,22 +105,20 @@ class CachedLayers:
         adapted: Tensor | None = None,
     ) -> Tensor:
         """See `specdec.sdk.TargetLayers`."""
-        self._require_free(rows, starts)
+        if self._passes is None:
+            self._require_free(rows, starts)
+        else:
+            starts = self._passes.behind(rows, starts)
         context = self._addressing.of_rows(self._cache, rows, starts, cu_queries, "causal")
         token = torch.arange(len(token_ids), device=token_ids.device)
         owner = torch.searchsorted(cu_queries[1:], token, right=True)
         return self._run(token_ids, starts[owner] + token - cu_queries[owner], logits_rows, context, adapted)
 
     def _require_free(self, rows: Tensor, starts: Tensor) -> None:
-        """Nobody writes over what the target computed, as far as the host can look without waiting."""
+        """Nobody writes over what the target computed. Raises ProposerError SD-E276."""
         computed = self._addressing.num_computed(rows)
-        if computed is not None and bool((starts < computed).any()):
-            facts = {
-                "expected": f"starts of at least {computed.tolist()}, `KeptRows.next_position`",
-                "found": str(starts.tolist()),
-                "why": "the keys and values before are the target's own, and its text depends on them",
-            }
-            raise ProposerError("SD-E276", "a draft pass would write over what the target computed", facts)
+        if bool((starts < computed).any()):
+            raise early_pass(f"starts of at least {computed.tolist()}, `KeptRows.next_position`", str(starts.tolist()))
 
 
 OwnLayers = Callable[[Sequence[int], Mapping[str, nn.Module]], RunLayers]
@@ -137,13 +136,19 @@ class TargetAccess:
         self._declared = needs.target_layers.layers if needs.target_layers else ()
         self._own_layers = own_layers
         self._cache: tuple[KVCache, Addressing] | None = None
-        self._taken: list[CachedKV | CachedLayers] = [] if self._kv is None else [self._kv]
+        self._taken: list[CachedLayers] = []
+        self.passes: EarlyPasses | None = None
+        """Keeps passes over layers off what the target computed. None: the host looks where each begins."""
 
     def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
         """The target's cache is made."""
         self._cache = cache, addressing
+        if self._kv is not None:
+            self._kv.use_cache(cache, addressing)
+        if self._declared and addressing.table is not None:
+            self.passes = EarlyPasses(addressing.table.pad_row, cache.device)
         for each in self._taken:
-            each.use_cache(cache, addressing)
+            each.use_cache(cache, addressing, self.passes)
 
     def kv(self) -> CachedKV:
         """See `specdec.sdk.Services.target_kv`."""
@@ -160,5 +165,5 @@ class TargetAccess:
         taken = CachedLayers(self._own_layers(layers, adapter))
         self._taken.append(taken)
         if self._cache is not None:
-            taken.use_cache(*self._cache)
+            taken.use_cache(*self._cache, self.passes)
         return taken

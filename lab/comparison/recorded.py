@@ -74,7 +74,7 @@ def _measured(recording: Recording, variant: Variant, replayed: Replayed) -> Mea
         variant.label,
         {**replayed_facts(variant, replayed), "requests": request_rows(recording, steps)},
         [counts_of(steps[request.request_id]) for request in recording],
-        predicted_seconds(recording, steps, replayed.propose_seconds),
+        predicted_seconds(recording, steps, replayed.live_propose_seconds),
     )
 
 

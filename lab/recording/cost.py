@@ -26,22 +26,20 @@ def measure_cost(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[i
     Numbers of drafts take turns from step to step, so that a busy moment of the machine touches all of them.
     """
     seconds: defaultdict[int, list[float]] = defaultdict(list)
-    nothing: list[float] = []
     seats = engine.config.max_num_seqs
     groups = [prompts[first : first + seats] for first in range(0, len(prompts), seats)][:GROUPS]
     for repeat, group in enumerate([groups[0], *islice(cycle(groups), GROUPS)]):
-        for num_rows, each, proposing in _run(engine, tap, group):
+        for num_rows, each in _run(engine, tap, group):
             if repeat:  # the first warms up
                 seconds[num_rows].append(each)
-                nothing.append(proposing)
     tap.num_drafts = 0
     rows = sorted(seconds)
     medians = tuple(median(seconds[count]) for count in rows)
-    return Cost(rows=tuple(rows), seconds=medians, propose_seconds=median(nothing))
+    return Cost(rows=tuple(rows), seconds=medians)
 
 
-def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> list[tuple[int, float, float]]:
-    """Of each step its rows, its seconds, and those of proposing."""
+def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
+    """Of each step its rows, and its seconds without proposing."""
     for number, prompt in enumerate(prompts):
         room = EngineView.of(engine).info.max_model_len - len(prompt)
         params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)
@@ -54,7 +52,7 @@ def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) ->
         if not committed:
             break
         passed, proposing = time.perf_counter() - start, clock["propose"] - before
-        timed.append((sum(each.num_rows for each in committed), passed - proposing, proposing))
+        timed.append((sum(each.num_rows for each in committed), passed - proposing))
     for number in range(len(prompts)):
         engine.abort(f"cost-{number}")
     return timed

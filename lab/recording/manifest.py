@@ -23,7 +23,6 @@ class Cost(StrictModel):
 
     rows: tuple[int, ...] = Field((), description="tokens computed in a step, ascending")
     seconds: tuple[float, ...] = Field((), description="the median step of so many rows, without proposing")
-    propose_seconds: float = Field(0.0, ge=0, description="proposing in a step, by a proposer that does nothing")
 
     def step_seconds(self, num_rows: int) -> float:
         """Of a step of `num_rows` rows: interpolated linearly, and continued with the last slope."""

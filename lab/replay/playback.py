@@ -21,6 +21,7 @@ from specdec.core.rejection.types import DraftRows, SamplingRows, Verdict
 from specdec.sdk.types import PADDING_TOKEN_ID
 
 from ..recording import RecordedRequest, Recording
+from .caches import Caches
 from .expected import ExpectedAcceptance
 
 HiddenLayers = Sequence[HiddenState]
@@ -40,6 +41,7 @@ class Playback:
         self._shares: list[Scheduled] = []
         self.expected = ExpectedAcceptance(recording.manifest.top_m)
         self.teacher_forced = False  # True: no draft is accepted, so that the proposer drafts at every position
+        self.caches = Caches()
         self.listeners: list[Listener] = [self.expected.record]  # told of the distributions of sampled steps
 
     def on(self, scheduler: Scheduler) -> tuple[Playback, Playback, Callable[..., Verdict]]:
@@ -62,6 +64,7 @@ class Playback:
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
         """No logits, and the hidden states of every row. Rows of drafts show those of the recorded text."""
+        self.caches.pass_of_target()
         logits = torch.empty(len(inputs.logits_rows), 0, device=self._device)
         if not self._columns:
             return TargetOutput(logits, None)

@@ -11,7 +11,6 @@ from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 
 from ..recording import Recording
-from ..recording.tap import TAP
 from ..result import tree_facts
 from .run import Replayed, replay
 
@@ -27,18 +26,17 @@ def replay_facts(
     device: str = "cpu",
 ) -> list[tuple[Facts, str | None]]:
     """The figures of each proposer, and its class path. Arguments and errors as of `replay`."""
-    idle = replay(recording, {"method": TAP}, plugins, model=model) if recording.manifest.cost.rows else None
+    plain = replay(recording, None, plugins).predicted_seconds(recording) if recording.manifest.cost.rows else None
     found = []
     for asked in speculative_configs:
         replayed = replay(recording, asked, plugins, model=model, device=device)
-        found.append((_facts(recording, asked, replayed, idle), replayed.target))
+        found.append((_facts(recording, asked, replayed, plain), replayed.target))
     return found
 
 
-def _facts(recording: Recording, asked: SpeculativeSettings, replayed: Replayed, idle: Replayed | None) -> Facts:
+def _facts(recording: Recording, asked: SpeculativeSettings, replayed: Replayed, plain: float | None) -> Facts:
     acceptance, expected = replayed.acceptance, replayed.expected
-    predicted = idle and replayed.predicted_seconds(recording, idle)
-    plainly = idle and idle.predicted_seconds(recording) - idle.propose_seconds
+    predicted = replayed.predicted_seconds(recording) if plain else None
     return {
         "proposer": replayed.proposer,
         "speculative_config": SpeculativeConfig.parse(asked).model_dump(mode="json", exclude_unset=True),
@@ -53,8 +51,8 @@ def _facts(recording: Recording, asked: SpeculativeSettings, replayed: Replayed,
         "seconds": replayed.seconds,
         "propose_seconds": replayed.propose_seconds,
         "predicted_seconds": predicted,
-        "predicted_plain_seconds": plainly,
-        "predicted_speedup": _speedup(plainly / predicted, replayed) if plainly and predicted else None,
+        "predicted_plain_seconds": plain,
+        "predicted_speedup": _speedup(plain / predicted, replayed) if plain and predicted else None,
     }
 
 

@@ -56,17 +56,17 @@ class Replayed:
     step_rows: tuple[int, ...]  # tokens computed in each step of the engine
     seconds: float  # of the replay
     propose_seconds: float  # of them, the proposer's
+    seconds_saved: float  # of each step's proposing, because no target's pass emptied the processor's caches
     expected: ExpectedAcceptance | None = field(default=None, compare=False)  # None: no distribution was reported
 
-    def predicted_seconds(self, recording: Recording, idle: Replayed | None = None) -> float:
-        """What a live run takes by the recorded cost. Raises ConfigError SD-E252 if none was recorded.
+    @property
+    def live_propose_seconds(self) -> float:
+        """What the proposer takes beside a target."""
+        return self.propose_seconds + self.seconds_saved * len(self.step_rows)
 
-        idle: the replay of a proposer that does nothing. It proposes faster here than in the recorded run, where a
-        target empties the processor's caches, and so does any other by as much. None means that this is left out.
-        """
-        cost, num_steps = recording.manifest.cost, len(self.step_rows)
-        slower = 0.0 if idle is None else cost.propose_seconds - idle.propose_seconds / len(idle.step_rows)
-        return sum(map(cost.step_seconds, self.step_rows)) + self.propose_seconds + max(slower, 0.0) * num_steps
+    def predicted_seconds(self, recording: Recording) -> float:
+        """What a live run takes by the recorded cost. Raises ConfigError SD-E252 if none was recorded."""
+        return sum(map(recording.manifest.cost.step_seconds, self.step_rows)) + self.live_propose_seconds
 
 
 def replay(
@@ -112,14 +112,18 @@ def replay(
             step_rows=tuple(rows),
             seconds=seconds,
             propose_seconds=engine.metrics.seconds["propose"],
+            seconds_saved=engine.playback.caches.seconds_saved,
             expected=expected if expected.positions else None,
         )
 
 
 def _until_done(engine: ReplayEngine, steps: list[ReplayedStep], outputs: dict[str, tuple[int, ...]]) -> Iterator[int]:
     """Take every request to its end. Yields the rows of each step."""
+    clock = engine.metrics.seconds
     while engine.has_unfinished_requests:
+        before = clock["propose"]
         committed = engine.step()
+        engine.playback.caches.proposed(clock["propose"] - before)
         for each in committed:
             request = each.request
             if each.token_ids:

@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.sdk import Draft, StepView
 from specdec.sdk.services import DraftKVStore
 
-from .as_text import Crossing
+from .as_text import Crossing, Settled
 
 SPARE_ROWS = 64
 """Positions of each request for texts that have more tokens here than the target counts."""
@@ -34,6 +34,7 @@ class _Text:
     generation: int
     first: int = 0  # the target token that it begins with
     ids: list[int] = field(default_factory=list)
+    settled: Settled = field(default_factory=Settled)
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,11 @@ class TextDrafter:
         if text is None or text.generation != generation:
             text = self._texts[row] = _Text(generation)
         most = min(len(target_ids) + self._rows_per_pass, self._longest) - budget + 1
-        ids = self._crossing.context(target_ids[text.first :])
+        ids = self._crossing.context(target_ids[text.first :], text.settled)
         while len(ids) > most:  # a quarter of the room is left, so that the text goes on for a while
             num_left = (len(target_ids) - text.first) * 3 * most // (4 * len(ids))
-            text.first = len(target_ids) - num_left
-            ids = self._crossing.context(target_ids[text.first :])
+            text.first, text.settled = len(target_ids) - num_left, Settled()
+            ids = self._crossing.context(target_ids[text.first :], text.settled)
         num_known = min(_common(text.ids, ids), max(len(ids) - 1, 0))
         return _Reading(text, row, ids, num_known, budget, target_ids)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from specdec.sdk import Draft, Services, StepView
-from specdec.sdk.model_proposer import DraftSampler, DrawRule, per_request, width_of
+from specdec.sdk.model_proposer import DraftChain, DraftSampler, DrawRule, per_request, width_of
 
 from .network import MtpModule
 
@@ -31,7 +30,7 @@ class ModuleChain:
         self._decided = torch.zeros(shape, dtype=dtype, device=services.device)
         """Of the request in each row the last output of each module whose tokens are decided."""
         self._captured_observe = services.capture(self._observe_each)
-        self._captured_drafts: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
+        self._chain = DraftChain(services, self._drawn)
 
     def observe(self, step: StepView) -> None:
         """Run the rows whose tokens the step decided."""
@@ -50,11 +49,7 @@ class ModuleChain:
         rows, starts = step.rows, step.kept.next_position
         if chosen is not None:
             rows, starts = rows[chosen], starts[chosen]
-        key = sampler.rule.form, num_tokens
-        if key not in self._captured_drafts:
-            self._captured_drafts[key] = self._services.capture(partial(self._drafts, sampler.rule, num_tokens))
-        numbers = sampler.numbers(num_tokens)
-        return sampler.draft_of(*self._captured_drafts[key](rows, starts, self._decided[rows], *numbers))
+        return self._chain.draft(step, sampler, num_tokens, rows, starts, self._decided[rows])
 
     def _observe_each(
         self, rows: Tensor, starts: Tensor, num_kept: Tensor, before: Tensor, token_ids: Tensor, hidden: Tensor
@@ -82,23 +77,24 @@ class ModuleChain:
             decided.append(hidden[cu_rows[:-1] + last.clamp(min=0)])
         return torch.stack(decided, dim=1)
 
-    def _drafts(
+    def _drawn(
         self, rule: DrawRule, num_tokens: int, rows: Tensor, starts: Tensor, decided: Tensor, *numbers: Tensor
     ) -> tuple[Tensor, ...]:
-        """Drafts behind `starts` [b], the newest positions. See `DrawRule`."""
-        drawing, each = rule.drawing(numbers, num_tokens), torch.arange(len(rows), device=rows.device)
-        drawn = [drawing.draw(self._modules[0].logits(decided[:, 0]))]
+        """Tokens behind `starts` [b], the newest positions, of what is decided there [b, K, H]. See `DraftChain`."""
+        drawing = rule.drawing(numbers, num_tokens)
+        tokens = drawing.draw(self._modules[0].logits(decided[:, 0]))[:, None]
         outputs = decided[:, :0]
         for depth in range(1, num_tokens):
-            edge, tokens = decided[:, depth - 1], torch.stack(drawn, dim=1)
+            rows, starts, decided, outputs, tokens = drawing.going_on(rows, starts, decided, outputs, tokens)
+            if not len(rows):
+                break
+            edge, each = decided[:, depth - 1], torch.arange(len(rows), device=rows.device)
+            previous = torch.cat([outputs, edge[:, None]], dim=1)  # one for each row here; the last is not read
             cu_rows = torch.arange(len(rows) + 1, device=rows.device) * depth
-            previous = torch.cat(
-                [outputs, edge[:, None]], dim=1
-            )  # as many as this module has rows; the last is not read
             flat = self._run(depth, rows, starts, cu_rows, tokens.flatten(), edge, previous.flatten(0, 1))
             outputs = flat.view(len(rows), depth, -1)
             last = outputs[each, starts.clamp(max=depth) - 1]
-            drawn.append(drawing.draw(self._modules[depth].logits(last)))
+            tokens = torch.cat([tokens, drawing.draw(self._modules[depth].logits(last))[:, None]], dim=1)
         return drawing.result()
 
     def _run(

@@ -7,6 +7,7 @@ Importing it loads torch; `import specdec.sdk` does not.
 
 from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
+from .draft_chain import DraftChain
 from .each import per_request, width_of
 from .from_target import CachedTargetProposer
 from .greedy_tree import rows_of_tree
@@ -21,6 +22,7 @@ from .weights import Weights, load_module
 __all__ = [
     "AutoregressiveProposer",
     "CachedTargetProposer",
+    "DraftChain",
     "DraftInputs",
     "DraftSampler",
     "DraftVocabulary",

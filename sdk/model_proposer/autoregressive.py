@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,12 +14,10 @@ from ..errors import Refusal
 from ..services import DraftKVStore, Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
-from .draft_trees import draft_trees
-from .drawn_nodes import DrawnNodes
+from .draft_chain import DraftChain
+from .draft_trees import DraftTrees, Nodes
 from .each import per_request, width_of
-from .greedy_tree import Candidates
-from .sampling import DraftSampler, DrawRule
-from .stopping import StoppingRule, shortened
+from .sampling import DrawRule
 
 
 def _draft_kv_of(services: Services) -> DraftKVStore | None:
@@ -84,7 +81,8 @@ class AutoregressiveProposer(ModelProposer):
         self._compiled_next = services.compile(self._next)
         self._compiled_logits = services.compile(self.logits)
         self._captured_first = services.capture(self._first_each)
-        self._captured_chains: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
+        self._chain = DraftChain(services, self._drawn)
+        self._trees = DraftTrees(self, self._starts, self._grow_by_levels)
 
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
@@ -103,17 +101,13 @@ class AutoregressiveProposer(ModelProposer):
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
         if self.config.tree_depth is not None:
-            return draft_trees(self, step, self._tree)
+            return self._trees.draft(step)
         chosen = self.wanted(step)
         sampler = self.sampler(step, chosen)
         budget = self.most_wanted(step)
         if budget == 0:
             return sampler.draft()
-        starts = *self._starts(step, chosen), *sampler.numbers(budget)
-        if step.stop_rule is not None and sampler.rule.confident:
-            rule = StoppingRule(sampler.rule, step.stop_rule)
-            return shortened(sampler.draft_of(*self._chain(rule, budget, *starts)))
-        return sampler.draft_of(*self._drafting(sampler.rule, budget)(*starts))
+        return self._chain.draft(step, sampler, budget, *self._starts(step, chosen))
 
     def _starts(self, step: StepView, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, the position of the first drafted token, and the states before it."""
@@ -122,15 +116,8 @@ class AutoregressiveProposer(ModelProposer):
             rows, position, states = rows[chosen], position[chosen], states[chosen]
         return rows, position if self.ROWS_ARE_SHIFTED else position + 1, states
 
-    def _drafting(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
-        """The chain of so many tokens, drawn by a rule: one recording, whether or not it reports distributions."""
-        key = rule.form, num_tokens
-        if key not in self._captured_chains:
-            self._captured_chains[key] = self.services.capture(partial(self._chain, rule, num_tokens))
-        return self._captured_chains[key]
-
-    def _chain(self, rule: DrawRule | StoppingRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Tokens drawn one after the other. tensors: what `_starts` gave, then `DraftSampler.numbers`. See `DrawRule`.
+    def _drawn(self, rule: DrawRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Tokens drawn one after the other. tensors: what `_starts` gave, and numbers. See `DraftChain`.
 
         A row that stops is run no more; the next step writes its draft KV.
         """
@@ -138,26 +125,18 @@ class AutoregressiveProposer(ModelProposer):
         drawing = rule.drawing(numbers, num_tokens)
         drawn = drawing.draw(self._compiled_logits(states))
         for index in range(num_tokens - 1):
-            going_on = drawing.going_on()
-            if going_on is not None and not len(going_on):
+            rows, positions, states, drawn = drawing.going_on(rows, positions, states, drawn)
+            if not len(rows):
                 break
-            if going_on is not None:
-                rows, positions, states, drawn = (each[going_on] for each in (rows, positions, states, drawn))
             states, logits = self._compiled_next(states, drawn, *self._places(rows, positions + index))
             drawn = drawing.draw(logits)
         return drawing.result()
 
-    def _tree(self, step: StepView, chosen: Tensor | None, sampler: DraftSampler) -> tuple[Tensor, ...]:
-        """Trees of the most likely nodes, or drawn ones. Node j of those that are run lies j behind the first.
+    def _grow_by_levels(self, found: Nodes, rows: Tensor, positions: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+        """Trees from what `_starts` gave. Node j of those that are run lies j behind the first.
 
         Each level is one pass over its most likely nodes, each after the states of its parent.
         """
-        num_nodes = self.most_wanted(step)
-        depth = min(self.config.depth, num_nodes)
-        found: Candidates | DrawnNodes = Candidates(self.vocabulary, num_nodes, depth)
-        if not sampler.is_greedy:
-            found = DrawnNodes(sampler, num_nodes, depth)
-        rows, positions, states = self._starts(step, chosen)
         count = len(rows)
         found.add(self._compiled_logits(states)[:, None], None)
         known = states[:, None]  # [b, 1 + run nodes, S]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
+from .draft_chain import DraftChain
 from .sampling import DrawRule
 
 
@@ -44,7 +44,7 @@ class CachedTargetProposer(ModelProposer):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """See `ModelProposer.bind`."""
         super().bind(target, services)
-        self._captured: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
+        self._chain = DraftChain(services, self._drawn)
 
     def observe(self, step: StepView) -> None:
         """Nothing: the target's cache is up to date."""
@@ -59,23 +59,21 @@ class CachedTargetProposer(ModelProposer):
         inputs = [step.rows, step.kept.next_position, step.newest_token, *self.first_states(step)]
         if chosen is not None:
             inputs = [each[chosen] for each in inputs]
-        return sampler.draft_of(*self._drafting(sampler.rule, num_tokens)(*inputs, *sampler.numbers(num_tokens)))
+        return self._chain.draft(step, sampler, num_tokens, *inputs)
 
-    def _drafting(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
-        """The chain of so many tokens, drawn by a rule: one recording, whether or not it reports distributions."""
-        key = rule.form, num_tokens
-        if key not in self._captured:
-            self._captured[key] = self.services.capture(partial(self._chain, rule, num_tokens))
-        return self._captured[key]
-
-    def _chain(
+    def _drawn(
         self, rule: DrawRule, num_tokens: int, rows: Tensor, lengths: Tensor, token_ids: Tensor, *given: Tensor
     ) -> tuple[Tensor, ...]:
-        """Tokens drawn one after the other. given: states, then what `DraftSampler.numbers` gave. See `DrawRule`."""
+        """Tokens drawn one after the other. given: states, then numbers. See `DraftChain`."""
         num_states = len(given) - (rule.form != "one_hot")
         states: Sequence[Tensor] = given[:num_states]
         drawing = rule.drawing(given[num_states:], num_tokens)
-        for index in range(num_tokens):
-            logits, *states = self.advance(index, rows, lengths, token_ids, *states)
-            token_ids = drawing.draw(logits)
+        logits, *states = self.advance(0, rows, lengths, token_ids, *states)
+        drawn = drawing.draw(logits)
+        for index in range(1, num_tokens):
+            rows, lengths, drawn, *states = drawing.going_on(rows, lengths, drawn, *states)
+            if not len(rows):
+                break
+            logits, *states = self.advance(index, rows, lengths, drawn, *states)
+            drawn = drawing.draw(logits)
         return drawing.result()

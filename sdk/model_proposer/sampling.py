@@ -185,9 +185,9 @@ class Drawing:
             self._confidence.append(top_probability(logits) if confidence is None else confidence)
         return ids
 
-    def going_on(self) -> Tensor | None:
-        """Places of the rows that draw once more. None means all of them. See `StoppingDrawing`."""
-        return None
+    def going_on(self, *of_rows: Tensor) -> Sequence[Tensor]:
+        """Of tensors [b, ...] the rows that draw once more: all of them, unless the step shows a `StopRule`."""
+        return of_rows
 
     def draw_each(self, logits: Tensor) -> None:
         """The next n tokens of every row, from logits [b, n, D] that are known together."""

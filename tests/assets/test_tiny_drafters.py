@@ -19,16 +19,19 @@ ROOT = Path(__file__).resolve().parents[2]
 ASSETS = (Path(specdec.__file__).parent / "assets").resolve()
 TINY = ASSETS / "tiny"
 VOCAB_SIZE, DRAFT_VOCAB_SIZE, HIDDEN, FFN, EAGLE3_FFN = 4096, 2048, 256, 640, 768
+DSPARK_FFN, MARKOV_RANK = 256, 16
 MASK_TOKEN_ID = 4084
-MAX_ASSET_BYTES = 50_000_000
+MAX_ASSET_BYTES = 55_000_000
 PROMPT_LENGTH = 48  # tokens
 NUM_DRAFTS = 7
 
 WEIGHTS = {
     "draft": "draft/model.safetensors",
+    "pard": "pard/model.safetensors",
     "eagle": "eagle/model.safetensors",
     "eagle3": "eagle3/model.safetensors",
     "dflash": "dflash/model.safetensors",
+    "dspark": "dspark/model.safetensors",
     "medusa": "medusa/model.safetensors",
     "mtp": "target/mtp.safetensors",
     "moe": "moe/model.safetensors",
@@ -59,9 +62,12 @@ def norm_shapes(prefix, *names):
     return {f"{prefix}.{name}.weight": (HIDDEN,) for name in names}
 
 
-def qwen3_layer_shapes(prefix):
+def qwen3_layer_shapes(prefix, ffn=FFN):
     norms = norm_shapes(prefix, "input_layernorm", "post_attention_layernorm")
-    return attention_shapes(prefix, qk_norm=True) | mlp_shapes(prefix) | norms
+    return attention_shapes(prefix, qk_norm=True) | mlp_shapes(prefix, ffn) | norms
+
+
+BLOCK_INPUTS = {"fc.weight": (HIDDEN, 3 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
 
 
 SHAPES = {
@@ -80,9 +86,15 @@ SHAPES = {
     | attention_shapes("layers.0", qk_norm=False)
     | mlp_shapes("layers.0")
     | norm_shapes("layers.0", "post_attention_layernorm"),
-    "dflash": {"fc.weight": (HIDDEN, 3 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
-    | qwen3_layer_shapes("layers.0")
-    | qwen3_layer_shapes("layers.1"),
+    "dflash": BLOCK_INPUTS | qwen3_layer_shapes("layers.0") | qwen3_layer_shapes("layers.1"),
+    "dspark": BLOCK_INPUTS
+    | qwen3_layer_shapes("layers.0", DSPARK_FFN)
+    | {
+        "markov_head.markov_w1.weight": (VOCAB_SIZE, MARKOV_RANK),
+        "markov_head.markov_w2.weight": (VOCAB_SIZE, MARKOV_RANK),
+        "confidence_head.proj.weight": (1, HIDDEN + MARKOV_RANK),
+        "confidence_head.proj.bias": (1,),
+    },
     "medusa": {"token_map": (DRAFT_VOCAB_SIZE,)}
     | {f"blocks.{head}.layers.0.weight": (HIDDEN, HIDDEN) for head in range(3)}
     | {f"lm_heads.{head}.weight": (DRAFT_VOCAB_SIZE, HIDDEN) for head in range(3)},
@@ -192,6 +204,17 @@ def test_dflash_config_is_the_speculators_one():
     assert layer["layer_types"] == ["full_attention"] * 2
 
 
+def test_dspark_config_is_the_speculators_one():
+    config = config_of("dspark")
+    assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "dspark"
+    assert config["architectures"] == ["DSparkDraftModel"]
+    assert (config["block_size"], config["mask_token_id"]) == (7, MASK_TOKEN_ID)
+    assert config["sample_from_anchor"] is True  # the anchor's slot drafts as well
+    assert (config["markov_head_type"], config["markov_rank"]) == ("vanilla", MARKOV_RANK)
+    assert config["enable_confidence_head"] is config["confidence_head_with_markov"] is True
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 7
+
+
 def test_eagle_config_is_a_one_layer_llama():
     config = config_of("eagle")
     assert (config["architectures"], config["model_type"]) == (["LlamaForCausalLM"], "llama")
@@ -235,19 +258,25 @@ def test_mixtures_have_experts_and_publish_them_one_by_one():
                 assert tensors[f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"].shape == shape
 
 
-@pytest.mark.parametrize("name", ["draft", "moe", "moe_draft"])
+@pytest.mark.parametrize("name", ["draft", "pard", "moe", "moe_draft"])
 def test_language_models_share_the_targets_tokenizer(name):
     for file_name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (TINY / name / file_name).read_bytes() == (TINY / "target" / file_name).read_bytes()
     assert config_of(name)["vocab_size"] == VOCAB_SIZE
 
 
+def test_pard_is_the_draft_model_with_a_mask():
+    assert config_of("pard") == config_of("draft") | {"pard_token": MASK_TOKEN_ID}
+
+
 FEWEST_TOKENS_PER_VERIFY = {
     "draft": 2.9,
+    "pard": 1.8,
     "eagle3": 2.7,
     "eagle": 2.5,
     "mtp": 2.4,
     "dflash": 1.8,
+    "dspark": 1.8,
     "medusa": 1.2,
     "hybrid_mtp": 2.4,
     "moe_draft": 1.3,

@@ -14,7 +14,7 @@ from torch import nn
 
 from specdec import LLM
 from specdec.core.model.partial_target import with_modules
-from specdec.sdk import LayerPass, Needs, Refusal
+from specdec.sdk import LayerPass, Needs, ProposerError, Refusal
 from specdec.sdk.model_proposer import CachedTargetProposer, LowRank, ModelOptions
 
 ALL = tuple(range(8))
@@ -74,6 +74,10 @@ class Early(Drafting):
 
     def advance(self, index, rows, lengths, token_ids, *states):
         return super().advance(index, rows, lengths - 1, token_ids, *states)
+
+
+class EarlyOnDevice(OnDevice, Early):
+    pass
 
 
 class Undeclared(Drafting):
@@ -173,6 +177,15 @@ def test_a_pass_over_what_the_target_computed_is_refused(asked):
     llm = make_llm("test_target_layers:Early", k=K)
     with pytest.raises(Exception, match="SD-E276"):
         llm.generate(asked[:1], GREEDY)
+
+
+def test_with_a_block_table_it_is_refused_a_step_later_and_changes_no_text(asked, plain, monkeypatch):
+    address_by_table(monkeypatch)
+    with pytest.raises(ProposerError, match=r"(?s)SD-E276.*1 positions before in row 0.*the text is right"):
+        make_llm("test_target_layers:EarlyOnDevice", k=K).generate(asked[:1], GREEDY)
+    llm = make_llm("test_target_layers:EarlyOnDevice", k=K, speculative={"on_proposer_error": "skip_step"})
+    assert run(llm, asked) == plain
+    assert llm.engine.metrics.proposer_errors["SD-E276"] > 1
 
 
 def test_undeclared_layers_and_targets_without_keys_are_refused():

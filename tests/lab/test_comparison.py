@@ -123,7 +123,7 @@ def test_times_on_a_recording_are_those_that_a_replay_predicts(recorded):
 
     recording = Recording.open(recorded)
     replayed = replay(recording, NGRAM)
-    each = predicted_seconds(recording, steps_of(replayed), replayed.propose_seconds)
+    each = predicted_seconds(recording, steps_of(replayed), replayed.live_propose_seconds)
     assert sum(each) == pytest.approx(replayed.predicted_seconds(recording))
     assert sum(plain_seconds(recording)) == pytest.approx(
         replay(recording, None).predicted_seconds(recording), rel=1e-3

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from specdec.core.rejection.types import DistributionKind, DraftDistributions, D
 from specdec.lab.recording import Recording
 from specdec.lab.recording.probabilities import distribution_of
 from specdec.lab.recording.settings import RecordSettings
+from specdec.lab.replay.caches import Caches
 from specdec.lab.replay.expected import ExpectedAcceptance
 from specdec.lab.replay.result import replay_facts
 from specdec.lab.replay.run import replay
@@ -24,9 +26,11 @@ PROPOSERS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix", "num_speculative_tokens": 6},
     "draft_model": {"method": "draft_model", "model": "tiny/draft", "num_speculative_tokens": 3},
+    "pard": {"model": "tiny/pard", "num_speculative_tokens": 4},
     "eagle": {"model": "tiny/eagle", "num_speculative_tokens": 3},
     "eagle3": {"model": "tiny/eagle3", "num_speculative_tokens": 3},
     "dflash": {"model": "tiny/dflash", "num_speculative_tokens": 5},
+    "dspark": {"model": "tiny/dspark", "num_speculative_tokens": 3},
     "medusa": {"model": "tiny/medusa"},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
@@ -171,15 +175,40 @@ def test_greedy_drafts_have_no_expectation():
     assert facts["expected_tokens_per_step"] is None
 
 
-def test_predictions_come_from_the_recorded_cost():
+def with_a_second_per_step():
+    """The shared recording, of whose target a step costs a second whatever it computes."""
     recording = shared()
-    manifest = recording.manifest
-    cost = manifest.cost.replace(rows=(1, 1000), seconds=(1.0, 1.0))  # a step costs a second whatever it computes
-    known = Recording(recording.folder, manifest.replace(cost=cost))
+    cost = recording.manifest.cost.replace(rows=(1, 1000), seconds=(1.0, 1.0))
+    return Recording(recording.folder, recording.manifest.replace(cost=cost))
+
+
+def test_predictions_come_from_the_recorded_cost():
+    known = with_a_second_per_step()
     ((facts, _),) = replay_facts(known, [PROPOSERS["ngram"]])
     plain, replayed = replay(known, None), replay(known, PROPOSERS["ngram"])
     assert facts["predicted_plain_seconds"] == pytest.approx(len(plain.step_rows), rel=0.05)
     assert facts["predicted_speedup"] == pytest.approx(len(plain.step_rows) / len(replayed.step_rows), rel=0.05)
+
+
+def test_what_full_caches_save_is_the_difference_of_medians():
+    caches = Caches()
+    assert caches.seconds_saved == 0
+    caches.pass_of_target()  # the first step empties them
+    caches.proposed(3.0)
+    assert caches.seconds_saved == 0
+    caches._spent = float("inf")
+    for seconds in (1.0, 1.5, 9.0):
+        caches.pass_of_target()
+        caches.proposed(seconds)
+    assert caches.seconds_saved == 1.5
+
+
+def test_a_prediction_adds_what_full_caches_saved():
+    recording = with_a_second_per_step()
+    replayed = replay(recording, PROPOSERS["ngram"])
+    slower = replace(replayed, seconds_saved=replayed.seconds_saved + 2.0)
+    difference = slower.predicted_seconds(recording) - replayed.predicted_seconds(recording)
+    assert difference == pytest.approx(2.0 * len(replayed.step_rows))
 
 
 def test_a_changed_proposer_is_read_anew(tmp_path, monkeypatch):

@@ -130,6 +130,26 @@ def test_a_browser_draws_every_plot_and_the_tokens(written, result, theme, tmp_p
 
 @needs_browser
 @pytest.mark.full
+def test_a_browser_shows_the_branches_of_trees(tmp_path):
+    asked = {"model": "tiny/medusa", "num_draft_nodes": 12}
+    settings = BenchSettings(engine=EngineConfig(model="tiny"), speculative_config=asked, baseline="off", **SMALL)
+    result = run_bench(settings, PluginSettings(), NoProgress())
+    shown = in_browser(write_report(result, tmp_path / "out.html")[0], "light", tmp_path)
+    tokens = re.search(r'<div id="text">(.*?)</div>', shown, re.DOTALL)[1]
+    first = result["requests"][0]
+    met = [
+        (parents or [])[count:].count(count - 1)  # what stood at the end of the accepted path
+        for parents, count in zip(first["per_step_draft_parents"], first["per_step_accepted"], strict=True)
+    ]
+    assert max(met) > 1
+    assert tokens.count('class="accepted"') == sum(first["per_step_accepted"])
+    assert tokens.count('class="rejected"') == sum(met)
+    assert "in a tree of 12" in tokens
+    assert "beside it: " in tokens
+
+
+@needs_browser
+@pytest.mark.full
 def test_a_thousand_prompts_are_shown(result, tmp_path):
     many = copy.deepcopy(result)
     many["rows"] = many["rows"][:1]

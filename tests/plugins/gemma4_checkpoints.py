@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import torch
 from transformers import (
     Gemma4AssistantConfig,
@@ -10,7 +12,7 @@ from transformers import (
     Gemma4TextConfig,
 )
 
-VOCAB, HIDDEN, WINDOW, CLUSTERS = 64, 32, 8, 8
+VOCAB, HIDDEN, CLUSTERS = 64, 32, 8
 PROMPTS = [[5, 7, 9], list(range(3, 32))]  # one longer than the window
 SHARED = {
     "vocab_size": VOCAB,
@@ -19,13 +21,22 @@ SHARED = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "global_head_dim": 16,
-    "sliding_window": WINDOW,
+    "sliding_window": 8,
     "hidden_size_per_layer_input": 0,
     "vocab_size_per_layer_input": 0,
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,
     "pad_token_id": 0,
 }
+
+
+@contextmanager
+def sizes(**changed):
+    """Targets and assistants have other sizes."""
+    before = dict(SHARED)
+    SHARED.update(changed)
+    yield
+    SHARED.update(before)
 
 
 def _random(model):
@@ -95,7 +106,7 @@ def drafts(target, assistant, text, count, ahead=1):
     computed = len(text) - 1
     output = target.model(input_ids=torch.tensor([text[:computed]]), use_cache=False, return_shared_kv_states=True)
     shared = dict(output.shared_kv_states)
-    shared["sliding_attention"] = tuple(each[:, :, -WINDOW:] for each in shared["sliding_attention"])
+    shared["sliding_attention"] = tuple(each[:, :, -SHARED["sliding_window"] :] for each in shared["sliding_attention"])
     state, token, drafted = output.last_hidden_state[:, -1:], text[-1], []
     for _ in range(count):
         embedded = target.get_input_embeddings()(torch.tensor([[token]]))

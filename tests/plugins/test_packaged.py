@@ -21,9 +21,11 @@ from specdec.sdk import ConfigError
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 DRAFTERS = {
     "draft": ("tiny", "draft_model", 2.0),
+    "pard": ("tiny", "draft_model", 1.6),
     "eagle": ("tiny", "eagle", 1.6),
     "eagle3": ("tiny", "eagle3", 2.0),
     "dflash": ("tiny", "dflash", 1.6),
+    "dspark": ("tiny", "dspark", 1.6),
     "medusa": ("tiny", "medusa", 1.3),
     "moe_draft": ("tiny/moe", "draft_model", 1.3),
 }
@@ -60,6 +62,7 @@ def llm_with(name, k, **settings):
     [
         ({"model": "tiny/eagle3"}, 5),  # the checkpoint says
         ({"model": "tiny/dflash"}, 7),
+        ({"model": "tiny/dspark"}, 7),
         ({"model": "tiny/medusa"}, 3),  # a draft for every head
         ({"method": "mtp"}, 1),
         ({"method": "suffix"}, 24),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk.model_proposer import DraftSampler
-from specdec.sdk.model_proposer.drawn_nodes import DrawnNodes, widths_of
+from specdec.sdk.model_proposer.drawn_nodes import DrawnNodes, DrawnShape, widths_of
 from specdec.sdk.model_proposer.greedy_tree import Candidates
 from specdec.sdk.trees import depths
 from specdec.sdk.types import DistributionKind, Draft, StepView
@@ -47,7 +47,8 @@ def logits_of(states: Tensor) -> Tensor:
 
 def grown(step: StepView, form: str = "sparse", *, confident: bool = False) -> Draft:
     sampler = DraftSampler(step, None, form, sparse_top_m=V, confident=confident)
-    nodes = DrawnNodes(sampler, K, DEPTH)
+    shape = DrawnShape.of(K, DEPTH, step.budget.device)
+    nodes = DrawnNodes(sampler.rule, shape, sampler.budgets, *sampler.numbers(K))
     known = ROOT.expand(len(step), 1)
     nodes.add(logits_of(known), None)
     for _ in range(nodes.depth - 1):
@@ -153,7 +154,7 @@ def test_greedy_rows_take_the_likeliest_siblings_and_are_one_hot() -> None:
 
 def likeliest(num_nodes: int) -> tuple[Tensor, ...]:
     found, known = (
-        Candidates(None, num_nodes, min(DEPTH, num_nodes)),
+        Candidates(None, num_nodes, DEPTH),
         ROOT.expand(ROWS, 1) + torch.arange(ROWS)[:, None],
     )
     found.add(logits_of(known), None)

@@ -29,8 +29,7 @@ def drawn(drawing, logits):
     """The result, and the rows of each draw."""
     rows, drawn_rows = torch.arange(B), []
     for index in range(K):
-        going_on = drawing.going_on() if index else None
-        rows = rows if going_on is None else rows[going_on]
+        (rows,) = drawing.going_on(rows) if index else (rows,)
         if not len(rows):
             break
         drawn_rows.append(rows.tolist())
@@ -49,7 +48,7 @@ def test_rows_that_stop_are_drawn_no_more_and_the_others_do_not_change(form, len
     given = () if form == "one_hot" else (numbers,)
     (whole, *parts), _ = drawn(rule.drawing(given, K), logits)
     stop = ByLength(dict(zip(parts[-1][:, 0].tolist(), lengths, strict=True)))
-    (cut, *cut_parts), rows = drawn(StoppingRule(rule, stop).drawing(given, K), logits)
+    (cut, *cut_parts), rows = drawn(StoppingRule(**vars(rule), stop=stop).drawing(given, K), logits)
     assert rows == [[b for b in range(B) if lengths[b] > index] for index in range(max(lengths))]
     inside = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     assert torch.equal(cut, whole[:, : max(lengths)].masked_fill(~inside, -1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from vllm_methods import CASES, NUM_TOKENS, configs_of, drafts_of_the_core
+from vllm_methods import CASES, NUM_TOKENS, case_of, drafts_of_the_core
 from vllm_process import job_of
 
 pytestmark = pytest.mark.full
@@ -11,15 +11,15 @@ pytestmark = pytest.mark.full
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_drafts_of_vllms_own_method_are_ours(run_job, vllm_target, prompts, tmp_path, name):
-    ours, theirs = configs_of(name, tmp_path)
-    texts, drafts = drafts_of_the_core(vllm_target, prompts[:3], ours)
+    case = case_of(name, tmp_path, vllm_target, prompts[:3])
+    texts, drafts = drafts_of_the_core(case.target, case.prompts, case.ours, case.engine.get("max_model_len", 512))
     sampling = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
-    job = job_of(vllm_target, prompts[:3], sampling=sampling, speculative_config=theirs, enable_prefix_caching=False)
-    run = run_job(job | {"stepwise": True})
+    settings = {"speculative_config": case.theirs, "enable_prefix_caching": False, **case.engine}
+    run = run_job(job_of(case.target, case.prompts, sampling=sampling, stepwise=True, **settings))
     assert run["error"] is None
-    assert run["outputs"] == texts
+    assert run["outputs"] == [texts]
     compared = 0
-    for mine, other in zip(drafts, run["drafts"], strict=True):
+    for mine, other in zip(drafts, run["drafts"][0], strict=True):
         assert mine.keys() <= other.keys(), "steps begin at the same tokens, so as many drafts were accepted"
         for place, tokens in mine.items():  # ours end with what the request can still use
             assert other[place][: len(tokens)] == tokens

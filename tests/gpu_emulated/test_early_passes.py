@@ -1,0 +1,77 @@
+"""On a device, a pass over the target's layers that begins too early harms no text, and its proposer is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from figures import CHECKED_STEPS
+from serving import K, prompt
+
+from specdec import LLM, SamplingParams
+from specdec.sdk import LayerPass, Needs, ProposerError
+from specdec.sdk.model_proposer import CachedTargetProposer
+
+LAYERS = (0, 1, 2)
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+class InTime(CachedTargetProposer):
+    """Drafts with the target's first layers, from the newest token on."""
+
+    too_early = 0
+
+    @classmethod
+    def needs(cls, config, target):
+        run = LayerPass(layers=LAYERS, rows_per_pass=config.num_draft_tokens)
+        return Needs(**cls.shared_needs(config, target), target_layers=run)
+
+    def build(self):
+        self.layers = self.services.target_layers(LAYERS)
+
+    def advance(self, index, rows, lengths, token_ids, *states):
+        places = torch.arange(len(rows) + 1, device=rows.device)
+        return (self.layers.logits(token_ids, rows, lengths + index - self.too_early, places, places[:-1]),)
+
+
+class Early(InTime):
+    """Its first two passes write over what the target computed."""
+
+    too_early = 2
+
+
+def engine(name: str | None, policy: str = "raise") -> LLM:
+    config = {"method": f"test_early_passes:{name}", "num_speculative_tokens": K, "on_proposer_error": policy}
+    settings = {"device": "cuda", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 3}
+    return LLM("tiny", speculative_config=config if name else None, **settings)
+
+
+def texts(llm: LLM) -> list[list[int]]:
+    prompts = [{"prompt_token_ids": prompt(llm, index)} for index in range(3)]
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+
+
+@pytest.mark.slow
+def test_it_is_refused_by_name_with_the_next_step(cuda):
+    with pytest.raises(ProposerError, match=r"(?s)SD-E276.*Early.*next_position.*2 positions before in row 0"):
+        texts(engine("Early"))
+
+
+@pytest.mark.slow
+def test_the_text_is_the_plain_one_where_steps_are_skipped(cuda):
+    llm = engine("Early", "skip_step")
+    assert texts(llm) == texts(engine(None))
+    assert llm.engine.metrics.proposer_errors["SD-E276"] > 1
+
+
+@pytest.mark.slow
+def test_looking_waits_for_nothing(cuda):
+    llm = engine("InTime")
+    for index in range(3):
+        llm.engine.add_request(prompt(llm, index), GREEDY.replace(max_tokens=100))
+    for _ in range(CHECKED_STEPS):
+        llm.engine.step()
+    with cuda.counting() as counts:
+        llm.engine.step()
+    found = counts.figures()
+    assert (found["waits"], found["replays"]) == (1, 2)
+    assert not llm.engine.metrics.proposer_errors
