@@ -33,6 +33,7 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "n-gram (2..5)": ("tiny", {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}),
     "suffix": ("tiny", {"method": "suffix"}),
     "draft model": ("tiny", {"model": "tiny/draft"}),
+    "PARD": ("tiny", {"model": "tiny/pard"}),
     "EAGLE-1": ("tiny", {"model": "tiny/eagle"}),
     "EAGLE-3": ("tiny", {"model": "tiny/eagle3"}),
     "DFlash (block 8)": ("tiny", {"model": "tiny/dflash"}),

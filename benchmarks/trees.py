@@ -1,10 +1,12 @@
 """What trees of drafts bring: tokens per verification on held-out prompts, and tokens per second of CPU time.
 
     python -m benchmarks.trees [--prompts 192] [--skip 0] [--draws 2] [--batch 1 4 16] [--turns 3] [--save FILE]
-        [--parts acceptance speed]
+        [--parts acceptance texts speed]
 
 Acceptance is that of the first draft after a prompt of 128 tokens. Given the drafts that the engine verifies, it is the
 expectation over all decisions of the rule, computed with the specification. So only prompts and draws are chance.
+
+Of whole texts, tokens per verification are counted over so many tokens behind each prompt.
 
 Speeds are measured in turns. One engine per setting lives in one process, and each turn's rate is divided by that of
 plain decoding in the same turn.
@@ -187,6 +189,15 @@ def acceptance(setting: Setting, prompts: Tensor, num_draws: int) -> dict[str, f
     }
 
 
+def of_texts(setting: Setting, prompts: Tensor, length: int) -> float:
+    """Tokens per verification of greedy texts."""
+    llm = LLM("tiny", speculative_config=setting.config, max_num_seqs=BATCH, num_threads=1, max_model_len=256)
+    params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": each} for each in prompts.tolist()], params)
+    steps = sum(each.outputs[0].spec_decode_metrics["num_target_steps"] for each in outputs)
+    return round(length * len(outputs) / steps, 3)
+
+
 def speeds(settings: Sequence[Setting], batch: int, turns: int, length: int) -> dict[str, float]:
     """Tokens per second of CPU time, as multiples of plain decoding: the median of the turns."""
     texts = [json.loads(line)["prompt"] for line in (TINY / "prompts.jsonl").read_text().splitlines()]
@@ -227,12 +238,24 @@ class Results:
             self._path.write_text(json.dumps(self._found, indent=1) + "\n")
 
 
-def measure_acceptance(args: argparse.Namespace, results: Results) -> None:
+def prompts_of(args: argparse.Namespace) -> Tensor:
+    """[n, 128], held out of the training of target and drafters."""
     tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
-    prompts = held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)[args.skip :]
+    return held_out_prompts(tokenizer, load_corpus().held_out, args.prompts)[args.skip :]
+
+
+def measure_acceptance(args: argparse.Namespace, results: Results) -> None:
+    prompts = prompts_of(args)
     for setting in acceptance_settings():
         if args.only in setting.name:
             results.note("acceptance", setting.name, acceptance(setting, prompts, args.draws))
+
+
+def measure_texts(args: argparse.Namespace, results: Results) -> None:
+    prompts = prompts_of(args)
+    for setting in acceptance_settings():
+        if args.only in setting.name and not setting.temperature:
+            results.note("texts", f"{setting.name}, {args.length} tokens", of_texts(setting, prompts, args.length))
 
 
 def measure_speed(args: argparse.Namespace, results: Results) -> None:
@@ -243,7 +266,7 @@ def measure_speed(args: argparse.Namespace, results: Results) -> None:
                 results.note("speed", f"{name}, {batch} requests", value)
 
 
-PARTS = {"acceptance": measure_acceptance, "speed": measure_speed}
+PARTS = {"acceptance": measure_acceptance, "texts": measure_texts, "speed": measure_speed}
 
 
 def main() -> None:

@@ -60,14 +60,14 @@ def _table(cell: Result) -> Table:
     for name in shown:
         table.add_column(NAMES[name] + (" v" if name == sort else ""), justify="right")
     trees = any(row["drafted_trees"] for row in cell["rows"])
-    for name in ("drafts/step", *(("depth",) if trees else ()), "to the best (95 % CI)", "Pareto"):
+    for name in ("drafts/step", *(("depth", "pays up to") if trees else ()), "to the best (95 % CI)", "Pareto"):
         table.add_column(name, justify="right")
     for row in cell["rows"]:
         table.add_row(
             escape(row["label"]),
             *(_figure(name, row) + (_between(row[f"{name}_interval"]) if name == sort else "") for name in shown),
             f"{row['draft_tokens_per_step']:.2f}",
-            *((_depth(row),) if trees else ()),
+            *((_depth(row), _break_even(row)) if trees else ()),
             "best" if row is cell["rows"][0] else _difference(row),
             "yes" if row["is_on_pareto_front"] else "",
         )
@@ -112,6 +112,12 @@ def _figure(name: str, row: Result) -> str:
 def _depth(row: Result) -> str:
     """Of trees: how deep they are."""
     return f"{row['drafted_trees']['depth']:.1f}" if row["drafted_trees"] else ""
+
+
+def _break_even(row: Result) -> str:
+    """The drafts per step at which the row would be as fast as plain decoding, with the tokens that it has."""
+    rows = row.get("break_even_rows_per_step")
+    return "" if rows is None else f"{max(rows - 1, 0):.1f} drafts"
 
 
 def _between(interval: Sequence[float] | None) -> str:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from . import registry, rejection
 from .cache.block_pool import BlockPool
+from .cache.block_table import BlockTable
 from .cache.host_addressing import CacheView, HostAddressing
 from .cache.kv_cache import KVCache, LayerShape
 from .cache.row_table import RowTable
 from .cache.state_store import StatePass, StateStore
+from .cache.transfer import upload
 from .config.engine_config import EngineConfig
 from .config.speculative_config import SpeculativeConfig
 from .engine.assembly import parts_of
@@ -28,7 +30,7 @@ from .model.partial_target import PartialTarget
 from .model.target import TargetOutput
 from .proposing.admission import admit
 from .proposing.draft_check import SUM_TOLERANCE
-from .proposing.draft_store import DistributionBuffers, DraftStore
+from .proposing.draft_store import DistributionBuffers, DraftStore, TakenDrafts
 from .proposing.draft_table import CheckedDraft, DraftReport
 from .proposing.proposer_host import ProposerHost
 from .proposing.services import BlockDraftKV, EngineServices, KVStorage, logit_scale
@@ -48,6 +50,7 @@ __all__ = [
     "Backend",
     "BlockDraftKV",
     "BlockPool",
+    "BlockTable",
     "CacheView",
     "CheckedDraft",
     "Committed",
@@ -80,6 +83,7 @@ __all__ = [
     "SpeculativeSettings",
     "StatePass",
     "StateStore",
+    "TakenDrafts",
     "TargetAccess",
     "TargetOutput",
     "ViewBuilder",
@@ -93,6 +97,7 @@ __all__ = [
     "registry",
     "rejection",
     "target_info",
+    "upload",
     "verified_step",
     "with_verifier",
 ]

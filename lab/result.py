@@ -132,7 +132,7 @@ def run_facts(repeats: Sequence[Repeat], baseline: Baseline | None) -> dict[str,
     return {
         **timing_facts(timing, baseline, total["num_output_tokens"]),
         **total,
-        **_step_facts(timing, baseline, total),
+        **break_even_facts(timing.mean(), baseline.timing.mean() if baseline else None, total),
         "proposer_propose_calls": sum(each.num_propose_calls for each in first),
         "by_category": by_category,
         "time_shares": time_shares([each for repeat in repeats for each in repeat.passes]),
@@ -140,14 +140,16 @@ def run_facts(repeats: Sequence[Repeat], baseline: Baseline | None) -> dict[str,
     }
 
 
-def _step_facts(timing: Timing, baseline: Baseline | None, total: Mapping[str, Any]) -> dict[str, float | None]:
+def break_even_facts(seconds: float, plain_seconds: float | None, total: Mapping[str, Any]) -> dict[str, float | None]:
     """How long a request's step takes, and where speculation would just pay for itself.
 
     In tokens: with the rows that it has. In rows: with the tokens that it has, if each row costs as much as those it
     has cost on average, drafting included.
+
+    plain_seconds: of the same tokens by plain decoding. None means unknown. total: of `acceptance_facts`.
     """
-    step = timing.mean() / total["num_target_steps"]
-    plain = baseline.timing.mean() / total["num_output_tokens"] if baseline else None
+    step = seconds / total["num_target_steps"]
+    plain = plain_seconds / total["num_output_tokens"] if plain_seconds else None
     rows, tokens = 1 + total["num_draft_tokens"] / total["num_target_steps"], total["tokens_per_target_step"]
     per_row = (step - plain) / (rows - 1) if plain and rows > 1 else 0.0
     return {

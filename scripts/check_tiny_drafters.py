@@ -30,6 +30,7 @@ from .drafters.first_round import (
     held_out_prompts,
 )
 from .drafters.gated import HYBRID, GatedLayer, ZeroCentredNorm
+from .drafters.pard import draft_in_parallel
 from .drafters.target import FrozenTarget, continue_greedily
 from .drafters.unroll import RowDrafter, draft_token_by_token
 from .train_tiny_target import next_token_loss
@@ -73,6 +74,16 @@ def load_language_model(path: Path, _target: FrozenTarget) -> Draft:
 
     def draft(rounds: FirstRounds, num_tokens: int) -> Tensor:
         return continue_greedily(model, torch.cat([rounds.prompts, rounds.greedy[:, :1]], dim=1), num_tokens)
+
+    return draft
+
+
+def load_pard(path: Path, _target: FrozenTarget) -> Draft:
+    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, local_files_only=True)
+
+    def draft(rounds: FirstRounds, num_tokens: int) -> Tensor:
+        known = torch.cat([rounds.prompts, rounds.greedy[:, :1]], dim=1)
+        return draft_in_parallel(model, known, model.config.pard_token)[:, :num_tokens]
 
     return draft
 
@@ -128,6 +139,7 @@ def load_medusa(path: Path, target: FrozenTarget) -> Draft:
 
 DRAFTERS = (
     Drafter("draft", "target", "draft/model.safetensors", load_language_model),
+    Drafter("pard", "target", "pard/model.safetensors", load_pard),
     Drafter("eagle3", "target", "eagle3/model.safetensors", load_eagle3),
     Drafter("eagle", "target", "eagle/model.safetensors", load_eagle),
     Drafter("mtp", "target", "target/mtp.safetensors", load_mtp),

@@ -38,6 +38,7 @@ CAPABILITIES = (
     "preemption is told",
     "a failing proposer is handled as asked",
     "misuse ends nothing",
+    "listeners are shown what was verified",
     "two tensor-parallel workers",
     "pipeline parallelism",
     "workers on several machines",
@@ -46,6 +47,7 @@ CAPABILITIES = (
     "CUDA graphs of draft passes",
     "drafts in trees",
     "targets whose layers keep a state",
+    "images in prompts",
     "classes written for vLLM's custom_class",
     "candidate generators of transformers",
 )

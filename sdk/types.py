@@ -237,8 +237,9 @@ class Draft:
     lengths: Tensor  # [B] int64, 0 .. K
     distribution: DraftDistribution | None = None  # None means that every row is one-hot
     confidence: Tensor | None = None
-    """[B, K] float32: how likely each token is to be accepted, given that those before it were. Needs.confidence
-    declares it. NaN means that the proposer cannot tell, and None that it can tell nowhere.
+    """[B, K] float32: how likely each token is to be accepted, given that those before it were. In a tree: given that
+    its parent was. Needs.confidence declares it. NaN means that the proposer cannot tell, and None that it can tell
+    nowhere.
 
     It may shorten what is verified. So with a reported distribution, the value at i may depend on the prefix, on the
     drafted tokens before i, and on the distribution at i. It may never depend on the token drawn at i."""

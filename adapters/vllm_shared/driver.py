@@ -10,9 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from specdec.core.host import (
+    BlockTable,
+    CheckedDraft,
     Committed,
+    DraftReport,
+    DraftStore,
     EngineMetrics,
-    HostAddressing,
     KVStorage,
     Request,
     RequestProgress,
@@ -20,6 +23,8 @@ from specdec.core.host import (
     Speculation,
     profile_of,
     registry,
+    rejection,
+    upload,
     verified_step,
 )
 from specdec.sdk.errors import message
@@ -30,6 +35,7 @@ from .distributions import dense_rows
 from .engine_step import EngineStep
 from .rows import RequestRows, as_request
 from .shared_target import SharedTarget
+from .unread_drafts import UnreadDrafts
 
 logger = logging.getLogger("specdec")
 
@@ -45,8 +51,13 @@ class Driver:
         target: SharedTarget,
         tokenizer: Any,
         rows: RequestRows,
+        *,
+        read_late: bool = False,
     ) -> None:
-        """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise."""
+        """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise.
+
+        read_late: whether drafts may stay unread where they are made on a device; see `propose_unread`.
+        """
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._info = info
         self._speculation = speculation
@@ -57,10 +68,16 @@ class Driver:
         needs = speculation.loaded.needs
         self._draws_trees = needs.topology == "tree"
         views = PathViews(needs, speculation.loaded.config.num_draft_tokens, info, target.device)
-        self._drafts = views.store(speculation.distribution_buffers(info, target.device))
-        self._backend = profile_of(target.device).backend
-        self._services = speculation.services(info, target, tokenizer, self._backend)
-        self._host = speculation.host(info, self._services, self.metrics, observers, target.device, views)
+        buffers = speculation.distribution_buffers(info, target.device)
+        self._profile = profile_of(target.device)
+        table = speculation.draft_table(info, target.device) if read_late and not self._draws_trees else None
+        self.reads_late = table is not None
+        self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
+        self._table: BlockTable | None = None  # of the draft KV, where a device addresses it
+        self._services = speculation.services(info, target, tokenizer, self._profile.backend)
+        self._host = speculation.host(
+            info, self._services, self.metrics, observers, target.device, views, read_late=self.reads_late
+        )
         self._progress = RequestProgress(self._drafts, self._host, self.metrics, self._rows.unseat)
 
     def lay_out(self, storage: KVStorage | None = None) -> None:
@@ -68,7 +85,9 @@ class Driver:
 
         storage: keys and values of each draft layer in vLLM's pages. None: in memory of our own.
         """
-        self._services.lay_out_draft_kv(self._rows.pool.num_blocks, HostAddressing(self._rows, self._backend), storage)
+        addressing = self._profile.addressing(self._rows, self._info, self._speculation.lookahead)
+        self._services.lay_out_draft_kv(self._rows.pool.num_blocks, addressing, storage)
+        self._table = addressing.table
         self._host.warm_up()
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
@@ -105,26 +124,54 @@ class Driver:
         sampled: output tokens of each request, [] in the middle of a prompt. Raises ProposerError only if
         `on_proposer_error` is "raise".
         """
-        committed = self._commit(step, sampled)
-        if step.logits is not None:
-            first_rows = [step.first_rows[each.request.request_id] for each in committed]
-            self._on_verified(step=verified_step(committed, first_rows, step.logits))
-        self._progress.finish([each.request for each in committed if each.request.finish_reason is not None])
-        going_on = [each for each in committed if each.request.finish_reason is None]
-        if self._keeps_kv and self._host.enabled:
-            for each in going_on:
-                self._rows.hold(each.request, each.length + self._speculation.lookahead)
-        most = self._host.num_draft_tokens  # nodes, of which a path is verified
-        if not self._draws_trees:
-            most = min(most, step.num_draft_tokens)
-        checked = self._progress.propose(going_on, most, step, step.hidden)
+        going_on, checked = self._drafted(step, sampled)
         drafts = on_best_path(checked)[0].token_ids if checked else []
         cut = [ids[: step.num_draft_tokens] for ids in drafts]
         by_id = dict(zip([each.request.request_id for each in going_on], cut, strict=False))
         return [by_id.get(request_id, []) for request_id in step.request_ids]
 
-    def distributions_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:
+    def propose_unread(self, step: EngineStep, sampled: Sequence[list[int]]) -> UnreadDrafts:
+        """As `propose`, where drafts stay on the device (`reads_late`). `check_late` follows when they were read."""
+        going_on, checked = self._drafted(step, sampled)
+        requests = [each.request for each in going_on] if checked else []
+        taken = self._drafts.take([(each.row, each.generation, step.num_draft_tokens) for each in requests])
+        request_ids = [each.request_id for each in requests]
+        places = [step.request_ids.index(request_id) for request_id in request_ids]
+        assert taken.table is not None, "drafts are read late"
+        rows, limits, at = upload([taken.rows, taken.lengths, places], taken.table.device)
+        numbers, token_ids = taken.table.gather(rows, limits, self._host.num_draft_tokens)
+        distributions = taken.distributions([rows, taken.table.kinds(numbers)])
+        return UnreadDrafts(request_ids, at, token_ids, numbers, distributions, taken)
+
+    def check_late(self, unread: UnreadDrafts, reports: Sequence[DraftReport]) -> None:
+        """Hold drafts of an earlier step to the contract. Raises ProposerError only if that was asked for."""
+        self._progress.check_late(unread.request_ids, unread.taken, reports)
+
+    def _drafted(self, step: EngineStep, sampled: Sequence[list[int]]) -> tuple[list[Committed], CheckedDraft | None]:
+        """What goes on after the step, and drafts for it. None: there are none."""
+        committed = self._commit(step, sampled)
+        if step.logits is not None:
+            places = dict(zip(step.request_ids, step.first_rows, strict=True))
+            first_rows = [places[each.request.request_id] for each in committed]
+            self._on_verified(step=verified_step(committed, first_rows, step.logits))
+        self._progress.finish([each.request for each in committed if each.request.finish_reason is not None])
+        going_on = [each for each in committed if each.request.finish_reason is None]
+        if self._keeps_kv and self._host.enabled:
+            self._hold_blocks(going_on)
+        most = self._host.num_draft_tokens  # nodes, of which a path is verified
+        if not self._draws_trees:
+            most = min(most, step.num_draft_tokens)
+        return going_on, self._progress.propose(going_on, most, step, step.hidden)
+
+    def dense_rows_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:
         """q of the drafts that are verified now: [sum of lengths, V] float32; None if all of them are one-hot."""
+        distributions = self.distributions_of(request_ids, token_ids)
+        return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
+
+    def distributions_of(
+        self, request_ids: Sequence[str], token_ids: Sequence[list[int]]
+    ) -> rejection.DraftDistributions | None:
+        """Of each request's drafts that are verified now; None if all of them are one-hot."""
         if not self._keeps_distribution:
             return None
         requests = [self._rows.get(request_id) for request_id in request_ids]
@@ -132,8 +179,7 @@ class Driver:
             (request.row, request.generation, len(ids)) if request and ids else (-1, -1, 0)
             for request, ids in zip(requests, token_ids, strict=True)
         ]
-        distributions = self._drafts.take(wanted).distributions()
-        return None if distributions is None else dense_rows(distributions, token_ids, self._info.vocab_size)
+        return self._drafts.take(wanted).distributions()
 
     @property
     def proposer(self) -> Any:
@@ -169,6 +215,13 @@ class Driver:
                 committed.append(self._progress.commit(share, first_token, num_rows, drafts, output_ids))
             first_token += num_rows
         return committed
+
+    def _hold_blocks(self, committed: Sequence[Committed]) -> None:
+        """Draft passes write past the newest token."""
+        for each in committed:
+            self._rows.hold(each.request, each.length + self._speculation.lookahead)
+        if self._table is not None:
+            self._table.update((each.row, each.generation, each.request.blocks) for each in committed)
 
     def _as_request(self, request_id: str, step: EngineStep) -> Request:
         return as_request(request_id, step.states[request_id], self._info.max_model_len, self._speculation.loaded)

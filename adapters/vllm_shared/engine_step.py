@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,7 +27,8 @@ class EngineStep:
     input_positions: Tensor  # [N or more] int64
     hidden: Tensor | None  # [N, L*H]
     num_draft_tokens: int  # the most drafts that vLLM verifies in the next step
-    logits: Tensor | None = None  # [R, V], 1 + drafts rows of each request. None: nobody asked for them
+    logits: Tensor | None = None  # [R, V] of the rows that were sampled from. None: nobody listens
+    first_rows: Sequence[int] = ()  # [B] where the rows of each request in `logits` begin
 
     @cached_property
     def token_ids(self) -> Tensor:
@@ -39,12 +39,6 @@ class EngineStep:
     def positions(self) -> Tensor:
         """[N] int64."""
         return self.input_positions[: self._total]
-
-    @cached_property
-    def first_rows(self) -> dict[str, int]:
-        """Where the rows of each request in `logits` begin."""
-        counts = (1 + len(self.drafts.get(request_id, ())) for request_id in self.request_ids)
-        return dict(zip(self.request_ids, accumulate(counts, initial=0), strict=False))
 
     @property
     def _total(self) -> int:

@@ -34,6 +34,11 @@ class Prepared:
     def needs(self) -> Needs:
         return self.speculation.loaded.needs
 
+    @property
+    def listens(self) -> bool:
+        """Whether a plugin wants to know what was verified."""
+        return bool(self.hooks.observers.on_verified.get_hookimpls())
+
     @classmethod
     def of(cls, method: str | None, vllm_config: Any) -> Prepared:
         """`method`: the proposer's name; None: as additional_config says. Raises ConfigError, Refusal, ..."""
@@ -50,8 +55,9 @@ class Prepared:
         model = vllm_config.model_config
         return cls(info, speculation, hooks, None if model.skip_tokenizer_init else model.tokenizer)
 
-    def driver(self, target_model: Any, rows: RequestRows) -> Driver:
+    def driver(self, target_model: Any, rows: RequestRows, *, read_late: bool = False) -> Driver:
         """After the target's weights: the proposer is made and bound. `Driver.lay_out` follows."""
         tokenizer = None if self.tokenizer is None else AutoTokenizer.from_pretrained(self.tokenizer)
         target = SharedTarget(target_model, self.info)
-        return Driver(self.info, self.speculation, self.hooks.observers, target, tokenizer, rows)
+        observers = self.hooks.observers
+        return Driver(self.info, self.speculation, observers, target, tokenizer, rows, read_late=read_late)

@@ -109,13 +109,16 @@ def _options(loaded: registry.LoadedProposer, extra_args: dict[str, Any] | None,
 def _may_draft_after(features: Sequence[Any] | None, loaded: registry.LoadedProposer, request_id: str) -> bool:
     """Whether a proposer can draft for a prompt with images or audio, whose placeholders are tokens like any other.
 
-    A network of its own would embed the placeholders and not what is in their place.
+    The target's hidden states know what is in their place. The embedding of a placeholder does not, and a network that
+    reads nothing else would draft from a text full of holes.
     """
     needs = loaded.needs
-    if not features or (needs.draft_kv is None and 0 not in needs.hidden_states):
+    blind = 0 in needs.hidden_states or (needs.draft_kv is not None and not needs.hidden_states)
+    if not features or not blind:
         return True
     facts = {"request": request_id, "found": f"{len(features)} images, sounds or videos in the prompt"}
-    facts |= {"effect": "no drafts for this request", "fix": "a proposer without a network, such as ngram"}
+    facts |= {"effect": "no drafts for this request"}
+    facts |= {"fix": "a proposer without a network, such as ngram, or one that reads hidden states of layers"}
     logger.warning("%s", message("SD-W281", "the proposer's network reads embeddings of text only", facts))
     return False
 

@@ -43,8 +43,8 @@ class Drafter:
 
     @property
     def listens(self) -> bool:
-        """Whether a plugin wants to know what was verified."""
-        return bool(self._prepared.hooks.observers.on_verified.get_hookimpls())
+        """See `Prepared`."""
+        return self._prepared.listens
 
     def see(self, step: EngineStep) -> None:
         """The step whose sampled tokens `propose` is called with next."""

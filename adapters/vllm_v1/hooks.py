@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cache, wraps
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -97,8 +98,9 @@ def _sample(drafter: Drafter, original: Callable[..., Any], runner: Any, logits:
 def _draft_probs(drafter: Drafter, original: Callable[..., Any], runner: Any, spec_decode_metadata: Any) -> Any:
     """In the order of the batch that verifies: a request that skipped a step keeps its own."""
     lengths = spec_decode_metadata.num_draft_tokens
-    drafts = spec_decode_metadata.draft_token_ids.split(lengths)
-    return drafter.driver.distributions_of(runner.input_batch.req_ids, [ids.tolist() for ids in drafts])
+    ids = iter(spec_decode_metadata.draft_token_ids.tolist())
+    drafts = [list(islice(ids, length)) for length in lengths]
+    return drafter.driver.dense_rows_of(runner.input_batch.req_ids, drafts)
 
 
 def _shut_down(drafter: Drafter, original: Callable[..., Any], runner: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -34,4 +35,11 @@ def read_step(
         hidden=hidden_states(needs, token_ids, final, between, runner.get_model().embed_input_ids),
         num_draft_tokens=scheduled.num_spec_tokens_to_schedule,
         logits=logits,
+        first_rows=() if logits is None else _first_rows(batch.req_ids, scheduled.scheduled_spec_decode_tokens),
     )
+
+
+def _first_rows(request_ids: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> list[int]:
+    """Of each request in the logits, which have a row for each of its drafts and one more."""
+    counts = [1 + len(drafts.get(request_id, ())) for request_id in request_ids]
+    return list(accumulate(counts[:-1], initial=0))

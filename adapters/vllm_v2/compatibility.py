@@ -98,6 +98,8 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
         "num_tokens",
         "num_draft_tokens_per_req",
         "query_start_loc",
+        "logits_indices",
+        "cu_num_logits_np",
         "input_ids",
         "positions",
     ),

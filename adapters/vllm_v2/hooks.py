@@ -72,7 +72,12 @@ def _initialize_kv_cache(
 
 
 def _take_draft_token_ids(speculator: Speculator, original: Callable[..., Any], runner: Any) -> DraftTokenIds:
-    """Without asynchronous scheduling the scheduler plans for as many drafts as it is told: no padding is computed."""
+    """Without asynchronous scheduling the scheduler plans for as many drafts as it is told: no padding is computed.
+
+    With it, a grammar's drafts are asked for alone. vLLM has copied these where nobody else has read them.
+    """
+    if speculator.driver.reads_late:
+        return original(runner)
     ids = runner.draft_tokens_handler.req_ids
     running = [speculator.requests.get(each) for each in ids]
     return DraftTokenIds(ids, [list(each.drafts) if each else [] for each in running])

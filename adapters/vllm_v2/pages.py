@@ -104,7 +104,7 @@ class PagedRows(RequestRows):
 
     def use(self, num_blocks: int) -> None:
         """vLLM's cache has so many."""
-        self.pool = BlockPool(num_blocks, self.pool.block_size)
+        self.pool = BlockPool(num_blocks, self.pool.block_size, null_block=NULL_BLOCK)
 
     def hold(self, request: Request, num_tokens: int) -> None:
         """vLLM keeps room past the newest token, but none past its longest length: nobody reads what is put there."""

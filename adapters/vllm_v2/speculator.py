@@ -15,10 +15,10 @@ from ..vllm_shared.engine_step import ask_for_states, hidden_states
 from ..vllm_shared.prepare import Prepared
 from ..vllm_shared.rows import RequestRows
 from .agreement import Agreement
-from .distributions import put_logits
+from .drafting import Drafting
 from .pages import Pages
 from .requests import Requests
-from .step import StepReader
+from .step import Outputs, StepReader
 
 
 class Speculator(DraftModelSpeculator):  # type: ignore[misc]
@@ -40,7 +40,6 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         self.needs = self._prepared.needs
         self.requests = Requests()
         self._reader = StepReader(self.num_speculative_steps, req_states, self.requests)
-        self._agreement = Agreement(vllm_config.parallel_config.tensor_parallel_size)
         self._pages: Pages | None = None
         self.draft_logits: Tensor | None = None  # [rows, K, V], read by vLLM's verifier. None: every draft is one-hot
         if self._prepared.speculation.admission.keeps_distribution:
@@ -64,8 +63,12 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
             self._pages = Pages(self.needs.draft_kv, info, self.vllm_config, self.requests)
             self.draft_attn_layer_names = set(self._pages.layers)
         rows = RequestRows.with_blocks(info, None) if self._pages is None else self._pages.rows
-        self.driver = self._prepared.driver(target_model, rows)
+        num_ranks = self.vllm_config.parallel_config.tensor_parallel_size
+        # other ranks, and a scheduler that is told of drafts, get them from the host
+        read_late = num_ranks == 1 and self.vllm_config.scheduler_config.async_scheduling
+        self.driver = self._prepared.driver(target_model, rows, read_late=read_late)
         self.exit.callback(self.driver.close)
+        self._drafting = Drafting(self.driver, self._reader, Agreement(num_ranks), self.draft_logits)
 
     def set_attn(self, model_state: Any, kv_cache_config: Any, *others: Any) -> None:
         """The layout of vLLM's cache is known: which of its groups the draft layers are in."""
@@ -112,14 +115,9 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         token_ids = input_batch.input_ids[: input_batch.num_tokens]
         embed = self._target.embed_input_ids
         hidden = hidden_states(self.needs, token_ids, last_hidden_states, aux_hidden_states, embed)
+        logits = None
+        if self._prepared.listens:  # computed anew: vLLM's sampler writes into its own
+            logits = self._target.compute_logits(last_hidden_states[input_batch.logits_indices])
         most = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
-        step, sampled = self._reader.read(input_batch, num_sampled, hidden, most)
-        self.driver.check(step)
-        drafts = self._agreement.on(self.driver.propose(step, sampled), self.num_speculative_steps)
-        slots = self._reader.keep(step, sampled, drafts)
-        if self.draft_logits is not None:
-            q = self.driver.distributions_of(step.request_ids, drafts)
-            rows = input_batch.idx_mapping
-            put_logits(self.draft_logits, rows, drafts, slots, q, temperature[rows])
-            self._agreement.on_rows(self.draft_logits, rows)
-        return slots.to(self.device, non_blocking=True)
+        outputs = Outputs(hidden, logits)
+        return self._drafting.drafts(input_batch, num_sampled, last_sampled, temperature, outputs, most)

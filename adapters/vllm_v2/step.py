@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec.core.host import DraftReport, upload
+
 from ..vllm_shared.engine_step import EngineStep
+from ..vllm_shared.unread_drafts import UnreadDrafts
 from .requests import Requests
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the target computed in a step."""
+
+    hidden: Tensor | None  # [N, L*H], as the proposer declared them
+    logits: Tensor | None  # [rows, V] of the rows that were sampled from, filled slots too. None: unwanted
 
 
 class StepReader:
@@ -23,13 +35,17 @@ class StepReader:
         self._places = torch.arange(num_slots + 1, device=states.device)
 
     def read(
-        self, batch: Any, num_sampled: Tensor, hidden: Tensor | None, most: int
-    ) -> tuple[EngineStep, list[list[int]]]:
-        """The step, and each request's output tokens: [] in the middle of a prompt.
+        self, batch: Any, num_sampled: Tensor, outputs: Outputs, most: int, unread: UnreadDrafts | None = None
+    ) -> tuple[EngineStep, list[list[int]], list[DraftReport]]:
+        """The step, each request's output tokens ([] in the middle of a prompt), and what `unread` was.
 
-        batch: vLLM's InputBatch. num_sampled: [B]. most: drafts that vLLM verifies in the next step.
+        batch: vLLM's InputBatch. num_sampled: [B]. most: drafts that vLLM verifies in the next step. unread: those of
+        the step before; None: they were read.
         """
-        facts = self._facts(batch, num_sampled)
+        facts, numbers = self._facts(batch, num_sampled, unread)
+        reports = [] if unread is None else unread.reports(numbers)
+        if unread is not None:
+            self._note(unread.verified(reports))
         sampled = [tokens[:count] for count, _, *tokens in facts]
         scheduled = batch.num_draft_tokens_per_req
         counts = [0] * batch.num_reqs if scheduled is None else scheduled.tolist()
@@ -45,30 +61,61 @@ class StepReader:
             drafts=drafts,
             input_ids=batch.input_ids,
             input_positions=batch.positions,
-            hidden=hidden,
+            hidden=outputs.hidden,
             num_draft_tokens=most,
+            logits=outputs.logits,
+            first_rows=() if outputs.logits is None else batch.cu_num_logits_np[:-1].tolist(),
         )
-        return step, sampled
+        return step, sampled, reports
 
-    def keep(self, step: EngineStep, sampled: Sequence[list[int]], drafts: Sequence[list[int]]) -> Tensor:
-        """Note what the next step verifies. Returns slots [B, K] int64, filled up with a token that can be embedded."""
-        slots = []
+    def keep(
+        self, step: EngineStep, sampled: Sequence[list[int]], drafts: Sequence[list[int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Note what the next step verifies. Returns, on the device, slots [B, K] int64 and each draft's length [B].
+
+        Slots are filled up with a token that can be embedded.
+        """
+        slots: list[int] = []
         for request_id, output_ids, draft in zip(step.request_ids, sampled, drafts, strict=True):
             self._requests[request_id].drafts[:] = draft
             padding = output_ids[-1] if output_ids else 0
-            slots.append(draft + [padding] * (self._num_slots - len(draft)))
-        return torch.tensor(slots)
+            slots += [*draft, *[padding] * (self._num_slots - len(draft))]
+        sent, lengths = upload([slots, list(map(len, drafts))], self._states.device)
+        return sent.view(len(drafts), -1), lengths
 
-    def _facts(self, batch: Any, num_sampled: Tensor) -> list[list[int]]:
-        """Of each request: tokens sampled, position of the first computed token, the newest tokens from the left."""
+    def keep_unread(self, step: EngineStep, unread: UnreadDrafts, newest: Tensor) -> Tensor:
+        """As `keep`, for drafts that the next read tells of: slots [B, K] alone. newest: [B, 1] token ids."""
+        for request_id in step.request_ids:
+            self._requests[request_id].drafts.clear()
+        slots = newest.long().clamp(min=0).repeat(1, self._num_slots)
+        drafted = unread.token_ids.where(unread.token_ids >= 0, slots[unread.places])
+        return slots.index_copy_(0, unread.places, drafted)
+
+    def is_draft(self, lengths: Tensor) -> Tensor:
+        """[B, K] bool for lengths [B]."""
+        return self._places[:-1] < lengths[:, None]
+
+    def _note(self, drafts: Mapping[str, list[int]]) -> None:
+        for request_id, ids in drafts.items():
+            if request_id in self._requests:
+                self._requests[request_id].drafts[:] = ids
+
+    def _facts(
+        self, batch: Any, num_sampled: Tensor, unread: UnreadDrafts | None
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Of each request: tokens sampled, position of the first computed token, the newest tokens from the left.
+
+        And the numbers of `unread`: here the host waits.
+        """
         rows = batch.idx_mapping
         counts = num_sampled[:, None].long()
         places = self._states.total_len.gpu[rows][:, None] - counts + self._places
         places.clamp_(max=self._states.max_model_len - 1)
         tokens = self._states.all_token_ids.gpu[rows[:, None], places]
         starts = batch.positions[batch.query_start_loc[: batch.num_reqs].long()]
-        facts: list[list[int]] = torch.cat([counts, starts[:, None], tokens], dim=1).tolist()
-        return facts
+        facts = torch.cat([counts, starts[:, None], tokens], dim=1)
+        read = (facts if unread is None else torch.cat([facts, unread.numbers])).tolist()
+        return read[: len(facts)], read[len(facts) :]
 
     def _verified(self, request_id: str, scheduled: int, output_ids: list[int]) -> list[int]:
         """The drafts that the step verified.

@@ -17,8 +17,13 @@ class BlockPool:
     starts in the largest gap: in its middle if another request's run ends where the gap begins, so that both can grow.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, region_size: int | None = None) -> None:
-        """`region_size`: blocks of the longest request; None: no regions."""
+    def __init__(
+        self, num_blocks: int, block_size: int, region_size: int | None = None, null_block: int | None = None
+    ) -> None:
+        """`region_size`: blocks of the longest request; None: no regions. `null_block`: one of these that an engine
+        gives to nobody; None: a cache that needs such a block has one more.
+        """
+        self.null_block = null_block
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._region_size = region_size or num_blocks + 1

@@ -26,7 +26,9 @@ class BlockTable:
 
     def update(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> None:
         """Bring rows up to date, each with its generation and the blocks of the request that has it now."""
-        self.write(*upload(self.changes(owned), self.blocks.device))
+        changes = self.changes(owned)
+        if changes[0]:
+            self.write(*upload(changes, self.blocks.device))
 
     def changes(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> tuple[list[int], list[int]]:
         """What `update` would write: places in the table, and the blocks there. They count as written from now on."""

@@ -18,12 +18,13 @@ from .paged_view import PagedView
 class DeviceAddressing:
     """See `Addressing`. The table is brought up to date with every batch; passes in between find it so."""
 
-    num_pad_blocks = 1
-
     def __init__(self, scheduler: Rows, num_rows: int, width: int, device: torch.device) -> None:
         """`width`: blocks of the longest request."""
-        self.block_size = scheduler.pool.block_size
-        self.table = BlockTable(num_rows, width, scheduler.pool.num_blocks, device)
+        pool = scheduler.pool
+        self.block_size = pool.block_size
+        self.num_pad_blocks = int(pool.null_block is None)
+        pad_block = pool.num_blocks if pool.null_block is None else pool.null_block
+        self.table = BlockTable(num_rows, width, pad_block, device)
 
     def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
         """See `Addressing`."""

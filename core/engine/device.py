@@ -85,7 +85,7 @@ def device_of(name: str) -> torch.device:
 
 def by_table(rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
     """Slots by a block table on the device."""
-    width = -(-(info.max_model_len + lookahead) // info.block_size)
+    width = -(-(info.max_model_len + lookahead) // rows.pool.block_size)
     return DeviceAddressing(rows, info.max_num_seqs, width, torch.device(info.device))
 
 

@@ -193,8 +193,8 @@ class DraftChecker:
             raise self._error("SD-E204", "Draft.distribution is no DraftDistribution", facts)
         shape = (len(step), step.num_draft_tokens)
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
-        kinds = self._kinds_of(distribution) if due or not self._read_late else frozenset()
-        if self._read_late:
+        kinds = self._kinds_of(distribution) if due or self._on_host else frozenset()
+        if not self._on_host:
             kinds |= self._possible_kinds(distribution)
         vocabulary = self._needs.draft_vocabulary
         dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))

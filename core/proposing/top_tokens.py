@@ -37,15 +37,22 @@ class TopTokens:
             logprobs.new_full((num_tokens, count), -torch.inf).index_copy_(0, rows, logprobs),
         )
 
+    def on_host(self) -> Self:
+        """The same there, after one wait."""
+        if self.ids.is_cpu:
+            return self
+        together = torch.cat([self.ids.double(), self.logprobs.double()], dim=1)  # float64 holds both
+        ids, logprobs = together.to(HOST).chunk(2, dim=1)
+        return type(self)(ids.long(), logprobs.float())
+
     def fields(self, places: Tensor | None = None) -> dict[str, Tensor]:
         """The fields of a view, of the tokens at `places` [n]. None means all of them."""
         ids, logprobs = (self.ids, self.logprobs) if places is None else (self.ids[places], self.logprobs[places])
         return {"top_ids": ids, "top_logprobs": logprobs}
 
     def fields_on_host(self, places: Sequence[int]) -> dict[str, Tensor]:
-        """The fields of a view on the host, of the tokens at places of the batch."""
-        found = self.fields(upload([places], self.ids.device)[0])
-        return {name: tensor.to(HOST) for name, tensor in found.items()}
+        """The fields of a view, of the tokens at places of the batch; of what `on_host` gave."""
+        return self.fields(upload([places], HOST)[0])
 
 
 def rejected_on_host(committed: Sequence[Committed], top: TopTokens) -> RejectedRows:

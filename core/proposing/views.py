@@ -76,6 +76,7 @@ class ViewBuilder:
             hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
         kept = _kept_columns(committed)
         sent = self._sent(committed, budgets, kept)
+        top = top and top.on_host()
         tops = top.fields_on_host(self._kept_places(committed)) if top else {}
         shown = KeptRows(**{name: sent[name] for name in kept}, hidden=hidden, most_rows=None, **tops)
         rejected = rejected_on_host(committed, top) if top and self.needs.rejected_rows else None

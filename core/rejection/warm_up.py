@@ -51,4 +51,12 @@ def _drafts(
     token_ids = torch.zeros(num_requests, num_drafts, dtype=torch.int64, device=device)
     lengths = torch.zeros(num_requests, dtype=torch.int64, device=device)
     every = [DraftRows(token_ids, lengths, distributions) for distributions in (None, *given)]
-    return [*every, *(replace(each, parents=token_ids - 1) for each in every if trees and num_drafts)]
+    return [*every, *(_as_trees(each) for each in every if trees and num_drafts)]
+
+
+def _as_trees(drafts: DraftRows) -> DraftRows:
+    """As drafts of trees are taken: whether siblings were put back is said of all that were drawn."""
+    given = drafts.distributions
+    if given is not None:
+        given = replace(given, replacement=drafts.lengths > 0)
+    return replace(drafts, parents=drafts.token_ids - 1, distributions=given)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from specdec.sdk.types import RequestView, StopRule
 
-from ..proposing.draft_store import DraftStore
-from ..proposing.draft_table import CheckedDraft
+from ..proposing.draft_store import DraftStore, TakenDrafts
+from ..proposing.draft_table import CheckedDraft, DraftReport
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.top_tokens import TopTokens
 from ..proposing.views import Computed
@@ -87,6 +87,15 @@ class RequestProgress:
             request.num_computed_tokens = share.start + share.num_tokens
         first = share.start
         return Committed.now(request, first_token, num_rows, first, drafts, num_accepted, output_ids, tree)
+
+    def check_late(self, request_ids: Sequence[str], taken: TakenDrafts, reports: Sequence[DraftReport]) -> None:
+        """Hold drafts to the contract that came with the outcome; what verification needs was seen to on the device."""
+        self._drafts.count_late(taken, reports)
+        stored = zip(request_ids, taken.stored, reports, strict=True)
+        late = [(request_id, each.length, report) for request_id, each, report in stored if each.report is None]
+        if self._host and late:
+            names, budgets, found = zip(*late, strict=True)
+            self._host.check_late(names, budgets, found)
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer."""

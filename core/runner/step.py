@@ -114,7 +114,8 @@ class Runner:
                 if self.budget:
                     self.budget.num_made = sum(drafts.lengths) if drafts else 0
             if batch.numbers.shape[1]:
-                self._check_late(batch, reports)
+                names = [item.scheduled.request.request_id for item in batch.items]
+                self.progress.check_late(names, batch.taken, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
         room = request.max_total_tokens - len(request.token_ids) - 1
@@ -201,15 +202,6 @@ class Runner:
         """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""
         with self._host.raising_last() if self._host else UNTIMED:
             self.progress.finish(requests)
-
-    def _check_late(self, batch: Batch, reports: Sequence[DraftReport]) -> None:
-        """Hold drafts to the contract that came with the outcome; what verification needs was seen to on the device."""
-        self._drafts.count_late(batch.taken, reports)
-        stored = zip(batch.items, batch.taken.stored, reports, strict=True)
-        late = [(item, each.length, report) for item, each, report in stored if each.report is None]
-        if self._host and late:
-            items, budgets, found = zip(*late, strict=True)
-            self._host.check_late([item.scheduled.request.request_id for item in items], budgets, found)
 
     def _count(self, committed: Sequence[Committed], start: float) -> None:
         """Keep the books of a step that began at `start`."""

@@ -10,7 +10,7 @@ from specdec.core.request.metrics import RequestMetrics
 
 from ..intervals import Ratio
 from ..measure import summed
-from ..result import acceptance_facts
+from ..result import acceptance_facts, break_even_facts
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,9 @@ def comparison_facts(
     metrics = _metrics(measured, plain_seconds)
     ranked = sorted(measured, key=lambda each: -metrics[sort].of(each).value)
     rows = [_row(each, metrics) | {"by_category": _by_category(each, metrics, categories)} for each in ranked]
+    if plain_seconds is not None:
+        for row in rows:
+            row |= break_even_facts(row["seconds"], sum(plain_seconds), row) if row["seconds"] else {}
     best = metrics[sort].of(ranked[0])
     for row, each in zip(rows, ranked, strict=True):
         difference, interval = metrics[sort].of(each).difference(best)

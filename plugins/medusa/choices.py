@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -21,9 +21,10 @@ Paths = Sequence[Sequence[int]]
 class Choices:
     """The nodes of the tree, the best one first."""
 
-    heads: list[int]  # that drafts each node
-    ranks: list[int]  # among the head's most likely tokens
-    parents: list[int]
+    heads: Tensor  # [n] int64, that drafts each node
+    ranks: Tensor  # [n] int64, among the head's most likely tokens
+    parents: Tensor  # [n] int64
+    num_ranks: int  # from 0 on, that occur
 
     @classmethod
     def of(cls, paths: Paths, num_nodes: int, max_depth: int, num_ids: int) -> Self:
@@ -40,14 +41,17 @@ class Choices:
                 raise Refusal(reason, f"paths of ranks 0 .. {num_ids - 1}, each once and behind its own beginning")
             known[path] = len(found)
             found.append((len(path) - 1, path[-1], known[path[:-1]]))
-        heads, ranks, parents = ([*column] for column in zip(*found[:num_nodes], strict=True))
-        return cls(heads, ranks, parents)
+        heads, ranks, parents = torch.tensor(found[:num_nodes]).unbind(1)
+        return cls(heads, ranks, parents, 1 + int(ranks.max()))
+
+    def to(self, device: torch.device) -> Self:
+        """The same tree, of heads that lie there."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in ("heads", "ranks", "parents")})
 
     def tree(self, logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, Tensor]:
         """Target ids and parents [b, n] of the first `num_nodes`, from the heads' logits [b, heads, D]."""
-        heads, ranks = self.heads[:num_nodes], self.ranks[:num_nodes]
-        ids = logits.topk(1 + max(ranks)).indices[:, heads, ranks]
-        parents = torch.tensor(self.parents[:num_nodes], device=logits.device).expand(len(logits), -1)
+        ids = logits.topk(self.num_ranks).indices[:, self.heads[:num_nodes], self.ranks[:num_nodes]]
+        parents = self.parents[:num_nodes].expand(len(logits), -1)
         return ids if vocabulary is None else vocabulary.target_ids[ids], parents
 
 

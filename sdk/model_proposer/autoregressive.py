@@ -15,11 +15,9 @@ from ..services import DraftKVStore, Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
 from .draft_chain import DraftChain
-from .draft_trees import draft_trees
-from .drawn_nodes import DrawnNodes
+from .draft_trees import DraftTrees, Nodes
 from .each import per_request, width_of
-from .greedy_tree import Candidates
-from .sampling import DraftSampler, DrawRule
+from .sampling import DrawRule
 
 
 def _draft_kv_of(services: Services) -> DraftKVStore | None:
@@ -84,6 +82,7 @@ class AutoregressiveProposer(ModelProposer):
         self._compiled_logits = services.compile(self.logits)
         self._captured_first = services.capture(self._first_each)
         self._chain = DraftChain(services, self._drawn)
+        self._trees = DraftTrees(self, self._starts, self._grow_by_levels)
 
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
@@ -102,7 +101,7 @@ class AutoregressiveProposer(ModelProposer):
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
         if self.config.tree_depth is not None:
-            return draft_trees(self, step, self._tree)
+            return self._trees.draft(step)
         chosen = self.wanted(step)
         sampler = self.sampler(step, chosen)
         budget = self.most_wanted(step)
@@ -133,16 +132,11 @@ class AutoregressiveProposer(ModelProposer):
             drawn = drawing.draw(logits)
         return drawing.result()
 
-    def _tree(self, step: StepView, chosen: Tensor | None, sampler: DraftSampler) -> tuple[Tensor, ...]:
-        """Trees of the most likely nodes, or drawn ones. Node j of those that are run lies j behind the first.
+    def _grow_by_levels(self, found: Nodes, rows: Tensor, positions: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+        """Trees from what `_starts` gave. Node j of those that are run lies j behind the first.
 
         Each level is one pass over its most likely nodes, each after the states of its parent.
         """
-        depth, num_nodes = self.config.depth, self.most_wanted(step)
-        found: Candidates | DrawnNodes = Candidates(self.vocabulary, num_nodes, depth)
-        if not sampler.is_greedy:
-            found = DrawnNodes(sampler, num_nodes, depth)
-        rows, positions, states = self._starts(step, chosen)
         count = len(rows)
         found.add(self._compiled_logits(states)[:, None], None)
         known = states[:, None]  # [b, 1 + run nodes, S]

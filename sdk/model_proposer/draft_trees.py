@@ -2,42 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..types import Draft, StepView
 from .base import ModelProposer
-from .sampling import DraftSampler
+from .drawn_nodes import DrawnNodes, DrawnShape
+from .greedy_tree import Candidates
+from .sampling import DrawRule
 
-Grow = Callable[[StepView, Tensor | None, DraftSampler], tuple[Tensor, ...]]
-"""(step, the places in it that want drafts or None for all, their sampler): what `draft_of_trees` takes."""
+Inputs = Callable[[StepView, Tensor | None], Sequence[Tensor]]
+"""(step, the places in it that want drafts or None for all): tensors with a row for each of these requests."""
+Nodes = Candidates | DrawnNodes
+Grow = Callable[..., tuple[Tensor, ...]]
+"""(nodes, what `Inputs` gave): what `DraftSampler.draft_of_trees` takes. It may be recorded (`Services.capture`)."""
 
 
-def draft_trees(proposer: ModelProposer, step: StepView, grow: Grow) -> Draft:
-    """A tree for every request with a budget.
+class DraftTrees:
+    """Drafts the trees of a proposer.
 
-    Greedy requests and sampled ones grow in different ways. So each kind is grown by itself, and no request's tree
-    depends on the others. On a device the host does not know which is which: a step with a sampled request is drawn.
+    Levels have as many nodes whatever was drawn, so that growing a tree is recorded as a chain is: once for likeliest
+    nodes, and once for drawn ones.
     """
-    if proposer.most_wanted(step) == 0:
-        return proposer.sampler(step, None).draft()
-    if step.sampling is None or step.sampling.all_greedy or step.budget.device.type != "cpu":
-        return _grown(proposer, step, proposer.wanted(step), grow)
-    assert step.sampling.temperature is not None, "a proposer that reports a distribution declares it"
-    wanted, sampled = step.budget > 0, step.sampling.temperature > 0
-    to_draw, others = (wanted & sampled).nonzero()[:, 0], (wanted & ~sampled).nonzero()[:, 0]
-    if not len(others):
-        return _grown(proposer, step, to_draw, grow)
-    greedy = _grown(proposer, replace(step, sampling=None), others, grow)
-    return _merged(greedy, _grown(proposer, step, to_draw, grow)) if len(to_draw) else greedy
 
+    def __init__(self, proposer: ModelProposer, inputs: Inputs, grow: Grow) -> None:
+        """inputs: what growing starts from. grow: grows the trees of one kind."""
+        self._proposer, self._inputs, self._grow = proposer, inputs, grow
+        self._captured: dict[tuple[str, int], Grow] = {}
 
-def _grown(proposer: ModelProposer, step: StepView, chosen: Tensor | None, grow: Grow) -> Draft:
-    sampler = proposer.sampler(step, chosen)
-    return sampler.draft_of_trees(*grow(step, chosen, sampler))
+    def draft(self, step: StepView) -> Draft:
+        """A tree for every request with a budget.
+
+        Greedy requests and sampled ones grow in different ways. So each kind is grown by itself, and no request's tree
+        depends on the others. On a device the host does not know which is which: a step with a sampled request is
+        drawn.
+        """
+        proposer = self._proposer
+        if proposer.most_wanted(step) == 0:
+            return proposer.sampler(step, None).draft()
+        if step.sampling is None or step.sampling.all_greedy or step.budget.device.type != "cpu":
+            return self._grown(step, proposer.wanted(step))
+        assert step.sampling.temperature is not None, "a proposer that reports a distribution declares it"
+        wanted, sampled = step.budget > 0, step.sampling.temperature > 0
+        to_draw, others = (wanted & sampled).nonzero()[:, 0], (wanted & ~sampled).nonzero()[:, 0]
+        if not len(others):
+            return self._grown(step, to_draw)
+        greedy = self._grown(replace(step, sampling=None), others)
+        return _merged(greedy, self._grown(step, to_draw)) if len(to_draw) else greedy
+
+    def _grown(self, step: StepView, chosen: Tensor | None) -> Draft:
+        sampler, num_nodes = self._proposer.sampler(step, chosen), self._proposer.most_wanted(step)
+        numbers = () if sampler.is_greedy else (sampler.budgets, *sampler.numbers(num_nodes))
+        growing = self._growing(sampler.rule, num_nodes)
+        return sampler.draft_of_trees(*growing(*self._inputs(step, chosen), *numbers))
+
+    def _growing(self, rule: DrawRule, num_nodes: int) -> Grow:
+        """Grows trees of so many nodes, by a rule."""
+        key = rule.form, num_nodes
+        if key not in self._captured:
+            depth, services = self._proposer.config.depth, self._proposer.services
+            form = partial(self._likeliest, rule, num_nodes, depth)
+            if rule.form != "one_hot":
+                form = partial(self._drawn, rule, DrawnShape.of(num_nodes, depth, services.device))
+            self._captured[key] = services.capture(form)
+        return self._captured[key]
+
+    def _likeliest(self, rule: DrawRule, num_nodes: int, depth: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return self._grow(Candidates(rule.vocabulary, num_nodes, depth), *inputs)
+
+    def _drawn(self, rule: DrawRule, shape: DrawnShape, *tensors: Tensor) -> tuple[Tensor, ...]:
+        *inputs, budgets, numbers = tensors
+        return self._grow(DrawnNodes(rule, shape, budgets, numbers), *inputs)
 
 
 def _merged(greedy: Draft, drawn: Draft) -> Draft:

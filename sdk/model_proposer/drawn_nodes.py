@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from ..trees import depths, draw_siblings, shape_of_rates
 from .confidence import top_probability
 from .greedy_tree import BEAM, Level
 from .most_likely import target_ids
-from .sampling import DraftSampler, FilteredDrawing
+from .sampling import DrawRule, FilteredDrawing
 
 RATES = (0.71, 0.095, 0.037, 0.017, 0.01, 0.006, 0.004, 0.003)
 """How often the sibling of each rank was accepted where its place was reached, measured with a head of one layer."""
@@ -32,6 +33,22 @@ def widths_of(num_nodes: int, max_depth: int) -> tuple[tuple[int, ...], ...]:
     levels = depths([parent for parent, _ in shape_of_rates(RATES, num_nodes, max_depth)])
     counts = [Counter(levels[:size]) for size in range(num_nodes + 1)]
     return tuple(tuple(each[depth + 1] for depth in range(max(levels, default=0))) for each in counts)
+
+
+@dataclass(frozen=True)
+class DrawnShape:
+    """The shape of drawn trees, for every number of nodes up to the most: nothing of it changes from step to step."""
+
+    num_nodes: int
+    widest: tuple[int, ...]  # [levels] nodes of each level of the largest tree
+    widths: Tensor  # [num_nodes + 1, levels] int64, nodes of each level of the tree of so many nodes
+    rates: Tensor  # [ranks] float32
+
+    @classmethod
+    def of(cls, num_nodes: int, max_depth: int, device: torch.device) -> Self:
+        """num_nodes: the most of a request. max_depth: the most on a path."""
+        widths = widths_of(num_nodes, max_depth)
+        return cls(num_nodes, widths[-1], torch.tensor(widths, device=device), torch.tensor(RATES, device=device))
 
 
 @dataclass(frozen=True)
@@ -64,18 +81,18 @@ class Slots:
 class DrawnNodes:
     """Draws the nodes of one step's trees.
 
-    sampler: how they are drawn, and for which requests. Node i is drawn with the uniform i.
-    num_nodes: the most nodes of a request. Each has its own budget besides.
-    depth: the most nodes on a path.
+    rule: how they are drawn.
+    shape: of all trees.
+    budgets: the most nodes of each request, [b].
+    numbers: what `DraftSampler.numbers` gives for `shape.num_nodes`. Node i is drawn with the uniform i.
     """
 
-    def __init__(self, sampler: DraftSampler, num_nodes: int, depth: int) -> None:
-        self._rule, self._num_nodes = sampler.rule, num_nodes
-        (self._numbers,) = sampler.numbers(num_nodes)
-        budgets, widths = sampler.budgets, widths_of(num_nodes, depth)
-        self.depth = len(widths[-1])
-        self._widest = [*widths[-1], 0]
-        self._widths = torch.tensor(widths, device=budgets.device)[budgets.clamp(max=num_nodes)]  # [b, levels]
+    def __init__(self, rule: DrawRule, shape: DrawnShape, budgets: Tensor, numbers: Tensor) -> None:
+        self._rule, self._shape, self._numbers = rule, shape, numbers
+        self._num_nodes = num_nodes = shape.num_nodes
+        self.depth = len(shape.widest)
+        self._widest = [*shape.widest, 0]
+        self._widths = shape.widths[budgets.clamp(max=num_nodes)]  # [b, levels]
         self._drawn = torch.zeros_like(budgets)  # [b] nodes
         self._num_run = self._level = 0
         table = torch.full((len(budgets), num_nodes + 1), -1, device=budgets.device)  # the last column is for no node
@@ -105,7 +122,7 @@ class DrawnNodes:
         """The most likely ones, as many as each request's level has. possible: [b, w, M], what can be drawn."""
         _, width, num_entries = possible.shape
         num_ranks = min(len(RATES), num_entries, self._widest[self._level])
-        rates = torch.tensor(RATES[:num_ranks], device=possible.device) * possible[:, :, :num_ranks]
+        rates = self._shape.rates[:num_ranks] * possible[:, :, :num_ranks]
         scores = (rates if level is None else rates * level.scores[:, :, None]).flatten(1)
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self._widest[self._level]]
         beyond = torch.arange(order.shape[1], device=order.device) >= self._widths[:, self._level, None]

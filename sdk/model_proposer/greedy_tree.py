@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..config import ProposerConfig
-from ..trees import best_first
 from .most_likely import target_ids
 from .vocabulary import DraftVocabulary
 
@@ -38,8 +38,8 @@ class Candidates:
     """All nodes that a tree may have. A child's score is never above its parent's, so the best ones are a tree."""
 
     def __init__(self, vocabulary: DraftVocabulary | None, num_nodes: int, depth: int) -> None:
-        self.depth = depth
-        self._vocabulary, self._num_nodes = vocabulary, num_nodes
+        self.num_nodes, self.depth = num_nodes, min(depth, num_nodes)
+        self._vocabulary = vocabulary
         self._num_run = 0
         self._columns: list[tuple[Tensor, Tensor, Tensor]] = []  # token ids, parents, scores: [b, children] by level
         self._run: Tensor  # [b, children] of the last level: the run node that each hangs from
@@ -69,14 +69,7 @@ class Candidates:
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """Token ids, parents and probabilities [b, n] of the most likely nodes, the most likely first."""
-        tokens, parents, scores = (torch.cat(each, dim=1) for each in zip(*self._columns, strict=True))
-        scores, order = (each[:, : self._num_nodes] for each in scores.sort(dim=1, descending=True, stable=True))
-        place = torch.full_like(parents, -1)
-        place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
-        above = parents.gather(1, order)
-        above = place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
-        of_path = scores.gather(1, above.clamp(min=0)).masked_fill(above < 0, 0.0)
-        return tokens.gather(1, order), above, (scores - of_path).exp()
+        return _likeliest(self._columns, self.num_nodes)
 
 
 def tree_of_positions(
@@ -87,12 +80,26 @@ def tree_of_positions(
     logits: [b, depth, D]. Returns token ids, parents and probabilities [b, num_nodes]. There are as many nodes, as the
     first position alone has so many candidates.
     """
-    count, depth, vocab_size = logits.shape
-    probs, ids = logits.float().softmax(-1).topk(min(num_nodes, vocab_size))
-    width, trees = probs.shape[2], []
-    for row in probs.tolist():  # a device is waited for once
-        levels = [[(d * width + rank, p, d + 1) for rank, p in enumerate(row[d])] for d in range(depth)]
-        trees.append(best_first(levels.__getitem__, 0, num_nodes, depth))
-    made = torch.tensor(trees, dtype=torch.int64, pin_memory=logits.is_cuda).to(logits.device, non_blocking=True)
-    parents, entries = made.view(count, -1, 2).unbind(2)
-    return target_ids(ids, vocabulary).flatten(1).gather(1, entries), parents, probs.flatten(1).gather(1, entries)
+    scores, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[2]))
+    tokens, most = target_ids(ids, vocabulary), ids.shape[2]
+    columns = [(tokens[:, 0], torch.full_like(ids[:, 0], -1), scores[:, 0])]
+    for depth in range(1, logits.shape[1]):  # no other node of a level has a child among the most likely nodes
+        level, places = (columns[-1][2][:, :, None] + scores[:, depth, None]).flatten(1).topk(most)
+        above = places.div(most, rounding_mode="floor") + (depth - 1) * most
+        columns.append((tokens[:, depth].gather(1, places % most), above, level))
+    return _likeliest(columns, num_nodes)
+
+
+def _likeliest(columns: Sequence[tuple[Tensor, Tensor, Tensor]], num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, parents and probabilities [b, num_nodes] of the nodes with the largest scores, of those of all levels.
+
+    columns: token ids, parents and scores [b, n] of each level. A parent's number counts all levels.
+    """
+    tokens, parents, scores = (torch.cat(each, dim=1) for each in zip(*columns, strict=True))
+    scores, order = (each[:, :num_nodes] for each in scores.sort(dim=1, descending=True, stable=True))
+    place = torch.full_like(parents, -1)
+    place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    above = parents.gather(1, order)
+    above = place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
+    of_path = scores.gather(1, above.clamp(min=0)).masked_fill(above < 0, 0.0)
+    return tokens.gather(1, order), above, (scores - of_path).exp()

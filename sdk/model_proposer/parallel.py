@@ -14,10 +14,9 @@ from torch import Tensor
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelOptions, ModelProposer
-from .draft_trees import draft_trees
-from .drawn_nodes import DrawnNodes
-from .greedy_tree import tree_of_positions
-from .sampling import DraftSampler, Drawing, DrawRule
+from .draft_trees import DraftTrees, Nodes
+from .greedy_tree import Candidates, tree_of_positions
+from .sampling import Drawing, DrawRule
 
 
 class ParallelOptions(ModelOptions):
@@ -50,12 +49,13 @@ class ParallelProposer(ModelProposer):
         """See `ModelProposer.bind`."""
         super().bind(target, services)
         self._captured: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
+        self._trees_of_blocks = DraftTrees(self, self._inputs_of, self._grow_from_block)
 
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
         if self.config.tree_depth is not None:
-            return draft_trees(self, step, self._tree)
+            return self._trees_of_blocks.draft(step)
         chosen = self.wanted(step)
         num_tokens = self.most_wanted(step)
         sampler = self.sampler(step, chosen)
@@ -68,14 +68,13 @@ class ParallelProposer(ModelProposer):
         inputs = self.block_inputs(step)
         return inputs if chosen is None else [each[chosen] for each in inputs]
 
-    def _tree(self, step: StepView, chosen: Tensor | None, sampler: DraftSampler) -> tuple[Tensor, ...]:
+    def _grow_from_block(self, found: Nodes, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Trees where each depth has a distribution of its own, whatever its parent."""
-        depth, num_nodes = self.config.depth, self.most_wanted(step)
-        logits = self.block_logits(depth, *self._inputs_of(step, chosen))
-        if sampler.is_greedy:
-            return self.greedy_tree(logits, num_nodes)
-        found, level = DrawnNodes(sampler, num_nodes, depth), None
-        for each in logits[:, : found.depth].unbind(dim=1):
+        logits = self.block_logits(found.depth, *inputs)
+        if isinstance(found, Candidates):
+            return self.greedy_tree(logits, found.num_nodes)
+        level = None
+        for each in logits.unbind(dim=1):
             found.add(each[:, None].expand(-1, 1 if level is None else level.nodes.shape[1], -1), level)
             level = found.next_level()
         return found.result()
@@ -83,7 +82,8 @@ class ParallelProposer(ModelProposer):
     def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
         """The trees of requests that draw nothing: target ids and parents [b, n]. The most likely paths.
 
-        Confidences [b, n] may follow. Without them the engine learns how often such nodes are accepted.
+        Confidences [b, n] may follow. Without them the engine learns how often such nodes are accepted. A device may
+        record this (see `Services.capture`).
 
         logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
         """

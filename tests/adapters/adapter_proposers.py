@@ -40,8 +40,6 @@ class Counting:
 class Drawn:
     """Draws from a fixed distribution that is not the target's, and reports it."""
 
-    truthful = True
-
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         cls.vocab_size = target.vocab_size
@@ -54,15 +52,32 @@ class Drawn:
         k = step.num_draft_tokens
         uniforms = torch.stack([step.random.uniform(index) for index in range(k)], dim=1)
         ids = torch.searchsorted(self.distribution.cumsum(0).double(), uniforms).clamp(max=self.vocab_size - 1)
-        reported = self.distribution if self.truthful else self.distribution.flip(0)
-        kind = torch.full((len(step),), int(DistributionKind.DENSE_PROBS), dtype=torch.uint8)
-        return Draft(ids, step.budget, DraftDistribution(kind=kind, draft_probs=reported.expand(len(step), k, -1)))
+        return Draft(ids, step.budget, self.report(len(step), k))
+
+    def report(self, num_requests: int, num_rows: int) -> DraftDistribution:
+        """Of all rows alike."""
+        kind = torch.full((num_requests,), int(DistributionKind.DENSE_PROBS), dtype=torch.uint8)
+        return DraftDistribution(kind=kind, draft_probs=self.reported().expand(num_requests, num_rows, -1))
+
+    def reported(self) -> torch.Tensor:
+        """[V]: the truth."""
+        return self.distribution
 
 
 class Lying(Drawn):
     """Draws from another distribution than it reports."""
 
-    truthful = False
+    def reported(self) -> torch.Tensor:
+        """The likeliest tokens are the least likely."""
+        return self.distribution.flip(0)
+
+
+class Modest(Drawn):
+    """Draws from a sharper distribution than it reports, where every token is possible."""
+
+    def reported(self) -> torch.Tensor:
+        """Three quarters of it are even."""
+        return 0.25 * self.distribution + 0.75 / self.vocab_size
 
 
 class DrawnTree(Drawn):
@@ -77,9 +92,7 @@ class DrawnTree(Drawn):
         siblings = draw_siblings(self.distribution.expand(len(step), -1), uniforms[:, :2])
         child = draw_siblings(self.distribution.expand(len(step), -1), uniforms[:, 2:])
         parents = torch.stack([torch.full((len(step),), -1)] * 2 + [siblings.argmax(dim=1)], dim=1)
-        reported = self.distribution if self.truthful else self.distribution.flip(0)
-        kind = torch.full((len(step),), int(DistributionKind.DENSE_PROBS), dtype=torch.uint8)
-        told = DraftDistribution(kind=kind, draft_probs=reported.expand(len(step), 3, -1))
+        told = self.report(len(step), 3)
         return Draft(torch.cat([siblings, child], dim=1), step.budget.clamp(max=3), told, parents=parents)
 
 
@@ -92,10 +105,8 @@ class NoTree(Silent):
         return Draft.from_trees([[(-1, 1), (3, 2)][:budget] for budget in step.budget.tolist()], step.num_draft_tokens)
 
 
-class LyingTree(DrawnTree):
+class LyingTree(DrawnTree, Lying):
     """Draws from another distribution than it reports."""
-
-    truthful = False
 
 
 class Watching:

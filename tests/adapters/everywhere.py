@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from specdec.sdk import Draft, HostProposer, Needs, Phase, StrictModel
+from specdec.sdk import Draft, DraftKV, HostProposer, Needs, Phase, StrictModel
 from specdec.sdk.trees import tree_of_paths
 
 VOCAB_SIZE = 4096
@@ -85,6 +85,12 @@ class EarlyExit:
         return Draft(guess[:, None].expand(-1, step.num_draft_tokens), step.budget.clamp(max=1))
 
 
+class OnDevice(EarlyExit):
+    """The same from rows of fixed shapes, with drafts that the engine may leave where they are."""
+
+    needs = Needs(hidden_states=(0, "final", 7), placement="device")
+
+
 class Witness(RepeatLast):
     """Raises if what it is told of requests does not fit together."""
 
@@ -142,6 +148,34 @@ class Witness(RepeatLast):
             self.alive[request_id] = (row, generation, stop)
 
 
+class KVWitness(RepeatLast):
+    """Keeps each token and the one after it as draft KV, and raises if a row is of another text than the request's."""
+
+    needs = Needs(
+        history=True,
+        draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=2, dtype="float32", depends_on_next_token=True),
+    )
+
+    def bind(self, target, services):
+        self.services = services
+
+    def observe(self, step):
+        kept = step.kept
+        pairs = torch.stack([kept.token_ids, kept.next_token_ids], dim=-1)[:, None].float()
+        owner = torch.repeat_interleave(step.rows, kept.num_kept)
+        self.services.draft_kv().write(0, owner, kept.positions, pairs, -pairs)
+
+    def propose(self, step):
+        for row, length in zip(step.rows.tolist(), step.kept.next_position.tolist(), strict=True):
+            keys, values = self.services.draft_kv().read(0, row, length)
+            text = step.history[row, : length + 1]
+            expected = torch.stack([text[:-1], text[1:]], dim=-1)[:, None].float()
+            wrong = (keys != expected).flatten(1).any(dim=1).nonzero().flatten().tolist()
+            assert not wrong, f"of another text: positions {wrong} of {length}"
+            assert torch.equal(values, -keys)
+        return super().propose(step)
+
+
 class Tree:
     """Drafts what followed the two last occurrences of the newest token, as one tree."""
 
@@ -161,6 +195,14 @@ class Tree:
     def _tree(tokens):
         places = [place for place, token in enumerate(tokens[:-1]) if token == tokens[-1]]
         return tree_of_paths([tokens[place + 1 : place + 3] for place in places[-2:]])
+
+
+class Reader(Witness):
+    """Counts the tokens of the prompts that it is shown."""
+
+    def on_start(self, request):
+        super().on_start(request)
+        self.events.update(f"token {token_id}" for token_id in request.prompt_token_ids)
 
 
 class TreeWitness(Tree):

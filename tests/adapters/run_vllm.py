@@ -1,9 +1,10 @@
 """vLLM engines one after the other, in this process: a line on stdin names a folder with job.json.
 
 Written to result.json there: version, v2 (whether the V2 runner ran), outputs (token ids by batch, prompt and sample),
-drafts and steps (of `stepwise`), reports (one per worker), metrics (vLLM's own of drafting), events (of `Witness`),
-error (None, or the text of what stopped the start or a batch). A line on stdout says that it is written; what vLLM
-prints goes to stderr.
+cached (tokens of each prompt that vLLM's prefix cache had), drafts (of `stepwise`, by batch), accepted (vLLM's own
+figures of each request), reports (one per worker), metrics (vLLM's own of drafting), events (of `Witness`), verified
+(what `Listener` was shown), error (None, or the text of what stopped the start or a batch). A line on stdout says that
+it is written; what vLLM prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,32 +24,29 @@ def report(worker):
 
 
 def stepwise(llm, prompts, sampling):
-    """Of each request its text, what vLLM drafted, and how many tokens each step gave it: by the number before it."""
+    """The finished requests, and what vLLM drafted for each: by the number of tokens before the draft."""
     engine = llm.llm_engine
     scheduler = engine.engine_core.engine_core.scheduler  # in this process
-    texts, drafts, steps = [[[]] for _ in prompts], [{} for _ in prompts], [{} for _ in prompts]  # of one sample each
+    outputs, drafts = [None for _ in prompts], [{} for _ in prompts]
     names = {}
     for number, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
         names[engine.add_request(str(number), prompt, params)] = number
     while engine.has_unfinished_requests():
         for output in engine.step():
-            number, text = int(output.request_id), list(output.outputs[0].token_ids)
-            before = len(texts[number][0])
-            steps[number][len(prompts[number]["prompt_token_ids"]) + before] = len(text) - before
-            texts[number] = [text]
+            outputs[int(output.request_id)] = output
         for name, request in scheduler.requests.items():
             if request.spec_token_ids:
                 drafts[names[name]][request.num_tokens] = [int(token_id) for token_id in request.spec_token_ids]
-    return texts, drafts, steps
+    return outputs, drafts
 
 
-def images(job):
-    """What goes with each prompt: an image of one colour, if the job names one."""
-    if "image" not in job:
+def images(job, batch):
+    """What goes with each prompt: an image of one colour, if the job names one for each batch."""
+    if "images" not in job:
         return {}
     from PIL import Image
 
-    return {"multi_modal_data": {"image": Image.new("RGB", (28, 28), job["image"])}}
+    return {"multi_modal_data": {"image": Image.new("RGB", job["image_size"], job["images"][batch])}}
 
 
 def run(job, result):
@@ -59,15 +57,19 @@ def run(job, result):
     llm = LLM(**job["engine"])
     try:
         result["v2"] = llm.llm_engine.vllm_config.use_v2_model_runner
-        for prompts, sampling in zip(job["batches"], job["sampling"], strict=True):
-            prompts = [{"prompt_token_ids": ids} | images(job) for ids in prompts]
+        for number, (prompts, sampling) in enumerate(zip(job["batches"], job["sampling"], strict=True)):
+            prompts = [{"prompt_token_ids": ids} | images(job, number) for ids in prompts]
             sampling = [SamplingParams(**each) for each in sampling]
-            if job.get("stepwise"):
-                result["outputs"], result["drafts"], result["steps"] = stepwise(llm, prompts, sampling)
-                continue
-            outputs = llm.generate(prompts, sampling, use_tqdm=False)
+            if job["stepwise"]:
+                outputs, drafts = stepwise(llm, prompts, sampling)
+                result["drafts"].append(drafts)
+            else:
+                outputs = llm.generate(prompts, sampling, use_tqdm=False)
             result["outputs"].append([[list(one.token_ids) for one in output.outputs] for output in outputs])
             result["cached"].append([output.num_cached_tokens for output in outputs])
+            if "per_request_spec_decode_metrics" in job["engine"]:
+                accepted = [[one.spec_decode_metrics.to_dict() for one in output.outputs] for output in outputs]
+                result["accepted"].append(accepted)
         if "additional_config" in job["engine"]:
             result["reports"] = llm.collective_rpc(report)
         if not job["engine"]["disable_log_stats"]:
@@ -79,17 +81,20 @@ def run(job, result):
 
 def main(answers):
     from everywhere import Witness
+    from listener import Listener
 
     for line in sys.stdin:
         directory = Path(line.strip())
-        result = {"outputs": [], "cached": [], "reports": [], "error": None}
+        result = {"outputs": [], "cached": [], "drafts": [], "accepted": [], "reports": [], "error": None}
         Witness.events.clear()
+        Listener.seen.clear()
         try:
             run(json.loads((directory / "job.json").read_text()), result)
         except Exception:
             result["error"] = traceback.format_exc()
         gc.collect()
-        (directory / "result.json").write_text(json.dumps(result | {"events": Witness.events}))
+        shown = {"events": Witness.events, "verified": Listener.seen}
+        (directory / "result.json").write_text(json.dumps(result | shown))
         print("done", file=answers, flush=True)
 
 

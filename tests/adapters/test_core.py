@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 import pytest
 from everywhere import Misuser, Witness
+from listener import Listener, shown
 
 from specdec import LLM, SamplingParams
 from specdec.sdk import ProposerError
@@ -106,6 +107,18 @@ def test_no_misuse_ends_the_engine(batch, plain, record):
     assert [generate(llm, batch), generate(llm, batch)] == [plain, plain]
     assert set(llm.engine.metrics.proposer_errors) == {"SD-E200", "SD-E201", "SD-E203", "SD-E210"}
     record(llm, "misuse ends nothing", "a failing proposer is handled as asked")
+
+
+def test_listeners_are_shown_the_logits_that_chose_each_token(batch, plain, record):
+    llm = make({"method": "ngram"})
+    Listener.seen.clear()
+    llm.add_hooks(Listener())
+    assert generate(llm, batch) == plain
+    assert shown(Listener.seen) == (
+        sorted(text for (text,) in plain),
+        llm.engine.metrics.acceptance.num_accepted_tokens,
+    )
+    record(llm, "listeners are shown what was verified")
 
 
 @pytest.mark.parametrize("policy", ["disable", "raise"])

@@ -73,7 +73,7 @@ def drafting(model):
     return speculative(model, SHIPPED["ngram"])
 
 
-def small_model_of_five():
+def small_model_of_five(head_dim=16):
     """A random model whose texts can be enumerated."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -83,7 +83,7 @@ def small_model_of_five():
         num_hidden_layers=1,
         num_attention_heads=1,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=32,
         initializer_range=0.7,
         bos_token_id=None,
@@ -154,6 +154,12 @@ def chi_square(model, decoding, num_samples, at_a_time=1):
     for _ in range(num_samples // at_a_time):
         for text in model.generate(prompt.expand(at_a_time, -1), **settings):
             counts[tuple(text[3:].tolist())] += 1
+    return chi_square_of(counts, distribution)
+
+
+def chi_square_of(counts, distribution):
+    """As `chi_square`: how often each text was seen, and its probability."""
+    num_samples = counts.sum()
     possible = distribution > 0
     assert counts[~possible].sum() == 0
     expected = distribution[possible] * num_samples

@@ -19,10 +19,11 @@ ENGINE = {
     "seed": 0,
     "disable_log_stats": True,
 }
+LISTENING = {"specdec.plugins": "listener = listener:Listener"}  # the entry point of a hook plugin
 IN_PROCESS = {"distributed_executor_backend": "uni"}  # the run's process is the worker
 
 
-def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, sampling=None, **engine):
+def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, sampling=None, stepwise=False, **engine):
     """What to run. `sampling`: of all prompts, or a list with that of each prompt of the only batch."""
     speculative = engine.pop("speculative", {})
     settings = ENGINE | (IN_PROCESS if "tensor_parallel_size" not in engine else {}) | engine
@@ -35,8 +36,17 @@ def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, s
     return {
         "engine": {"model": str(target)} | settings,
         "batches": batches,
+        "stepwise": stepwise,
         "sampling": [[{"temperature": 0, "max_tokens": 48} | (one or {}) for one in batch] for batch in given],
     }
+
+
+def write_distribution(site, name, groups):
+    """For a process whose `path` has the folder: one with an entry point in each group."""
+    metadata = site / f"{name}-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("\n".join(f"[{group}]\n{line}" for group, line in groups.items()))
 
 
 def environment_of(in_process, path, more):
@@ -51,6 +61,21 @@ def environment_of(in_process, path, more):
         "VLLM_LOGGING_LEVEL": "WARNING",
         **more,
     }
+
+
+def with_interpreted_triton(folder):
+    """What a process has in which Triton's interpreter is an active backend, so that vLLM chooses V2 by itself.
+
+    The shim is a distribution in the folder: Triton and vLLM look for entry points in every process.
+    """
+    shim = HERE / "vllm_v2" / "interpreted_triton"
+    (folder / shim.name).symlink_to(shim)
+    metadata = folder / f"{shim.name}-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {shim.name}\nVersion: 0\n")
+    groups = {"triton.backends": f"cpu = {shim.name}", "vllm.general_plugins": f"shim = {shim.name}.repairs:install"}
+    (metadata / "entry_points.txt").write_text("\n".join(f"[{group}]\n{line}" for group, line in groups.items()))
+    return {"path": [str(folder)], "TRITON_INTERPRET": "1"}
 
 
 class VllmProcess:

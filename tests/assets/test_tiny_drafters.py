@@ -21,12 +21,13 @@ TINY = ASSETS / "tiny"
 VOCAB_SIZE, DRAFT_VOCAB_SIZE, HIDDEN, FFN, EAGLE3_FFN = 4096, 2048, 256, 640, 768
 DSPARK_FFN, MARKOV_RANK = 256, 16
 MASK_TOKEN_ID = 4084
-MAX_ASSET_BYTES = 50_000_000
+MAX_ASSET_BYTES = 55_000_000
 PROMPT_LENGTH = 48  # tokens
 NUM_DRAFTS = 7
 
 WEIGHTS = {
     "draft": "draft/model.safetensors",
+    "pard": "pard/model.safetensors",
     "eagle": "eagle/model.safetensors",
     "eagle3": "eagle3/model.safetensors",
     "dflash": "dflash/model.safetensors",
@@ -257,15 +258,20 @@ def test_mixtures_have_experts_and_publish_them_one_by_one():
                 assert tensors[f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight"].shape == shape
 
 
-@pytest.mark.parametrize("name", ["draft", "moe", "moe_draft"])
+@pytest.mark.parametrize("name", ["draft", "pard", "moe", "moe_draft"])
 def test_language_models_share_the_targets_tokenizer(name):
     for file_name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (TINY / name / file_name).read_bytes() == (TINY / "target" / file_name).read_bytes()
     assert config_of(name)["vocab_size"] == VOCAB_SIZE
 
 
+def test_pard_is_the_draft_model_with_a_mask():
+    assert config_of("pard") == config_of("draft") | {"pard_token": MASK_TOKEN_ID}
+
+
 FEWEST_TOKENS_PER_VERIFY = {
     "draft": 2.9,
+    "pard": 1.8,
     "eagle3": 2.7,
     "eagle": 2.5,
     "mtp": 2.4,

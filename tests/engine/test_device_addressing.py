@@ -8,8 +8,10 @@ from device_steps import address_by_table
 from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, tokens
 from inside import addressing_of
 
+from specdec.core.cache.block_pool import BlockPool
 from specdec.core.cache.block_table import BlockTable
 from specdec.core.cache.device_addressing import DeviceAddressing
+from specdec.core.cache.row_table import RowTable
 from specdec.core.engine.device import PROFILES
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.draft_model.proposer import DraftModelProposer
@@ -109,3 +111,11 @@ def test_positions_behind_a_request_lie_in_the_pad_block():
     found = table.slots(rows, positions, block_size=16).tolist()
     assert found[:2] == [80, 95]
     assert all(slot // 16 == PAD for slot in found[2:])
+
+
+def test_an_engine_that_keeps_a_block_for_nobody_needs_no_other():
+    pool = BlockPool(6, 16, null_block=0)
+    addressing = DeviceAddressing(RowTable(2, pool), 2, 3, CPU)
+    assert addressing.num_pad_blocks == 0
+    assert addressing.table.blocks.tolist() == [[0] * 3] * 3
+    assert DeviceAddressing(RowTable(2, BlockPool(6, 16)), 2, 3, CPU).num_pad_blocks == 1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from emulated_cuda import EmulatedCuda, emulated_cuda, plain_kernels
-from serving import CASES, HYBRID_CASES, TREE_CASES, engine, make_mtp_target, prompt
+from serving import CASES, HYBRID_CASES, TREES_OF_DEVICE, engine, make_mtp_target, prompt
 
 from specdec import LLM, SamplingParams
 
@@ -47,7 +47,7 @@ def main() -> None:
     table = {}
     with tempfile.TemporaryDirectory() as folder:
         mtp_target = make_mtp_target(Path(folder))
-        for name, form in CASES + TREE_CASES[1:] + HYBRID_CASES:
+        for name, form in CASES + TREES_OF_DEVICE + HYBRID_CASES:
             with emulated_cuda() as cuda, plain_kernels(cuda):
                 found = figures(cuda, engine(name, form, mtp_target), form)
                 table[f"{name}-{form}"] = {"waits": found["waits"]} if (name, form) in HYBRID_CASES else found

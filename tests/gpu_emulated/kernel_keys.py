@@ -1,8 +1,9 @@
-"""Which kernels of layers and attention an engine asks Triton for at its start, and which more while it serves.
+"""Which kernels an engine asks Triton for at its start, and which more while it serves.
 
     PYTHONPATH=src:tests/helpers:tests/rejection python tests/gpu_emulated/kernel_keys.py eagle3-greedy ...
 
-prints one JSON object for each proposer and form, recorded and not: see `tests/rejection/keys.py`.
+prints one JSON object for each proposer and form, recorded and not: see `tests/rejection/keys.py`, which
+asks for those of verification.
 """
 
 from __future__ import annotations
@@ -22,10 +23,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
 from keys import Keys
 from serving import churn, engine, make_mtp_target
 
+from specdec.core.kernels.draft_uniforms.kernel import draft_uniforms
 from specdec.core.kernels.layers import kernel
 from specdec.core.kernels.paged_attention import warmed
+from specdec.core.kernels.path_move.kernel import move_paths
+from specdec.core.kernels.tree_masks.kernel import tree_masks
 
-LAUNCHING = {"attend_pages": warmed.attend_pages} | {name: getattr(kernel, name) for name in FUSED}
+LAUNCHING = {
+    "attend_pages": warmed.attend_pages,
+    "draft_uniforms": draft_uniforms,
+    "move_paths": move_paths,
+    "tree_masks": tree_masks,
+    **{name: getattr(kernel, name) for name in FUSED},
+}
 
 
 def ask_for_kernels(cuda):

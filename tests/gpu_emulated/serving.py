@@ -6,6 +6,7 @@ import importlib
 import json
 import random
 import sys
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -30,9 +31,20 @@ CASES = [
     *((name, form) for name in DEVICE for form in FORMS),
 ]
 """Proposers, and what their drafts report."""
-TREE_CASES = [(name, "tree") for name in ("suffix", "eagle3", "medusa")]
+TREES_OF_HOST = HOST | {"token_recycling": {"method": "token_recycling"}}
+TREES_OF_DEVICE = [
+    *((name, form) for name in ("eagle3", "medusa", "dflash", "draft_model") for form in ("tree", "drawn")),
+    ("medusa", "static"),
+]
+"""Trees of likeliest nodes, of drawn ones, and of choices that a user gave."""
+TREE_CASES = [*((name, "tree") for name in TREES_OF_HOST), *TREES_OF_DEVICE]
 NUM_NODES = 6
 """Of a tree of depth K."""
+TREE_FORMS = {
+    "tree": {},
+    "drawn": {"draft_sample_method": "probabilistic"},
+    "static": {"proposer_config": {"medusa_choices": [[0], [1], [0, 0], [1, 0], [0, 1], [0, 0, 0]]}},
+}
 HYBRID_CASES = [(f"hybrid-{name}", "greedy") for name in ("plain", "ngram", "mtp")]
 """On the packaged target of which some layers keep a state."""
 PROMPTS = [json.loads(line)["prompt"] for line in (TINY / "prompts.jsonl").read_text().splitlines()][::3]
@@ -42,11 +54,11 @@ def speculation(name: str, form: str) -> dict | None:
     """The settings of a case; None for plain decoding."""
     if name == "plain":
         return None
-    settings = (HOST | DEVICE)[name] | {"num_speculative_tokens": K}
+    settings = (TREES_OF_HOST | DEVICE)[name] | {"num_speculative_tokens": K}
     if form == "greedy":
         return settings
-    if form == "tree":
-        return settings | {"num_draft_nodes": NUM_NODES}
+    if form in TREE_FORMS:
+        return settings | {"num_draft_nodes": NUM_NODES} | TREE_FORMS[form]
     return settings | {"draft_sample_method": "probabilistic", "proposer_config": {"draft_distribution": form}}
 
 
@@ -75,7 +87,9 @@ def prompt(llm: LLM, index: int) -> list[int]:
     return llm.engine.encode(PROMPTS[index % len(PROMPTS)])[:20]
 
 
-def churn(llm: LLM, num_requests: int, seed: int = 0) -> tuple[dict[str, list[int]], tuple[int, int]]:
+def churn(
+    llm: LLM, num_requests: int, seed: int = 0, temperatures: Sequence[float] = (0, 0.8)
+) -> tuple[dict[str, list[int]], tuple[int, int]]:
     """Serve requests that come at any step, greedy and sampled ones, and abort some. Tokens by id, and acceptance.
 
     The first three are long, and none is aborted before they have grown: they do not fit into 6 blocks of 16 tokens.
@@ -86,7 +100,7 @@ def churn(llm: LLM, num_requests: int, seed: int = 0) -> tuple[dict[str, list[in
             for _ in range(rng.choice([1, 1, 2, 4]) if step else 3):
                 most = rng.choice([4, 20, 20]) if step else 20
                 params = SamplingParams(
-                    temperature=rng.choice([0, 0.8]), max_tokens=most, seed=step + len(requests), ignore_eos=True
+                    temperature=rng.choice(temperatures), max_tokens=most, seed=step + len(requests), ignore_eos=True
                 )
                 name = serving.add_request(prompt(llm, rng.randrange(9)), params)
                 requests[name] = serving.get_request(name)

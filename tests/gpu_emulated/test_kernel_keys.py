@@ -1,4 +1,4 @@
-"""No kernel of a layer compiles while requests wait: all are asked for at an engine's start."""
+"""No kernel compiles while requests wait: all are asked for at an engine's start."""
 
 from __future__ import annotations
 
@@ -22,11 +22,19 @@ OTHERS = [
     ("hybrid-plain", "greedy"),
     ("hybrid-mtp", "greedy"),
 ]
+TREES = [
+    ("suffix", "tree"),
+    ("medusa", "tree"),
+    ("draft_model", "tree"),
+    ("eagle3", "drawn"),
+    ("dflash", "drawn"),
+]
+"""An engine that draws trees grows trees of likeliest nodes as well, in steps of greedy requests."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", [QUICK, OTHERS], ids=["quick", "draft networks and hybrids"])
-def test_serving_asks_for_no_kernel_of_layers_that_the_start_did_not(cases):
+@pytest.mark.parametrize("cases", [QUICK, OTHERS, TREES], ids=["quick", "draft networks and hybrids", "trees"])
+def test_serving_asks_for_no_kernel_that_the_start_did_not(cases):
     """Requests come and go; recorded, and unrecorded, where each number of tokens is launched."""
     found = printed(["-".join(case) for case in cases])
     assert len(found) == 2 * len(cases)
@@ -36,6 +44,7 @@ def test_serving_asks_for_no_kernel_of_layers_that_the_start_did_not(cases):
         assert tiles % 3 == 0, "tiles of 16, 32 and 64 rows, for each kind of layer, with ranges and without"
         fused = {"join_ranges_kernel", "rms_norm_kernel", "silu_mul_kernel"}
         assert fused <= each["warmed"].keys()
+        assert (cases is TREES) == ({"tree_masks_kernel", "move_paths_kernel"} <= each["warmed"].keys())
         assert "rotate_kernel" in each["warmed"] or each["name"].startswith("hybrid"), "it turns parts of heads"
 
 

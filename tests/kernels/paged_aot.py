@@ -36,7 +36,7 @@ def attention(
     types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "chunk", "num_ranges"), "i32")
     types |= {"num_nodes_ptr": "*i32", "ancestors_ptr": "*i64", "depths_ptr": "*i32", "tree_width": "i32"}
     types |= {"scale": "fp32", "softcap": "fp32", "sinks_ptr": f"*{dtype}"}
-    tile = tile_of(num_rows, dim, DTYPES[dtype])
+    tile = tile_of(num_rows, dim, DTYPES[dtype], tree=tree)
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in tile} | ATTENTION
     constants = tile | {"GROUP": GROUP, "DIM": dim, "VALUE_DIM": dim, "BLOCK_SIZE": 16, "MODE": MODES[mode]}
     constants |= {"PADDED_DIM": padded(dim), "PADDED_VALUE_DIM": padded(dim), "RANGED": ranged}

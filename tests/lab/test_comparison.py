@@ -87,6 +87,13 @@ def test_the_pareto_front_is_what_nothing_else_beats_in_both():
     assert {row["label"]: row["is_on_pareto_front"] for row in rows} == {"few": True, "wasteful": False, "many": True}
 
 
+def test_a_row_says_how_many_rows_of_a_step_would_just_pay():
+    [row] = rows_of("speedup", many=[counts((4, 3))] * 3)
+    plain, per_row = 15 / 12, (2 - 15 / 12) / 4
+    assert row["rows_per_step"] == 5
+    assert plain + (row["break_even_rows_per_step"] - 1) * per_row == pytest.approx(4 * plain)
+
+
 def test_a_live_comparison_counts_what_a_benchmark_counts(live):
     settings = BenchSettings(**SMALL, speculative_config=NGRAM, baseline="off")
     alone = run_bench(settings, PluginSettings(), NoProgress())

@@ -26,6 +26,7 @@ PROPOSERS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix", "num_speculative_tokens": 6},
     "draft_model": {"method": "draft_model", "model": "tiny/draft", "num_speculative_tokens": 3},
+    "pard": {"model": "tiny/pard", "num_speculative_tokens": 4},
     "eagle": {"model": "tiny/eagle", "num_speculative_tokens": 3},
     "eagle3": {"model": "tiny/eagle3", "num_speculative_tokens": 3},
     "dflash": {"model": "tiny/dflash", "num_speculative_tokens": 5},

@@ -17,7 +17,7 @@ from make_walks import dflash2, domino, lilicorr, xpress
 from mlp_checkpoints import mlp
 from mtp_checkpoints import NEXTN, Several, tiny_module, tiny_target
 from other_tokenizers import fewer_tokens
-from pard_checkpoints import pard, pard2
+from pard_checkpoints import pard2
 from plugin_helpers import TargetStates
 from replaying import tiny_truth
 
@@ -94,11 +94,12 @@ DRAFTERS: dict[str, Ask] = {
     "mtp, three modules": several_modules,
     "P-EAGLE": made("eagle3", make_eagle.peagle),
     "EAGLE-3 with latent attention": made("eagle3", make_eagle.latent),
-    "PARD": made("draft_model", pard),
+    "PARD": shipped("pard"),
     "PARD-2": made("draft_model", pard2),
     "intersection": made("draft_model", fewer, proposer_config={"vocabulary": "intersection"}),
     "reencode": made("draft_model", fewer, proposer_config={"vocabulary": "reencode"}),
-    "DSpark": made("dspark", deepspec),
+    "DSpark": shipped("dspark"),
+    "DSpark, DeepSpec's layout": made("dspark", deepspec),
     "DSpark, gated": made("dspark", partial(deepspec, kind="gated", confidence="outputs")),
     "DSpark, recurrent": made("dspark", partial(deepspec, kind="rnn", confidence="none")),
     "DFlash2": made("dflash", dflash2),

@@ -21,14 +21,14 @@ PATHS = [[0], [0, 0], [1], [0, 1], [1, 0], [0, 0, 2]]
 
 def test_each_node_is_the_choice_of_its_head_and_rank():
     tree = Choices.of(PATHS, 6, 3, 8)
-    assert tree.parents == [-1, 0, -1, 0, 2, 1]
+    assert tree.parents.tolist() == [-1, 0, -1, 0, 2, 1]
     logits = torch.zeros(1, 3, 8)
     logits[0, 0, [5, 6]] = torch.tensor([2.0, 1.0])
     logits[0, 1, [3, 4]] = torch.tensor([2.0, 1.0])
     logits[0, 2, [7, 1, 2]] = torch.tensor([3.0, 2.0, 1.0])
     tokens, parents = tree.tree(logits, 6, None)
     assert tokens.tolist() == [[5, 3, 6, 4, 3, 2]]
-    assert parents.tolist() == [tree.parents]
+    assert parents.tolist() == [tree.parents.tolist()]
     mapped, _ = tree.tree(logits, 6, DraftVocabulary.from_ids(torch.arange(10, 18), 64))
     assert mapped.tolist() == [[15, 13, 16, 14, 13, 12]]
 
@@ -39,8 +39,8 @@ def test_a_step_that_takes_fewer_nodes_gets_the_first_ones():
 
 
 def test_a_smaller_or_shallower_tree_is_the_beginning_of_the_list():
-    assert Choices.of(PATHS, 3, 3, 8).parents == [-1, 0, -1]
-    assert Choices.of(PATHS, 6, 1, 8).ranks == [0, 1]
+    assert Choices.of(PATHS, 3, 3, 8).parents.tolist() == [-1, 0, -1]
+    assert Choices.of(PATHS, 6, 1, 8).ranks.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_checkpoints_own_choices_are_drafted(tmp_path):
     config = json.loads((folder / "config.json").read_text()) | {"medusa_choices": PATHS}
     (folder / "config.json").write_text(json.dumps(config))
     llm = made(str(folder), num_draft_nodes=16)
-    assert proposer_of(llm)._choices.parents == [-1, 0, -1, 0, 2, 1]
+    assert proposer_of(llm)._choices.parents.tolist() == [-1, 0, -1, 0, 2, 1]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     [found] = llm.generate(["class Stack:\n"], params)
     [plain] = LLM("tiny", max_model_len=128).generate(["class Stack:\n"], params)

@@ -21,6 +21,7 @@ from specdec.sdk import ConfigError
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 DRAFTERS = {
     "draft": ("tiny", "draft_model", 2.0),
+    "pard": ("tiny", "draft_model", 1.6),
     "eagle": ("tiny", "eagle", 1.6),
     "eagle3": ("tiny", "eagle3", 2.0),
     "dflash": ("tiny", "dflash", 1.6),

@@ -79,9 +79,10 @@ def test_the_first_draft_of_pard_is_the_models_own_next_token(tmp_path):
     assert len(firsts[0]) > 15
 
 
-def test_all_drafts_come_from_one_pass_over_the_mask(tmp_path):
+@pytest.mark.parametrize("speculative", [{}, {"num_draft_nodes": 12}], ids=["chain", "tree"])
+def test_all_drafts_come_from_one_pass_over_the_mask(speculative, tmp_path):
     widths: list[int] = []
-    llm = engine(pard(tmp_path / "draft").save(), 5)
+    llm = engine(pard(tmp_path / "draft").save(), 5, speculative=speculative)
     first = proposer_of(llm)._model.get_decoder().layers[0]
     first.register_forward_hook(lambda _, args, out: widths.append(out.shape[1]))
     continued(llm, tiny_prompts()[4:5], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))

@@ -164,6 +164,14 @@ def test_forms_are_made_at_the_start_only(max_num_seqs, small_path, compiled):
     assert len(compiled) == at_start == {1: 7, ROWS: 10}[max_num_seqs]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_forms_of_trees_are_made_at_the_start_too(method, small_path, compiled, caplog):
+    speculative = {"method": "draft_model", "model": str(small_path), "num_draft_nodes": 6}
+    texts = compiles_at_start_only(small_path, speculative | {"draft_sample_method": method}, compiled, caplog)
+    assert texts == texts_of(engine(small_path, None))
+
+
 def test_without_compilation_nothing_is_warmed_up(small_path):
     llm = engine(small_path, own_draft(small_path, "Watched"))
     assert proposer_of(llm).num_observed == 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -69,7 +70,27 @@ def sampling(count, filters, skew):
     return SamplingRows(f(), i(), f(), f(), i(), i(), all_greedy=False, any_filter=filters)
 
 
-def check(keys, name, rule, form, *, vocab, width, most=256, k=5, t2d=False):
+def of_trees(rule, *, together):
+    """As the sampler chooses: drafts with parents are trees."""
+
+    def verify(logits, cu_rows, drafts, *given):
+        if drafts.parents is None:
+            return rule(logits, cu_rows, drafts, *given)
+        return triton_backend.verify_trees(logits, cu_rows, drafts, *given, together=together)
+
+    return verify
+
+
+def with_parents(drafts, skew):
+    """As an engine takes them: whether siblings were put back is said of all that were drawn."""
+    parents = torch.zeros(drafts.token_ids.numel() + skew, dtype=torch.int64)[skew:].view(drafts.token_ids.shape)
+    given = drafts.distributions
+    if given is not None:
+        given = replace(given, replacement=torch.zeros(len(drafts.lengths) + skew, dtype=torch.bool)[skew:])
+    return replace(drafts, parents=parents, distributions=given)
+
+
+def check(keys, name, rule, form, *, vocab, width, most=256, k=5, t2d=False, trees=False):
     keys.found.clear()
     mapping = torch.zeros(vocab, dtype=torch.int64) if t2d else None
     buffers = DistributionBuffers.none()
@@ -77,7 +98,7 @@ def check(keys, name, rule, form, *, vocab, width, most=256, k=5, t2d=False):
         buffers = DistributionBuffers.allocate(form, (most, k, width), mapping, CPU)
     workspace = Workspace.plan(most, k, vocab, CPU, width if form == "dense" else 0)
     logits = torch.empty(most * (k + 1), vocab, dtype=torch.bfloat16)
-    warm_up(rule, workspace, logits[:1], buffers.examples)
+    warm_up(rule, workspace, logits[:1], buffers.examples, trees=trees)
     before = set(keys.found)
     kinds = {"one_hot": [], "sparse": [3], "dense": [1, 2]}[form]
     for count, drafted, filters, skew in product((1, 2, 15, 16, 17, 64, 129, 256), range(k + 1), (False, True), (0, 1)):
@@ -92,13 +113,16 @@ def check(keys, name, rule, form, *, vocab, width, most=256, k=5, t2d=False):
             ids = torch.zeros(count * drafted + skew, dtype=torch.int64)[skew:].view(count, drafted)
             drafts = DraftRows(ids, torch.zeros(count + skew, dtype=torch.int64)[skew:], taken)
             cu_rows = torch.zeros(count + 1 + skew, dtype=torch.int64)[skew:]
-            rule(logits[: count * (drafted + 1)], cu_rows, drafts, sampling(count, filters, skew), None, workspace)
+            every = [drafts, with_parents(drafts, skew)] if trees and drafted else [drafts]
+            for each in every:
+                rule(logits[: count * (drafted + 1)], cu_rows, each, sampling(count, filters, skew), None, workspace)
     return keys.report(name, before)
 
 
 if __name__ == "__main__":
     keys = Keys()
     standard, block = triton_backend.verify, triton_backend.verify_block
+    in_turn, together = of_trees(standard, together=False), of_trees(block, together=True)
     for name, rule, form, rest in (
         ("one_hot", standard, "one_hot", {"vocab": 32000, "width": 0}),
         ("sparse", standard, "sparse", {"vocab": 32000, "width": 256}),
@@ -108,5 +132,8 @@ if __name__ == "__main__":
         ("dense, odd vocabulary", standard, "dense", {"vocab": 1003, "width": 1003, "most": 17}),
         ("block sparse", block, "sparse", {"vocab": 32000, "width": 256}),
         ("block dense", block, "dense", {"vocab": 8192, "width": 2048, "most": 129}),
+        ("trees", in_turn, "one_hot", {"vocab": 32000, "width": 0, "trees": True}),
+        ("drawn trees, sparse", in_turn, "sparse", {"vocab": 32000, "width": 256, "most": 17, "k": 18, "trees": True}),
+        ("drawn trees, block, dense", together, "dense", {"vocab": 1003, "width": 1003, "most": 17, "trees": True}),
     ):
         print(json.dumps(check(keys, name, rule, form, **rest)), flush=True)

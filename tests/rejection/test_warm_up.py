@@ -12,14 +12,16 @@ KEYS = Path(__file__).with_name("keys.py")
 
 
 def test_calls_of_every_shape_ask_for_no_kernel_that_warm_up_did_not() -> None:
-    """1 to 256 requests, 0 to K drafts, with filters and without, of each kind, aligned and not: 8 configurations."""
+    """1 to 256 requests, 0 to K drafts, with filters and without, of each kind, aligned and not, and their trees."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(KEYS)], capture_output=True, text=True, env=environment, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
-    assert len(found) == 8
+    assert len(found) == 11
     assert [each["added"] for each in found.values() if each["added"]] == []
     assert found["one_hot"]["warmed"] == {"row_stats_kernel": 2, "verdict_kernel": 2, "filter_rows_kernel": 2}
+    of_trees = [sum(found.pop(name)["warmed"].values()) for name in list(found) if "trees" in name]
+    assert max(of_trees) <= 16
     assert max(sum(each["warmed"].values()) for each in found.values()) <= 10

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk.model_proposer import DraftSampler
-from specdec.sdk.model_proposer.drawn_nodes import DrawnNodes, widths_of
+from specdec.sdk.model_proposer.drawn_nodes import DrawnNodes, DrawnShape, widths_of
 from specdec.sdk.trees import depths
 from specdec.sdk.types import DistributionKind, Draft, StepView
 
@@ -46,7 +46,8 @@ def logits_of(states: Tensor) -> Tensor:
 
 def grown(step: StepView, form: str = "sparse") -> Draft:
     sampler = DraftSampler(step, None, form, sparse_top_m=V)
-    nodes = DrawnNodes(sampler, K, DEPTH)
+    shape = DrawnShape.of(K, DEPTH, step.budget.device)
+    nodes = DrawnNodes(sampler.rule, shape, sampler.budgets, *sampler.numbers(K))
     known = ROOT.expand(len(step), 1)
     nodes.add(logits_of(known), None)
     for _ in range(nodes.depth - 1):

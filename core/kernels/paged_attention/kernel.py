@@ -248,7 +248,7 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
     if num_ranges > 1:
         totals = query.new_empty(num_tokens, num_heads, num_ranges, value_dim, dtype=torch.float32)
         maxima, sums = totals.new_empty(2, num_tokens, num_heads, num_ranges)
-    tile = tile_of(group * num_queries, max(dim, value_dim), query.dtype)
+    tile = tile_of(group * num_queries, max(dim, value_dim), query.dtype, tree=pages.tree is not None)
     num_tiles = -(-group * num_queries // tile["ROWS"])
     attend_pages_kernel[(num_tiles, num_requests * num_kv_heads, num_ranges)](
         query,
@@ -331,12 +331,15 @@ def few_tokens(num_ranges: int) -> int:
     return min(FEW_TOKENS, MOST_PARTS // num_ranges)
 
 
-def tile_of(num_rows: int, dim: int, dtype: torch.dtype) -> dict[str, int]:
-    """How many query rows and keys a program works on at a time, and how: what the compiler spills nowhere."""
+def tile_of(num_rows: int, dim: int, dtype: torch.dtype, *, tree: bool) -> dict[str, int]:
+    """How many query rows and keys a program works on at a time, and how: what the compiler spills nowhere.
+
+    tree: whether there is a mask, which lies in registers too.
+    """
     exact, wide = dtype == torch.float32, dim > 128
     rows = 16 if num_rows <= 16 or exact else 32 if num_rows <= 32 or wide else 64
-    keys = 16 if exact else 32 if wide or rows == 64 or (rows == 32 and dim > 64) else 64
-    warps = 8 if (rows == 64 and dim <= 64) or (rows == 32 and wide) else 4
+    keys = 16 if exact or (tree and wide) else 32 if wide or rows == 64 or (rows == 32 and dim > 64) else 64
+    warps = 8 if (rows == 64 and (tree or dim <= 64)) or (rows == 32 and wide) else 4
     if exact and not wide:
         warps = 2 if dim <= 32 else 8
     tile = {"ROWS": rows, "KEYS": keys, "num_warps": warps, "num_stages": 2}

@@ -34,7 +34,7 @@ class LayerKind:
     mode: Mode
     spec: AttentionSpec  # without sinks
     sinks: torch.dtype | None
-    tree_width: int  # 0: no tree
+    tree: bool  # whether there is a mask; how wide it is selects no kernel
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
@@ -55,7 +55,7 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
         mode=pages.mode,
         spec=spec if sinks is None else replace(spec, sinks=None),
         sinks=None if sinks is None else sinks.dtype,
-        tree_width=0 if pages.tree is None else pages.tree.ancestors.shape[1],
+        tree=pages.tree is not None,
     )
     compile_forms(kind)
     return kernel.attend_pages(query, keys, values, pages, spec)
@@ -73,12 +73,8 @@ def compile_forms(kind: LayerKind) -> None:
     )
     sinks = None if kind.sinks is None else torch.zeros(kind.num_heads, dtype=kind.sinks, device=kind.device)
     query = torch.zeros(kernel.FEW_TOKENS + 1, kind.num_heads, kind.dim, dtype=kind.dtype, device=kind.device)
-    tree = TreeMask(numbers[:1], *TREE_MASKS[kind.device.type](_no_parents(kind))) if kind.tree_width else None
+    tree = TreeMask(numbers[:1], *TREE_MASKS[kind.device.type](numbers[None, :1].long())) if kind.tree else None
     for most in SIZES:
         pages = Pages(table, numbers[:1], numbers, kind.block_size, most, kind.max_keys, kind.mode, tree)
         for few in (query[:most], query):
             kernel.attend_pages(few, keys, values, pages, replace(kind.spec, sinks=sinks))
-
-
-def _no_parents(kind: LayerKind) -> Tensor:
-    return torch.zeros(1, kind.tree_width, dtype=torch.int64, device=kind.device)

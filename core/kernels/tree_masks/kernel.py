@@ -9,7 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import STREAMING, next_power_of_two
+from ..launch import STREAMING
+
+MOST_NODES = 64
+"""Of a tree. Fewer would take as long, and be another kernel to compile."""
 
 
 @triton.jit(do_not_specialize=["parents_ptr", "width"])
@@ -35,5 +38,5 @@ def tree_masks(parents: Tensor) -> tuple[Tensor, Tensor]:
     parents = parents.contiguous()
     ancestors, depths = torch.empty_like(parents), torch.empty_like(parents, dtype=torch.int32)
     count, width = parents.shape
-    tree_masks_kernel[(count,)](parents, ancestors, depths, width, next_power_of_two(width), **STREAMING)
+    tree_masks_kernel[(count,)](parents, ancestors, depths, width, MOST_NODES, **STREAMING)
     return ancestors, depths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specdec.adapters.vllm_shared.distributions import dense_rows
+from specdec.adapters.vllm_shared.distributions import dense_rows, dense_slots
 from specdec.core.rejection.types import DistributionKind, DraftDistributions
 from specdec.testing.rejection.reference import draft_distribution
 
@@ -26,10 +26,15 @@ def mixed_distributions(t2d=None):
         ),
         draft_probs=torch.rand(4, K, width, generator=generator).softmax(dim=-1),
         draft_logits=torch.randn(4, K, width, generator=generator),
-        sparse_ids=torch.tensor([4, 9, -1]).expand(4, K, 3),
-        sparse_probs=torch.tensor([0.25, 0.75, 0.0]).expand(4, K, 3),
+        sparse_ids=_only_last(torch.tensor([4, 9, -1]), 99),
+        sparse_probs=_only_last(torch.tensor([0.25, 0.75, 0.0]), torch.nan),
         t2d=t2d,
     )
+
+
+def _only_last(values, other):
+    """Buffers hold anything where a row is of another kind."""
+    return torch.cat([torch.full((3, K, 3), other), values.expand(1, K, 3)])
 
 
 def check(distributions):
@@ -55,3 +60,13 @@ def test_distributions_over_a_smaller_draft_vocabulary_are_mapped_to_target_ids(
     t2d = torch.full((V,), -1)
     t2d[torch.tensor([4, 5, 7, 1, 2, 3])] = torch.arange(6)
     check(mixed_distributions(t2d))
+
+
+def test_slots_that_are_no_drafts_are_certain_of_their_token():
+    slots = torch.tensor([[4, 5, 8], [7, 8, 8], [1, 2, 3], [9, 8, 8]])
+    is_draft = torch.arange(K) < torch.tensor([2, 1, 3, 1])[:, None]
+    q = dense_slots(mixed_distributions(), slots, is_draft, V)
+    rows = dense_rows(mixed_distributions(), [[4, 5], [7], [1, 2, 3], [9]], V)
+    torch.testing.assert_close(q[is_draft], rows)
+    assert (q[~is_draft] == torch.nn.functional.one_hot(torch.tensor(8), V)).all()
+    assert (dense_slots(None, slots, is_draft, V).argmax(dim=-1) == slots).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,17 @@ from specdec.adapters.vllm_v1.step import read_step
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError, hookimpl
+from specdec.sdk import (
+    DistributionKind,
+    Draft,
+    DraftDistribution,
+    DraftKV,
+    HostProposer,
+    Needs,
+    Phase,
+    ProposerError,
+    hookimpl,
+)
 from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
@@ -117,6 +128,18 @@ class Embedding(Counting):
     needs = Needs(history=True, hidden_states=(0,))
 
 
+class TextNetwork(Counting):
+    """As a draft model, which reads tokens."""
+
+    needs = Needs(history=True, draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8))
+
+
+class Head(Counting):
+    """As a head that reads states of the target's layers."""
+
+    needs = Needs(history=True, hidden_states=(2,), draft_kv=TextNetwork.needs.draft_kv)
+
+
 class Listener:
     """Keeps what it is shown of verification."""
 
@@ -191,6 +214,7 @@ class Engine:
             hidden=hidden,
             num_draft_tokens=K,
             logits=logits,
+            first_rows=[*accumulate([1 + len(verified.get(name, ())) for name in outputs], initial=0)][:-1],
         )
         drafts = self.driver.propose(step, list(outputs.values()))
         self.drafts |= dict(zip(outputs, drafts, strict=True))
@@ -259,8 +283,10 @@ def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
     assert engine.driver.report()["num_accepted_draft_tokens"] == 2
 
 
-@pytest.mark.parametrize(("proposer", "drafts"), [(Counting, [11, 12, 13]), (Embedding, [])])
-def test_a_prompt_with_an_image_has_drafts_from_those_that_read_tokens(proposer, drafts, caplog):
+@pytest.mark.parametrize(
+    ("proposer", "drafts"), [(Counting, [11, 12, 13]), (Head, [11, 12, 13]), (Embedding, []), (TextNetwork, [])]
+)
+def test_a_prompt_with_an_image_has_drafts_from_those_that_can_read_it(proposer, drafts, caplog):
     engine = Engine(make_driver(proposer))
     engine.add("a", [1, 2, 3], images=["cat"])
     engine.add("b", [1, 2, 3])
@@ -407,19 +433,19 @@ def test_distributions_follow_their_requests_through_skipped_steps_and_other_ord
     for name in ("0", "1", "2"):
         engine.add(name, [1], temperature=1.0)
     engine.step({"0": [2], "1": [2], "2": [2]})
-    q = engine.driver.distributions_of(("2", "0"), [[1, 2], [1]])
+    q = engine.driver.dense_rows_of(("2", "0"), [[1, 2], [1]])
     assert q[:, 10:13].tolist() == [[0, 0, 0.25], [0, 0, 0.25], [0.25, 0, 0]]
     engine.step({"2": [3], "0": [3]})
-    q = engine.driver.distributions_of(("1", "2"), [[1, 2, 3], [1]])
+    q = engine.driver.dense_rows_of(("1", "2"), [[1, 2, 3], [1]])
     assert q[:, 10:13].tolist() == [[0, 0.25, 0]] * 3 + [[0, 0, 0.25]]
-    assert engine.driver.distributions_of(("1",), [[1]]) is None, "consumed once"
+    assert engine.driver.dense_rows_of(("1",), [[1]]) is None, "consumed once"
 
 
 def test_greedy_batches_keep_no_distributions():
     engine = Engine(make_driver(WithDistribution, sample="probabilistic"))
     engine.add("0", [1])
     engine.step({"0": [2]})
-    assert engine.driver.distributions_of(("0",), [[1, 2, 3]]) is None
+    assert engine.driver.dense_rows_of(("0",), [[1, 2, 3]]) is None
 
 
 def test_hidden_states_come_in_the_order_of_the_needs():

@@ -20,12 +20,12 @@ def run_engine(run_job, vllm_target, prompts):
 
 @pytest.fixture(scope="session")
 def run_job(tmp_path_factory):
-    """Run a job in a process of its own."""
+    """Run a job in a process of its own. `path`: see `environment_of`."""
 
-    def run(job):
+    def run(job, path=()):
         directory = tmp_path_factory.mktemp("run")
         alone = job["engine"].get("distributed_executor_backend") == "uni"
-        process = VllmProcess(directory / "log", in_process=alone, VLLM_USE_V2_MODEL_RUNNER="0")
+        process = VllmProcess(directory / "log", in_process=alone, path=path, VLLM_USE_V2_MODEL_RUNNER="0")
         try:
             return process.run(job, directory)
         finally:

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 
 import pytest
+from listener import shown
+from vllm_process import LISTENING, job_of, write_distribution
 
 from specdec import LLM, SamplingParams
 from specdec.adapters.export import hand_over
@@ -89,6 +91,16 @@ def test_raise_stops_the_engine_with_the_authors_line(run_engine, record):
     assert "SD-E203" in run["error"]
     assert "everywhere:Misuser" in run["error"]
     record(run, POLICIES)
+
+
+def test_listeners_are_shown_the_logits_that_chose_each_token(run_job, vllm_target, prompts, plain, record, tmp_path):
+    write_distribution(tmp_path, "listening", LISTENING)
+    run = run_job(job_of(vllm_target, prompts, "ngram", max_num_batched_tokens=48), [str(tmp_path)])
+    assert run["outputs"] == [plain]
+    texts, num_accepted = shown(run["verified"])
+    assert texts == sorted(text for (text,) in plain)
+    assert num_accepted == run["reports"][0]["num_accepted_draft_tokens"] > 20
+    record(run, "listeners are shown what was verified")
 
 
 def test_chunks_and_preemptions_are_told_and_change_nothing(run_engine, prompts, record):
@@ -219,6 +231,17 @@ REFUSED = {
         "the last stage",
     ),
     "a draft network beside a prefix cache": (EAGLE3, {"enable_prefix_caching": True}, "prefix cache skips positions"),
+    "the target's most likely tokens": (
+        {"method": "specdec.plugins.token_recycling:TokenRecyclingProposer"},
+        {},
+        "vLLM hands a drafter no logits",
+    ),
+    "the target's keys and values": ({"method": "everywhere:CacheReader"}, {}, "vLLM's cache is laid out"),
+    "the target's own layers": (
+        {"method": "specdec.plugins.layer_skip.proposer:LayerSkipProposer", "proposer_config": {"exit_layer": 6}},
+        {},
+        "vLLM's layers run over",
+    ),
 }
 
 

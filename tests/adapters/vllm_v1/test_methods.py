@@ -15,12 +15,11 @@ def test_the_drafts_of_vllms_own_method_are_ours(run_job, vllm_target, prompts, 
     texts, drafts = drafts_of_the_core(case.target, case.prompts, case.ours, case.engine.get("max_model_len", 512))
     sampling = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
     settings = {"speculative_config": case.theirs, "enable_prefix_caching": False, **case.engine}
-    job = job_of(case.target, case.prompts, sampling=sampling, **settings)
-    run = run_job(job | {"stepwise": True})
+    run = run_job(job_of(case.target, case.prompts, sampling=sampling, stepwise=True, **settings))
     assert run["error"] is None
-    assert run["outputs"] == texts
+    assert run["outputs"] == [texts]
     compared = 0
-    for mine, other in zip(drafts, run["drafts"], strict=True):
+    for mine, other in zip(drafts, run["drafts"][0], strict=True):
         assert mine.keys() <= other.keys(), "steps begin at the same tokens, so as many drafts were accepted"
         for place, tokens in mine.items():  # ours end with what the request can still use
             assert other[place][: len(tokens)] == tokens

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
-from vllm_process import VllmProcess, job_of
+from vllm_process import VllmProcess, job_of, with_interpreted_triton
 
-SHIM = Path(__file__).parent / "interpreted_triton"
 BLOCK_SIZE = 32  # vLLM's attention on a CPU takes no smaller blocks
 
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory):
-    """What a process has in which Triton's interpreter is an active backend, so that vLLM chooses V2 by itself.
-
-    The shim is a distribution there: Triton and vLLM look for entry points in every process.
-    """
-    site = tmp_path_factory.mktemp("site")
-    (site / SHIM.name).symlink_to(SHIM)
-    metadata = site / f"{SHIM.name}-0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {SHIM.name}\nVersion: 0\n")
-    groups = {"triton.backends": f"cpu = {SHIM.name}", "vllm.general_plugins": f"shim = {SHIM.name}.repairs:install"}
-    (metadata / "entry_points.txt").write_text("\n".join(f"[{group}]\n{line}" for group, line in groups.items()))
-    return {"path": [str(site)], "TRITON_INTERPRET": "1"}
+    """What a process has that runs V2."""
+    return with_interpreted_triton(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +31,19 @@ def kept(process, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def run_engine(kept, process, vllm_target, batch, tmp_path_factory):
+def describe(vllm_target, batch):
+    """As `job_of`, with what V2 asks for on a CPU."""
+    settings = {"block_size": BLOCK_SIZE, "async_scheduling": False}
+    return lambda *args, **kwargs: job_of(vllm_target, batch, *args, **settings | kwargs)
+
+
+@pytest.fixture(scope="session")
+def run_engine(kept, process, describe, tmp_path_factory):
     """Start vLLM, generate, and return what came out: see run_vllm.py. Several workers have a process of their own."""
 
     def run(*args, **kwargs):
         directory = tmp_path_factory.mktemp("run")
-        job = job_of(vllm_target, batch, *args, **{"block_size": BLOCK_SIZE, "async_scheduling": False} | kwargs)
+        job = describe(*args, **kwargs)
         if job["engine"].get("distributed_executor_backend") == "uni":
             return kept.run(job, directory)
         alone = process(directory / "log", in_process=False)

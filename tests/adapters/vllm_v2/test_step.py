@@ -10,7 +10,7 @@ import torch
 
 from specdec.adapters.vllm_v2.distributions import put_logits
 from specdec.adapters.vllm_v2.requests import Requests, Running
-from specdec.adapters.vllm_v2.step import StepReader
+from specdec.adapters.vllm_v2.step import Outputs, StepReader
 
 K, V, LONGEST = 3, 11, 12
 
@@ -43,12 +43,12 @@ class Batch:
         self.reader = StepReader(K, self.states, self.requests)
 
     def read(self):
-        return self.reader.read(self.batch, self.num_sampled, None, K)
+        return self.reader.read(self.batch, self.num_sampled, Outputs(None, None), K)
 
 
 def test_rows_are_read_in_the_order_of_the_batch_and_a_prompt_in_chunks_has_sampled_nothing():
     texts = [[1, 2, 3, 4, 5], [6, 7, 8], [9] * LONGEST]
-    step, sampled = Batch(texts, [(2, 8, 2, 0, 2), (0, 2, 3, 0, 1), (1, 0, 2, 0, 0)]).read()
+    step, sampled, _ = Batch(texts, [(2, 8, 2, 0, 2), (0, 2, 3, 0, 1), (1, 0, 2, 0, 0)]).read()
     assert step.request_ids == ("request-2", "request-0", "request-1")
     assert step.starts == [8, 2, 0]
     assert sampled == [[9, 9], [5], []]
@@ -58,7 +58,7 @@ def test_rows_are_read_in_the_order_of_the_batch_and_a_prompt_in_chunks_has_samp
 def test_drafts_are_those_of_the_step_before_cut_to_what_was_scheduled():
     batch = Batch([[1, 2, 3, 4, 5, 6]], [(0, 3, 3, 2, 2)])
     batch.requests["request-0"].drafts[:] = [5, 7, 8]
-    step, sampled = batch.read()
+    step, sampled, _ = batch.read()
     assert step.drafts == {"request-0": [5, 7]}
     assert sampled == [[5, 6]]
 
@@ -66,35 +66,33 @@ def test_drafts_are_those_of_the_step_before_cut_to_what_was_scheduled():
 def test_a_filled_slot_that_was_right_by_chance_is_an_accepted_token():
     batch = Batch([[1, 2, 3, 4, 4, 4, 4]], [(0, 3, 4, 3, 3)])
     batch.requests["request-0"].drafts[:] = [4]
-    step, sampled = batch.read()
+    step, sampled, _ = batch.read()
     assert sampled == [[4, 4, 4]]
     assert step.drafts == {"request-0": [4, 4]}
 
 
 def test_slots_are_filled_with_a_token_that_can_be_embedded_and_kept_without_it():
     batch = Batch([[1, 2, 9], [3, 4]], [(0, 2, 1, 0, 1), (1, 0, 1, 0, 0)])
-    step, sampled = batch.read()
-    slots = batch.reader.keep(step, sampled, [[5, 6], []])
+    step, sampled, _ = batch.read()
+    slots, lengths = batch.reader.keep(step, sampled, [[5, 6], []])
     assert slots.tolist() == [[5, 6, 9], [0, 0, 0]]
+    assert lengths.tolist() == [2, 0]
     assert [each.drafts for each in batch.requests.values()] == [[5, 6], []]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_the_verifier_finds_q_by_row_when_it_divides_by_the_temperature(temperature):
-    q = torch.rand(3, V).softmax(dim=-1)
+    q = torch.rand(2, K, V).softmax(dim=-1)
     logits = torch.full((4, K, V), 7.0)
-    slots = torch.tensor([[1, 2, 2], [3, 8, 8]])
-    put_logits(logits, torch.tensor([2, 0]), [[1, 2], [3]], slots, q, torch.full((2,), temperature))
-    found = (logits / temperature).softmax(dim=-1)
-    torch.testing.assert_close(found[2, :2], q[:2])
-    torch.testing.assert_close(found[0, 0], q[2])
-    assert found[2, 2, 2] == found[0, 1, 8] == found[0, 2, 8] == 1
+    put_logits(logits, torch.tensor([2, 0]), q, torch.full((2,), temperature))
+    torch.testing.assert_close((logits[[2, 0]] / temperature).softmax(dim=-1), q)
     assert (logits[[1, 3]] == 7).all(), "requests that skip the step keep theirs"
 
 
-def test_a_greedy_request_without_distributions_has_certain_slots():
+def test_a_greedy_request_has_certain_slots():
     logits = torch.zeros(1, K, V)
-    put_logits(logits, torch.tensor([0]), [[4]], torch.tensor([[4, 5, 5]]), None, torch.zeros(1))
+    certain = torch.nn.functional.one_hot(torch.tensor([[4, 5, 5]]), V).float()
+    put_logits(logits, torch.tensor([0]), certain, torch.zeros(1))
     assert logits.argmax(dim=-1).tolist() == [[4, 5, 5]]
     assert not logits.isnan().any()
 

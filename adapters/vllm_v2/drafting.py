@@ -1,0 +1,70 @@
+"""The host's part of a step of the V2 runner: one read of the device, the proposer, and what the verifier takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..vllm_shared.distributions import dense_slots
+from ..vllm_shared.driver import Driver
+from ..vllm_shared.engine_step import EngineStep
+from ..vllm_shared.unread_drafts import UnreadDrafts
+from .agreement import Agreement
+from .distributions import put_logits
+from .step import Outputs, StepReader
+
+
+class Drafting:
+    """Drafts for one runner.
+
+    Drafts that a device makes stay there where the scheduler asks for none of them. The host reads them with the next
+    step's outcome, and does not wait until they are made.
+    """
+
+    def __init__(self, driver: Driver, reader: StepReader, agreement: Agreement, draft_logits: Tensor | None) -> None:
+        """draft_logits: [rows, K, V], read by vLLM's verifier. None: every draft is one-hot."""
+        self._driver, self._reader, self._agreement = driver, reader, agreement
+        self._draft_logits = draft_logits
+        self._unread: UnreadDrafts | None = None
+
+    def drafts(
+        self,
+        batch: Any,
+        num_sampled: Tensor,
+        last_sampled: Tensor,
+        temperature: Tensor,
+        outputs: Outputs,
+        most: int,
+    ) -> Tensor:
+        """Slots [B, K] int64 on the device, in the order of vLLM's InputBatch, where each holds a token id.
+
+        num_sampled: [B]. last_sampled: [rows, 1]. temperature: [rows]. most: drafts that vLLM
+        verifies in the next step.
+        """
+        step, sampled, reports = self._reader.read(batch, num_sampled, outputs, most, self._unread)
+        self._driver.check(step)
+        if self._unread is not None:
+            self._driver.check_late(self._unread, reports)
+        if self._driver.reads_late:
+            return self._kept_on_device(step, sampled, batch.idx_mapping, last_sampled, temperature)
+        drafts = self._agreement.on(self._driver.propose(step, sampled), most)
+        slots, lengths = self._reader.keep(step, sampled, drafts)
+        if self._draft_logits is not None:
+            found = self._driver.distributions_of(step.request_ids, drafts)
+            q = dense_slots(found, slots, self._reader.is_draft(lengths), self._draft_logits.shape[-1])
+            put_logits(self._draft_logits, batch.idx_mapping, q, temperature[batch.idx_mapping])
+            self._agreement.on_rows(self._draft_logits, batch.idx_mapping)
+        return slots
+
+    def _kept_on_device(
+        self, step: EngineStep, sampled: Sequence[list[int]], rows: Tensor, last_sampled: Tensor, temperature: Tensor
+    ) -> Tensor:
+        unread = self._unread = self._driver.propose_unread(step, sampled)
+        slots = self._reader.keep_unread(step, unread, last_sampled[rows])
+        if self._draft_logits is not None:
+            drafted = slots[unread.places]
+            q = dense_slots(unread.distributions, drafted, unread.token_ids >= 0, self._draft_logits.shape[-1])
+            put_logits(self._draft_logits, rows[unread.places], q, temperature[rows[unread.places]])
+        return slots

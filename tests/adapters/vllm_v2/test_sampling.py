@@ -1,0 +1,98 @@
+"""Sampled text inside vLLM's V2 runner has the target's distribution, and a proposer that lies is found out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from test_transformers import chi_square_of, distribution_of, small_model_of_five, tail_bound
+from transformers.generation import TemperatureLogitsWarper
+
+pytestmark = pytest.mark.full
+
+PROBABILISTIC = {"draft_sample_method": "probabilistic"}
+NUM_SAMPLES, TEMPERATURE = 600, 0.7
+LEAST = 8 / NUM_SAMPLES  # a cell of the chi-square expects eight samples at least
+
+
+@pytest.fixture(scope="module")
+def likely_pairs(model, batch):
+    """A prompt, and the probability of each likely pair of tokens after it. Without top_k: its kernel needs a GPU."""
+    prompt = batch[1][:16]
+
+    def following(ids):
+        with torch.inference_mode():
+            probs = (model(torch.tensor([ids])).logits[0, -1] / TEMPERATURE).softmax(dim=-1)
+        return {token: float(probs[token]) for token in (probs >= LEAST).nonzero()[:, 0].tolist()}
+
+    pairs = {(a, b): p * q for a, p in following(prompt).items() for b, q in following([*prompt, a]).items()}
+    return prompt, {pair: p for pair, p in pairs.items() if p >= LEAST}
+
+
+def chi_square(seen, pairs):
+    """Of the likely pairs and of all others together, as a deviate of the normal distribution."""
+    cells = [(seen[pair], p) for pair, p in pairs.items()]
+    cells.append((NUM_SAMPLES - sum(count for count, _ in cells), 1 - sum(pairs.values())))
+    value = sum((count - NUM_SAMPLES * p) ** 2 / (NUM_SAMPLES * p) for count, p in cells)
+    variance = 2 / (9 * len(pairs))  # Wilson and Hilferty (1931)
+    return ((value / len(pairs)) ** (1 / 3) - 1 + variance) / variance**0.5
+
+
+def test_sampled_text_follows_the_targets_distribution(run_engine, tiny_drafter, likely_pairs, record):
+    """The first token is sampled plainly, the second where a draft is verified."""
+    prompt, pairs = likely_pairs
+    run = run_engine(
+        "eagle3",
+        k=2,
+        specdec={"model": tiny_drafter("eagle3")},
+        speculative={"draft_sample_method": "probabilistic"},
+        batches=[[prompt]],
+        sampling={"temperature": TEMPERATURE, "n": NUM_SAMPLES, "max_tokens": 3, "ignore_eos": True, "seed": 7},
+        max_num_seqs=64,
+    )
+    assert run["error"] is None
+    assert run["reports"][0]["num_draft_tokens"] > 0
+    deviate = chi_square(Counter((one[0], one[1]) for one in run["outputs"][0][0]), pairs)
+    assert deviate < 3.7, "1 in 10,000 seeds gives more"
+    record(run, "sampled text follows the target's distribution")
+
+
+@pytest.fixture(scope="module")
+def target_of_five(tmp_path_factory):
+    """A target with a vocabulary of five tokens, as vLLM and transformers run it."""
+    directory = tmp_path_factory.mktemp("five")
+    target = small_model_of_five(head_dim=32)  # vLLM attends on a CPU with no smaller heads
+    target.save_pretrained(directory)
+    return directory, target
+
+
+@pytest.mark.parametrize(("proposer", "lossless"), [("Drawn", True), ("Modest", False)])
+def test_samples_have_the_exact_distribution_of_three_tokens_and_a_mild_lie_about_q_shows(
+    run_engine, target_of_five, record, proposer, lossless
+):
+    """Every token is possible in what the liar reports, so nothing but the samples gives it away."""
+    directory, target = target_of_five
+    num_samples, prompt = 400, [1, 2, 3]
+    run = run_engine(
+        "Configured",
+        k=2,
+        specdec={"method": f"adapter_proposers:{proposer}", "on_proposer_error": "raise"},
+        speculative=PROBABILISTIC,
+        batches=[[prompt]],
+        sampling={"temperature": TEMPERATURE, "n": num_samples, "max_tokens": 4, "seed": 3, "detokenize": False},
+        model=str(directory),
+        skip_tokenizer_init=True,
+        max_model_len=32,
+        max_num_seqs=50,
+    )
+    assert run["error"] is None
+    assert 0 < run["reports"][0]["draft_acceptance_rate"] < 1
+    counts = torch.zeros(5, 5, 5)
+    for text, seen in Counter(tuple(one[:3]) for one in run["outputs"][0][0]).items():
+        counts[text] = seen
+    distribution = distribution_of(target, torch.tensor([prompt]), 3, TemperatureLogitsWarper(TEMPERATURE))
+    statistic, degrees = chi_square_of(counts, distribution)
+    assert (statistic <= tail_bound(degrees)) == lossless, statistic
+    if lossless:
+        record(run, "sampled text follows the target's distribution", "draft probabilities in verification")
