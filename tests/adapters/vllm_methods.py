@@ -18,7 +18,7 @@ import gemma4_checkpoints
 import pard_checkpoints
 
 NUM_TOKENS = 24
-CASES = ("draft_model", "eagle3", "PARD", "Gemma 4", "Gemma 4, ordered")
+CASES = ("draft_model", "eagle3", "PARD", "Gemma 4")
 """What vLLM 0.32 drafts alike with on a CPU. docs/reference/vllm-methods.md has the others, with the reasons."""
 
 
@@ -35,20 +35,20 @@ class Case:
 
 def case_of(name, directory, target, prompts):
     """The case of a name. target, prompts: of those that need none of their own."""
-    if name.startswith("Gemma 4"):
-        return gemma4(directory, ordered=name.endswith("ordered"))
+    if name == "Gemma 4":
+        return gemma4(directory)
     ours, theirs = configs_of(name, directory)
     return Case(target, prompts, ours, theirs, {})
 
 
-def gemma4(directory, *, ordered):
+def gemma4(directory):
     """An assistant and its target, with heads as wide as vLLM's attention on a CPU takes them."""
     with gemma4_checkpoints.sizes(head_dim=32, global_head_dim=64, sliding_window=16):
         target = gemma4_checkpoints.make_target()
         prompts = gemma4_checkpoints.PROMPTS
         texts = [gemma4_checkpoints.generate(target, prompt, NUM_TOKENS) for prompt in prompts]
         target.save_pretrained(directory / "target")
-        gemma4_checkpoints.make_assistant(target, texts, ordered=ordered).save_pretrained(directory / "drafter")
+        gemma4_checkpoints.make_assistant(target, texts, ordered=False).save_pretrained(directory / "drafter")
     asked = {"model": str(directory / "drafter"), "num_speculative_tokens": 3}
     ours, theirs = asked | {"method": "gemma4_assistant"}, asked | {"method": "mtp"}
     return Case(directory / "target", prompts, ours, theirs, {"skip_tokenizer_init": True, "max_model_len": 256})
