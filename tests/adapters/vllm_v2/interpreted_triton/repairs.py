@@ -8,22 +8,7 @@ def install():
     from triton.language.extra import libdevice
 
     libdevice.log1p = lambda x: tl.log(1.0 + x)  # in the interpreter libdevice's functions return None
-    _take_masks_of_integers()
     _keep_asynchronous_scheduling()
-
-
-def _take_masks_of_integers():
-    """A compiled kernel takes 0 and 1 for a mask, as the selector of DFlash2 gives them."""
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
-
-    def as_bool(mask):
-        mask.data = mask.data.astype(bool)
-        return mask
-
-    InterpreterBuilder.create_masked_load = lambda self, ptrs, mask, *rest: load(self, ptrs, as_bool(mask), *rest)
-    InterpreterBuilder.create_masked_store = lambda self, ptrs, value, mask: store(self, ptrs, value, as_bool(mask))
 
 
 def _keep_asynchronous_scheduling():
