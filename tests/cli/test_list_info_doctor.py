@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -301,7 +302,8 @@ def test_interrupt_ends_with_exit_code_130(install, site, tmp_path):
     source = f"open({str(tmp_path / 'started')!r}, 'w').close()\nimport time\ntime.sleep(60)"
     install("dist-x", proposers=["echo = x_mod:Echo"], module="x_mod", source=source)
     environment = os.environ | {"PYTHONPATH": str(site), "SPECDEC_PLUGINS": "echo"}
-    running = subprocess.Popen([sys.executable, "-m", "specdec", "info", "echo"], env=environment)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background of a shell ignores it
+    running = subprocess.Popen([sys.executable, "-m", "specdec", "info", "echo"], env=environment, preexec_fn=heard)
     while not (tmp_path / "started").exists() and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
