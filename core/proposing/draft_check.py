@@ -46,6 +46,7 @@ class DraftChecker:
         self._read_late = read_late
         self._device = device if needs.placement == "device" else torch.device("cpu")
         self._on_host = self._device.type == "cpu"
+        self._sees_kinds = self._on_host and not read_late
         self._num_checked_distributions = 0
         vocabulary = needs.draft_vocabulary
         self._t2d = None if vocabulary is None else target_to_draft(vocabulary, vocab_size, self._device)
@@ -193,8 +194,8 @@ class DraftChecker:
             raise self._error("SD-E204", "Draft.distribution is no DraftDistribution", facts)
         shape = (len(step), step.num_draft_tokens)
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
-        kinds = self._kinds_of(distribution) if due or self._on_host else frozenset()
-        if not self._on_host:
+        kinds = self._kinds_of(distribution) if due or self._sees_kinds else frozenset()
+        if not self._sees_kinds:
             kinds |= self._possible_kinds(distribution)
         vocabulary = self._needs.draft_vocabulary
         dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
