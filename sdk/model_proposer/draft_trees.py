@@ -72,7 +72,7 @@ class DraftTrees:
         return self._captured[key]
 
     def _likeliest(self, rule: DrawRule, num_nodes: int, depth: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return self._grow(Candidates(rule.vocabulary, num_nodes, depth), *inputs)
+        return self._grow(Candidates(rule.vocabulary, num_nodes, depth, rule.confident), *inputs)
 
     def _drawn(self, rule: DrawRule, shape: DrawnShape, *tensors: Tensor) -> tuple[Tensor, ...]:
         *inputs, budgets, numbers = tensors

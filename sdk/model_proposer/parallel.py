@@ -87,7 +87,7 @@ class ParallelProposer(ModelProposer):
 
         logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
         """
-        return tree_of_positions(logits, num_nodes, self.vocabulary)
+        return tree_of_positions(logits, num_nodes, self.vocabulary, self.config.enable_adaptive_verification)
 
     def _pass(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
         """The pass for so many tokens, drawn by a rule."""

@@ -154,7 +154,7 @@ def test_greedy_rows_take_the_likeliest_siblings_and_are_one_hot() -> None:
 
 def likeliest(num_nodes: int) -> tuple[Tensor, ...]:
     found, known = (
-        Candidates(None, num_nodes, DEPTH),
+        Candidates(None, num_nodes, DEPTH, confident=True),
         ROOT.expand(ROWS, 1) + torch.arange(ROWS)[:, None],
     )
     found.add(logits_of(known), None)
