@@ -23,9 +23,17 @@ def report(worker):
     return (getattr(runner, "speculator", None) or runner.drafter).driver.report()
 
 
+def drafted(llm):
+    """What gives a request's drafts, by its name in vLLM and its state in the scheduler."""
+    if not llm.llm_engine.vllm_config.use_v2_model_runner:
+        return lambda name, request: request.spec_token_ids
+    (states,) = llm.collective_rpc(lambda worker: worker.model_runner.req_states)  # V2's scheduler has -1 for each
+    return lambda name, request: request.spec_token_ids and states.draft_tokens[states.req_id_to_index[name]].tolist()
+
+
 def stepwise(llm, prompts, sampling):
     """The finished requests, and what vLLM drafted for each: by the number of tokens before the draft."""
-    engine = llm.llm_engine
+    engine, drafts_of = llm.llm_engine, drafted(llm)
     scheduler = engine.engine_core.engine_core.scheduler  # in this process
     outputs, drafts = [None for _ in prompts], [{} for _ in prompts]
     names = {}
@@ -35,8 +43,8 @@ def stepwise(llm, prompts, sampling):
         for output in engine.step():
             outputs[int(output.request_id)] = output
         for name, request in scheduler.requests.items():
-            if request.spec_token_ids:
-                drafts[names[name]][request.num_tokens] = [int(token_id) for token_id in request.spec_token_ids]
+            if token_ids := drafts_of(name, request):
+                drafts[names[name]][request.num_tokens] = [int(token_id) for token_id in token_ids]
     return outputs, drafts
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
 
 from specdec import SamplingParams
 from specdec.core.config.engine_config import EngineConfig
@@ -15,10 +19,13 @@ from specdec.sdk.packaged import packaged
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))  # which makes checkpoints
 
 import gemma4_checkpoints
+import make_dflash
+import make_walks
 import pard_checkpoints
 
 NUM_TOKENS = 24
-CASES = ("draft_model", "eagle3", "PARD", "Gemma 4")
+CASES = ("draft_model", "eagle", "eagle3", "dflash", "dflash of z-lab", "PARD", "Gemma 4")
+CASES_OF_V2 = ("dspark", "dflash2", "lilicorr")
 """What vLLM 0.32 drafts alike with on a CPU. docs/reference/vllm-methods.md has the others, with the reasons."""
 
 
@@ -37,8 +44,11 @@ def case_of(name, directory, target, prompts):
     """The case of a name. target, prompts: of those that need none of their own."""
     if name == "Gemma 4":
         return gemma4(directory)
-    ours, theirs = configs_of(name, directory)
-    return Case(target, prompts, ours, theirs, {})
+    k, method, make = MADE[name]
+    config = {"method": method, "model": str(make(directory / "drafter")), "num_speculative_tokens": k}
+    if name == "PARD":
+        config["parallel_drafting"] = True
+    return Case(target, prompts, config, config, {})
 
 
 def gemma4(directory):
@@ -54,15 +64,39 @@ def gemma4(directory):
     return Case(directory / "target", prompts, ours, theirs, {"skip_tokenizer_init": True, "max_model_len": 256})
 
 
-def configs_of(name, directory):
-    """Our `speculative_config` and vLLM's."""
-    if name == "PARD":
-        path, k, method = pard_checkpoints.pard(directory / "drafter").save().path, 4, "draft_model"
-    else:
-        path, k, method = packaged(f"tiny/{'draft' if name == 'draft_model' else name}"), 3, name
-    config = {"method": method, "model": str(path), "num_speculative_tokens": k}
-    parallel = {"parallel_drafting": True} if name == "PARD" else {}
-    return config | parallel, config | parallel
+def with_one_key_norm(path):
+    """The checkpoint with one norm of keys for all layers, since vLLM on a CPU takes the first for all."""
+    tensors = load_file(path / "model.safetensors")
+    first = tensors["layers.0.self_attn.k_norm.weight"]
+    norms = {name: first.clone() for name in tensors if name.endswith("self_attn.k_norm.weight")}
+    assert len(norms) > 1
+    save_file(tensors | norms, path / "model.safetensors")
+    return path
+
+
+def without_bias(source, path):
+    """EAGLE-1 without the bias of `fc`, which vLLM has no place for."""
+    path.mkdir()
+    tensors = load_file(source / "model.safetensors")
+    del tensors["fc.bias"]
+    save_file(tensors, path / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"bias": False}))
+    return path
+
+
+MADE = {
+    "draft_model": (3, "draft_model", lambda _: packaged("tiny/draft")),
+    "eagle": (3, "eagle", lambda path: without_bias(packaged("tiny/eagle"), path)),
+    "eagle3": (3, "eagle3", lambda _: packaged("tiny/eagle3")),
+    "dflash": (7, "dflash", lambda path: with_one_key_norm(shutil.copytree(packaged("tiny/dflash"), path))),
+    "dflash of z-lab": (8, "dflash", lambda path: with_one_key_norm(make_dflash.z_lab(path).save().path)),
+    "PARD": (4, "draft_model", lambda path: pard_checkpoints.pard(path).save().path),
+    "dspark": (7, "dspark", lambda _: packaged("tiny/dspark")),
+    "dflash2": (8, "dflash", lambda path: with_one_key_norm(make_walks.dflash2(path).save().path)),
+    "lilicorr": (8, "dflash", lambda path: with_one_key_norm(make_walks.lilicorr(path).save().path)),
+}
+"""K, the method, and what makes the checkpoint in a folder or finds it. A block is as long as the trained one."""
 
 
 def drafts_of_the_core(target, prompts, config, longest=512):
@@ -81,3 +115,14 @@ def drafts_of_the_core(target, prompts, config, longest=512):
                 drafts[number][str(each.length - len(each.token_ids))] = each.draft_token_ids
     engine.close()
     return [[text] for text in texts], drafts
+
+
+def compared_drafts(ours, theirs):
+    """How many draft tokens were compared, all of them equal. Both: by prompt, and tokens before the draft."""
+    compared = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.keys() <= other.keys(), "steps begin at the same tokens, so as many drafts were accepted"
+        for place, tokens in mine.items():  # ours end with what the request can still use
+            assert other[place][: len(tokens)] == tokens
+            compared += len(tokens)
+    return compared
