@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from specdec import SamplingParams
@@ -20,13 +21,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))  # which makes ch
 
 import gemma4_checkpoints
 import make_dflash
+import make_eagle
 import make_walks
 import pard_checkpoints
 
 NUM_TOKENS = 24
-CASES = ("draft_model", "eagle", "eagle3", "dflash", "dflash of z-lab", "PARD", "Gemma 4")
-CASES_OF_V2 = ("dspark", "dflash2", "lilicorr")
-"""What vLLM 0.32 drafts alike with on a CPU. docs/reference/vllm-methods.md has the others, with the reasons."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,19 @@ def case_of(name, directory, target, prompts):
     """The case of a name. target, prompts: of those that need none of their own."""
     if name == "Gemma 4":
         return gemma4(directory)
-    k, method, make = MADE[name]
-    config = {"method": method, "model": str(make(directory / "drafter")), "num_speculative_tokens": k}
-    if name == "PARD":
-        config["parallel_drafting"] = True
-    return Case(target, prompts, config, config, {})
+    if name in EAGLE_LAYOUTS:
+        k, method, ours, theirs = eagle3(directory, *EAGLE_LAYOUTS[name])
+    else:
+        k, method, make = MADE[name]
+        ours = theirs = make(directory / "drafter")
+    asked = {"method": method, "num_speculative_tokens": k} | ({"parallel_drafting": True} if name == "PARD" else {})
+    return Case(target, prompts, asked | {"model": str(ours)}, asked | {"model": str(theirs)}, {})
+
+
+def eagle3(directory, make, change):
+    """As `MADE`, with a copy for each engine."""
+    made = make(directory / "ours"), change(make(directory / "theirs"))
+    return 3, "eagle3", *(each.save().path for each in made)
 
 
 def gemma4(directory):
@@ -88,6 +95,7 @@ def without_bias(source, path):
 MADE = {
     "draft_model": (3, "draft_model", lambda _: packaged("tiny/draft")),
     "eagle": (3, "eagle", lambda path: without_bias(packaged("tiny/eagle"), path)),
+    "eagle, biased attention": (3, "eagle", lambda path: make_eagle.eagle1_with_biased_attention(path).save().path),
     "eagle3": (3, "eagle3", lambda _: packaged("tiny/eagle3")),
     "dflash": (7, "dflash", lambda path: with_one_key_norm(shutil.copytree(packaged("tiny/dflash"), path))),
     "dflash of z-lab": (8, "dflash", lambda path: with_one_key_norm(make_dflash.z_lab(path).save().path)),
@@ -97,6 +105,69 @@ MADE = {
     "lilicorr": (8, "dflash", lambda path: with_one_key_norm(make_walks.lilicorr(path).save().path)),
 }
 """K, the method, and what makes the checkpoint in a folder or finds it. A block is as long as the trained one."""
+
+
+def as_it_is(made):
+    return made
+
+
+def without(made, *beginnings):
+    """Without the tensors of these names, which vLLM has no place for."""
+    made.tensors = {name: each for name, each in made.tensors.items() if not name.startswith(beginnings)}
+    return made
+
+
+def with_norm_of_ones(made):
+    """With the norm that vLLM applies to the final state too. ModelOpt's files have none, and specdec applies none."""
+    made.tensors["layers.0.hidden_norm.weight"] = torch.ones(make_eagle.H)
+    return made
+
+
+def one_layer(made):
+    """With the number of layers that the file has: vLLM believes the configuration."""
+    made.config["num_hidden_layers"] = 1
+    return made
+
+
+def boundaries(made):
+    """With layer ids that are one more: SpecForge names a layer for its output, vLLM for its input."""
+    fields = made.config["eagle_config"]
+    ids = [each + 1 for each in fields["eagle_aux_hidden_state_layer_ids"]]
+    made.config["eagle_config"] = fields | {"eagle_aux_hidden_state_layer_ids": ids}
+    return made
+
+
+def residual_not_normed(made):
+    """With what speculators takes for granted stated: vLLM takes the opposite."""
+    made.config["norm_before_residual"] = False
+    return made
+
+
+EAGLE_LAYOUTS = {
+    "EAGLE-3 of SafeAILab": (make_eagle.safeailab, one_layer),
+    "EAGLE-3 of SafeAILab without a draft vocabulary": (make_eagle.safeailab_same_vocabulary, as_it_is),
+    "EAGLE-3 of AngelSlim": (make_eagle.angelslim, as_it_is),
+    "EAGLE-3 of ModelOpt": (make_eagle.modelopt, as_it_is),
+    "EAGLE-3 of ModelOpt, final state": (
+        lambda path: with_norm_of_ones(make_eagle.modelopt_final_state(path)),
+        as_it_is,
+    ),
+    "EAGLE-3 of SpecForge": (lambda path: without(make_eagle.specforge(path), "d2t", "t2d"), boundaries),
+    "EAGLE-3 of SpecForge, norm before fc": (
+        lambda path: without(make_eagle.specforge_norm_before_fc(path), "d2t", "t2d"),
+        boundaries,
+    ),
+    "EAGLE-3 of speculators": (lambda path: without(make_eagle.speculators(path), "verifier_"), as_it_is),
+    "EAGLE-3 of speculators, Qwen3's layer": (
+        lambda path: without(make_eagle.speculators_qwen3(path), "verifier_"),
+        residual_not_normed,
+    ),
+}
+"""What makes a checkpoint with random weights, and what is changed in vLLM's copy of it. K is 3."""
+
+CASES_OF_V2 = ("dspark", "dflash2", "lilicorr")
+CASES = (*(name for name in MADE if name not in CASES_OF_V2), *EAGLE_LAYOUTS, "Gemma 4")
+"""What vLLM 0.32 drafts alike with on a CPU. docs/reference/vllm-methods.md has the others, with the reasons."""
 
 
 def drafts_of_the_core(target, prompts, config, longest=512):
