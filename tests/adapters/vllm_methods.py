@@ -48,7 +48,8 @@ def case_of(name, directory, target, prompts):
     else:
         k, method, make = MADE[name]
         ours = theirs = make(directory / "drafter")
-    asked = {"method": method, "num_speculative_tokens": k} | ({"parallel_drafting": True} if name == "PARD" else {})
+    asked = {"method": method, "num_speculative_tokens": k}
+    asked |= {"parallel_drafting": True} if name in ("PARD", "P-EAGLE") else {}
     return Case(target, prompts, asked | {"model": str(ours)}, asked | {"model": str(theirs)}, {})
 
 
@@ -162,6 +163,7 @@ EAGLE_LAYOUTS = {
         lambda path: without(make_eagle.speculators_qwen3(path), "verifier_"),
         residual_not_normed,
     ),
+    "P-EAGLE": (lambda path: without(make_eagle.peagle(path), "verifier_"), as_it_is),
 }
 """What makes a checkpoint with random weights, and what is changed in vLLM's copy of it. K is 3."""
 
