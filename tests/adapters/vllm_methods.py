@@ -23,6 +23,7 @@ import gemma4_checkpoints
 import make_dflash
 import make_eagle
 import make_walks
+import mtp_checkpoints
 import pard_checkpoints
 
 NUM_TOKENS = 24
@@ -43,6 +44,8 @@ def case_of(name, directory, target, prompts):
     """The case of a name. target, prompts: of those that need none of their own."""
     if name == "Gemma 4":
         return gemma4(directory)
+    if name in NUM_MODULES:
+        return mtp(directory, NUM_MODULES[name])
     if name in EAGLE_LAYOUTS:
         k, method, ours, theirs = eagle3(directory, *EAGLE_LAYOUTS[name])
     else:
@@ -70,6 +73,31 @@ def gemma4(directory):
     asked = {"model": str(directory / "drafter"), "num_speculative_tokens": 3}
     ours, theirs = asked | {"method": "gemma4_assistant"}, asked | {"method": "mtp"}
     return Case(directory / "target", prompts, ours, theirs, {"skip_tokenizer_init": True, "max_model_len": 256})
+
+
+def mtp(directory, count):
+    """A small GLM-4 with experts, and modules of its own.
+
+    vLLM takes zeros for the embedding in each module's first row. So prompts begin with tokens whose embedding is zero.
+    """
+    mtp_checkpoints.moe_target(directory, "glm4_moe")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": count}))
+    tensors, blank = load_file(directory / "model.safetensors"), 300
+    tensors["model.embed_tokens.weight"][blank] = 0
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    shared = {"embed": tensors["model.embed_tokens.weight"], "head": tensors["lm_head.weight"]}
+    modules = [mtp_checkpoints.moe_module("glm4_moe", directory / "scratch") for _ in range(count)]
+    for index, module in enumerate(modules):
+        module.parts |= shared | {"proj": module.parts["proj"].roll(index, dims=0)}
+    first = config["num_hidden_layers"]
+    save_file(mtp_checkpoints.Several(modules).tensors(mtp_checkpoints.NEXTN, first), directory / "mtp.safetensors")
+    prompts = [[5, *[blank] * 3, *(5 + (7 * n + 13 * i) % 500 for i in range(16 + n))] for n in range(3)]
+    asked = {"method": "mtp", "num_speculative_tokens": 3}
+    return Case(directory, prompts, asked, asked, {"skip_tokenizer_init": True, "max_model_len": 256})
+
+
+NUM_MODULES = {"MTP": 1, "MTP with three modules": 3}
 
 
 def with_one_key_norm(path):
@@ -167,7 +195,7 @@ EAGLE_LAYOUTS = {
 }
 """What makes a checkpoint with random weights, and what is changed in vLLM's copy of it. K is 3."""
 
-CASES_OF_V2 = ("dspark", "dflash2", "lilicorr")
+CASES_OF_V2 = ("dspark", "dflash2", "lilicorr", *NUM_MODULES)
 CASES = (*(name for name in MADE if name not in CASES_OF_V2), *EAGLE_LAYOUTS, "Gemma 4")
 """What vLLM 0.32 drafts alike with on a CPU. docs/reference/vllm-methods.md has the others, with the reasons."""
 

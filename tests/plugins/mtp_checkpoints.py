@@ -266,7 +266,13 @@ MOE_SHAPES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "first_k_dense_replace": 1,
     },
-    "glm4_moe": {"num_key_value_heads": 2, "head_dim": 16, "n_routed_experts": 4, "use_qk_norm": True},
+    "glm4_moe": {
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "partial_rotary_factor": 0.5,
+        "n_routed_experts": 4,
+        "use_qk_norm": True,
+    },
     "qwen3_moe": {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 4},
     "ernie4_5_moe": {"num_key_value_heads": 2, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
 }

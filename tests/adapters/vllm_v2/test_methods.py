@@ -11,10 +11,10 @@ pytestmark = pytest.mark.full
 @pytest.mark.parametrize("name", CASES_OF_V2)
 def test_the_drafts_of_vllms_own_method_are_ours(run_engine, vllm_target, batch, tmp_path, name):
     case = case_of(name, tmp_path, vllm_target, batch[:3])
-    texts, drafts = drafts_of_the_core(case.target, case.prompts, case.ours)
+    texts, drafts = drafts_of_the_core(case.target, case.prompts, case.ours, case.engine.get("max_model_len", 512))
     sampling = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
-    settings = {"speculative_config": case.theirs, "enable_prefix_caching": False, "batches": [case.prompts]}
-    run = run_engine(sampling=sampling, stepwise=True, **settings)
+    settings = {"speculative_config": case.theirs, "enable_prefix_caching": False, "model": str(case.target)}
+    run = run_engine(batches=[case.prompts], sampling=sampling, stepwise=True, **settings, **case.engine)
     assert run["error"] is None, run["error"]
     assert run["v2"]
     assert run["outputs"] == [texts]
