@@ -19,7 +19,15 @@ from specdec.core.host import (
 )
 from specdec.sdk.needs import Needs
 from specdec.sdk.trees import ROOT
-from specdec.sdk.types import DistributionKind, DraftDistribution, KeptRows, RejectedRows, StepView, TargetInfo
+from specdec.sdk.types import (
+    DistributionKind,
+    DraftDistribution,
+    KeptTokens,
+    RejectedTokens,
+    StepView,
+    TargetInfo,
+    TokenHistory,
+)
 
 Nodes = dict[int, list[int]]
 """By row, the nodes of its last tree that are verified."""
@@ -101,9 +109,14 @@ class PathViews(ViewBuilder):
         self._shows_nodes, self._draws_trees = self._draws_trees, False
 
     def _view(
-        self, committed: Sequence[Committed], sent: Mapping[str, Tensor], kept: KeptRows, rejected: RejectedRows | None
+        self,
+        committed: Sequence[Committed],
+        sent: Mapping[str, Tensor],
+        kept: KeptTokens,
+        rejected: RejectedTokens | None,
+        history: TokenHistory | None,
     ) -> StepView:
-        view = super()._view(committed, sent, kept, rejected)
+        view = super()._view(committed, sent, kept, rejected, history)
         if not self._shows_nodes:
             return view
         table = torch.full((len(committed), self.num_draft_tokens), -1)

@@ -30,7 +30,8 @@ import torch
 
 from specdec.plugins.ngram import NgramProposer
 from specdec.plugins.ngram.index import NgramIndex
-from specdec.sdk import KeptRows, ProposerConfig, RequestView, StepView
+from specdec.sdk import KeptTokens, ProposerConfig, RequestView, StepView
+from specdec.testing.fakes import FakeHistory
 
 MIN_LENGTH, MAX_LENGTH = 2, 5
 NUM_DRAFT_TOKENS = 4
@@ -130,14 +131,18 @@ class NoRandom:
         raise AssertionError("one-hot drafts draw nothing")
 
 
+def request_of(row: int) -> RequestView:
+    return RequestView(request_id=f"request-{row}", slot=row, generation=0, prompt_token_ids=())
+
+
 def step_view(history: torch.Tensor, length: int) -> StepView:
     """One decode step of as many requests as the history has rows."""
     batch = len(history)
     zeros, empty = torch.zeros(batch, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
     return StepView(
-        request_ids=tuple(f"request-{row}" for row in range(batch)),
-        num_draft_tokens=NUM_DRAFT_TOKENS,
-        rows=torch.arange(batch),
+        requests=tuple(request_of(row) for row in range(batch)),
+        width=NUM_DRAFT_TOKENS,
+        slots=torch.arange(batch),
         generation=zeros,
         phase=torch.full_like(zeros, 2),
         committed_length=torch.full_like(zeros, length),
@@ -145,17 +150,16 @@ def step_view(history: torch.Tensor, length: int) -> StepView:
         num_drafted=zeros,
         num_accepted=zeros,
         budget=torch.full_like(zeros, NUM_DRAFT_TOKENS),
-        kept=KeptRows(
-            cu_rows=torch.zeros(batch + 1, dtype=torch.int64),
+        kept=KeptTokens(
+            token_offsets=torch.zeros(batch + 1, dtype=torch.int64),
             num_kept=zeros,
             kept_start=zeros,
             positions=empty,
             token_ids=empty,
             next_token_ids=empty,
-            hidden=None,
         ),
         random=NoRandom(),
-        history=history,
+        history=FakeHistory([row[:length] for row in history.tolist()]),
     )
 
 
@@ -165,9 +169,7 @@ def step_round(text: list[int], batch: int, context: int) -> float:
     history = torch.tensor(text[: context + committed * NUM_STEPS]).repeat(batch, 1)
     proposer = NgramProposer(ProposerConfig(num_draft_tokens=NUM_DRAFT_TOKENS, options=NgramProposer.Options()))
     for row in range(batch):
-        proposer.on_start(
-            RequestView(request_id=f"request-{row}", row=row, generation=0, prompt_token_ids=text[:context])
-        )
+        proposer.on_start(request_of(row))
     proposer.observe(step_view(history, context))
     views = [step_view(history, context + committed * step) for step in range(1, NUM_STEPS + 1)]
     start = time.perf_counter()

@@ -64,7 +64,7 @@ SETTINGS: dict[str, tuple[type, dict[str, float]]] = {
 def decode_step(history: torch.Tensor, length: int) -> StepView:
     """One decode step of the requests in `history`, K drafts wanted of each."""
     step = step_view(history, length)
-    return replace(step, num_draft_tokens=K, budget=torch.full_like(step.budget, K))
+    return replace(step, width=K, budget=torch.full_like(step.budget, K))
 
 
 class Lookup:
@@ -73,7 +73,7 @@ class Lookup:
     def __init__(self, setting: str, capacity: int) -> None:
         cls, options = SETTINGS[setting]
         self.proposer = cls(ProposerConfig(num_draft_tokens=K, options=cls.Options(**options)))
-        self.proposer.on_start(RequestView(request_id="request-0", row=0, generation=0, prompt_token_ids=()))
+        self.proposer.on_start(RequestView(request_id="request-0", slot=0, generation=0, prompt_token_ids=()))
         self.history = torch.zeros(1, capacity, dtype=torch.int64)
         self.length = 0
 

@@ -6,6 +6,6 @@ Verbs import what is heavy inside that function, so that `specdec --help` loads 
 if __name__ != "specdec.cli":
     raise ImportError(f"import specdec.cli, not {__name__}: one file under two names makes two of every class")
 
-from ._app import main
+from ._supervised import main
 
 __all__ = ["main"]

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from specdec.core.registry.discovery import SDK_DISTRIBUTION, PluginSettings
 from specdec.sdk import ConfigError, SpecdecError
 from specdec.sdk.explanations import explanations
+from specdec.testing.calls import WATCH_S, Calls, Watch
 
 from ._session import Session
 
@@ -101,6 +102,12 @@ def common_flags(
     no_color: Annotated[
         bool, typer.Option("--no-color", help="Print without colour; NO_COLOR in the environment does the same.")
     ] = False,
+    watch: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Warn once of a plugin's call that takes longer, with its line; 0: never."
+        ),
+    ] = WATCH_S,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
@@ -110,6 +117,8 @@ def common_flags(
     level = logging.ERROR if quiet else max(logging.WARNING - 10 * verbose, logging.DEBUG)
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("specdec").setLevel(level)
+    if ctx.obj is not None and watch:  # the calls of this process, of `main`
+        ctx.with_resource(Watch(watch, ctx.obj))
     ctx.obj = Session(_settings(plugins, without or [], no_plugins=no_plugins), colour=not no_color)
 
 
@@ -128,9 +137,12 @@ def _settings(plugins: str | None, without: list[str], *, no_plugins: bool) -> P
     return PluginSettings.from_environment(environment)
 
 
-def main() -> None:
-    """Entry point of the console script. Class paths may name files in the working directory."""
+def main(calls: Calls | None = None) -> None:
+    """Run the command of the process's arguments. Class paths may name files in the working directory.
+
+    calls: those of plugins, which are watched. None means that nobody listens to them.
+    """
     if sys.stdout is None:  # it was closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.path.append(os.getcwd())  # last: a file there hides nothing that is installed
-    build_app()(prog_name="specdec")
+    build_app()(prog_name="specdec", obj=calls)

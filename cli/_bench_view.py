@@ -115,6 +115,8 @@ def _total_rows(result: Result) -> Iterator[tuple[str, str, str]]:
     yield "Tokens per second, no speculation", f"{result['baseline_tokens_per_second']:.1f}", ""
     yield "Speedup vs no speculation", f"{result['speedup']:.2f}x", _interval_remark(result)
     steps = f"step {1000 * result['step_seconds']:.1f} ms, plain {1000 * result['plain_step_seconds']:.1f} ms"
+    if result["break_even_tokens_per_step"] < 1:
+        steps += "; below 1 it is noise of the times"
     yield "Break-even, tokens per target step", f"{result['break_even_tokens_per_step']:.2f}", steps
     if result["break_even_rows_per_step"] is not None:
         rows = f"{result['rows_per_step']:.1f} computed on average"

@@ -77,12 +77,55 @@ def _table(cell: Result) -> Table:
 def _remarks(cell: Result) -> Iterator[RenderableType]:
     if cell["baseline"]:
         yield Text(f"plain decoding: {cell['baseline']['tokens_per_second']:.1f} tokens/s", style="dim")
+    yield from _doubts(cell)
     yield Text("Pareto: nothing else gives as many tokens per step from as few drafts", style="dim")
     for row in cell["rows"]:
         if row["outputs_equal"] is False:
             equal = f"{row['num_outputs_equal']}/{cell['num_prompts']}"
             yield Text(f"{row['label']}: outputs equal to plain decoding {equal}", style="bold red")
             yield from (Text("  " + each["sentence"]) for each in row["differences"])
+
+
+def _doubts(cell: Result) -> Iterator[Text]:
+    """How far the figures can be trusted, and what makes them better."""
+    machine, run, rows = cell["machine"], cell["configuration"], cell["rows"]
+    timed = run["sort"] in ("speedup", "tokens_per_second")
+    if run.get("times") == "predicted" and cell["baseline"]:
+        yield Text("times are predicted from the recorded cost of a step", style="dim")
+    if machine["is_busy"] and cell["baseline"]:
+        yield Text(
+            f"The machine is busy: {_others(machine)}. Times vary more, and intervals are wider.", style="yellow"
+        )
+    if timed and run["repeat"] == 1 and len(rows) > 1:
+        yield Text("One repeat: intervals lack what varies between repeats. Take --repeat 3 or more.", style="yellow")
+    below = [row["label"] for row in rows if (row.get("break_even_tokens_per_step") or 1.0) < 1]
+    if below:
+        yield Text(f"{', '.join(below)}: {BELOW_ONE}", style="yellow")
+    needed = [row["to_tell_apart"] for row in rows if row["to_tell_apart"]]
+    if needed:
+        yield Text(_proposal(run, needed), style="dim")
+
+
+BELOW_ONE = "a step took less time than one of plain decoding, which no draft brings about: the times are noise"
+
+
+def _others(machine: Result) -> str:
+    told = []
+    if machine["load_per_core"] is not None:
+        told.append(f"{machine['load_per_core']:.1f} programs for each core before the start")
+    if machine["waited_share"]:
+        told.append(f"others took {machine['waited_share']:.0%} of a proposer's time")
+    return ", ".join(told)
+
+
+def _proposal(run: Result, needed: Sequence[Result]) -> str:
+    """What tells a row from the best one, if they differ by so much; of all rows, the most."""
+    most = max(needed, key=lambda each: each["num_prompts"] * each["repeat"])
+    prompts = "a recording of " if run.get("times") == "predicted" else ""
+    return (
+        f"A difference of {most['share']:.0%} to the best is told in 8 of 10 comparisons "
+        f"with {prompts}{most['num_prompts']} prompts and --repeat {most['repeat']}."
+    )
 
 
 def _matrix(cells: Sequence[Result]) -> Iterator[RenderableType]:

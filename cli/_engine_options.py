@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -53,10 +54,24 @@ NumThreadsOption = Annotated[
 ChatOption = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
 DATASETS = "packaged|custom|spec_bench|mt_bench|speed_bench|humaneval|sharegpt|NAME"
 DATASET_HELP = (
-    'custom: JSONL with "prompt" (or "turns") and, if you like, "category"; spec_bench, mt_bench: question.jsonl, '
-    "every turn of it; speed_bench: a split, as Parquet or JSONL; humaneval: its JSONL; sharegpt: a JSON array; "
-    "NAME: one that a plugin registers."
+    'custom: JSONL with "prompt", "turns", "prompt_token_ids" or "messages" and, if you like, "category"; '
+    "spec_bench, mt_bench: question.jsonl, every turn of it; speed_bench: a split, as Parquet or JSONL; "
+    "humaneval: its JSONL; sharegpt: a JSON array; NAME: one that a plugin registers."
 )
+DatasetOption = Annotated[
+    str, typer.Option("--dataset", "--dataset-name", metavar=f"{DATASETS}[=FILE]", help=DATASET_HELP)
+]
+DatasetPathOption = Annotated[Path | None, typer.Option(help="The file of the dataset, if --dataset names none.")]
+
+
+def dataset_settings(text: str, path: Path | None) -> dict[str, Any]:
+    """What --dataset NAME[=FILE] and --dataset-path say, as fields of RunSettings. Raises BadParameter for two."""
+    name, equals, file = text.partition("=")
+    if equals and path is not None:
+        raise typer.BadParameter(f"--dataset {text} and --dataset-path {path} name a file each.")
+    return {"dataset_name": name, "dataset_path": Path(file) if file else path}
+
+
 EngineOption = Annotated[
     list[str] | None,  # of which `only_one` may be there
     typer.Option(

@@ -47,10 +47,11 @@ class StepPieces:
     """Splits what each step did to one request into pieces: accepted, rejected, then recovered or bonus."""
 
     def __init__(self, tokenizer: Any) -> None:
-        from tokenizers.decoders import DecodeStream
+        from specdec.core.request.request import Detokenizer
 
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._grown = Detokenizer(tokenizer, (), skip_special_tokens=True)
+        self._num_shown = 0
 
     def of(self, update: StreamUpdate) -> list[Piece]:
         """The pieces of one step; without the rejected ones they are the text of its tokens.
@@ -59,10 +60,11 @@ class StepPieces:
         """
         count = update.num_accepted
         met = [branch for parent, _, branch in _rejected(update) if parent == count - 1]
+        accepted, ended = self._text(update.token_ids[:count], False), update.finish_reason is not None
         pieces = [
-            Piece(Mark.ACCEPTED, self._text(update.token_ids[:count])),
+            Piece(Mark.ACCEPTED, accepted),
             *(self._draft(update, branch) for branch in met),
-            Piece(Mark.SAMPLED if update.draft_token_ids else Mark.PLAIN, self._text(update.token_ids[count:])),
+            Piece(Mark.SAMPLED if update.draft_token_ids else Mark.PLAIN, self._text(update.token_ids[count:], ended)),
         ]
         return [piece for piece in pieces if piece.text]
 
@@ -77,9 +79,13 @@ class StepPieces:
     def _draft(self, update: StreamUpdate, nodes: Sequence[int]) -> Piece:
         return Piece(Mark.REJECTED, self._tokenizer.decode([update.draft_token_ids[node] for node in nodes]))
 
-    def _text(self, token_ids: Sequence[int]) -> str:
-        steps = (self._stream.step(self._tokenizer.backend_tokenizer, token_id) for token_id in token_ids)
-        return "".join(text for text in steps if text)
+    def _text(self, token_ids: Sequence[int], ended: bool) -> str:
+        """What these tokens add to the text; `ended`: no other follows."""
+        for token_id in token_ids:
+            self._grown.append(token_id)
+        first, text = self._num_shown, self._grown.text(ended)
+        self._num_shown = len(text)
+        return text[first:]
 
 
 def _rejected(update: StreamUpdate) -> Iterator[tuple[int, int, list[int]]]:

@@ -12,11 +12,12 @@ import typer
 from specdec.sdk import ConfigError
 
 from ._engine_options import (
-    DATASET_HELP,
-    DATASETS,
+    DatasetOption,
+    DatasetPathOption,
     ModelArgument,
     QuietOption,
     SpeculativeOption,
+    dataset_settings,
     output_form,
     silence_libraries,
 )
@@ -35,14 +36,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     speculative_config: SpeculativeOption = None,
     *,
     prompts: PromptOptions,
-    dataset_name: Annotated[
-        str,
-        typer.Option(
-            metavar=DATASETS,
-            help=DATASET_HELP,
-        ),
-    ] = "packaged",
-    dataset_path: Annotated[Path | None, typer.Option(help="The file of the dataset, or of the plugin.")] = None,
+    dataset: DatasetOption = "packaged",
+    dataset_path: DatasetPathOption = None,
     measuring: MeasureOptions,
     baseline: Annotated[
         str,
@@ -64,8 +59,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         "engine": {"max_num_seqs": prompts.max_concurrency, "enable_profiling": measuring.profile}
         | engine.settings(model),
         "speculative_config": _one_proposer(model, speculative_config),
-        "dataset_name": dataset_name,
-        "dataset_path": dataset_path,
+        **dataset_settings(dataset, dataset_path),
         "baseline": baseline if baseline in ("auto", "off") else Path(baseline),
         **prompts.settings,
         **measuring.settings,

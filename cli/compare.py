@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._engine_options import QuietOption, SpeculativeOption, output_form, silence_libraries
+from ._engine_options import (
+    DatasetPathOption,
+    QuietOption,
+    SpeculativeOption,
+    dataset_settings,
+    output_form,
+    silence_libraries,
+)
 from ._option_blocks import (
     EngineOptions,
     MeasureOptions,
@@ -52,7 +59,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUES",
-            help="Each proposer with each value: num_speculative_tokens=1..8, KEY=A,B. Repeated: every combination.",
+            help="Each proposer with each value: num_speculative_tokens=1..8, OPTION=A,B or proposer_config.OPTION=A,B "
+            "for the proposer's own. Repeated: every combination.",
         ),
     ] = None,
     sort: Annotated[
@@ -60,8 +68,18 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ] = Sort.AUTO,
     dataset: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[=FILE]", help="A prompt set as `bench` takes it; repeated, each by itself."),
+        typer.Option(
+            "--dataset",
+            "--dataset-name",
+            metavar="NAME[=FILE]",
+            help="A prompt set as `bench` takes it; repeated, each by itself.",
+        ),
     ] = None,
+    dataset_path: DatasetPathOption = None,
+    tell_apart: Annotated[
+        float,
+        typer.Option(min=0.1, max=100, metavar="PERCENT", help="Say how many prompts tell such a difference."),
+    ] = 5.0,
     prompts: PromptOptions,
     measuring: MeasureOptions,
     saving: SaveOptions,
@@ -79,13 +97,16 @@ def command(  # noqa: PLR0913 - one parameter per flag
     chosen = variants(speculative_config or [], [Sweep.parse(text) for text in sweep or []])
     refuse_unwritable(saving)
     silence_libraries()
+    told = {"tell_apart": tell_apart / 100}
     cells = [
-        _recorded(ctx.obj, Path(each), chosen, sort, engine.device, quiet=quiet) for each in model if is_recording(each)
+        _recorded(ctx.obj, Path(each), chosen, sort, engine.device, {"repeat": measuring.repeat} | told, quiet=quiet)
+        for each in model
+        if is_recording(each)
     ]
-    for each, named in product([each for each in model if not is_recording(each)], _datasets(dataset)):
+    for each, named in product([each for each in model if not is_recording(each)], _datasets(dataset, dataset_path)):
         flags = {"max_num_seqs": prompts.max_concurrency, "enable_profiling": measuring.profile}
         settings = prompts.settings | measuring.settings | named | {"engine": flags | engine.settings(each)}
-        cells.append(_measured(ctx.obj, settings, chosen, sort, quiet=quiet))
+        cells.append(_measured(ctx.obj, settings, chosen, sort, told, quiet=quiet))
     result = {"schema_version": cells[0]["schema_version"], "kind": "compare", "cells": cells}
     not_saved = save(result, saving)
     from ._compare_view import one_line, show_comparison
@@ -98,17 +119,21 @@ def command(  # noqa: PLR0913 - one parameter per flag
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _datasets(given: list[str] | None) -> list[dict[str, Any]]:
+def _datasets(given: list[str] | None, path: Path | None) -> list[dict[str, Any]]:
     """Each as fields of RunSettings."""
-    found = []
-    for text in given or ["packaged"]:
-        name, _, path = text.partition("=")
-        found.append({"dataset_name": name, "dataset_path": Path(path) if path else None})
-    return found
+    if path is not None and len(given or []) > 1:
+        raise typer.BadParameter("--dataset-path is for one --dataset; of several, each is NAME=FILE.")
+    return [dataset_settings(text, path) for text in given or ["packaged"]]
 
 
 def _measured(
-    session: Session, settings: dict[str, Any], variants: list[Variant], sort: Sort, *, quiet: bool
+    session: Session,
+    settings: dict[str, Any],
+    variants: list[Variant],
+    sort: Sort,
+    how: dict[str, Any],
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
     """The comparison on one target and one dataset."""
     from specdec.core.config.engine_config import EngineConfig
@@ -120,11 +145,18 @@ def _measured(
     chosen = RunSettings(**settings | {"engine": EngineConfig(**settings["engine"])})
     by = "speedup" if sort is Sort.AUTO else sort.value
     with progress_on_stderr(session, quiet=quiet) as progress:
-        return run_compare(chosen, variants, session.settings, progress, by)
+        return run_compare(chosen, variants, session.settings, progress, by, **how)
 
 
 def _recorded(
-    session: Session, folder: Path, variants: list[Variant], sort: Sort, device: str, *, quiet: bool
+    session: Session,
+    folder: Path,
+    variants: list[Variant],
+    sort: Sort,
+    device: str,
+    how: dict[str, Any],
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
     """The comparison on a recording."""
     from specdec.lab.comparison import run_compare_recorded
@@ -134,5 +166,5 @@ def _recorded(
     by = None if sort is Sort.AUTO else sort.value
     with progress_on_stderr(session, quiet=quiet) as progress:
         return run_compare_recorded(
-            folder, variants, session.settings, progress, by, device="cpu" if device == "auto" else device
+            folder, variants, session.settings, progress, by, device="cpu" if device == "auto" else device, **how
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from specdec.sdk import ConfigError
 
 from ._engine_options import QuietOption, SpeculativeOption, only_one, output_form, silence_libraries
 from ._output import Format, JsonOption, show_rows
+
+if TYPE_CHECKING:
+    from specdec.lab.training.agreement import Agreement
 
 
 def command(
@@ -41,14 +44,21 @@ def command(
     opened = Recording.open(train), Recording.open(held_out)
     rows = head_agreement(*opened, asked, ctx.obj.settings, model=model, live=live)
     if how is Format.JSON:
-        print(json.dumps([{"how": each.how, "data": each.data, "depths": each.depths} for each in rows], indent=2))
+        names = ("how", "data", "depths", "counts", "intervals")
+        print(json.dumps([{name: getattr(each, name) for name in names} for each in rows], indent=2))
         return
     depths = range(max(len(each.depths) for each in rows))
-    names = [f"depth {depth + 1}" for depth in depths]
+    columns = [f"depth {depth + 1}" for depth in depths]
     shown = [
-        {"how": each.how, "data": each.data}
-        | dict.fromkeys(names)
-        | {name: f"{value:.3f}" for name, value in zip(names, each.depths, strict=False)}
+        {"how": each.how, "data": each.data} | dict.fromkeys(columns) | dict(zip(columns, _shown(each), strict=False))
         for each in rows
     ]
-    show_rows(shown, ("how", "data", *names), how, ctx.obj)
+    show_rows(shown, ("how", "data", *columns), how, ctx.obj)
+
+
+def _shown(row: Agreement) -> list[str]:
+    """The share at each depth; where drafts were counted, its interval and their number."""
+    if row.counts is None or row.intervals is None:
+        return [f"{share:.3f}" for share in row.depths]
+    columns = zip(row.depths, row.intervals, row.counts, strict=True)
+    return [f"{share:.3f} ({low:.3f}-{high:.3f}) of {tried}" for share, (low, high), (_, tried) in columns]

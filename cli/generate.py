@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specdec.core.config.sampling_params import SamplingParams
     from specdec.core.engine.outputs import StreamUpdate
     from specdec.core.llm import LLM
+    from specdec.lab.dataset_files import PromptRow
     from specdec.lab.equality import Difference
 
 EXIT_DIFFERENT = 1
@@ -49,7 +50,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be repeated. -: standard input.")
     ] = None,
     prompts_file: Annotated[
-        Path | None, typer.Option(help='UTF-8 text with a prompt per line, or .jsonl with objects that have "prompt".')
+        Path | None, typer.Option(help='UTF-8 text with a prompt per line, or .jsonl with rows as of "custom".')
     ] = None,
     speculative_config: SpeculativeOption = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt, at most.")] = 128,
@@ -81,7 +82,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     """Generate text, as it is produced, and show which tokens the proposer had right."""
     how, quiet = output_form(ctx, how, as_json, quiet)
     proposer = only_one("--speculative-config", speculative_config)
-    texts = _texts(prompt or [], prompts_file)
+    rows = _rows(prompt or [], prompts_file)
     silence_libraries()
     from specdec.core.config.sampling_params import SamplingParams
     from specdec.core.engine.verifier_checkpoint import with_verifier
@@ -101,8 +102,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     settings = engine.settings(model) | {"plugin_settings": session.settings}
     settings["model"], asked = with_verifier(settings["model"], proposer)
     with LLM(speculative_config=asked, **settings) as llm:
-        job = _Job(llm, texts, params, chat=chat)
-        view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), texts)
+        job = _Job(llm, rows, params, chat=chat)
+        view = None if how is Format.JSON else TextView(session.console(), show, llm.get_tokenizer(), job.texts)
         job.run(view)
         if verify_equal:
             with LLM(**settings) as plain:
@@ -123,19 +124,20 @@ def command(  # noqa: PLR0913 - one parameter per flag
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _texts(prompts: Sequence[str], prompts_file: Path | None) -> list[str]:
+def _rows(prompts: Sequence[str], prompts_file: Path | None) -> list[PromptRow]:
     """All prompts: those of --prompt, standard input in the place of a dash, then those of the file."""
     from specdec.lab.dataset_files import decode_utf8
-    from specdec.lab.datasets import read_prompts
+    from specdec.lab.datasets import prompt_of, read_prompts
 
     texts = [
         decode_utf8(sys.stdin.buffer.read(), "standard input") if text == STANDARD_INPUT else text for text in prompts
     ]
+    rows = [prompt_of(text) for text in texts]
     if prompts_file is not None:
-        texts += read_prompts(prompts_file)
-    if not texts:
+        rows += read_prompts(prompts_file)
+    if not rows:
         raise typer.BadParameter("give a prompt: --prompt TEXT, --prompt - or --prompts-file FILE")
-    return texts
+    return rows
 
 
 @dataclass
@@ -175,13 +177,14 @@ class _Output:
 class _Job:
     """Prompts through an engine made for them, whose request ids are therefore the prompts' numbers."""
 
-    def __init__(self, llm: LLM, texts: Sequence[str], params: SamplingParams, *, chat: bool) -> None:
+    def __init__(self, llm: LLM, rows: Sequence[PromptRow], params: SamplingParams, *, chat: bool) -> None:
         from specdec.lab.conversation import Texts
 
         self._llm = llm
-        self._texts = texts
         self._params = params
-        self._prompts = [Texts.of(llm.engine).encode(text, chat=chat) for text in texts]
+        known = Texts.of(llm.engine)
+        self._prompts = [known.turn(row, (), chat=chat) for row in rows]
+        self.texts = [row.prompt or known.decode(ids) for row, ids in zip(rows, self._prompts, strict=True)]
         self._outputs: list[_Output] = []
         self._seconds = 0.0
         self.differences: list[Difference] | None = None  # None: not compared
@@ -242,7 +245,7 @@ class _Job:
         """One object per prompt and line."""
         different = {difference.prompt_id: difference for difference in self.differences or ()}
         proposer = self._llm.engine.metrics.proposer
-        for number, (text, output) in enumerate(zip(self._texts, self._outputs, strict=True)):
+        for number, (text, output) in enumerate(zip(self.texts, self._outputs, strict=True)):
             row = {"prompt": text, "num_prompt_tokens": len(self._prompts[number]), "proposer": proposer}
             row |= output.as_dict(with_steps=with_steps)
             if self.differences is not None:

@@ -20,6 +20,7 @@ class Kind(StrEnum):
     DRAFT_MODEL = "draft-model"
     HEAD = "head"
     BLOCK = "block"
+    TREE = "tree"
     EXTERNAL = "external"
 
 
@@ -29,8 +30,8 @@ def command(
         Kind,
         typer.Option(
             help="lookup: plain Python on tokens; draft-model: a smaller language model; head: a network on the "
-            "target's hidden states; block: a network that drafts all tokens in one pass; external: one file and one "
-            "test for a repository that you have."
+            "target's hidden states; block: a network that drafts all tokens in one pass; tree: several guesses for a "
+            "position; external: one file and one test for a repository that you have."
         ),
     ] = Kind.LOOKUP,
     directory: Annotated[

@@ -11,9 +11,9 @@ import typer
 from specdec.core.config.settings_text import as_mapping
 
 from ._engine_options import (
-    DATASET_HELP,
-    DATASETS,
     ChatOption,
+    DatasetOption,
+    DatasetPathOption,
     DeviceOption,
     Dtype,
     DtypeOption,
@@ -22,6 +22,7 @@ from ._engine_options import (
     ModelArgument,
     NumThreadsOption,
     QuietOption,
+    dataset_settings,
     engine_settings,
     only_one,
     silence_libraries,
@@ -80,11 +81,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     model: ModelArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder; one that was cut short is gone on with.")],
-    dataset_name: Annotated[
-        str,
-        typer.Option("--dataset-name", "--dataset", metavar=DATASETS, help=DATASET_HELP),
-    ] = "packaged",
-    dataset_path: Annotated[Path | None, typer.Option(help="The file of the dataset.")] = None,
+    dataset: DatasetOption = "packaged",
+    dataset_path: DatasetPathOption = None,
     category: Annotated[str | None, typer.Option(help="Only prompts of this category.")] = None,
     num_prompts: Annotated[int, typer.Option(min=0, help="Taken in turn from each category; 0: all.")] = 0,
     chat: ChatOption = False,
@@ -126,6 +124,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     engine = engine_settings(model, device, dtype, max_model_len, num_threads, engine_config)
     silence_libraries()
     from rich.console import Console
+    from rich.filesize import decimal
 
     from specdec.core.config.engine_config import EngineConfig
     from specdec.lab.progress import progress_for
@@ -139,8 +138,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         return
     settings = RecordSettings(
         engine=EngineConfig(**({"max_num_seqs": max_concurrency} | engine)),
-        dataset_name=dataset_name,
-        dataset_path=dataset_path,
+        **dataset_settings(dataset, dataset_path),
         category=category,
         num_prompts=num_prompts,
         chat=chat,
@@ -162,4 +160,4 @@ def command(  # noqa: PLR0913 - one parameter per flag
     with progress_for(console, quiet=quiet) as progress:
         done = record(settings, session.settings, output, progress, inside.source)
     if not quiet:
-        print(f"{output}: {done.num_requests} requests, {done.num_bytes / 2**20:.1f} MiB")
+        print(f"{output}: {done.num_requests} requests, {decimal(done.num_bytes)}")

@@ -17,6 +17,7 @@ from .config.engine_config import EngineConfig
 from .config.speculative_config import SpeculativeConfig
 from .engine.assembly import parts_of
 from .engine.device import profile_of
+from .engine.exporters import prometheus_text
 from .engine.plan import target_info
 from .engine.verifier_checkpoint import with_verifier
 from .engine.view import EngineView
@@ -36,6 +37,7 @@ from .proposing.proposer_host import ProposerHost
 from .proposing.services import BlockDraftKV, EngineServices, KVStorage, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
 from .proposing.target_access import TargetAccess
+from .proposing.top_tokens import TopTokens
 from .proposing.view_guard import Snapshot
 from .proposing.views import ViewBuilder
 from .request.metrics import EngineMetrics
@@ -86,6 +88,7 @@ __all__ = [
     "TakenDrafts",
     "TargetAccess",
     "TargetOutput",
+    "TopTokens",
     "ViewBuilder",
     "admit",
     "locate_model",
@@ -93,6 +96,7 @@ __all__ = [
     "mixers_in",
     "parts_of",
     "profile_of",
+    "prometheus_text",
     "refuse_unsupported",
     "registry",
     "rejection",

@@ -21,6 +21,7 @@ from .engine.exporters import PROMETHEUS
 from .engine.html import table
 from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
+from .model.generation_config import default_params
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
 from .request.chat import Message
@@ -54,9 +55,12 @@ class LLM:
         config = EngineConfig(model=model, **settings)  # first: what is no setting is refused before a file is read
         target, speculative_config = with_verifier(config.model, speculative_config)
         self.engine = Engine(config.replace(model=target), speculative_config, plugin_settings)
+        self._defaults = default_params(config.generation_config, self.engine.parts.target.model.generation_config)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
         """One output per prompt, in order. A list of ints is one prompt; a list of anything else is several.
+
+        sampling_params: for all prompts, or one for each. None means `get_default_sampling_params`.
 
         Raises RequestError before anything runs if one of the prompts can never be served.
         """
@@ -127,6 +131,10 @@ class LLM:
         """End a running request. A stream keeps its output so far. Any thread or hook may call this."""
         self.engine.abort(request_id)
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without SamplingParams get: the setting `generation_config` says whose."""
+        return self._defaults
+
     def get_tokenizer(self) -> Any:
         """The target's tokenizer, or None."""
         return self.engine.tokenizer
@@ -195,7 +203,7 @@ class LLM:
 
     def _submit(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params) -> list[_Prompt]:
         several = as_prompts(prompts)
-        params = params_of_each(sampling_params, len(several))
+        params = params_of_each(self._defaults if sampling_params is None else sampling_params, len(several))
         submitted: list[_Prompt] = []
         try:
             for prompt, each in zip(several, params, strict=True):

@@ -49,8 +49,13 @@ class Texts:
     def turn(self, row: PromptRow, before: Sequence[Exchange], *, chat: bool) -> list[int]:
         """Token ids of the turn after those `before`. Raises RequestError.
 
-        chat: in the tokenizer's template, replies included. Otherwise the text goes on behind the last reply.
+        chat: in the tokenizer's template, replies included. Otherwise the text goes on behind the last reply. Rows of
+        token ids and of messages have one turn and are taken as they are.
         """
+        if row.token_ids:
+            return list(row.token_ids)
+        if row.messages:
+            return encode_chat(self.tokenizer, row.messages)
         if not before:
             return self.encode(row.prompt, chat=chat)
         if chat:

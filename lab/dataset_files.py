@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec.core.config.settings_text import read_json
-from specdec.sdk import ConfigError
+from specdec.core.request.prompts import require_messages
+from specdec.sdk import ConfigError, RequestError
+from specdec.sdk.json_files import read_json
 
 NO_CATEGORY = "all"
 
@@ -20,8 +21,10 @@ class PromptRow:
 
     prompt_id: str
     category: str
-    prompt: str  # of the first turn
+    prompt: str  # of the first turn; empty where it is given in another form
     later_turns: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()  # of a prompt that is given so
+    messages: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)  # of a prompt that is a conversation
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -29,6 +32,11 @@ class PromptRow:
         return self.prompt, *self.later_turns
 
 
+FORMS = "prompt", "turns", "prompt_token_ids", "messages"
+"""How a row of one's own file gives its prompt: a text, several, token ids, or a conversation for a chat template."""
+_ROW_FIX = (
+    'of one\'s own: {"prompt": TEXT}, {"turns": [TEXT, ...]}, {"prompt_token_ids": [1, 2]} or {"messages": [...]}'
+)
 Row = Mapping[str, Any]
 Rows = Iterator[tuple[str, Row]]  # each with the place where it stands
 
@@ -57,15 +65,37 @@ def read_text(path: Path) -> str:
 
 
 def custom(path: Path) -> Iterator[PromptRow]:
-    """Objects with "prompt" or "turns", and if they like "prompt_id" and "category"."""
+    """Objects with one of `FORMS`, and if they like "prompt_id" and "category"."""
     for number, (where, row) in enumerate(_json_lines(path), start=1):
         yield prompt_row(row, where, number)
 
 
 def prompt_row(row: Row, where: str, number: int) -> PromptRow:
     """Of an object of a custom file or of a plugin. Raises ConfigError SD-E162."""
-    turns = _turns(row, where) if "turns" in row else (_text(row, "prompt", where),)
-    return _row(str(row.get("prompt_id", number)), str(row.get("category", NO_CATEGORY)), turns)
+    prompt_id, category = str(row.get("prompt_id", number)), str(row.get("category", NO_CATEGORY))
+    given = [form for form in FORMS if form in row]
+    if len(given) != 1:
+        raise bad_row(where, f"a row has one of {', '.join(FORMS)}", f"keys {', '.join(map(str, row)) or 'none'}")
+    if given == ["prompt_token_ids"]:
+        return PromptRow(prompt_id, category, "", token_ids=_token_ids(row, where))
+    if given == ["messages"]:
+        return PromptRow(prompt_id, category, "", messages=_messages(row, where))
+    return _row(prompt_id, category, _turns(row, where) if given == ["turns"] else (_text(row, "prompt", where),))
+
+
+def _token_ids(row: Row, where: str) -> tuple[int, ...]:
+    ids = row["prompt_token_ids"]
+    if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
+        raise bad_row(where, '"prompt_token_ids" is no list of integers', f"{ids!r:.80}")
+    return tuple(ids)
+
+
+def _messages(row: Row, where: str) -> tuple[Mapping[str, Any], ...]:
+    try:
+        require_messages(row["messages"])
+    except RequestError as error:
+        raise bad_row(where, f'"messages": {error.summary}', f"{row['messages']!r:.80}") from error
+    return tuple(row["messages"])
 
 
 def _questions(path: Path) -> Iterator[PromptRow]:
@@ -201,4 +231,4 @@ def _required(row: Row, key: str, where: str) -> Any:
 
 def bad_row(where: str, problem: str, found: str) -> ConfigError:
     """The error for a row that cannot be used."""
-    return ConfigError("SD-E162", f"{where}: {problem}", {"found": found})
+    return ConfigError("SD-E162", f"{where}: {problem}", {"found": found, "fix": _ROW_FIX})

@@ -11,20 +11,25 @@ from specdec.core.registry.hooks import load_hooks
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import did_you_mean
 
-from .dataset_files import READERS, PromptRow, bad_row, custom, prompt_row, read_text
+from .dataset_files import NO_CATEGORY, READERS, PromptRow, bad_row, custom, prompt_row, read_text
 
 PACKAGED_PROMPTS = Path(__file__).parents[1] / "assets" / "tiny" / "prompts.jsonl"
 
 
-def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: "prompt" of each object in a .jsonl, else each line that is not blank."""
+def read_prompts(path: Path) -> list[PromptRow]:
+    """The prompts of a file: each object in a .jsonl as in a custom dataset, else each line that is not blank."""
     if path.suffix == ".jsonl":
-        prompts = [row.prompt for row in custom(path)]
+        prompts = list(custom(path))
     else:
-        prompts = [line for line in read_text(path).splitlines() if line.strip()]
+        prompts = [prompt_of(line) for line in read_text(path).splitlines() if line.strip()]
     if not prompts:
         raise ConfigError("SD-E163", f"{str(path)!r} holds no prompt")
     return prompts
+
+
+def prompt_of(text: str) -> PromptRow:
+    """A text of one's own."""
+    return PromptRow("", NO_CATEGORY, text)
 
 
 def load_dataset(name: str, path: Path | None, plugins: PluginSettings | None = None) -> list[PromptRow]:

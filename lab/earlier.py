@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specdec.core.config.settings_text import read_json
 from specdec.sdk import ConfigError
+from specdec.sdk.json_files import read_json
 
 from .dataset_files import read_text
 from .result import SCHEMA_VERSION, Timing
@@ -39,7 +39,7 @@ class EarlierRun:
             self.outputs: dict[str, tuple[int, ...]] = {
                 request["prompt_id"]: tuple(request["output_token_ids"]) for request in result["requests"]
             }
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise _no_result(path, f"repeats or requests of another form: {error!r}") from error
 
     def refuse_unlike(self, configuration: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
@@ -67,6 +67,8 @@ def _read(path: Path) -> dict[str, Any]:
     keys = {"schema_version", "configuration", "environment", "repeats", "requests"}
     if not isinstance(result, dict) or not keys <= result.keys():
         raise _no_result(path, "not all of " + ", ".join(sorted(keys)))
+    if not all(isinstance(result[key], dict) for key in ("configuration", "environment")):
+        raise _no_result(path, "a configuration or environment that is no object")
     if result["schema_version"] != SCHEMA_VERSION:
         raise _no_result(path, f"schema_version {result['schema_version']!r}, not {SCHEMA_VERSION}")
     return result

@@ -1,34 +1,37 @@
-"""Confidence intervals of what a run measures."""
+"""Confidence intervals of what a run measures, and how much it takes to make them narrower."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, sqrt
+from functools import lru_cache
+from math import exp, pi, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Two-sided 95 % quantiles of Student's t for 1 .. 10 degrees of freedom."""
-
 FEWEST_UNITS = 3
+CONFIDENCE = 0.95
+POWER = 0.8  # how often a difference that there is shall be told
+FEWEST_PROPOSED = 6  # units, and half as many repeats: what a variance was guessed from was no more itself
+MOST_TIMES = 4096  # as many units are proposed at most
 Z95 = NormalDist().inv_cdf(0.975)
 Interval = tuple[float, float]
+Figures = Sequence[float] | Sequence[Sequence[float]] | np.ndarray
 
 
-def t95(degrees_of_freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t.
+@lru_cache(maxsize=1024)
+def student_t(degrees_of_freedom: float, confidence: float = CONFIDENCE) -> float:
+    """Two-sided quantile of Student's t: |t| stays below it with this probability.
 
-    Above the table: Fisher and Cornish's expansion about the normal quantile, good to a thousandth there.
+    With t = sqrt(n) * tan(angle), the density of the angle is cos(angle) ** (n - 1), which is summed up here.
     """
-    if degrees_of_freedom <= len(T95):
-        return T95[degrees_of_freedom - 1]
-    z, n = Z95, degrees_of_freedom
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / n + second / n**2 + third / n**3
+    n = max(degrees_of_freedom, 1.0)
+    angles = np.linspace(0, min(pi / 2, 12 / sqrt(n)), 20_001)
+    density = np.cos(angles) ** (n - 1)
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return sqrt(n) * float(np.tan(np.interp(confidence * below[-1], below, angles)))
 
 
 def wilson(successes: int, trials: int) -> Interval:
@@ -42,44 +45,128 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How far a mean over units and repeats may be off: variances by where they come from.
+
+    Units and repeats are drawn independently and crossed: every unit is measured in every repeat. The variance of their
+    mean is the sum of three parts, estimated as in a two-way analysis of variance (Searle, Casella, McCulloch, Variance
+    Components, chapter 4).
+    """
+
+    of_units: float
+    of_repeats: float  # 0 with one repeat, of which it cannot be known
+    of_cells: float  # what is left
+    num_units: int
+    num_repeats: int
+
+    @classmethod
+    def of(cls, residuals: np.ndarray) -> Spread | None:
+        """From [R, U] deviations, whose mean is 0. None means too few units to say anything of their spread."""
+        num_repeats, num_units = residuals.shape
+        if num_units < FEWEST_UNITS:
+            return None
+        units = residuals.mean(axis=0)
+        if num_repeats == 1:
+            return cls(float(units.var(ddof=1)), 0.0, 0.0, num_units, 1)
+        repeats = residuals.mean(axis=1)
+        rest = residuals - units - repeats[:, None] + residuals.mean()
+        cells = float((rest**2).sum()) / ((num_units - 1) * (num_repeats - 1))
+        of_units = max(float(units.var(ddof=1)) - cells / num_repeats, 0.0)
+        of_repeats = max(float(repeats.var(ddof=1)) - cells / num_units, 0.0)
+        return cls(of_units, of_repeats, cells, num_units, num_repeats)
+
+    def half_width(self, confidence: float = CONFIDENCE) -> float:
+        """Of the interval of the mean."""
+        error, degrees_of_freedom = self._error(self.num_units, self.num_repeats)
+        return student_t(round(degrees_of_freedom, 2), confidence) * error
+
+    def _error(self, num_units: int, num_repeats: int) -> tuple[float, float]:
+        """The standard error of a mean over so many, and Satterthwaite's degrees of freedom."""
+        cells = self.of_cells / (num_units * num_repeats)
+        units, repeats = self.of_units / num_units, self.of_repeats / num_repeats
+        of_cells = (num_units - 1) * max(num_repeats - 1, 1)
+        squares = []  # mean squares and their degrees of freedom; a part that shows no variance has none of its own
+        if units:
+            squares.append((units + cells, num_units - 1))
+        if repeats:
+            squares.append((repeats + cells, max(num_repeats - 1, 1)))
+        if len(squares) != 1:
+            squares.append((cells, of_cells))
+        variance, spread = units + repeats + cells, sum(each**2 / degrees for each, degrees in squares)
+        return sqrt(variance), variance**2 / spread if spread else of_cells
+
+    def needed_for(self, difference: float, confidence: float = CONFIDENCE) -> tuple[int, int] | None:
+        """The units and repeats, fewest in all, with which a difference of this size is told in 8 of 10 comparisons.
+
+        With one repeat, only units are varied. None means that no reasonable number is enough.
+        """
+        repeats = [FEWEST_PROPOSED // 2 * 2**power for power in range(9)] if self.num_repeats > 1 else [1]
+        found = [
+            (units, each) for each in repeats if (units := self._units_for(difference, confidence, each)) is not None
+        ]
+        return min(found, key=lambda each: (each[0] * each[1], each[1]), default=None)
+
+    def _units_for(self, difference: float, confidence: float, num_repeats: int) -> int | None:
+        def enough(num_units: int) -> bool:
+            error, degrees_of_freedom = self._error(num_units, num_repeats)
+            told = student_t(round(degrees_of_freedom, 1), confidence)
+            return (told + student_t(round(degrees_of_freedom, 1), 2 * POWER - 1)) * error <= abs(difference)
+
+        low, high = FEWEST_PROPOSED - 1, MOST_TIMES  # too few, and enough
+        if not enough(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return high
+
+
+@dataclass(frozen=True)
 class Ratio:
     """A ratio of two sums over units that were drawn together, such as prompts: tokens per step, time per time."""
 
-    parts: Sequence[float]  # [U]
-    wholes: Sequence[float]  # [U]
+    parts: Figures  # [U], or [R, U] where they were measured R times
+    wholes: Figures  # [U] or [R, U]
 
     @property
     def value(self) -> float:
-        """The sum of the parts / the sum of the wholes; 0 where nothing is whole."""
-        whole = float(np.sum(self.wholes))
-        return float(np.sum(self.parts)) / whole if whole else 0.0
+        """The sum of the parts / the sum of the wholes, of one repeat on average; 0 where nothing is whole."""
+        whole = float(_table(self.wholes).mean())
+        return float(_table(self.parts).mean()) / whole if whole else 0.0
 
     @property
     def interval(self) -> Interval | None:
-        """95 % confidence interval of the value over other units of the same kind, on a logarithmic scale.
+        """95 % confidence interval of the value over other units and repeats of the kind, on a logarithmic scale.
 
         None means that the value is 0, or that there are fewer than three units: two say nothing of their spread.
         """
-        half = _half_width(self._residuals)
-        if half is None or self.value <= 0:
+        spread = Spread.of(self._residuals)
+        if spread is None or self.value <= 0:
             return None
-        return self.value * exp(-half / self.value), self.value * exp(half / self.value)
+        half = spread.half_width() / self.value
+        return self.value * exp(-half), self.value * exp(half)
 
-    def difference(self, other: Ratio) -> tuple[float, Interval | None]:
+    def difference(self, other: Ratio, confidence: float = CONFIDENCE) -> tuple[float, Interval | None]:
         """This value less that of `other` on the same units, with its interval: what the units share drops out."""
-        difference = self.value - other.value
-        half = _half_width(self._residuals - other._residuals)
+        difference, spread = self.value - other.value, self.spread_beside(other)
+        half = None if spread is None else spread.half_width(confidence)
         return difference, None if half is None else (difference - half, difference + half)
+
+    def spread_beside(self, other: Ratio) -> Spread | None:
+        """Of the difference of the two."""
+        return Spread.of(self._residuals - other._residuals)
+
+    def of_units(self, chosen: Sequence[int]) -> Ratio:
+        """The same over some of the units."""
+        return Ratio(_table(self.parts)[:, chosen], _table(self.wholes)[:, chosen])
 
     @property
     def _residuals(self) -> np.ndarray:
-        """What each unit adds to the value's error, by linearisation (Cochran, Sampling Techniques, chapter 6)."""
-        wholes = np.asarray(self.wholes, dtype=float)
+        """[R, U], what each adds to the value's error, by linearisation (Cochran, Sampling Techniques, chapter 6)."""
+        parts, wholes = _table(self.parts), _table(self.wholes)
         mean = wholes.mean()
-        return (np.asarray(self.parts) - self.value * wholes) / mean if mean else np.zeros_like(wholes)
+        return (parts - self.value * wholes) / mean if mean else np.zeros_like(wholes)
 
 
-def _half_width(residuals: np.ndarray) -> float | None:
-    if len(residuals) < FEWEST_UNITS:
-        return None
-    return t95(len(residuals) - 1) * float(residuals.std(ddof=1)) / sqrt(len(residuals))
+def _table(figures: Any) -> np.ndarray:
+    return np.atleast_2d(np.asarray(figures, dtype=float))

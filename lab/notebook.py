@@ -12,7 +12,7 @@ from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.html import table
 from specdec.core.registry import PluginSettings
 
-from .comparison import Sweep, run_compare, run_compare_recorded, variants
+from .comparison import REPEAT, Sweep, Variant, run_compare, run_compare_recorded, variants
 from .progress import progress_for
 from .report import write_report
 from .report.content import content_of, figure_rows
@@ -20,7 +20,7 @@ from .run import BenchSettings, RunSettings, run_bench
 from .why import run_why
 
 Settings = str | Mapping[str, Any]
-MOST_COLUMNS = 8
+Configs = Settings | Sequence[Settings]
 
 
 class Result(dict[str, Any]):
@@ -32,9 +32,35 @@ class Result(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         rows = [row for row in figure_rows(content_of(self)) if row["category"] == "all"]
-        names = list(rows[0])[:MOST_COLUMNS]
-        shown = [["" if row[name] is None else row[name] for name in names] for row in rows]
-        return table(shown, [name.replace("_", " ") for name in names])
+        heads = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
+        shown = [[_shown(name, row) for name in heads] for row in rows]
+        return table(shown, [COLUMNS[name] for name in heads])
+
+
+COLUMNS = {
+    "proposer": "Proposer",
+    "speedup": "Speed-up (95 % interval)",
+    "difference_to_best": "To the best (95 % interval)",
+    "tokens_per_second": "Tokens per second",
+    "tokens_per_target_step": "Tokens per target step",
+    "mean_acceptance_length": "Acceptance length",
+    "draft_acceptance_rate": "Drafts accepted",
+}
+"""What a notebook shows of a run, and how it is called there."""
+
+
+def _shown(name: str, row: Mapping[str, Any]) -> str:
+    """A figure with its unit, and its interval where there is one."""
+    value = row.get(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    if name == "difference_to_best" and not value:
+        return "best"
+    form = {"speedup": "{:.2f}x", "difference_to_best": "{:+.3f}", "tokens_per_second": "{:.1f}"}.get(name, "{:.2f}")
+    form = "{:.1%}" if name == "draft_acceptance_rate" else form
+    between = "" if low is None or high is None else f" ({form.format(low)} to {form.format(high)})"
+    return form.format(value) + between
 
 
 def bench(
@@ -52,7 +78,7 @@ def bench(
 
 def compare(
     model: str | Path,
-    speculative_configs: Sequence[Settings],
+    speculative_configs: Configs,
     *,
     sweep: Mapping[str, Sequence[Any]] | None = None,
     sort: str = "speedup",
@@ -61,10 +87,11 @@ def compare(
 ) -> Result:
     """Compare proposers on one target.
 
-    sweep: values of keys of speculative_config, of which every combination is measured. settings: fields of
-    EngineConfig and of RunSettings. sort: one of METRICS. quiet: no progress. Raises SpecdecError.
+    speculative_configs: one or several. sweep: values of keys of speculative_config, of which every combination is
+    measured. settings: fields of EngineConfig and of RunSettings. sort: one of METRICS. quiet: no progress. Raises
+    SpecdecError.
     """
-    chosen = variants(speculative_configs, [Sweep(key, tuple(values)) for key, values in (sweep or {}).items()])
+    chosen = _variants(speculative_configs, sweep)
     own = {name: settings.pop(name) for name in RunSettings.model_fields if name in settings}
     run = RunSettings(engine=_engine(model, settings), **own)
     with progress_for(Console(), quiet=quiet) as progress:
@@ -72,18 +99,50 @@ def compare(
 
 
 def compare_recorded(
-    recording: str | Path, speculative_configs: Sequence[Settings], *, sort: str | None = None, quiet: bool = False
+    recording: str | Path,
+    speculative_configs: Configs,
+    *,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    sort: str | None = None,
+    quiet: bool = False,
+    model: str | Path | None = None,
+    device: str = "cpu",
+    repeat: int = REPEAT,
 ) -> Result:
-    """Compare proposers on a recording. Arguments as of `compare`. Raises SpecdecError."""
+    """Compare proposers on a recording: no target runs, and times are predicted.
+
+    model: the target's checkpoint. None means that it lies where it was recorded. device: where draft networks run.
+    repeat: how often each proposer is replayed. sort: None means the speed-up, or without times the tokens per step.
+    Other arguments as of `compare`. Raises SpecdecError.
+    """
+    chosen = _variants(speculative_configs, sweep)
     with progress_for(Console(), quiet=quiet) as progress:
-        chosen = variants(speculative_configs, [])
-        return Result(run_compare_recorded(Path(recording), chosen, PluginSettings(), progress, sort))
+        return Result(
+            run_compare_recorded(
+                Path(recording), chosen, PluginSettings(), progress, sort, model=model, device=device, repeat=repeat
+            )
+        )
 
 
-def why(recording: str | Path, speculative_configs: Sequence[Settings], *, quiet: bool = False) -> Result:
-    """Explain rejections on a recording. Raises SpecdecError."""
+def why(
+    recording: str | Path,
+    speculative_configs: Configs,
+    *,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    quiet: bool = False,
+    model: str | Path | None = None,
+    device: str = "cpu",
+) -> Result:
+    """Explain rejections on a recording. Arguments as of `compare_recorded`. Raises SpecdecError."""
+    chosen = _variants(speculative_configs, sweep)
     with progress_for(Console(), quiet=quiet) as progress:
-        return Result(run_why(Path(recording), variants(speculative_configs, []), PluginSettings(), progress))
+        return Result(run_why(Path(recording), chosen, PluginSettings(), progress, model=model, device=device))
+
+
+def _variants(asked: Configs, sweep: Mapping[str, Sequence[Any]] | None) -> list[Variant]:
+    """One proposer may stand by itself."""
+    several = [asked] if isinstance(asked, str | Mapping) else asked
+    return variants(several, [Sweep(key, tuple(values)) for key, values in (sweep or {}).items()])
 
 
 def _engine(model: str | Path, settings: Mapping[str, Any]) -> EngineConfig:

@@ -7,6 +7,7 @@ import time
 from typing import Protocol, Self
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from specdec.core.request.metrics import RequestMetrics
@@ -123,7 +124,7 @@ def progress_for(console: Console, *, quiet: bool) -> NoProgress:
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB on the disk"
+    return f"{decimal(num_bytes)} on the disk" if num_bytes else "none of it on the disk yet"
 
 
 def _note(acceptance: RequestMetrics) -> str:

@@ -14,7 +14,7 @@ from specdec.core.host import EngineView
 from specdec.core.request.metrics import RequestMetrics
 
 from .equality import Difference
-from .intervals import t95
+from .intervals import student_t
 from .measure import Pass, Repeat, Step, merged_acceptance, merged_stages
 from .prompts import BenchPrompt
 
@@ -61,7 +61,7 @@ class Baseline:
             return None
         pairs = zip(self.timing.each(category), timing.each(category), strict=True)
         logs = [math.log(plain / seconds) for plain, seconds in pairs]
-        half, centre = t95(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs)), fmean(logs)
+        half, centre = student_t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs)), fmean(logs)
         return math.exp(centre - half), math.exp(centre + half)
 
 

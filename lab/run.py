@@ -30,24 +30,25 @@ from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
 from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
 from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts, verification_facts
+from .source import source_sha256
 from .token_texts import token_texts
 
 
 class RunSettings(StrictModel):
     """On what to measure, and how often. Names as in `vllm bench` where it has them."""
 
-    engine: EngineConfig
+    engine: EngineConfig = Field(description="in a notebook its fields stand beside these")
     dataset_name: str = Field("packaged", description="or another of `dataset_files`, or one that a plugin registers")
-    dataset_path: Path | None = None
+    dataset_path: Path | None = Field(None, description="its file, for the data sets that have one")
     category: str | None = Field(None, description="None: all")
     num_prompts: LimitOrZero = Field(6, description="taken in turn from each category; 0: all that fit")
     chat: bool = Field(False, description="put each prompt into the model's chat template")
-    output_len: Limit = 128
-    temperature: Temperature = 0.0
+    output_len: Limit = Field(128, description="output tokens per prompt, at most")
+    temperature: Temperature = Field(0.0, description="0: greedy")
     seed: int = Field(0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
-    repeat: Limit = 3
+    repeat: Limit = Field(3, description="times each prompt is measured")
     warmup: LimitOrZero = Field(1, description="prompts that each engine runs before anything is timed")
-    check_equal: Literal["greedy", "off"] = "greedy"
+    check_equal: Literal["greedy", "off"] = Field("greedy", description="compare greedy outputs with plain decoding's")
 
     @property
     def sampling(self) -> SamplingParams:
@@ -190,11 +191,12 @@ def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, A
     """Which proposer the engine has, and its settings with the draft length that it came to."""
     host = EngineView.of(engine).host
     if host is None:
-        return {"proposer": None, "speculative_config": None}
+        return {"proposer": None, "speculative_config": None, "source_sha256": None}
     settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.loaded.config.depth)
     return {
         "proposer": str(host.plugin),
         "speculative_config": settings.model_dump(mode="json", exclude_unset=True),
+        "source_sha256": source_sha256(host.plugin.target),
     }
 
 

@@ -40,6 +40,7 @@ CAPABILITIES = (
     "misuse ends nothing",
     "listeners are shown what was verified",
     "two tensor-parallel workers",
+    "two data-parallel ranks",
     "pipeline parallelism",
     "workers on several machines",
     "asynchronous scheduling",
@@ -48,6 +49,7 @@ CAPABILITIES = (
     "drafts in trees",
     "targets whose layers keep a state",
     "images in prompts",
+    "requests with LoRA adapters",
     "classes written for vLLM's custom_class",
     "candidate generators of transformers",
 )

@@ -30,7 +30,7 @@ class HalfGarbage:
     def propose(self, step: StepView) -> Draft:
         """As many tokens as each request may take."""
         wanted = zip(step.request_ids, step.committed_length.tolist(), step.budget.tolist(), strict=True)
-        return Draft.from_lists([self._draft(*each) for each in wanted], step.num_draft_tokens)
+        return Draft.from_lists([self._draft(*each) for each in wanted], step.width)
 
     def _draft(self, request_id: str, start: int, budget: int) -> list[int]:
         true = self._known[request_id][start : start + budget]
@@ -45,7 +45,7 @@ class HalfGarbageTree(HalfGarbage):
     def propose(self, step: StepView) -> Draft:
         """As many nodes as each request may take."""
         wanted = zip(step.request_ids, step.committed_length.tolist(), step.budget.tolist(), strict=True)
-        return Draft.from_trees([self._tree(*each) for each in wanted], step.num_draft_tokens)
+        return Draft.from_trees([self._tree(*each) for each in wanted], step.width)
 
     def _tree(self, request_id: str, start: int, budget: int) -> list[tuple[int, int]]:
         nodes: list[tuple[int, int]] = []

@@ -26,6 +26,8 @@ from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.config.speculative_config import NOT_OFFERED, SpeculativeConfig
 from specdec.core.config.vllm_keys import offered_keys, vllm_keys
 from specdec.core.engine import outputs
+from specdec.lab import notebook
+from specdec.lab.run import RunSettings
 from specdec.sdk import (
     checkpoint,
     combinators,
@@ -37,6 +39,7 @@ from specdec.sdk import (
     needs,
     proposer_protocol,
     services,
+    trees,
     types,
 )
 
@@ -121,7 +124,16 @@ def helpers() -> str:
         sections.append(f"## {package.__name__}\n\n{docstring(package)}\n")
         for module in _homes(package):
             sections += described(module, package.__all__)
+    sections += [f"## {trees.__name__}\n\n{docstring(trees)}\n", *described(trees, trees.__all__)]
     return "\n".join(sections)
+
+
+def lab() -> str:
+    """What notebooks and scripts call."""
+    intro = f"# The lab from Python\n\n`from specdec.lab.notebook import ...`. {docstring(notebook)}\n{WRITTEN}"
+    fields = _keys_of("Settings of a run", RunSettings, "Of `bench` and `compare`, beside those of `EngineConfig`.")
+    names = ["bench", "compare", "compare_recorded", "why", "Result"]
+    return "\n".join([intro, *described(notebook, names), fields])
 
 
 def command_line() -> str:
@@ -145,6 +157,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "engine.md": engine,
     "helpers.md": helpers,
+    "lab.md": lab,
     "command-line.md": command_line,
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import CheckpointError
-from .packaged import packaged
+from .json_files import read_json_file
+from .packaged import packaged, refused_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _REQUIRED = object()
+_FIX = 'give a directory or hub id that exists ("model"), and name the proposer ("method")'
 _CONFIGS = "config.json", "adapter_config.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin", "*.pt")
 
@@ -49,19 +50,31 @@ class Checkpoint:
 
         model: a directory, the name of a packaged model ("tiny/NAME"), or a hub id.
 
-        Raises CheckpointError: SD-E105 if there is none, SD-E106 if its configuration is no JSON object.
+        Raises CheckpointError: SD-E105 if there is none, SD-E106 if its configuration is no JSON object, SD-E171 if it
+        does not say its kind as texts.
         """
-        directory = packaged(str(model)) or Path(model).expanduser()
-        if _config_in(directory) is None:
-            directory = _from_hub(str(model))
+        try:
+            directory = packaged(str(model)) or Path(model).expanduser()
+            found, place = _config_in(directory), directory.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a name that is too long for a file, has a null, or "~x"
+            facts = {"because": error, "fix": _FIX}
+            raise CheckpointError("SD-E105", f'there is no checkpoint "{model!s:.80}"', facts) from error
+        if found is None:
+            directory = _from_hub(str(model), place)
         path = _config_in(directory) or directory / _CONFIGS[0]
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            config = read_json_file(path)
+        except (OSError, ValueError) as error:
             raise CheckpointError("SD-E106", f"{path} is not JSON", {"error": error}) from error
         if not isinstance(config, dict):
             raise CheckpointError("SD-E106", f"{path} is not a JSON object", {"found": type(config).__name__})
-        return cls(directory, config)
+        checkpoint = cls(directory, config)
+        for key in ("model_type", "speculators_model_type"):
+            checkpoint.get(key, str, None)
+        names = checkpoint.get("architectures", list, None) or []
+        if not all(isinstance(name, str) for name in names):
+            raise _wrong_type("architectures", path, "a list of texts", names)
+        return checkpoint
 
     @property
     def config_file(self) -> Path:
@@ -122,14 +135,13 @@ class Checkpoint:
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            facts = {
-                "field": path,
-                "file": self.config_file,
-                "expected": " or ".join(each.__name__ for each in kinds),
-                "found": repr(value),
-            }
-            raise CheckpointError("SD-E171", f"the draft checkpoint's {path!r} has the wrong type", facts)
+            raise _wrong_type(path, self.config_file, " or ".join(each.__name__ for each in kinds), value)
         return value
+
+
+def _wrong_type(path: str, file: Path, expected: str, found: object) -> CheckpointError:
+    facts = {"field": path, "file": file, "expected": expected, "found": repr(found)}
+    return CheckpointError("SD-E171", f"the draft checkpoint's {path!r} has the wrong type", facts)
 
 
 def _config_in(directory: Path) -> Path | None:
@@ -157,10 +169,13 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
 
 
-def _saved(file: Path, device: str) -> dict[str, Tensor]:
+def _saved(file: Path, device: str) -> Mapping[str, Tensor]:
     import torch
 
-    saved: dict[str, Tensor] = torch.load(file, map_location=device, weights_only=True)
+    saved: Mapping[str, Tensor] = torch.load(file, map_location=device, weights_only=True)
+    strange = [name for name, tensor in saved.items() if not isinstance(name, str) or not torch.is_tensor(tensor)]
+    if strange:
+        raise TypeError(f"{strange[0]!r:.80} is no name of a tensor")
     return saved
 
 
@@ -173,11 +188,14 @@ def _reading(file: Path) -> Iterator[None]:
         raise CheckpointError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
 
 
-def _from_hub(model: str) -> Path:
+def _from_hub(model: str, looked_at: Path) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    facts = {"directory": f"{Path(model).expanduser().resolve()} has no config.json"}
+    facts = {"directory": f"{looked_at} has no config.json"}
+    refused = refused_name(model)
+    if refused:
+        raise CheckpointError("SD-E105", f'there is no checkpoint "{model}"', facts | refused | {"fix": _FIX})
     try:
         directory = Path(snapshot_download(model, allow_patterns=["*.json", *_WEIGHTS]))
         if _config_in(directory) is not None:
@@ -189,5 +207,5 @@ def _from_hub(model: str) -> Path:
         facts["hub"] = "this is no hub id"
     except Exception as error:
         facts["hub"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    facts["fix"] = 'give a directory or hub id that exists ("model"), and name the proposer ("method")'
+    facts["fix"] = _FIX
     raise CheckpointError("SD-E105", f'there is no checkpoint "{model}"', facts)

@@ -22,7 +22,7 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         where = type(self).__name__
         unknown = [key for key in values if key not in self.key_names()]
         if unknown:
@@ -44,7 +44,7 @@ class StrictModel(BaseModel):
             summary = error.summary.replace(cls.__name__, where, 1)
             raise ConfigError(error.code, summary, error.facts) from error.__cause__
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, /, **changes: Any) -> Self:
         """A copy with some values changed, validated like any other."""
         return type(self)(**(dict(self) | changes))
 

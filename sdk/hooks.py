@@ -51,7 +51,7 @@ class VerifiedRequest:
     accepted_nodes: Sequence[int] | None = None  # of a tree, from the root on. None means that a chain was verified
 
     @property
-    def rows(self) -> list[int]:
+    def logits_rows(self) -> list[int]:
         """The row of `VerifiedStep.logits` that gave each of `token_ids`."""
         places = range(len(self.token_ids))
         if self.accepted_nodes is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Sized
 from functools import cached_property
+from typing import Any
 
 from .config import ProposerConfig
 from .needs import Needs
+from .read_tokens import ReadTokens
 from .types import Draft, RequestView, StepView
 
 
@@ -15,7 +17,7 @@ class HostProposer(ABC):
     """A base class that needs only `draft`.
 
     The base keeps the token list of each request and appends committed tokens, so a step costs no copy of the history.
-    The base owns this list: read it, and do not change it.
+    The base owns this list: read it, or change a copy. Whatever would change the list itself raises TypeError.
     """
 
     needs = Needs(history=True, state="per_request")
@@ -24,13 +26,14 @@ class HostProposer(ABC):
         self.config = config
 
     @cached_property
-    def _tokens(self) -> dict[str, list[int]]:  # not made by __init__, which authors override without calling it
+    def _tokens(self) -> dict[str, ReadTokens]:  # not made by __init__, which authors override without calling it
         return {}
 
     @abstractmethod
-    def draft(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+    def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
         """Token ids that may follow. An empty result means no draft.
 
+        request: whose text it is; `request.options` are its RequestOptions.
         tokens: the prompt and the output so far.
         k: the most token ids to return.
         """
@@ -40,21 +43,14 @@ class HostProposer(ABC):
         if step.history is None:
             raise TypeError("HostProposer reads step.history, which is None: declare needs = Needs(history=True, ...)")
         drafts: list[Sequence[int]] = []
-        places = zip(
-            step.request_ids,
-            step.rows.tolist(),
-            step.committed_length.tolist(),
-            step.budget.tolist(),
-            strict=True,
-        )
-        for request_id, row, length, budget in places:
+        for place, (request, budget) in enumerate(zip(step.requests, step.budget.tolist(), strict=True)):
             if budget == 0:
                 drafts.append(())
                 continue
-            tokens = self._tokens.setdefault(request_id, [])
-            tokens.extend(step.history[row, len(tokens) : length].tolist())
-            drafts.append(_token_ids(self.draft(tokens, budget)))
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+            tokens = self._tokens.setdefault(request.request_id, ReadTokens())
+            tokens.commit(step.history.token_ids(place, len(tokens)))
+            drafts.append(_token_ids(self.draft(request, tokens, budget)))
+        return Draft.from_lists(drafts, step.width)
 
     def on_finish(self, request: RequestView) -> None:
         """Forget the request's tokens."""

@@ -24,7 +24,7 @@ class DraftKV(StrictModel):
     head_dim: int = Field(ge=1, description="size of a key")
     value_head_dim: int | None = Field(None, ge=1, description="size of a value. None means head_dim")
     dtype: str | None = Field(None, description="torch dtype name. None means the target's")
-    rows_per_pass: int = Field(1, ge=1, description="positions past the newest token that one draft pass writes")
+    lookahead: int = Field(1, ge=1, description="positions past the newest token that one draft pass writes")
     depends_on_next_token: bool = Field(False, description="a row's KV is computed from the token that follows it")
 
 
@@ -32,7 +32,7 @@ class LayerPass(StrictModel):
     """Layers of the target that drafting runs itself."""
 
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1, description="every layer that may be run")
-    rows_per_pass: int = Field(1, ge=1, description="positions past the newest token that one draft writes")
+    lookahead: int = Field(1, ge=1, description="positions past the newest token that one draft writes")
 
 
 class Needs(StrictModel):
@@ -48,7 +48,7 @@ class Needs(StrictModel):
         "Kept rows carry them concatenated in this order.",
     )
     target_top_k: int = Field(
-        0, ge=0, description="entries of KeptRows.top_ids and top_logprobs: the target's most likely tokens. 0: none"
+        0, ge=0, description="entries of KeptTokens.top_ids and top_logprobs: the target's most likely tokens. 0: none"
     )
     rejected_rows: bool = Field(False, description="shows rejected drafts, with the target's most likely tokens too")
     target_kv: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -88,7 +88,7 @@ class Needs(StrictModel):
     def lookahead(self) -> int:
         """Positions past a request's newest token that drafting writes keys and values for."""
         passes = (self.draft_kv, self.target_layers)
-        return max((each.rows_per_pass for each in passes if each is not None), default=0)
+        return max((each.lookahead for each in passes if each is not None), default=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -7,7 +7,7 @@ The smallest proposer is a class with a constructor and one method:
             self.k = config.num_draft_tokens
 
         def propose(self, step: StepView) -> Draft:
-            return Draft(step.newest_token[:, None].expand(-1, step.num_draft_tokens), step.budget)
+            return Draft(step.newest_token[:, None].expand(-1, step.width), step.budget)
 
 No base class is needed. A class may add these attributes. The engine looks each up once at load:
 

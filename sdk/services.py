@@ -34,19 +34,19 @@ full_block: all keys of the request's pass. A sliding window counts back from th
 
 
 class DraftKVStore(Protocol):
-    """Draft KV addressed by (row, position), on the target's KV blocks. A rejected row is overwritten later."""
+    """Draft KV addressed by (slot, position), on the target's KV blocks. A rejected position is overwritten later."""
 
-    def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [N, heads, head_dim] of the tokens at (rows [N], positions [N])."""
+    def write(self, layer: int, slots: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [N, heads, head_dim] of the tokens at (slots [N], positions [N])."""
         ...
 
-    def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [length, heads, head_dim] of positions 0 .. length-1 of one row."""
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [length, heads, head_dim] of positions 0 .. length-1 of one slot."""
         ...
 
     def attention(
         self,
-        rows: Tensor,
+        slots: Tensor,
         starts: Tensor,
         cu_queries: Tensor,
         mode: AttentionMode = "causal",
@@ -54,10 +54,10 @@ class DraftKVStore(Protocol):
     ) -> Mapping[str, Any]:
         """Keyword arguments for the attention of a network built by these services, for one pass over it.
 
-        The pass has one input per query. It stores their keys and values, and each query attends to its row from
+        The pass has one input per query. It stores their keys and values, and each query attends to its slot from
         position 0 on. One call serves any number of layers.
 
-        rows: the row of each request, [B].
+        slots: the slot of each request, [B].
         starts: the position of each request's first query, [B].
         cu_queries: request b has the queries `cu_queries[b] : cu_queries[b+1]`, [B+1].
         mode: which keys a query sees.
@@ -68,24 +68,24 @@ class DraftKVStore(Protocol):
 
 
 class TargetKV(Protocol):
-    """The keys and values that the target has cached, by (row, position). They can be read, and never written.
+    """The keys and values that the target has cached, by (slot, position). They can be read, and never written.
 
-    Row and position are those of the step. Positions from `KeptRows.next_position` on are undefined: rejected drafts
+    Slot and position are those of the step. Positions from `KeptTokens.next_position` on are undefined: rejected drafts
     lie there. Layers with a sliding window keep every position too, and the layer that reads says how many it sees.
     Keys are stored as the target's attention takes them, after its norms and its rotary embedding.
     """
 
-    def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Copies of the keys and values [length, heads, head_dim] of positions 0 .. length-1 of one row."""
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Copies of the keys and values [length, heads, head_dim] of positions 0 .. length-1 of one slot."""
         ...
 
-    def attention(self, rows: Tensor, lengths: Tensor, layers: Sequence[int]) -> Mapping[str, Any]:
+    def attention(self, slots: Tensor, lengths: Tensor, layers: Sequence[int]) -> Mapping[str, Any]:
         """Keyword arguments for the attention of a network built by these services, for one pass that only reads.
 
         Layer i of the network attends to the target's layer `layers[i]`. Its own keys and values are ignored. Query n
-        sees positions 0 .. lengths[n]-1 of row rows[n]. In a layer with a sliding window W it sees the last W of them.
+        sees positions 0 .. lengths[n]-1 of slot slots[n]. A layer with a sliding window W sees the last W of them.
 
-        rows, lengths: one entry for each query of the pass, [N].
+        slots, lengths: one entry for each query of the pass, [N].
         layers: each of them declared.
         """
         ...
@@ -102,19 +102,19 @@ class TargetLayers(Protocol):
     def logits(
         self,
         token_ids: Tensor,
-        rows: Tensor,
+        slots: Tensor,
         starts: Tensor,
         cu_queries: Tensor,
-        logits_rows: Tensor,
+        wanted: Tensor,
         adapted: Tensor | None = None,
     ) -> Tensor:
         """Run tokens, and return the logits [R, V] of some of them, as the target's head gives them.
 
-        token_ids: of all requests, [M]. Each attends to its row from position 0 up to itself.
-        rows: the row of each request, [B].
-        starts: the position of each request's first token, `KeptRows.next_position` or later, [B].
+        token_ids: of all requests, [M]. Each attends to its slot from position 0 up to itself.
+        slots: the slot of each request, [B].
+        starts: the position of each request's first token, `KeptTokens.next_position` or later, [B].
         cu_queries: request b has the tokens `cu_queries[b] : cu_queries[b+1]`, [B+1].
-        logits_rows: places among the tokens, [R].
+        wanted: places among the tokens, [R].
         adapted: tokens that run with the adapter, [M] bool. None means all, if there is an adapter.
 
         Raises ProposerError SD-E276 for starts before that. On a device nothing waits to look: such a pass begins at

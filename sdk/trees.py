@@ -14,6 +14,21 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = [
+    "MOST_NODES",
+    "ROOT",
+    "Tree",
+    "best_first",
+    "branches",
+    "confidences",
+    "depths",
+    "draw_siblings",
+    "path_to",
+    "rerank",
+    "shape_of_rates",
+    "tree_of_paths",
+]
+
 State = TypeVar("State")
 Tree = list[tuple[int, int]]
 ROOT = -1
@@ -71,8 +86,11 @@ def branches(parents: Sequence[int]) -> list[list[int]]:
 
 def best_first(
     children: Callable[[State], Iterable[tuple[int, float, State]]], root: State, num_nodes: int, max_depth: int
-) -> Tree:
+) -> tuple[Tree, list[float]]:
     """The most likely nodes of a tree by the product of probabilities on their path, the most likely first.
+
+    Returns the tree, and this product for each node: its score. `rerank`, `confidences` and `Draft.from_trees` take
+    them.
 
     children: what may follow a state: (token id, probability, state after it), the most likely first. It is asked once
         for each state that is reached, and no further than needed.
@@ -83,6 +101,7 @@ def best_first(
     2604.12989 grow such trees.
     """
     tree: Tree = []
+    scores: list[float] = []
     waiting: list[tuple[float, int, int, int, float, int, State, Iterator[tuple[int, float, State]]]] = []
     number = count()  # of equally likely nodes the one that was found first
 
@@ -96,10 +115,20 @@ def best_first(
     while waiting and len(tree) < num_nodes:
         score, _, parent, depth, above, token, state, siblings = heapq.heappop(waiting)
         tree.append((parent, token))
+        scores.append(-score)
         wait(parent, depth, above, siblings)
         if depth < max_depth:
             wait(len(tree) - 1, depth + 1, -score, iter(children(state)))
-    return tree
+    return tree, scores
+
+
+def confidences(tree: Tree, scores: Sequence[float]) -> list[float]:
+    """How likely each node is to be accepted, given that its parent was: its score over its parent's.
+
+    scores: cumulative probabilities, as `best_first` returns them.
+    """
+    above = [1.0 if parent < 0 else scores[parent] for parent, _ in tree]
+    return [score / before if before > 0 else 0.0 for score, before in zip(scores, above, strict=True)]
 
 
 def rerank(tree: Tree, scores: Sequence[float], num_nodes: int) -> Tree:
@@ -122,7 +151,8 @@ def shape_of_rates(rates: Sequence[float], num_nodes: int, max_depth: int) -> Tr
     in Sequoia (arXiv 2402.12374).
     """
     ranked = list(enumerate(rates))
-    return best_first(lambda _: ((rank, rate, None) for rank, rate in ranked), None, num_nodes, max_depth)
+    shape, _ = best_first(lambda _: ((rank, rate, None) for rank, rate in ranked), None, num_nodes, max_depth)
+    return shape
 
 
 def draw_siblings(probs: Tensor, uniforms: Tensor) -> Tensor:

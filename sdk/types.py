@@ -1,23 +1,28 @@
 """The data that crosses between engine and proposer. Each type is a frozen dataclass.
 
-Letters: B requests in the step, K most drafts per request, N rows shown, L captured hidden states, H hidden size,
+Letters: B requests in the step, K most drafts per request, N tokens shown, L declared hidden states, H hidden size,
 V target vocabulary, Vd draft vocabulary, M entries of a sparse draft distribution.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from .token_ids import token_id
+from .trees import confidences
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PADDING_TOKEN_ID = -1
+R = TypeVar("R", default=Any)
 
 
 class Phase(IntEnum):
@@ -52,41 +57,51 @@ class TargetInfo:
     dtype: str  # "float32", "bfloat16", ...
     device: str  # "cpu", "cuda:0"
     max_model_len: int
-    max_num_seqs: int  # the number of rows
+    max_num_seqs: int  # the number of slots
     block_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestView:
-    """One request, as the lifecycle methods see it."""
+class RequestEnd:
+    """How a request ended."""
 
-    request_id: str
-    row: int
-    generation: int
-    prompt_token_ids: Sequence[int]
-    extra_args: Mapping[str, Any] = field(default_factory=dict)  # of its sampling parameters, as the user gave them
-    options: Any = None  # an instance of the class's RequestOptions, made of extra_args; None if it has none
-    namespace: str = ""  # requests may share what is learned of them within a namespace only
+    reason: str  # "stop", "length" or "abort"; unknown values may appear
+    output_token_ids: Sequence[int]  # every token of the output; steps have not shown the last of them
+    num_drafted: int  # tokens, over the whole request
+    num_accepted: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptRows:
+class RequestView(Generic[R]):
+    """One request. R is the class's RequestOptions."""
+
+    request_id: str
+    slot: int  # below max_num_seqs, its own while it runs
+    generation: int  # changes when the slot changes hands or is replayed
+    prompt_token_ids: Sequence[int]
+    options: R = None  # type: ignore[assignment]  # the RequestOptions, made of `extra_args["specdec"]`; None if the class has none
+    namespace: str = ""  # requests may share what is learned of them within a namespace only
+    end: RequestEnd | None = None  # known in `on_finish` alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptTokens:
     """Every position whose KV was computed in this step and survived verification, with the token that follows it.
 
-    Row b of the step owns the entries `cu_rows[b] : cu_rows[b] + num_kept[b]`. In the host form these are all
-    entries. In the device form the entries of rejected rows lie between them. So shapes do not depend on acceptance,
+    Request b of the step owns the entries from `token_offsets[b]` on, `num_kept[b]` of them. In the host form these are
+    all entries. In the device form those of rejected drafts lie between them. So shapes do not depend on acceptance,
     and nothing waits for the device.
     """
 
-    cu_rows: Tensor  # [B+1] int64
+    token_offsets: Tensor  # [B+1] int64
     num_kept: Tensor  # [B] int64
     kept_start: Tensor  # [B] int64, position of the first kept row; a cached prefix is not shown again
     positions: Tensor  # [N] int64
     token_ids: Tensor  # [N] int64
     next_token_ids: Tensor  # [N] int64, the token that follows; undefined in rejected rows
-    hidden: Tensor | None  # [N, L*H] in the target's dtype; None means that none was declared
-    most_rows: int | None = None
-    """The most rows of a request; a pass may be padded to it. None means unknown, or that no pass may be padded."""
+    hidden: tuple[Tensor, ...] = ()  # L of [N, H] in the target's dtype, in the order of `Needs.hidden_states`
+    most_tokens: int | None = None
+    """The most entries of a request; a pass may be padded to it. None means unknown, or that no pass may be padded."""
     top_ids: Tensor | None = None
     """[N, m] int64, the target's most likely tokens after each row, the likeliest first. -1 in rows without logits.
 
@@ -107,25 +122,53 @@ class KeptRows:
     @property
     def last(self) -> Tensor:
         """Each request's last kept entry: [B] int64."""
-        return self.cu_rows[:-1] + self.num_kept - 1
+        return self.token_offsets[:-1] + self.num_kept - 1
+
+    def hidden_cat(self, entries: Tensor | None = None) -> Tensor:
+        """The hidden states side by side: [N, L*H]. entries: the places [n] of some. None means all.
+
+        Raises IndexError if none were declared.
+        """
+        import torch
+
+        if not self.hidden:
+            raise IndexError("no hidden states are shown: declare them with Needs(hidden_states=...)")
+        chosen = self.hidden if entries is None else [state[entries] for state in self.hidden]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RejectedRows:
+class RejectedTokens:
     """Drafts that verification rejected, and what the target computed after each of them.
 
     Of a tree they are the nodes beside the accepted path, those at its end first. Positions follow the depth.
 
-    Row b of the step owns the entries `start[b] : start[b] + num_rejected[b]`. In the host form these are all entries.
-    The device form has the tensors of `KeptRows`, where rejected rows follow the kept ones.
+    Request b of the step owns `num_rejected[b]` entries from `start[b]` on. In the host form these are all entries. The
+    device form has the tensors of `KeptTokens`, where rejected rows follow the kept ones.
     """
 
     start: Tensor  # [B] int64
     num_rejected: Tensor  # [B] int64
     positions: Tensor  # [N] int64
     token_ids: Tensor  # [N] int64
-    top_ids: Tensor  # [N, m] int64, see `KeptRows.top_ids`
+    top_ids: Tensor  # [N, m] int64, see `KeptTokens.top_ids`
     top_logprobs: Tensor  # [N, m] float32
+
+
+class TokenHistory(Protocol):
+    """The tokens of the step's requests, prompt and output, the newest included. What it gives are copies."""
+
+    def token_ids(self, request: int, start: int = 0) -> list[int]:
+        """The tokens of one request by its place in the step, from position `start` on. On a device it waits."""
+        ...
+
+    def of(self, request: int, start: int = 0) -> Tensor:
+        """The same as a tensor: [committed_length - start] int64. On a device it waits for the length."""
+        ...
+
+    def tail(self, num_tokens: int) -> Tensor:
+        """The last tokens of each request: [B, num_tokens] int64, with -1 in front of shorter texts."""
+        ...
 
 
 class DraftRandom(Protocol):
@@ -170,22 +213,21 @@ class StepView:
     before its `on_start` or after its `on_finish`.
     """
 
-    request_ids: tuple[str, ...]  # [B]
-    num_draft_tokens: int  # K of this step: the width of the draft
-    rows: Tensor  # [B] int64, stable index below max_num_seqs while a request runs
-    generation: Tensor  # [B] int64, changes when a row changes hands or is replayed
+    requests: tuple[RequestView[Any], ...]  # [B]
+    width: int  # of the draft: K of this step, or its most nodes where drafts are trees
+    slots: Tensor  # [B] int64, stable index below max_num_seqs while a request runs
+    generation: Tensor  # [B] int64, changes when a slot changes hands or is replayed
     phase: Tensor  # [B] int64, Phase
     committed_length: Tensor  # [B] int64, tokens of the whole prompt and the output; the newest has no KV yet
     newest_token: Tensor  # [B] int64; in the middle of a prompt, the next prompt token
     num_drafted: Tensor  # [B] int64, drafts verified in this step
     num_accepted: Tensor  # [B] int64, 0 .. num_drafted
     budget: Tensor  # [B] int64, 0 .. K: the most drafts that the row can use; nodes, where drafts are trees
-    kept: KeptRows
+    kept: KeptTokens
     random: DraftRandom
     sampling: SamplingView | None = None  # None means that none was declared
-    history: Tensor | None = None
-    """[max_num_seqs, max_model_len] int64 by row, valid to committed_length. None means that it was not declared."""
-    rejected: RejectedRows | None = None  # None means that `Needs.rejected_rows` was not declared
+    history: TokenHistory | None = None  # None means that it was not declared
+    rejected: RejectedTokens | None = None  # None means that `Needs.rejected_rows` was not declared
     accepted_nodes: Tensor | None = None
     """[B, K] int64, the nodes of the verified trees that were accepted, from the root on, padded with -1. A chain's are
     0, 1, 2 and so on. None means that the proposer drafts chains."""
@@ -194,8 +236,21 @@ class StepView:
     every row should draft to its budget: adaptive verification is off, no confidence or a device was declared, or the
     step is one in which the engine finds out what more tokens are worth."""
 
+    dummy: bool = False
+    """The engine keeps ranks in step, or warms up: return a draft of the right form, and change no state."""
+
     def __len__(self) -> int:
-        return len(self.request_ids)
+        return len(self.requests)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """[B]"""
+        return tuple([each.request_id for each in self.requests])
+
+    @property
+    def num_committed(self) -> Tensor:
+        """Tokens that the step added to each request's output: [B] int64. 0 in the middle of a prompt."""
+        return (self.num_accepted + 1).masked_fill(self.phase == Phase.PREFILL, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +266,8 @@ class DraftDistribution:
     """
 
     kind: Tensor  # [B] uint8, DistributionKind
-    draft_probs: Tensor | None = None  # [B, K, Vd]
-    draft_logits: Tensor | None = None  # [B, K, Vd], after temperature and filters: the distribution is their softmax
+    probs: Tensor | None = None  # [B, K, Vd]
+    logits: Tensor | None = None  # [B, K, Vd], after temperature and filters: the distribution is their softmax
     sparse_ids: Tensor | None = None  # [B, K, M] target ids, padded with -1
     sparse_probs: Tensor | None = None  # [B, K, M]
     replacement: bool = False
@@ -235,6 +290,7 @@ class Draft:
 
     token_ids: Tensor  # [B, K] int64 target ids, padded with -1
     lengths: Tensor  # [B] int64, 0 .. K
+    _: KW_ONLY
     distribution: DraftDistribution | None = None  # None means that every row is one-hot
     confidence: Tensor | None = None
     """[B, K] float32: how likely each token is to be accepted, given that those before it were. In a tree: given that
@@ -248,39 +304,50 @@ class Draft:
     means that every row is a chain."""
 
     @classmethod
-    def from_trees(cls, trees: Sequence[Sequence[tuple[int, int]]], num_draft_tokens: int) -> Draft:
+    def from_trees(
+        cls,
+        trees: Sequence[Sequence[tuple[int, int]]],
+        width: int,
+        scores: Sequence[Sequence[float]] | None = None,
+    ) -> Draft:
         """A one-hot draft on the CPU, one tree per request.
 
         trees: (parent, token id) of each node, in an order in which a parent stands before its children.
-        num_draft_tokens: K of the step, the most nodes of a tree.
+        width: `step.width`, the most nodes of a tree.
+        scores: of each tree the scores of `best_first`, which become confidences. None means that there are none.
 
         Raises as `from_lists` does.
         """
         import torch
 
-        tokens = cls.from_lists([[token for _, token in tree] for tree in trees], num_draft_tokens)
-        padded = [[*(parent for parent, _ in tree), *[-1] * (num_draft_tokens - len(tree))] for tree in trees]
-        parents = torch.tensor(padded, dtype=torch.int64).reshape(len(trees), num_draft_tokens)
-        return cls(tokens.token_ids, tokens.lengths, parents=parents)
+        tokens = cls.from_lists([[token for _, token in tree] for tree in trees], width)
+        padded = [[*(parent for parent, _ in tree), *[-1] * (width - len(tree))] for tree in trees]
+        parents = torch.tensor(padded, dtype=torch.int64).reshape(len(trees), width)
+        confidence = None
+        if scores is not None:
+            known = [confidences(list(tree), each) for tree, each in zip(trees, scores, strict=True)]
+            filled = [[*row, *[math.nan] * (width - len(row))] for row in known]
+            confidence = torch.tensor(filled, dtype=torch.float32).reshape(len(trees), width)
+        return cls(tokens.token_ids, tokens.lengths, parents=parents, confidence=confidence)
 
     @classmethod
-    def from_lists(cls, drafts: Sequence[Sequence[int]], num_draft_tokens: int) -> Draft:
+    def from_lists(cls, drafts: Sequence[Sequence[int]], width: int) -> Draft:
         """A one-hot draft on the CPU, one list of token ids per request.
 
         drafts: integers of Python or NumPy, or tensors of one integer.
-        num_draft_tokens: K of the step, the width of the draft.
+        width: `step.width`, the most tokens of a draft.
 
-        Raises ValueError if a list is longer than `num_draft_tokens`, and TypeError for a float, a bool or a text among
+        Raises ValueError if a list is longer than `width`, and TypeError for a float, a bool or a text among
         the ids.
         """
         import torch
 
         longest = max(map(len, drafts), default=0)
-        if longest > num_draft_tokens:
-            raise ValueError(f"a draft has {longest} tokens, and this step takes at most {num_draft_tokens}")
-        padded = [[*map(token_id, ids), *[PADDING_TOKEN_ID] * (num_draft_tokens - len(ids))] for ids in drafts]
+        if longest > width:
+            raise ValueError(f"a draft has {longest} tokens, and this step takes at most {width}")
+        padded = [[*map(token_id, ids), *[PADDING_TOKEN_ID] * (width - len(ids))] for ids in drafts]
         lengths = [len(ids) for ids in drafts]
         return cls(
-            torch.tensor(padded, dtype=torch.int64).reshape(len(drafts), num_draft_tokens),
+            torch.tensor(padded, dtype=torch.int64).reshape(len(drafts), width),
             torch.tensor(lengths, dtype=torch.int64),
         )

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .calls import Watch
     from .fakes import FakeDraftKV, FakeRandom, FakeServices, fake_target_info, step_view
     from .report import CheckResult, Level, Violation
     from .run import check_proposer
@@ -28,6 +29,7 @@ __all__ = [
     "Level",
     "ProposerConformance",
     "Violation",
+    "Watch",
     "check_proposer",
     "fake_target_info",
     "step_view",
@@ -41,6 +43,7 @@ _HOMES = {
     "Level": ".report",
     "ProposerConformance": ".suite",
     "Violation": ".report",
+    "Watch": ".calls",
     "check_proposer": ".run",
     "fake_target_info": ".fakes",
     "step_view": ".fakes",

@@ -36,8 +36,8 @@ def distribution_of(
         t2d[torch.tensor(needs.draft_vocabulary)] = torch.arange(len(needs.draft_vocabulary))
     distributions = rejection.DraftDistributions(
         distribution.kind,
-        distribution.draft_probs,
-        distribution.draft_logits,
+        distribution.probs,
+        distribution.logits,
         distribution.sparse_ids,
         distribution.sparse_probs,
         t2d,

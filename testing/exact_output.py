@@ -152,7 +152,7 @@ def _cut_node(distribution: Tensor, form: str, place: int, num_drafts: int) -> N
         ids = torch.arange(len(distribution)).expand(1, num_drafts, -1)
         kind, reported = DistributionKind.SPARSE, {"sparse_ids": ids, "sparse_probs": table}
     else:
-        kind, reported = DistributionKind.DENSE_PROBS, {"draft_probs": table}
+        kind, reported = DistributionKind.DENSE_PROBS, {"probs": table}
     return Node(distribution, DraftDistribution(kind=torch.tensor([kind], dtype=torch.uint8), **reported), {})
 
 

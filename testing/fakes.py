@@ -15,7 +15,7 @@ from specdec.sdk.checkpoint import Checkpoint, read_tensors
 from specdec.sdk.errors import Refusal
 from specdec.sdk.needs import DraftKV
 from specdec.sdk.services import AttentionMode, NetworkSettings, TargetKV, TargetLayers
-from specdec.sdk.types import KeptRows, Phase, SamplingView, StepView, TargetInfo
+from specdec.sdk.types import KeptTokens, Phase, RequestView, SamplingView, StepView, TargetInfo
 
 
 def fake_target_info(**changes: Any) -> TargetInfo:
@@ -66,7 +66,7 @@ class FakeDraftKV:
     """Draft KV as one dense tensor [rows, positions, heads, head_dim] per layer, NaN until written."""
 
     def __init__(self, spec: DraftKV, info: TargetInfo) -> None:
-        shape = (info.max_num_seqs, info.max_model_len + spec.rows_per_pass, spec.num_heads)
+        shape = (info.max_num_seqs, info.max_model_len + spec.lookahead, spec.num_heads)
         value_dim = spec.value_head_dim or spec.head_dim
         self._keys = [torch.full((*shape, spec.head_dim), torch.nan) for _ in range(spec.num_layers)]
         self._values = [torch.full((*shape, value_dim), torch.nan) for _ in range(spec.num_layers)]
@@ -241,6 +241,26 @@ def _experts(settings: NetworkSettings) -> dict[str, str]:
     return {} if settings.moe_backend in (None, "auto") else {"experts_implementation": str(settings.moe_backend)}
 
 
+@dataclass(frozen=True)
+class FakeHistory:
+    """The tokens of requests, as `TokenHistory` shows them on the host."""
+
+    tokens: Sequence[Sequence[int]]
+
+    def token_ids(self, request: int, start: int = 0) -> list[int]:
+        """See `TokenHistory`."""
+        return list(self.tokens[request][start:])
+
+    def of(self, request: int, start: int = 0) -> Tensor:
+        """See `TokenHistory`."""
+        return _ints(self.token_ids(request, start))
+
+    def tail(self, num_tokens: int) -> Tensor:
+        """See `TokenHistory`."""
+        ends = [list(each[-num_tokens:]) for each in self.tokens]
+        return torch.tensor([[-1] * (num_tokens - len(each)) + each for each in ends], dtype=torch.int64)
+
+
 def step_view(
     tokens: Sequence[Sequence[int]],
     num_draft_tokens: int,
@@ -248,53 +268,54 @@ def step_view(
     shown_from: Sequence[int] | None = None,
     budget: Sequence[int] | None = None,
     request_ids: Sequence[str] | None = None,
-    rows: Sequence[int] | None = None,
+    slots: Sequence[int] | None = None,
     generation: Sequence[int] | None = None,
     num_drafted: Sequence[int] | None = None,
     num_accepted: Sequence[int] | None = None,
     temperature: Sequence[float] | None = None,
-    hidden: Tensor | None = None,
-    max_num_seqs: int = 8,
-    max_model_len: int = 256,
+    hidden: Sequence[Tensor] = (),
     seed: int = 0,
 ) -> StepView:
     """The host view of requests with these committed tokens, in a step that computed positions from `shown_from`.
 
     tokens: per request, prompt and output so far; every one but the newest has KV. `shown_from` defaults to 0 (the
-    whole request is new). `hidden` [N, L*H] is for the kept rows in order. History is always given.
+    whole request is new). `hidden`, L of [N, H], is for the kept tokens in order. History is always given.
     """
     count = len(tokens)
     starts = list(shown_from or [0] * count)
     names = tuple(request_ids or (f"request-{b}" for b in range(count)))
     lengths = [len(ids) for ids in tokens]
-    row_ids = list(rows if rows is not None else range(count))
-    history = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int64)
-    for row, ids in zip(row_ids, tokens, strict=True):
-        history[row, : len(ids)] = torch.tensor(list(ids))
+    slot_ids = list(slots if slots is not None else range(count))
+    generations = list(generation or [1] * count)
+    facts = zip(names, slot_ids, generations, tokens, strict=True)
+    requests = [
+        RequestView(request_id=name, slot=slot, generation=number, prompt_token_ids=list(ids[:1]))
+        for name, slot, number, ids in facts
+    ]
     kept = [range(start, length - 1) for start, length in zip(starts, lengths, strict=True)]
     return StepView(
-        request_ids=names,
-        num_draft_tokens=num_draft_tokens,
-        rows=_ints(row_ids),
-        generation=_ints(generation or [1] * count),
+        requests=tuple(requests),
+        width=num_draft_tokens,
+        slots=_ints(slot_ids),
+        generation=_ints(generations),
         phase=_ints([Phase.DECODE if start else Phase.PREFILL_DONE for start in starts]),
         committed_length=_ints(lengths),
         newest_token=_ints([ids[-1] for ids in tokens]),
         num_drafted=_ints(num_drafted or [0] * count),
         num_accepted=_ints(num_accepted or [0] * count),
         budget=_ints(budget if budget is not None else [num_draft_tokens] * count),
-        kept=KeptRows(
-            cu_rows=_ints([0, *(len(each) for each in kept)]).cumsum(0),
+        kept=KeptTokens(
+            token_offsets=_ints([0, *(len(each) for each in kept)]).cumsum(0),
             num_kept=_ints([len(each) for each in kept]),
             kept_start=_ints(starts),
             positions=_ints([position for each in kept for position in each]),
             token_ids=_ints([ids[i] for ids, each in zip(tokens, kept, strict=True) for i in each]),
             next_token_ids=_ints([ids[i + 1] for ids, each in zip(tokens, kept, strict=True) for i in each]),
-            hidden=hidden,
+            hidden=tuple(hidden),
         ),
         random=FakeRandom(seed, names, lengths),
         sampling=None if temperature is None else SamplingView(temperature=torch.tensor(list(temperature))),
-        history=history,
+        history=FakeHistory(tokens),
     )
 
 

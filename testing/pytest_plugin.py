@@ -6,11 +6,11 @@ Loaded by pytest at its start, so it imports nothing of ours.
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 LEVELS = ("basic", "standard", "full")
 
@@ -47,6 +47,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="JSON",
         help='checks that are expected to fail, with the reason: {"row_order": "issue 12"}',
     )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
+    """The checks of a --proposer run in a child: a proposer that ends the process does not end it with success."""
+    if not config.getoption("--proposer") or sys.platform == "win32":
+        return (yield)
+    from .calls import Calls, Interrupted
+    from .supervision import Notes, fork
+
+    notes = Notes()
+    fork(notes)
+    calls = Calls()
+    calls.tell(lambda now, last: notes.running(str(now) if now else f"nothing of a plugin; last was {last}"))
+    calls.listen()
+    signal.signal(signal.SIGINT, Interrupted(calls))
+    status: object = pytest.ExitCode.USAGE_ERROR
+    try:
+        status = yield
+    finally:
+        notes.over(status if isinstance(status, int) else pytest.ExitCode.INTERNAL_ERROR)
+    return status
 
 
 def pytest_configure(config: pytest.Config) -> None:

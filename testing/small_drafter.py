@@ -51,7 +51,7 @@ class SmallDrafter:
         parts = (
             ()
             if self.distribution is None
-            else (self.distribution.draft_probs, self.distribution.draft_logits, self.distribution.sparse_probs)
+            else (self.distribution.probs, self.distribution.logits, self.distribution.sparse_probs)
         )
         return any(part is not None and part.dtype.itemsize == 2 for part in parts)
 
@@ -108,8 +108,8 @@ class SmallDrafter:
         return DraftDistribution(
             kind=self.distribution.kind[:1].expand(len(rows)).clone(),
             replacement=self.distribution.replacement,
-            draft_probs=self._gathered(rows, lambda distribution: distribution.draft_probs),
-            draft_logits=self._gathered(rows, lambda distribution: distribution.draft_logits),
+            probs=self._gathered(rows, lambda distribution: distribution.probs),
+            logits=self._gathered(rows, lambda distribution: distribution.logits),
             sparse_ids=self._gathered(rows, lambda distribution: distribution.sparse_ids),
             sparse_probs=self._gathered(rows, lambda distribution: distribution.sparse_probs),
         )

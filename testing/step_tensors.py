@@ -1,14 +1,12 @@
-"""The tensors of a step on a stage: stand-ins for hidden states, junk behind history."""
+"""The tensors of a step on a stage: stand-ins for what a target computes."""
 
 from __future__ import annotations
-
-import random
 
 import torch
 from torch import Tensor
 
 from specdec.core.host import CacheView, ForwardInput, TargetOutput
-from specdec.sdk.types import StepView, TargetInfo
+from specdec.sdk.types import TargetInfo
 
 NUM_NOISE_ROWS = 997
 
@@ -34,7 +32,7 @@ class StandInTarget:
         logits = torch.sin(drawn * 0.7 + self._entries * 1.3)  # [R, V], or [R, 0]
         if isinstance(inputs.cache, CacheView):
             _store_noise(inputs.cache, numbers % NUM_NOISE_ROWS)
-        return TargetOutput(logits, torch.cat(hidden, dim=1) if hidden else None)
+        return TargetOutput(logits, tuple(hidden))
 
 
 def _store_noise(view: CacheView, numbers: Tensor) -> None:
@@ -44,9 +42,3 @@ def _store_noise(view: CacheView, numbers: Tensor) -> None:
         _, num_heads, dim = stored.shape
         entries = torch.arange(num_heads * dim).view(num_heads, dim)
         stored[view.batch.slots] = torch.sin(numbers[:, None, None] * 0.9 + entries * 1.7 + place).to(stored.dtype)
-
-
-def spoil_history(history: Tensor, view: StepView, dice: random.Random, vocab_size: int) -> None:
-    """Put junk behind what is valid of each row: whoever reads there is found out."""
-    for row, length in zip(view.rows.tolist(), view.committed_length.tolist(), strict=True):
-        history[row, length:] = dice.randrange(vocab_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,7 +13,6 @@ from specdec.core.host import CheckedDraft, DraftReport, EngineMetrics, Proposer
 from specdec.sdk import StepStats, StepView, StopRule, TargetInfo
 
 from .moves import GivenUniforms, Shown
-from .step_tensors import spoil_history
 
 Record = TypeVar("Record")
 
@@ -35,7 +33,6 @@ class WatchedHost(ProposerHost):
         super().__init__(loaded, info, device, "raise", metrics, lambda error: None, views)
         self.stop_rule: StopRule | None = None  # what steps show
         self._reads = reads
-        self._vocab_size = info.vocab_size
 
     def begin(self, number: int, seed: int, width: int | None, uniforms: Tensor | None) -> None:
         """A step begins. `width`: its K, if not the usual. `uniforms` [B, K]: its random numbers, if chosen."""
@@ -45,11 +42,9 @@ class WatchedHost(ProposerHost):
 
     def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         """See `ProposerHost`."""
-        step = replace(step, num_draft_tokens=self.num_draft_tokens, stop_rule=self.stop_rule)
+        step = replace(step, width=self.num_draft_tokens, stop_rule=self.stop_rule)
         if self._uniforms is not None:
             step = replace(step, random=GivenUniforms(self._uniforms))
-        if step.history is not None:
-            spoil_history(step.history, step, random.Random(self._number), self._vocab_size)
         before = Snapshot(step)
         checked = super().draft(watched(step, self._reads), budgets)
         self.shown = Shown(

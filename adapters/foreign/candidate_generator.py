@@ -83,7 +83,7 @@ class CandidateGenerator:
         """One call for each request with a budget."""
         budgets = enumerate(step.budget.tolist())
         drafts = [self._candidates(step, b)[:budget] if budget else [] for b, budget in budgets]
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
     def _candidates(self, step: StepView, b: int) -> list[int]:
         input_ids = _input_ids(step, b)
@@ -102,7 +102,7 @@ _WORKS = "a generator that reads input_ids alone; or the same idea as a proposer
 def _input_ids(step: StepView, b: int) -> Tensor:
     """The tokens of one request: [1, T] int64."""
     assert step.history is not None, "declared in needs"
-    return step.history[step.rows[b], : step.committed_length[b]][None]
+    return step.history.of(b)[None]
 
 
 def _arguments(foreign: type[Any], config: ProposerConfig, target: TargetInfo) -> Mapping[str, Any]:

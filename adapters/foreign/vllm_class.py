@@ -71,9 +71,9 @@ class VllmClass:
     def propose(self, step: StepView) -> Draft:
         """One call for the whole batch."""
         assert step.history is not None, "declared in needs"
-        longest = int(step.committed_length.max())
-        self._token_ids[: len(step), :longest] = step.history[step.rows, :longest].numpy()
-        self._num_tokens[: len(step)] = step.committed_length.numpy()
+        for b, length in enumerate(step.committed_length.tolist()):
+            self._token_ids[b, :length] = step.history.token_ids(b)
+            self._num_tokens[b] = length
         returned = self._drafter.propose(self._sampled(step), self._num_tokens, self._token_ids, slot_mappings={})
         rows = returned.tolist() if isinstance(returned, torch.Tensor | np.ndarray) else returned
         if not isinstance(rows, list | tuple):
@@ -83,7 +83,7 @@ class VllmClass:
         missing = [()] * (len(step) - len(rows))  # vLLM drafts nothing for them either
         budgets = step.budget.tolist()
         drafts = [_usable(row)[:budget] for row, budget in zip([*rows, *missing], budgets, strict=True)]
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
     def _sampled(self, step: StepView) -> list[list[int]]:
         """Each request's new tokens; none in the middle of a prompt."""

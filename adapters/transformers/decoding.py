@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from threading import Lock
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from specdec.sdk.types import SamplingView, TargetInfo
 from ..best_path import PathViews, why_no_trees
 from ..verification import refuse_adaptive
 from .call import Call
+from .compiled import as_generated
+from .refusals import refused
 from .target import GenerateTarget
 from .text import Text
 
@@ -63,8 +66,9 @@ def speculative(
     Raises ConfigError, PluginLoadError or UnsupportedModelError for what cannot run, before any draft weight is loaded
     where that can be known. Keep the result: making it loads the proposer, using it does not.
     """
+    model = as_generated(model)
     text_config = model.config.get_text_config(decoder=True)
-    refuse_unsupported(text_config.to_dict(), with_states=True)
+    refuse_unsupported(text_config, with_states=True)
     plugins = plugin_settings or registry.PluginSettings.from_environment(os.environ)
     name, device = model.name_or_path or "a model object", model.device
     config = EngineConfig(
@@ -100,9 +104,9 @@ def _refuse_needs(speculation: Speculation) -> None:
 class SpeculativeDecoding:
     """A decoding method for one model. Greedy output is that of plain `generate`; sampled output has its distribution.
 
-    One call at a time. Logits processors and stopping criteria are the call's own, and are asked row by row. A
-    processor must be a function of the tokens and scores that it is given. A streamer is passed as `token_streamer=`,
-    because `generate` does not hand `streamer=` to a decoding method of one's own.
+    One call at a time; several threads need a decoding each. Logits processors and stopping criteria are the call's
+    own, and are asked row by row. A processor must be a function of the tokens and scores that it is given. A streamer
+    is passed as `token_streamer=`, because `generate` does not hand `streamer=` to a decoding method of one's own.
     """
 
     def __init__(
@@ -112,7 +116,13 @@ class SpeculativeDecoding:
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._info, self._loaded = info, speculation.loaded
         profile = profile_of(model.device)
-        self._target = GenerateTarget(model, k, profile.backend, may_begin_late=needs.draft_kv is None)
+        self._target = GenerateTarget(
+            model,
+            k,
+            profile.backend,
+            may_begin_late=needs.draft_kv is None,
+            reads_states=bool(needs.hidden_states),
+        )
         self._views = _Views(needs, k, info, model.device)
         num_blocks = info.max_num_seqs * -(-(info.max_model_len + speculation.lookahead) // _BLOCK_SIZE)
         whole_prompts = info.max_num_seqs * (info.max_model_len + k)
@@ -139,6 +149,7 @@ class SpeculativeDecoding:
         )
         self._runner.on_verified = observers.on_verified
         self._numbers = count()
+        self._turn = Lock()
 
     def __call__(
         self,
@@ -152,11 +163,30 @@ class SpeculativeDecoding:
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """Called by `generate`. Returns what it returns: ids [B, T], or its output object where that was asked for.
 
-        Raises RequestError SD-E197 for what is not offered, ConfigError SD-E198 for another model, and ProposerError
-        if the proposer fails under `on_proposer_error="raise"`.
+        Raises RequestError SD-E197 for what is not offered, ConfigError SD-E198 for another model or one that was
+        compiled since, and ProposerError if the proposer fails under `on_proposer_error="raise"`.
         """
         if model is not self._target.model:
             raise ConfigError("SD-E198", "this decoding was made for another model", {"fix": "speculative(model, ...)"})
+        if not self._turn.acquire(blocking=False):
+            raise refused("a call while another one runs with the same decoding", "a speculative(...) for each thread")
+        try:
+            return self._decode(
+                input_ids, logits_processor, stopping_criteria, generation_config, token_streamer, model_kwargs
+            )
+        finally:
+            self._turn.release()
+
+    def _decode(
+        self,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        token_streamer: Any,
+        model_kwargs: Mapping[str, Any],
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """As `__call__`, for the one call that runs."""
         most = self._info.max_num_seqs, self._info.max_model_len
         call = Call.read(
             input_ids,

@@ -19,6 +19,7 @@ from transformers.cache_utils import (
 )
 
 from specdec.core.host import Backend, Mixers, StatePass, StateStore, mixers_in
+from specdec.sdk.errors import ConfigError
 
 CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 """Names by which models take their cache."""
@@ -27,10 +28,12 @@ CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 class States:
     """Those of one text at a time."""
 
-    def __init__(self, mixers: Mixers, num_drafts: int, device: torch.device) -> None:
+    def __init__(self, mixers: Mixers, num_drafts: int, model: Any) -> None:
         """num_drafts: the most of a pass."""
-        self.store = StateStore(mixers.layouts, 1, num_drafts, device)
+        self.store = StateStore(mixers.layouts, 1, num_drafts, model.device)
         self._mixers = mixers
+        self._model = model
+        self._as_made = _replaced(model)
 
     @classmethod
     def of(cls, model: Any, num_drafts: int, backend: Backend) -> States | None:
@@ -41,11 +44,18 @@ class States:
         if mixers is None:
             return None
         mixers.exchange(backend.recurrences())
-        return cls(mixers, num_drafts, model.device)
+        return cls(mixers, num_drafts, model)
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """The modules compute with these states meanwhile."""
+        """The modules compute with these states meanwhile. Raises ConfigError SD-E198 if somebody has them already."""
+        if _replaced(self._model) != self._as_made:
+            facts = {
+                "found": "modules whose forward was replaced since",
+                "why": "layers of this model keep a state, so one call of `generate` at a time can compute with them",
+                "fix": "wait until the other call ends; if there is none, make speculative(model, ...) anew",
+            }
+            raise ConfigError("SD-E198", "this model does not compute as it did when speculative(...) was made", facts)
         self._mixers.install()
         try:
             yield
@@ -62,6 +72,11 @@ class States:
             self._mixers.hand_over(cache, self.store, 0, num_accepted)
 
 
+def _replaced(model: Any) -> dict[str, Any]:
+    """By module the forward that is not its class's."""
+    return {name: vars(module)["forward"] for name, module in model.named_modules() if "forward" in vars(module)}
+
+
 def new_cache(config: Any) -> DynamicCache:
     """transformers' own for a model whose layers keep a state, but that layers with a window keep all tokens: what
     leaves a window for a rejected draft is lost.
@@ -72,10 +87,10 @@ def new_cache(config: Any) -> DynamicCache:
 
 
 def _without_window(layer: Any) -> Any:
-    if not isinstance(layer, LinearAttentionCacheLayerMixin):
-        return DynamicLayer()
-    both = isinstance(layer, DynamicLayer)
-    return LinearAttentionAndFullAttentionLayer(layer.number_of_states) if both else layer
+    if not isinstance(layer, CacheLayerMixin):
+        return layer  # a state, or nothing
+    stateful = isinstance(layer, LinearAttentionCacheLayerMixin)
+    return LinearAttentionAndFullAttentionLayer(layer.number_of_states) if stateful else DynamicLayer()
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from transformers import DynamicCache
 from specdec.core.host import Backend, ForwardInput, HiddenStates, Scheduled, StateStore, TargetOutput
 
 from .call import Call
+from .compiled import refuse_compiled
 from .grid import Grid, Share
 from .refusals import refused
 from .row_cache import RowCache, held_length, without_windows
@@ -21,18 +23,35 @@ from .states import CACHE_ARGUMENTS, States, new_cache
 from .text import Text
 
 
+class OwnPasses(dict[int | Literal["final"], Tensor]):
+    """What passes of this thread put here. Others may run the same model meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = get_ident()
+
+    def __setitem__(self, name: int | Literal["final"], states: Tensor) -> None:
+        if get_ident() == self._thread:
+            super().__setitem__(name, states)
+
+
 class GenerateTarget:
     """Serves one call of `generate` at a time; the model is touched only while it does."""
 
-    def __init__(self, model: Any, num_drafts: int, backend: Backend, *, may_begin_late: bool) -> None:
+    def __init__(
+        self, model: Any, num_drafts: int, backend: Backend, *, may_begin_late: bool, reads_states: bool
+    ) -> None:
         """num_drafts: the most of a row in a pass. may_begin_late: whether passes may begin behind what a call's cache
-        holds. Raises UnsupportedModelError for layers that keep a state another way.
+        holds. reads_states: whether hidden states are wanted. Raises UnsupportedModelError for layers that keep a state
+        another way, and ConfigError SD-E198 for compiled layers that have to be watched.
         """
         self.model = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self._may_begin_late = may_begin_late
         self._layers_with_state = States.of(model, num_drafts, backend)
+        self._reads_layers = self._layers_with_state is not None or reads_states
+        self._refuse_compiled()
         parameters = inspect.signature(model.forward).parameters
         self._chooses_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
@@ -69,14 +88,20 @@ class GenerateTarget:
     @contextmanager
     def serving(self, call: Call, cache: RowCache, hidden_states: tuple[int | Literal["final"], ...]) -> Iterator[None]:
         """Run passes over this call's texts and cache, and keep these hidden states meanwhile."""
+        self._refuse_compiled()
         self._call, self._cache = call, cache
         num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
         self._states = HiddenStates(self.model, hidden_states, num_layers)
+        self._states.kept = OwnPasses()
         try:
             with self._layers_with_state.serving() if self._layers_with_state else nullcontext():
                 yield
         finally:
             self._states.remove()
+
+    def _refuse_compiled(self) -> None:
+        if self._reads_layers:
+            refuse_compiled(self.model)
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
         """One pass over the requests that the scheduler planned."""
@@ -85,11 +110,11 @@ class GenerateTarget:
         layers, passed = self._layers_with_state, inputs.states
         with layers.pass_over(passed) if layers and passed else nullcontext():
             grid, logits = self._pass_over(shares, inputs.token_ids, inputs.positions)
+        hidden = tuple([grid.gather(state) for state in self._states.take()])  # processors may run the model
         scores = []
         for share, (first, stop) in zip(shares, grid.bounds, strict=True):
             drafts = inputs.token_ids[inputs.logits_rows[first + 1 : stop]].tolist()
             scores.append(self._call.texts[share.row].process(self._call.processors, logits[first:stop], drafts))
-        hidden = grid.gather(self._states.take()) if self._states.wanted else None
         return TargetOutput(torch.cat(scores), hidden)
 
     def _share(self, planned: Scheduled) -> Share:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec.core.host import (
@@ -21,21 +27,25 @@ from specdec.core.host import (
     RequestProgress,
     Scheduled,
     Speculation,
+    TopTokens,
     profile_of,
+    prometheus_text,
     registry,
     rejection,
     upload,
     verified_step,
 )
 from specdec.sdk.errors import message
-from specdec.sdk.types import TargetInfo
+from specdec.sdk.types import DistributionKind, TargetInfo
 
 from ..best_path import PathViews, on_best_path
 from .distributions import dense_rows
 from .engine_step import EngineStep
 from .rows import RequestRows, as_request
 from .shared_target import SharedTarget
+from .supervised_host import Retries, SupervisedHost
 from .unread_drafts import UnreadDrafts
+from .watch import Watch
 
 logger = logging.getLogger("specdec")
 
@@ -53,15 +63,21 @@ class Driver:
         rows: RequestRows,
         *,
         read_late: bool = False,
+        watch: Watch | None = None,
+        retry_after_steps: int = 0,
     ) -> None:
         """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise.
 
         read_late: whether drafts may stay unread where they are made on a device; see `propose_unread`.
+        watch: follows its calls. retry_after_steps: see `Retries`.
         """
+        plugin = speculation.loaded.plugin
+        self._watch = watch or Watch(plugin, math.inf)
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._info = info
         self._speculation = speculation
         self._on_verified = observers.on_verified
+        self._num_top = speculation.loaded.needs.target_top_k  # of the target's most likely tokens
         self._keeps_kv = speculation.loaded.needs.draft_kv is not None
         self._keeps_distribution = speculation.admission.keeps_distribution
         self._rows = rows
@@ -75,9 +91,21 @@ class Driver:
         self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
         self._table: BlockTable | None = None  # of the draft KV, where a device addresses it
         self._services = speculation.services(info, target, tokenizer, self._profile.backend)
-        self._host = speculation.host(
-            info, self._services, self.metrics, observers, target.device, views, read_late=self.reads_late
+        host = speculation.host(
+            info,
+            self._services,
+            self.metrics,
+            observers,
+            target.device,
+            views,
+            read_late=self.reads_late,
+            kind=partial(SupervisedHost, watch=self._watch),
         )
+        assert isinstance(host, SupervisedHost), "by its kind"
+        self._host = host
+        self._retries = Retries(host, self.metrics, retry_after_steps)
+        self._exit = ExitStack()
+        self._exit.callback(self._watch.stop)
         self._progress = RequestProgress(self._drafts, self._host, self.metrics, self._rows.unseat)
 
     def lay_out(self, storage: KVStorage | None = None) -> None:
@@ -114,6 +142,7 @@ class Driver:
             request = self._rows.get(request_id)
             if self._host.enabled and request and request.row >= 0 and request.num_computed_tokens != start:
                 self._host.enabled = False
+                self._retries.stop()
                 facts = {"request": request_id, "expected": f"position {request.num_computed_tokens}"}
                 facts |= {"found": f"position {start}", "effect": "vLLM goes on without drafts"}
                 logger.warning("%s", message("SD-W239", "vLLM computed other positions than it said", facts))
@@ -141,7 +170,8 @@ class Driver:
         rows, limits, at = upload([taken.rows, taken.lengths, places], taken.table.device)
         numbers, token_ids = taken.table.gather(rows, limits, self._host.num_draft_tokens)
         distributions = taken.distributions([rows, taken.table.kinds(numbers)])
-        return UnreadDrafts(request_ids, at, token_ids, numbers, distributions, taken)
+        verified = self._as_verified(request_ids, distributions)
+        return UnreadDrafts(request_ids, at, token_ids, numbers, verified, taken)
 
     def check_late(self, unread: UnreadDrafts, reports: Sequence[DraftReport]) -> None:
         """Hold drafts of an earlier step to the contract. Raises ProposerError only if that was asked for."""
@@ -149,8 +179,9 @@ class Driver:
 
     def _drafted(self, step: EngineStep, sampled: Sequence[list[int]]) -> tuple[list[Committed], CheckedDraft | None]:
         """What goes on after the step, and drafts for it. None: there are none."""
+        self._retries.begin_step()
         committed = self._commit(step, sampled)
-        if step.logits is not None:
+        if step.logits is not None and self._on_verified.get_hookimpls():
             places = dict(zip(step.request_ids, step.first_rows, strict=True))
             first_rows = [places[each.request.request_id] for each in committed]
             self._on_verified(step=verified_step(committed, first_rows, step.logits))
@@ -161,7 +192,22 @@ class Driver:
         most = self._host.num_draft_tokens  # nodes, of which a path is verified
         if not self._draws_trees:
             most = min(most, step.num_draft_tokens)
-        return going_on, self._progress.propose(going_on, most, step, step.hidden)
+        top = self._top(step, sampled) if self._num_top else None
+        return going_on, self._progress.propose(going_on, most, step, step.hidden, top)
+
+    def _top(self, step: EngineStep, sampled: Sequence[list[int]]) -> TopTokens:
+        """After each token whose logits chose something. vLLM computes logits in the middle of a prompt, too."""
+        assert step.logits is not None, "the proposer's needs ask for them"
+        stops = accumulate(step.num_tokens[request_id] for request_id in step.request_ids)
+        first_rows = pairwise([*step.first_rows, len(step.logits)])
+        pairs = [
+            (row, stop - last + row)
+            for (first, last), stop, output_ids in zip(first_rows, stops, sampled, strict=True)
+            for row in range(first, last)
+            if output_ids
+        ]
+        rows, places = upload([[row for row, _ in pairs], [place for _, place in pairs]], step.logits.device)
+        return TopTokens.of(step.logits[rows], places, step.num_computed, self._num_top)
 
     def dense_rows_of(self, request_ids: Sequence[str], token_ids: Sequence[list[int]]) -> Tensor | None:
         """q of the drafts that are verified now: [sum of lengths, V] float32; None if all of them are one-hot."""
@@ -179,7 +225,21 @@ class Driver:
             (request.row, request.generation, len(ids)) if request and ids else (-1, -1, 0)
             for request, ids in zip(requests, token_ids, strict=True)
         ]
-        return self._drafts.take(wanted).distributions()
+        return self._as_verified(request_ids, self._drafts.take(wanted).distributions())
+
+    def _as_verified(
+        self, request_ids: Sequence[str], distributions: rejection.DraftDistributions | None
+    ) -> rejection.DraftDistributions | None:
+        """Drafts of requests with a grammar are one-hot, as if they were certain.
+
+        vLLM ends a draft before the first token that the grammar refuses. Which token that is depends on what was
+        drawn. So ratios of probabilities would give another distribution than the target's, and one-hot drafts do not.
+        """
+        with_grammar = [self._rows.has_grammar(request_id) for request_id in request_ids]
+        if distributions is None or not any(with_grammar):
+            return distributions
+        certain = torch.tensor(with_grammar, device=distributions.kind.device)
+        return replace(distributions, kind=distributions.kind.masked_fill(certain, int(DistributionKind.ONE_HOT)))
 
     @property
     def proposer(self) -> Any:
@@ -188,7 +248,17 @@ class Driver:
 
     def close(self) -> None:
         """The worker shuts down."""
-        self._host.close()
+        with self._exit:
+            self._host.close()
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Call this when the worker shuts down."""
+        self._exit.callback(call)
+
+    def published(self) -> str:
+        """Prometheus's text: what is counted, whether the proposer is asked, how long a call has been running."""
+        now = {"proposer_enabled": float(self._host.enabled), "proposer_call_seconds": self._watch.seconds}
+        return prometheus_text(self.metrics.collect(of_proposer=now))
 
     def report(self) -> dict[str, Any]:
         """Of this worker: process id, proposer, calls of `propose`, errors by code, acceptance as the core counts."""
@@ -230,7 +300,8 @@ class Driver:
         """What vLLM computed of a request, in a row. One that ended here gets none again, should vLLM run it on."""
         request = self._rows.get(request_id)
         if request is None:
-            request = self._rows.add(self._as_request(request_id, step))
+            has_grammar = step.states[request_id].sampling_params.structured_outputs is not None
+            request = self._rows.add(self._as_request(request_id, step), has_grammar=has_grammar)
         if request.row < 0 and request.finish_reason is None:
             self._rows.seat(request)
         num_drafts = len(step.drafts.get(request_id, []))

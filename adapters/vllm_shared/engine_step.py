@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec.sdk.errors import Refusal
@@ -25,23 +24,24 @@ class EngineStep:
     drafts: Mapping[str, list[int]]  # request id -> the drafts among them
     input_ids: Tensor  # [N or more] int32, vLLM's own
     input_positions: Tensor  # [N or more] int64
-    hidden: Tensor | None  # [N, L*H]
+    hidden: Sequence[Tensor]  # L of [N, H]
     num_draft_tokens: int  # the most drafts that vLLM verifies in the next step
-    logits: Tensor | None = None  # [R, V] of the rows that were sampled from. None: nobody listens
+    logits: Tensor | None = None  # [R, V] of the rows that were sampled from. None: nobody wants them
     first_rows: Sequence[int] = ()  # [B] where the rows of each request in `logits` begin
 
     @cached_property
     def token_ids(self) -> Tensor:
         """[N] int64."""
-        return self.input_ids[: self._total].long()
+        return self.input_ids[: self.num_computed].long()
 
     @cached_property
     def positions(self) -> Tensor:
         """[N] int64."""
-        return self.input_positions[: self._total]
+        return self.input_positions[: self.num_computed]
 
     @property
-    def _total(self) -> int:
+    def num_computed(self) -> int:
+        """N."""
         return sum(self.num_tokens.values())
 
 
@@ -51,17 +51,17 @@ def hidden_states(
     final: Tensor,
     between: Sequence[Tensor] | None,
     embed: Callable[[Tensor], Tensor],
-) -> Tensor | None:
-    """The states that are wanted, in that order: [N, L*H]. None: no states are.
+) -> tuple[Tensor, ...]:
+    """The states that are wanted, in that order: L of [N, H].
 
     token_ids: [N]. final, between: [N or more, H], the latter by `boundaries`. embed: the target's own.
     """
     if not needs.hidden_states:
-        return None
+        return ()
     states = dict(zip(boundaries(needs), between or (), strict=True)) | {"final": final}
     if 0 in needs.hidden_states:
         states[0] = embed(token_ids.long())
-    return torch.cat([states[each][: len(token_ids)] for each in needs.hidden_states], dim=-1)
+    return tuple([states[each][: len(token_ids)] for each in needs.hidden_states])
 
 
 def boundaries(needs: Needs) -> tuple[int, ...]:

@@ -18,16 +18,20 @@ def refuse_plan(config: Any) -> None:
     """Raise Refusal for a vLLM configuration in which no proposer can run through this adapter."""
     parallel, model, speculative = config.parallel_config, config.model_config, config.speculative_config
     if parallel.pipeline_parallel_size > 1:
-        reason = "with pipeline parallelism the last stage has neither the embedding nor the other stages' states"
-        raise Refusal(reason, "pipeline_parallel_size=1, with tensor parallelism")
-    if parallel.data_parallel_size > 1:
         reason = (
-            "vLLM does not call a drafter on idle data-parallel ranks, and a network's collectives would wait there"
+            "vLLM 0.32's V1 runner fails with drafts and pipeline parallelism, its own n-grams included; in V2 "
+            "the last stage alone drafts, and it has neither the embedding nor the other stages' states"
         )
-        raise Refusal(reason, "one engine per replica behind a router")
+        raise Refusal(reason, "pipeline_parallel_size=1, with tensor parallelism")
+    if parallel.data_parallel_size > 1 and model.is_moe:
+        reason = "data-parallel ranks of a mixture of experts step together, and drafting there was not tried"
+        raise Refusal(
+            reason, "one engine per replica behind a router; ranks of a dense target each draft for themselves"
+        )
     if model.is_hybrid or model.is_attention_free:
         reason = (
-            "layers of the target keep a state, and after rejected drafts vLLM may go on with a stale one (vllm #39273)"
+            "layers of the target keep a state, and where a step without drafts follows accepted ones, vLLM goes on "
+            "with a stale one (vllm #39273, #40738, #40831, #52942)"
         )
         raise Refusal(reason, "specdec.LLM, or transformers' `generate`")
     if model.enable_prompt_embeds:
@@ -39,9 +43,6 @@ def refuse_plan(config: Any) -> None:
 
 def refuse_needs(needs: Needs, config: Any) -> None:
     """Raise Refusal for needs that this vLLM configuration cannot meet."""
-    if needs.target_top_k:
-        reason = "vLLM hands a drafter no logits of the target, whose most likely tokens it reads (target_top_k)"
-        raise Refusal(reason, "specdec.LLM, or a proposer without target_top_k")
     if needs.target_layers is not None:
         reason = "vLLM's layers run over vLLM's cache, and it runs some of them itself (target_layers)"
         raise Refusal(reason, "specdec.LLM, or a proposer without target_layers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,13 @@ from specdec.sdk.types import TargetInfo
 
 from ..best_path import why_no_trees
 from .driver import Driver
+from .ignored_keys import refuse_ignored
 from .plan import describe_target, refuse_needs, refuse_plan
 from .rows import RequestRows
-from .settings import read_settings
+from .settings import Supervision, read_settings, read_supervision
 from .shared_target import SharedTarget
+from .watch import Watch
+from .workers_page import WorkersPage
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Prepared:
     info: TargetInfo
     speculation: Speculation
     hooks: registry.HookPlugins
+    supervision: Supervision
     tokenizer: str | None  # its directory
 
     @property
@@ -35,15 +40,16 @@ class Prepared:
         return self.speculation.loaded.needs
 
     @property
-    def listens(self) -> bool:
-        """Whether a plugin wants to know what was verified."""
-        return bool(self.hooks.observers.on_verified.get_hookimpls())
+    def wants_logits(self) -> bool:
+        """Whether the proposer reads the target's most likely tokens, or a plugin wants to know what was verified."""
+        return self.needs.target_top_k > 0 or bool(self.hooks.observers.on_verified.get_hookimpls())
 
     @classmethod
     def of(cls, method: str | None, vllm_config: Any) -> Prepared:
         """`method`: the proposer's name; None: as additional_config says. Raises ConfigError, Refusal, ..."""
         refuse_plan(vllm_config)
         asked, additional = vllm_config.speculative_config, vllm_config.additional_config
+        refuse_ignored(asked)
         config = read_settings(method, additional, asked.num_speculative_tokens, asked.draft_sample_method)
         plugin_settings = registry.PluginSettings.from_environment(os.environ)
         hooks = registry.load_hooks(plugin_settings)
@@ -53,11 +59,33 @@ class Prepared:
         assert speculation is not None, "a config was given"
         refuse_needs(speculation.loaded.needs, vllm_config)
         model = vllm_config.model_config
-        return cls(info, speculation, hooks, None if model.skip_tokenizer_init else model.tokenizer)
+        return cls(
+            info,
+            speculation,
+            hooks,
+            read_supervision(additional),
+            None if model.skip_tokenizer_init else model.tokenizer,
+        )
 
     def driver(self, target_model: Any, rows: RequestRows, *, read_late: bool = False) -> Driver:
         """After the target's weights: the proposer is made and bound. `Driver.lay_out` follows."""
         tokenizer = None if self.tokenizer is None else AutoTokenizer.from_pretrained(self.tokenizer)
         target = SharedTarget(target_model, self.info)
-        observers = self.hooks.observers
-        return Driver(self.info, self.speculation, observers, target, tokenizer, rows, read_late=read_late)
+        watch = Watch(self.speculation.loaded.plugin, self.supervision.hang_seconds)
+        watch.start()
+        driver = Driver(
+            self.info,
+            self.speculation,
+            self.hooks.observers,
+            target,
+            tokenizer,
+            rows,
+            read_late=read_late,
+            watch=watch,
+            retry_after_steps=self.supervision.retry_after_steps,
+        )
+        page = WorkersPage.of(os.environ)
+        if page is not None:
+            watch.each_time(partial(page.write, driver.published))
+            driver.at_close(page.remove)
+        return driver

@@ -9,9 +9,10 @@ from typing import Any, Self
 
 from specdec import SamplingParams
 from specdec.core.host import BlockPool, Request, RowTable, registry
-from specdec.sdk import ConfigError, RequestError, StrictModel, TargetInfo
+from specdec.sdk import RequestError, TargetInfo
 from specdec.sdk.errors import message
-from specdec.sdk.ranges import LimitOrZero
+
+from .request_options import RequestOptions, no_drafts, read_request
 
 logger = logging.getLogger("specdec")
 
@@ -25,6 +26,7 @@ class RequestRows(RowTable):
     def __init__(self, num_rows: int, pool: BlockPool) -> None:
         super().__init__(num_rows, pool)
         self._requests: dict[str, Request] = {}
+        self._with_grammar: set[str] = set()
 
     @classmethod
     def with_blocks(cls, info: TargetInfo, lookahead: int | None) -> Self:
@@ -39,10 +41,16 @@ class RequestRows(RowTable):
         """A request that was added and not removed."""
         return self._requests.get(request_id)
 
-    def add(self, request: Request) -> Request:
-        """Take a request in; it has no row yet."""
+    def add(self, request: Request, *, has_grammar: bool = False) -> Request:
+        """Take a request in; it has no row yet. has_grammar: whether a grammar says which tokens are allowed."""
         self._requests[request.request_id] = request
+        if has_grammar:
+            self._with_grammar.add(request.request_id)
         return request
+
+    def has_grammar(self, request_id: str) -> bool:
+        """As it was added."""
+        return request_id in self._with_grammar
 
     def hold(self, request: Request, num_tokens: int) -> None:
         """Have blocks for so many tokens of a request with a row."""
@@ -55,7 +63,9 @@ class RequestRows(RowTable):
 
     def remove(self, request_ids: Iterable[str]) -> list[Request]:
         """Forget requests that ended. Returns those that were known."""
-        return [self._requests.pop(request_id) for request_id in request_ids if request_id in self._requests]
+        known = [request_id for request_id in request_ids if request_id in self._requests]
+        self._with_grammar.difference_update(known)
+        return [self._requests.pop(request_id) for request_id in known]
 
 
 def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry.LoadedProposer) -> Request:
@@ -69,8 +79,7 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
     ends = set(theirs.stop_token_ids or ())
     if theirs.eos_token_id is not None:
         ends.add(theirs.eos_token_id)
-    options, may_draft = _options(loaded, theirs.extra_args, request_id)
-    limits = _limits(theirs.extra_args, request_id)
+    options, limits = _asked(loaded, theirs.extra_args, request_id)
     params = SamplingParams(
         temperature=theirs.temperature,
         top_k=theirs.top_k,
@@ -79,7 +88,7 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
         max_tokens=max_tokens,
         min_tokens=min(theirs.min_tokens, max_tokens),
         extra_args=theirs.extra_args,
-        speculative=may_draft and limits.speculative and _may_draft_after(state.mm_features, loaded, request_id),
+        speculative=limits.speculative and _may_draft_after(state.mm_features, loaded, request_id),
         num_speculative_tokens=limits.num_speculative_tokens,
     )
     return Request(
@@ -94,16 +103,13 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
     )
 
 
-def _options(loaded: registry.LoadedProposer, extra_args: dict[str, Any] | None, request_id: str) -> tuple[Any, bool]:
-    """The request's options, and whether it may have drafts. vLLM cannot refuse a request that runs."""
-    model = loaded.request_options
-    declared = frozenset() if model is None else model.key_names()
-    own = {key: value for key, value in (extra_args or {}).items() if key in declared}
+def _asked(loaded: registry.LoadedProposer, extra_args: dict[str, Any] | None, request_id: str) -> RequestOptions:
+    """What the request asks for. A worker cannot refuse a request that runs (`request_check`): it gets no drafts."""
     try:
-        return loaded.read_request(own, request_id), True
+        return read_request(loaded, extra_args, request_id)
     except RequestError as error:
-        logger.warning("%s", error)
-        return loaded.read_request(None, request_id), False
+        logger.warning("%s\n  effect  no drafts for this request", error)
+        return no_drafts(loaded, request_id)
 
 
 def _may_draft_after(features: Sequence[Any] | None, loaded: registry.LoadedProposer, request_id: str) -> bool:
@@ -121,22 +127,6 @@ def _may_draft_after(features: Sequence[Any] | None, loaded: registry.LoadedProp
     facts |= {"fix": "a proposer without a network, such as ngram, or one that reads hidden states of layers"}
     logger.warning("%s", message("SD-W281", "the proposer's network reads embeddings of text only", facts))
     return False
-
-
-class RequestLimits(StrictModel):
-    """`SamplingParams(extra_args={"specdec": {...}})` in vLLM: the request's own fields of ours, under their names."""
-
-    speculative: bool = True
-    num_speculative_tokens: LimitOrZero | None = None
-
-
-def _limits(extra_args: dict[str, Any] | None, request_id: str) -> RequestLimits:
-    """What the request asks of drafting. It gets no drafts if that is no such thing."""
-    try:
-        return RequestLimits.model_validate((extra_args or {}).get("specdec", {}))
-    except (ConfigError, ValueError) as error:
-        logger.warning("%s: %s", request_id, error)
-        return RequestLimits(speculative=False)
 
 
 def _draft_seed(request_id: str, seed: int | None) -> int:

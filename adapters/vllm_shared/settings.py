@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from specdec.core.host import SpeculativeConfig
-from specdec.sdk.errors import ConfigError
+from specdec.sdk import ConfigError, StrictModel
+from specdec.sdk.ranges import LimitOrZero
 
 from ..verification import refuse_adaptive
+
+
+class Supervision(StrictModel):
+    """The adapter's own keys beside those of our `speculative_config`: how a proposer is looked after."""
+
+    retry_after_steps: LimitOrZero = 1000  # a proposer that was switched off is asked again; 0: never
+    hang_seconds: Annotated[float, Field(gt=0, le=1e6)] = 30.0  # a call that has not returned by then is named
+
 
 KEY = "specdec"
 WHERE = f'additional_config["{KEY}"]'
@@ -26,8 +37,7 @@ def read_settings(
     Raises ConfigError: SD-E131, SD-E132 (a wrong key or value), SD-E133 (no proposer named), SD-E196 (said twice),
     SD-E237.
     """
-    section = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
-    values: dict[str, Any] = SpeculativeConfig.as_mapping(section or {})
+    values, _ = _split(additional_config)
     twice = [key for key in _VLLMS if key in values]
     if twice:
         facts = {"key": ", ".join(twice), "fix": "leave it to vLLM's speculative_config"}
@@ -44,3 +54,17 @@ def read_settings(
     )
     refuse_adaptive(config, "vLLM")
     return config
+
+
+def read_supervision(additional_config: object) -> Supervision:
+    """Raises ConfigError SD-E132."""
+    _, own = _split(additional_config)
+    return Supervision.parse(own, WHERE)
+
+
+def _split(additional_config: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The section's keys of `speculative_config`, and the adapter's own."""
+    section = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+    values: dict[str, Any] = SpeculativeConfig.as_mapping(section or {})
+    own = {key: values.pop(key) for key in Supervision.key_names() & values.keys()}
+    return values, own

@@ -28,7 +28,7 @@ class Drafter:
         if self.needs.hidden_states:  # vLLM keys its compiled graphs by this mapping, and these change their outputs
             vllm_config.additional_config["specdec_hidden_states"] = list(self.needs.hidden_states)
         self._step: EngineStep | None = None
-        self.logits: Tensor | None = None  # of the step that is sampled, for those who listen
+        self.logits: Tensor | None = None  # of the step that is sampled, for those who want them
         self.exit = ExitStack()  # closed when the worker shuts down, perhaps before the model was loaded
         from .hooks import install  # imports vLLM's runner
 
@@ -42,9 +42,9 @@ class Drafter:
         self.exit.callback(self.driver.close)
 
     @property
-    def listens(self) -> bool:
+    def wants_logits(self) -> bool:
         """See `Prepared`."""
-        return self._prepared.listens
+        return self._prepared.wants_logits
 
     def see(self, step: EngineStep) -> None:
         """The step whose sampled tokens `propose` is called with next."""

@@ -31,7 +31,7 @@ class Drafter(Protocol):
     needs: Needs
     driver: Driver
     exit: ExitStack
-    listens: bool
+    wants_logits: bool
     logits: Tensor | None
 
     def see(self, step: EngineStep) -> None: ...
@@ -90,8 +90,8 @@ def _propose(
 
 
 def _sample(drafter: Drafter, original: Callable[..., Any], runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
-    """Where somebody listens, the logits are kept as they are before vLLM's sampler writes into them."""
-    drafter.logits = logits.clone() if drafter.listens and logits is not None else None
+    """Where somebody wants them, the logits are kept as they are before vLLM's sampler writes into them."""
+    drafter.logits = logits.clone() if drafter.wants_logits and logits is not None else None
     return original(runner, logits, spec_decode_metadata)
 
 

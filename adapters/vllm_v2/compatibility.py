@@ -22,6 +22,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "config/vllm.py:VllmConfig.__post_init__": ("self",),
     "config/vllm.py:VllmConfig._get_v2_model_runner_unsupported_features": ("self",),
     "config/vllm.py:VllmConfig.num_lookahead_tokens": ("self",),
+    "config/speculative.py:SpeculativeConfig.__post_init__": ("self",),
     "config/speculative.py:SpeculativeConfig.use_eagle_block_drop": ("self",),
     f"{_GPU}/spec_decode/__init__.py:init_speculator": ("vllm_config", "device", "req_states"),
     f"{_RUNNER}.load_model": ("self", "load_dummy_weights"),
@@ -103,6 +104,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
         "input_ids",
         "positions",
     ),
+    "v1/engine/input_processor.py:InputProcessor": ("process_inputs", "vllm_config"),
     "v1/core/sched/output.py:NewRequestData": (
         "req_id",
         "prefill_token_ids",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from specdec.sdk.errors import PluginLoadError, message
 
-from ..vllm import PREFIX
+from ..vllm import PREFIX, method_of
 from .compatibility import facts_of, v2_differences
 from .plan import KEY, plan_of
 
@@ -29,11 +29,17 @@ logger = logging.getLogger("specdec")
 
 @cache
 def register() -> None:
-    """Wrap, once in a process. A vLLM without what is wrapped stays as it is: others use it without us."""
+    """Wrap, once in a process. A vLLM without what is wrapped stays as it is: others use it without us.
+
+    vLLM calls this without a guard, so nothing that goes wrong here may reach it.
+    """
     try:
         wrapped = _wrapped()
     except (ImportError, AttributeError) as error:
         logger.info("this vLLM has no V2 model runner that runs our proposers: %s", error)
+        return
+    except Exception:
+        logger.warning("specdec's entry point failed; vLLM goes on as if it were not installed", exc_info=True)
         return
     for owner, name, replacement in wrapped:
         setattr(owner, name, replacement)
@@ -50,6 +56,7 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
         (VllmConfig, listed, _supported(getattr(VllmConfig, listed))),
         (VllmConfig, "__post_init__", _planned(VllmConfig.__post_init__, module)),
         (VllmConfig, "num_lookahead_tokens", property(_lookahead(VllmConfig.num_lookahead_tokens.fget))),
+        (SpeculativeConfig, "__post_init__", _as_written(SpeculativeConfig.__post_init__)),
         (SpeculativeConfig, "use_eagle_block_drop", _block_drop(SpeculativeConfig.use_eagle_block_drop)),
         (spec_decode, "init_speculator", _init_speculator(spec_decode.init_speculator)),
     ]
@@ -64,7 +71,28 @@ def forced() -> bool:
 
 def is_ours(speculative: Any) -> bool:
     """Whether a vLLM `speculative_config` names a proposer of ours. None: no speculation."""
-    return speculative is not None and speculative.method == "custom_class" and speculative.model.startswith(PREFIX)
+    if speculative is None or speculative.method != "custom_class":
+        return False
+    return isinstance(speculative.model, str) and speculative.model.startswith(PREFIX)
+
+
+def _as_written(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @wraps(original)
+    def post_init(speculative: Any) -> Any:
+        """Before vLLM fills in what the user left out."""
+        if _names_us(speculative.model):
+            from ..vllm_shared.ignored_keys import refuse_ignored
+            from .wrong_class import refuse_wrong_class
+
+            refuse_wrong_class(speculative)
+            refuse_ignored(speculative)
+        return original(speculative)
+
+    return post_init
+
+
+def _names_us(model: object) -> bool:
+    return isinstance(model, str) and model.partition(".")[0] == "specdec"
 
 
 def _supported(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
@@ -80,15 +108,25 @@ def _supported(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str
         if differing:
             logger.warning("%s", message("SD-W238", CANNOT, facts_of(differing)))
             return found
-        return [each for each in found if "'custom_class'" not in each]
+        return [each for each in found if "'custom_class'" not in each] + _amiss(config)
 
     return unsupported
+
+
+def _amiss(config: Any) -> list[str]:
+    """What fails in this V2 runner with drafts of anybody. Its head looks up a LoRA adapter for one row a request."""
+    return [] if config.lora_config is None else ["LoRA adapters where several rows of a request are verified"]
 
 
 def _planned(original: Callable[[Any], None], module: Any) -> Callable[[Any], None]:
     @wraps(original)
     def post_init(config: Any) -> None:
         """Asynchronous scheduling is granted by the method's name. What every process must know is decided here."""
+        if is_ours(config.speculative_config):
+            from ..vllm_shared import request_check, workers_page
+
+            request_check.install(is_ours, method_of)
+            workers_page.show()
         if not is_ours(config.speculative_config) or not config.use_v2_model_runner:
             original(config)
             return

@@ -116,7 +116,7 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         embed = self._target.embed_input_ids
         hidden = hidden_states(self.needs, token_ids, last_hidden_states, aux_hidden_states, embed)
         logits = None
-        if self._prepared.listens:  # computed anew: vLLM's sampler writes into its own
+        if self._prepared.wants_logits:  # computed anew: vLLM's sampler writes into its own
             logits = self._target.compute_logits(last_hidden_states[input_batch.logits_indices])
         most = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         outputs = Outputs(hidden, logits)

@@ -20,7 +20,7 @@ from .requests import Requests
 class Outputs:
     """What the target computed in a step."""
 
-    hidden: Tensor | None  # [N, L*H], as the proposer declared them
+    hidden: Sequence[Tensor]  # L of [N, H], as the proposer declared them
     logits: Tensor | None  # [rows, V] of the rows that were sampled from, filled slots too. None: unwanted
 
 

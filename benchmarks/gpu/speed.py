@@ -50,7 +50,7 @@ class Successors:
             [newest + i + (1 if self._random.random() < self._acceptance else 2) for i in range(budget)]
             for newest, budget in zip(step.newest_token.tolist(), step.budget.tolist(), strict=True)
         ]
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
 
 def of_1b(run: Run) -> None:

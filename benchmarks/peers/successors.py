@@ -52,7 +52,7 @@ class Successors:
     def propose(self, step: StepView) -> Draft:
         """As many tokens as each row's budget."""
         rows = zip(step.newest_token.tolist(), step.budget.tolist(), strict=True)
-        return Draft.from_lists([self._spoiled.after(*row) for row in rows], step.num_draft_tokens)
+        return Draft.from_lists([self._spoiled.after(*row) for row in rows], step.width)
 
 
 class VllmSuccessors:

@@ -16,6 +16,11 @@ class EngineConfig(StrictModel):
 
     model: str | Path = Field(description="a directory, a hub id, or 'tiny' for the packaged model")
     tokenizer: str | Path | None = Field(None, description="None: the model's")
+    generation_config: str | Path = Field(
+        "auto",
+        description="of requests without SamplingParams. auto: the checkpoint's generation_config.json; vllm: the "
+        "defaults of SamplingParams; else a folder with such a file",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto: float32 on a CPU, the checkpoint's own elsewhere"
     )

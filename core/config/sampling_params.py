@@ -62,7 +62,7 @@ class SamplingParams(StrictModel):
     def _one_or_many(cls, value: Any) -> Any:
         if value is None:
             return ()
-        return (value,) if isinstance(value, str | int) else tuple(value)
+        return (value,) if isinstance(value, str | int) else value
 
     @field_validator("top_k")
     @classmethod
@@ -83,10 +83,10 @@ class SamplingParams(StrictModel):
         return self.temperature == 0
 
 
-def params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def params_of_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     """One for each of `count` prompts. Raises ConfigError SD-E132 for what is none, SD-E133 for another number."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
     if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):
         facts = {"expected": "a SamplingParams, or one per prompt in a list", "found": f"{params!r:.80}"}
         raise ConfigError("SD-E132", "sampling_params are no SamplingParams", facts)

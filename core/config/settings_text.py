@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from specdec.sdk.errors import ConfigError
+from specdec.sdk.json_files import read_json
 
 EXCERPT = 80
 """Characters shown before and after the place of an error."""
-
-
-def read_json(text: str, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text. Raises JSONDecodeError, also for nesting and numbers that Python does not read."""
-    try:
-        return json.loads(text, object_pairs_hook=object_pairs_hook)
-    except json.JSONDecodeError:
-        raise
-    except RecursionError as error:
-        raise json.JSONDecodeError("nested too deeply", text, 0) from error
-    except ValueError as error:  # a number of thousands of digits
-        raise json.JSONDecodeError(str(error), text, 0) from error
 
 
 def as_mapping(value: object, where: str, example: str) -> dict[str, Any]:

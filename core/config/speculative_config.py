@@ -33,7 +33,7 @@ def _offered_rejection_method(value: Any) -> Any:
 
 
 def _single_rank(value: Any) -> Any:
-    if value is not None and (isinstance(value, bool) or value != 1):
+    if value is not None and (type(value) is not int or value != 1):
         raise ValueError("a draft model split over several devices is not offered. Use 1 or leave it out")
     return value
 
@@ -67,7 +67,7 @@ class SpeculativeConfig(BaseModel):
     num_draft_nodes: TreeSize | None = Field(
         None,
         strict=True,
-        description="nodes of a tree of drafts, which is num_speculative_tokens deep; None: drafts are chains",
+        description="nodes of trees num_speculative_tokens deep; None: that many tokens, nodes if it drafts only trees",
     )
     draft_sample_method: DraftSampleMethod = Field(
         "greedy",

@@ -24,6 +24,7 @@ from ..request.chat import Message, encode_chat
 from ..request.metrics import Metric
 from ..request.prompts import Prompt, encode, read_prompt
 from ..request.request import Committed, Detokenizer, FinishReason, Request
+from ..runner.request_progress import uninterrupted
 from .assembly import Parts, assemble
 from .exporters import PROMETHEUS, export
 from .turn import Turn
@@ -67,7 +68,7 @@ class Engine:
         return bool(self._requests)
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None) -> str:
-        """Queue a prompt: text, token ids, or {"prompt": ...} or {"prompt_token_ids": ...}. Returns its id.
+        """Queue text, token ids, {"prompt": ...}, {"prompt_token_ids": ...} or {"messages": ...}. Returns the id.
 
         Raises RequestError, naming the request, if it can never be served; nothing is queued then.
         """
@@ -85,6 +86,8 @@ class Engine:
         return request_id
 
     def _new_request(self, prompt: Prompt, params: SamplingParams, request_id: str) -> Request:
+        if isinstance(prompt, Mapping) and prompt.keys() == {"messages"}:
+            prompt = self.encode_chat(prompt["messages"])
         text, token_ids = read_prompt(prompt, request_id, self.encode)
         self._check_request(token_ids, params, request_id)
         host = self.parts.host
@@ -156,9 +159,11 @@ class Engine:
     def _tell(self, starting: Sequence[Request], committed: Sequence[Committed]) -> None:
         """Let go of what ended, then tell everybody of the step: hooks find the engine as the next step will."""
         ended = [each.request for each in committed if each.request.finish_reason is not None]
-        for request in ended:
-            del self._requests[request.request_id]
-        self._notify(committed)
+        if ended or self.listeners:
+            with uninterrupted():
+                for request in ended:
+                    del self._requests[request.request_id]
+                self._notify(committed)
         observers = self.parts.hooks.observers
         for request in starting:
             if request.started:
@@ -166,7 +171,8 @@ class Engine:
         stats = self.parts.runner.last_stats
         if committed and stats:
             observers.on_step(stats=stats)
-        self._tell_finished(ended)
+        if ended:
+            self._tell_finished(ended)
 
     def _notify(self, committed: Sequence[Committed]) -> None:
         for each in committed:

@@ -12,10 +12,9 @@ from specdec.sdk.errors import ConfigError, UnsupportedModelError
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
-from ..model.find_mixers import state_layers
 from ..model.inference_form import check_quantization
 from ..model.model_class import text_config
-from ..model.model_support import locate_model, longest_length
+from ..model.model_support import locate_model, longest_length, state_layers
 from ..model.stored_quantization import check_stored_quantization
 from ..model.target import experts_settings, load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings

@@ -13,37 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
-from transformers.cache_utils import LinearAttentionCacheLayerMixin, get_layer_types_and_kwargs
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from specdec.sdk.errors import UnsupportedModelError
 
 from .mixers import NUM_CHECKED, Forward, Mixer, Mixers, agree
 from .model_class import no_interface
+from .model_support import state_layers, storing_nothing
 
 _CACHE_ARGUMENTS = ("cache_params", "past_key_values")
 _INTERRUPTED = 4  # inputs of a module's check after which it is interrupted
-
-
-def state_layers(config: Any) -> dict[int, LinearAttentionCacheLayerMixin]:
-    """Layers that keep a state, or nothing, by number: as transformers' own cache for this configuration has them."""
-    try:
-        layers = DynamicCache(config=config).layers
-    except Exception:  # a configuration that transformers makes no such cache of
-        return {}
-    return {i: layer for i, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)}
-
-
-_NOTHING = {"mlp", "moe"}
-
-
-def storing_nothing(config: Any) -> set[int]:
-    """Layers that transformers' cache has a place for and that store nothing there."""
-    try:
-        types = get_layer_types_and_kwargs(config)[0]
-    except Exception:  # as above
-        return set()
-    return {i for i, layer_type in enumerate(types) if layer_type in _NOTHING}
 
 
 @contextmanager

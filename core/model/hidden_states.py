@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from specdec.sdk.errors import UnsupportedModelError
@@ -27,14 +26,14 @@ class HiddenStates:
         layers = decoder_layers(decoder, num_layers, model.config) if boundaries else nn.ModuleList()
         self._handles = [self._hook(decoder, layers, each) for each in dict.fromkeys(self.wanted)]
 
-    def take(self) -> Tensor:
-        """[N, L*H] of the last pass over N tokens, row by row. Something has to be wanted.
+    def take(self) -> tuple[Tensor, ...]:
+        """Those of the last pass over N tokens, in the order that was asked for: L of [N, H].
 
         Raises UnsupportedModelError SD-E145 if the layers hand on several states of a token.
         """
         if any(kept.dim() != 3 for kept in self.kept.values()):  # [1, N, H], or [B, n, H]
             raise _not_found(self._model_type, "its layers hand on several states of each token")
-        hidden = torch.cat([self.kept[each].flatten(0, 1) for each in self.wanted], dim=-1)
+        hidden = tuple([self.kept[each].flatten(0, 1) for each in self.wanted])
         self.kept.clear()
         return hidden
 

@@ -6,6 +6,7 @@ Each of them is shown a cache layer that holds the states of the requests at han
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
 
+from specdec.sdk.errors import message
+
 from ..cache.state_store import EvenPass, Group, StateLayout, StatePass, StateStore, StateTensor
 from .few_tokens import Rule, for_few_tokens
 
@@ -21,6 +24,7 @@ _INERT = {"position_ids", "cache_position"}  # tensors that a recurrence does no
 NUM_CHECKED = 7  # inputs of a module's check
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}  # of a recurrence computed otherwise
 
+logger = logging.getLogger("specdec")
 Forward = Callable[..., Any]
 
 
@@ -101,16 +105,20 @@ class Mixer:
                 state.copy_(stored)
         return output
 
-    def exchange(self, kernels: Mapping[str, Rule]) -> None:
-        """Compute few tokens in the form that is fastest for them, if that gives the same."""
+    def exchange(self, kernels: Mapping[str, Rule]) -> Exception | None:
+        """Compute few tokens in the form that is fastest for them, if that gives the same. Returns why it fails."""
         exchanged, inner = for_few_tokens(self.module, kernels), self._inner
         if exchanged is None:
-            return
-        before = self.sample()
+            return None
+        before, failure = self.sample(), None
         self._inner = exchanged
-        self.is_one_form = agree(self.sample(), before)
+        try:
+            self.is_one_form = agree(self.sample(), before)
+        except Exception as error:  # modelling code calls it in a way that is not known here
+            self.is_one_form, failure = False, error
         if not self.is_one_form:
             self._inner = inner
+        return failure
 
     @torch.inference_mode()
     def sample(self, interrupted: int | None = None) -> Tensor:
@@ -175,9 +183,12 @@ class Mixers:
         return [mixer.layout for mixer in self._mixers]
 
     def exchange(self, kernels: Mapping[str, Rule]) -> None:
-        """See `Mixer.exchange`."""
-        for mixer in self._mixers:
-            mixer.exchange(kernels)
+        """See `Mixer.exchange`. Warns, SD-W307, for each class of modules that a form cannot be run for."""
+        failures = {type(mixer.module).__name__: mixer.exchange(kernels) for mixer in self._mixers}
+        for name, failure in failures.items():
+            if failure is not None:
+                facts = {"layer": name, "error": f"{type(failure).__name__}: {failure}"}
+                logger.warning("%s", message("SD-W307", "few tokens are computed by modelling code's own form", facts))
 
     @contextmanager
     def pass_over(self, states: StatePass) -> Iterator[None]:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttentionCacheLayerMixin
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.utils import cached_file
 
 from specdec.sdk.errors import ConfigError, UnsupportedModelError
-from specdec.sdk.packaged import packaged
+from specdec.sdk.json_files import read_json_file
+from specdec.sdk.packaged import packaged, refused_name
 
 from .loading import loading
 
+_MODELS = "a directory, a hub id such as OWNER/NAME, or 'tiny' (packaged)"
 _SLIDING = "sliding_attention"
 _SERVED_LAYER_TYPES = {"full_attention", _SLIDING, "chunked_attention"}
-_STATE_LAYER_TYPES = {
-    name for name, layer in DYNAMIC_LAYER_TYPE_MAPPING.items() if issubclass(layer, LinearAttentionCacheLayerMixin)
-}
-"""Those of which transformers' own cache keeps a state, or nothing."""
 _STATE_KEYS = ("state_size", "ssm_cfg", "mamba_d_state", "linear_conv_kernel_dim", "conv_L_cache")
 _OWN_STATE_KEYS = ("lru_width", "rescale_every", "chunkwise_kernel")
 """Of models that keep their state outside of transformers' cache layers."""
+_NOTHING = {"mlp", "moe"}
 _LAYER_TYPE_KEYS = ("layer_types", "layers_block_type")
 _BIDIRECTIONAL_FOR_IMAGES = "vision"
 
@@ -34,9 +33,7 @@ def locate_model(model: str | Path) -> str:
     Raises ConfigError SD-E140 for a path where no model is.
     """
     name = str(model)
-    with loading(
-        "SD-E140", f"there is no model {name[:80]!r}"
-    ):  # a name may be too long for a file, or have a null in it
+    with loading("SD-E140", f"there is no model {name[:80]!r}"):  # too long for a file, or with a null in it
         shipped = packaged(name)
         path = Path(name).expanduser()
         is_directory = path.is_dir()
@@ -48,6 +45,9 @@ def locate_model(model: str | Path) -> str:
         return str(path)
     if path.is_absolute() or name.startswith(("./", "../", "~")) or name.count("/") > 1:
         raise ConfigError("SD-E140", f"there is no model at {name!r}", {"looked for": str(path)})
+    facts = refused_name(name)
+    if facts:
+        raise ConfigError("SD-E140", f"there is no model {name!r}", facts | {"fix": _MODELS})
     return name
 
 
@@ -56,10 +56,10 @@ def read_config(path: str) -> tuple[Mapping[str, Any], Path]:
 
     Raises ConfigError SD-E140 if there is none, SD-E143 if it is not a JSON object.
     """
-    with loading("SD-E140", f"there is no model {path!r}", {"": "a directory, a hub id, or 'tiny' (packaged)"}):
+    with loading("SD-E140", f"there is no model {path!r}", {"": _MODELS}):
         file = Path(cached_file(path, "config.json"))
     with loading("SD-E143", f"cannot read the configuration of {path!r}"):
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json_file(file)
     if not isinstance(config, dict):
         facts = {"file": file, "expected": "a JSON object", "found": type(config).__name__}
         raise ConfigError("SD-E143", f"cannot read the configuration of {path!r}", facts)
@@ -74,16 +74,31 @@ def slides(config: Mapping[str, Any], layer: int) -> bool:
     return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
 
-def refuse_unsupported(config: Mapping[str, Any], *, with_states: bool = False) -> None:
+def state_layers(config: Any) -> dict[int, LinearAttentionCacheLayerMixin]:
+    """Layers that keep a state, or nothing, by number: as transformers' own cache for this configuration has them."""
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception:  # a configuration that transformers makes no such cache of
+        return {}
+    return {i: layer for i, layer in enumerate(layers) if isinstance(layer, LinearAttentionCacheLayerMixin)}
+
+
+def storing_nothing(config: Any) -> set[int]:
+    """Layers that transformers' cache has a place for and that store nothing there."""
+    return {i for i, layer_type in enumerate(getattr(config, "layer_types", None) or ()) if layer_type in _NOTHING}
+
+
+def refuse_unsupported(text_config: Any, *, with_states: bool = False) -> None:
     """Raise UnsupportedModelError with the configuration key that says why the model cannot be served.
 
-    with_states: whether layers may keep a state in transformers' cache layers besides keys and values. If only that is
-    in the way, the code is SD-E262, and else SD-E142.
+    text_config: transformers' own. with_states: whether layers may keep a state in transformers' cache layers besides
+    keys and values. If only that is in the way, the code is SD-E262, and else SD-E142.
     """
-    reason = _why_unsupported(config, with_states)
+    config, stateful = text_config.to_dict(), {*state_layers(text_config), *storing_nothing(text_config)}
+    reason = _why_unsupported(config, stateful if with_states else None)
     if reason:
         facts = {"model_type": config.get("model_type"), "reason": reason}
-        if not with_states and _why_unsupported(config, True) is None:
+        if not with_states and _why_unsupported(config, stateful) is None:
             facts["fix"] = "such a model is served as a target, not as a draft network"
             raise UnsupportedModelError("SD-E262", "here a model may have no layers that keep a state", facts)
         facts["served"] = "decoder-only causal language models on text with (sliding) softmax attention"
@@ -106,30 +121,26 @@ def longest_length(config: Mapping[str, Any], attribute_map: Mapping[str, str]) 
     return longest
 
 
-def _why_unsupported(config: Mapping[str, Any], with_states: bool) -> str | None:
+def _why_unsupported(config: Mapping[str, Any], stateful: Collection[int] | None) -> str | None:
+    """stateful: numbers of layers with a state, or nothing, in transformers' cache. None: none of these is served."""
     if config.get("is_encoder_decoder"):
         return "encoder-decoder models are not served (configuration key 'is_encoder_decoder')"
     if config.get("use_bidirectional_attention") not in (None, False, _BIDIRECTIONAL_FOR_IMAGES):
         return "bidirectional attention (configuration key 'use_bidirectional_attention')"
-    return _why_layers_unsupported(config, with_states)
+    return _why_layers_unsupported(config, stateful)
 
 
-def _why_layers_unsupported(config: Mapping[str, Any], with_states: bool) -> str | None:
+def _why_layers_unsupported(config: Mapping[str, Any], stateful: Collection[int] | None) -> str | None:
     own = next((key for key in _OWN_STATE_KEYS if config.get(key) is not None), None)
     if own is not None:
-        return (
-            f"its state is not in transformers' cache layers, where it could be kept apart (configuration key {own!r})"
-        )
-    key = next((key for key in _LAYER_TYPE_KEYS if config.get(key)), None)
-    if (
-        key is not None
-    ):  # it says of every layer what it is: keys of recurrent layers that it does not have tell nothing
-        served = _SERVED_LAYER_TYPES | _STATE_LAYER_TYPES if with_states else _SERVED_LAYER_TYPES
-        others = sorted(set(config[key]) - served)
-        return (
-            f"layers of type {', '.join(others)} keep a state other than keys and values ({key!r})" if others else None
-        )
-    stateful = next((key for key in _STATE_KEYS if config.get(key) is not None), None)
-    if stateful is not None and not with_states:
-        return f"recurrent layers keep a state that cannot be rolled back (configuration key {stateful!r})"
+        place = "its state is not in transformers' cache layers, where it could be kept apart"
+        return f"{place} (configuration key {own!r})"
+    kinds = next((key for key in _LAYER_TYPE_KEYS if config.get(key)), None)
+    if kinds is not None:  # keys of recurrent layers, of which it may have none, tell nothing then
+        unserved = {i for i, kind in enumerate(config[kinds]) if kind not in _SERVED_LAYER_TYPES} - {*(stateful or ())}
+        others = ", ".join(sorted({config[kinds][i] for i in unserved}))
+        return f"layers of type {others} keep a state other than keys and values ({kinds!r})" if others else None
+    recurrent = next((key for key in _STATE_KEYS if config.get(key) is not None), None)
+    if recurrent is not None and stateful is None:
+        return f"recurrent layers keep a state that cannot be rolled back (configuration key {recurrent!r})"
     return None

@@ -25,7 +25,7 @@ from .attention import (
     carry_arguments,
     collecting_arguments,
 )
-from .find_mixers import made_ragged, recorded, state_layers, storing_nothing
+from .find_mixers import made_ragged, recorded
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .loading import loading
@@ -33,7 +33,7 @@ from .masks import Limits, asking_for_masks, hand_on
 from .mixers import Mixer, Mixers
 from .modalities import leave_out_unused
 from .model_class import NO_POSITIONS, auto_class, drops_positions, no_interface, refuse_class, text_config
-from .model_support import read_config, refuse_unsupported, slides
+from .model_support import read_config, refuse_unsupported, slides, state_layers, storing_nothing
 
 _NO_KV = LayerShape(0, 0, 0)
 _Probed = tuple[ShapeProbe, list[Mixer], Tensor]
@@ -46,7 +46,7 @@ class TargetOutput:
     """Results of one forward pass."""
 
     logits: Tensor  # [R, V], the rows the batch asked for
-    hidden: Tensor | None  # [N, L*H]; None if nobody asked
+    hidden: tuple[Tensor, ...]  # L of [N, H], those that were asked for
 
 
 class Target(Protocol):
@@ -234,7 +234,7 @@ class TargetModel:
         else:
             with self.mixers.pass_over(inputs.states):
                 logits = self._forward(*tensors)
-        return TargetOutput(logits, self._hidden.take() if self._hidden.wanted else None)
+        return TargetOutput(logits, self._hidden.take() if self._hidden.wanted else ())
 
     @property
     def kept_hidden_states(self) -> MutableMapping[HiddenState, Tensor]:
@@ -297,8 +297,7 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> Any:
     read_config(path)
     with loading("SD-E143", f"cannot load the configuration of {path!r}", _CONFIG_FIXES):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        facts = text_config(config).to_dict()
-    refuse_unsupported(facts, with_states=True)
+        refuse_unsupported(text_config(config), with_states=True)
     refuse_class(config)
     return config
 

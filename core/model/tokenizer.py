@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
 from specdec.sdk.errors import ConfigError
+from specdec.sdk.json_files import read_json_file
 
 from .loading import loading
 
@@ -41,8 +41,8 @@ def load_tokenizer(asked: str | Path | None, path: str, *, trust_remote_code: bo
 def _template_of_processor(name: str) -> str | None:
     """Models of several modalities may have their template in a file of their own. None means that there is none."""
     with suppress(OSError, ValueError):
-        template = json.loads(Path(cached_file(name, "chat_template.json")).read_text(encoding="utf-8"))
-        return str(template["chat_template"]) if "chat_template" in template else None
+        template = read_json_file(Path(cached_file(name, "chat_template.json")))
+        return str(template["chat_template"]) if isinstance(template, dict) and "chat_template" in template else None
     return None
 
 

@@ -25,6 +25,8 @@ _KINDS: dict[DistributionForm, frozenset[DistributionKind]] = {
     "dense": frozenset({DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS}),
     "sparse": frozenset({DistributionKind.ONE_HOT, DistributionKind.SPARSE}),
 }
+_ROWS = "one row per request, in the order of step.request_ids; K is step.width"
+_WIDTH = "\na distribution is as wide as Needs.draft_vocabulary, else as the target's"
 _INTEGERS = frozenset({torch.int64, torch.int32})
 _Held = TypeVar("_Held", Draft, DraftDistribution)
 SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
@@ -115,14 +117,14 @@ class DraftChecker:
             facts = {
                 "expected": "specdec.sdk.Draft",
                 "found": "None" if draft is None else f"{type(draft).__module__}.{type(draft).__qualname__}",
-                "fix": "return Draft(token_ids, lengths), or Draft.from_lists(lists, step.num_draft_tokens)",
+                "fix": "return Draft(token_ids, lengths), or Draft.from_lists(lists, step.width)",
             }
             raise self._error("SD-E200", "propose returned no Draft", facts)
         draft = _plain(draft)
         if isinstance(draft.distribution, DraftDistribution):
             distribution = _plain(draft.distribution)
             draft = draft if distribution is draft.distribution else replace(draft, distribution=distribution)
-        width = step.num_draft_tokens
+        width = step.width
         self._check_form("token_ids", draft.token_ids, (len(step), width), _INTEGERS)
         self._check_form("lengths", draft.lengths, (len(step),), _INTEGERS)
         if draft.parents is not None:
@@ -138,14 +140,16 @@ class DraftChecker:
             raise self._error("SD-E201", f"Draft.{field} is no tensor", facts)
         if found.shape == shape and found.dtype in dtypes and self._lies_right(found):
             return
-        transposed = len(shape) == 2 and tuple(found.shape) == shape[::-1] and shape[0] != shape[1]
-        facts = {
-            "shape": f"expected {shape}, found {tuple(found.shape)}" + ("   looks transposed" if transposed else ""),
-            "dtype": f"expected {' or '.join(sorted(map(str, dtypes)))}, found {found.dtype}",
-            "device": f"expected {self._device}, found {found.device}",
-            "fix": "one row per request, in the order of step.request_ids; K is step.num_draft_tokens"
-            + ("\na distribution is as wide as Needs.draft_vocabulary, else as the target's" if len(shape) > 2 else ""),
-        }
+        transposed = "   looks transposed" if len(shape) == 2 and tuple(found.shape) == shape[::-1] else ""
+        kind, width = torch.int64 if torch.int64 in dtypes else torch.float32, _WIDTH if len(shape) > 2 else ""
+        said = (
+            ("shape", found.shape == shape, shape, f"{tuple(found.shape)}{transposed}", _ROWS + width),
+            ("dtype", found.dtype in dtypes, " or ".join(sorted(map(str, dtypes))), found.dtype, f"{field}.to({kind})"),
+            ("device", self._lies_right(found), self._device, found.device, f'{field}.to("{self._device}")'),
+        )
+        wrong = [(label, expected, had, fix) for label, right, expected, had, fix in said if not right]
+        facts = {label: f"expected {expected}, found {had}" for label, expected, had, _ in wrong}
+        facts["fix"] = "\n".join(fix for *_, fix in wrong)
         raise self._error("SD-E201", f"Draft.{field} has the wrong form", facts)
 
     def _lies_right(self, found: Tensor) -> bool:
@@ -192,7 +196,7 @@ class DraftChecker:
         if not isinstance(distribution, DraftDistribution):
             facts = {"expected": "specdec.sdk.DraftDistribution, or None", "found": type(distribution).__name__}
             raise self._error("SD-E204", "Draft.distribution is no DraftDistribution", facts)
-        shape = (len(step), step.num_draft_tokens)
+        shape = (len(step), step.width)
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
         kinds = self._kinds_of(distribution) if due or self._sees_kinds else frozenset()
         if not self._sees_kinds:
@@ -202,8 +206,8 @@ class DraftChecker:
         sparse = (*shape, self._needs.sparse_top_m)
         floats = set(SUM_TOLERANCE)
         wanted = {
-            DistributionKind.DENSE_PROBS: [("draft_probs", distribution.draft_probs, dense, floats)],
-            DistributionKind.DENSE_LOGITS: [("draft_logits", distribution.draft_logits, dense, floats)],
+            DistributionKind.DENSE_PROBS: [("probs", distribution.probs, dense, floats)],
+            DistributionKind.DENSE_LOGITS: [("logits", distribution.logits, dense, floats)],
             DistributionKind.SPARSE: [
                 ("sparse_ids", distribution.sparse_ids, sparse, {torch.int64}),
                 ("sparse_probs", distribution.sparse_probs, sparse, floats),
@@ -238,7 +242,7 @@ class DraftChecker:
         distribution = draft.distribution
         assert distribution is not None, "there is one to check"
         for kind, probs in (
-            (DistributionKind.DENSE_PROBS, distribution.draft_probs),
+            (DistributionKind.DENSE_PROBS, distribution.probs),
             (DistributionKind.SPARSE, distribution.sparse_probs),
         ):
             if probs is not None:
@@ -265,8 +269,8 @@ class DraftChecker:
     def _possible_kinds(self, distribution: DraftDistribution) -> frozenset[int]:
         """The declared tags that the distribution brings tensors for; rows with any other count as one-hot."""
         brought = {
-            DistributionKind.DENSE_PROBS: distribution.draft_probs,
-            DistributionKind.DENSE_LOGITS: distribution.draft_logits,
+            DistributionKind.DENSE_PROBS: distribution.probs,
+            DistributionKind.DENSE_LOGITS: distribution.logits,
             DistributionKind.SPARSE: distribution.sparse_ids,
         }
         declared = _KINDS[self._needs.distribution]

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.errors import CheckpointError, ConfigError, Refusal, UnsupportedModelError
+from specdec.sdk.checkpoint import Checkpoint, read_tensors
+from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError
 from specdec.sdk.model_proposer.updates import require_fit
 from specdec.sdk.services import NetworkSettings
 
@@ -34,7 +33,7 @@ def load_causal_lm(
     tensors: in the place of its parameters of these names.
     """
     config = load_config(path, trust_remote_code=settings.trust_remote_code)
-    refuse_unsupported(text_config(config).to_dict())  # nobody keeps states of a draft network
+    refuse_unsupported(text_config(config))  # nobody keeps states of a draft network
     model = TargetModel.load(
         path, config, _dtype(settings), device, settings.moe_backend, trust_remote_code=settings.trust_remote_code
     ).model
@@ -56,7 +55,7 @@ def build_decoder(config: Mapping[str, Any], settings: NetworkSettings, device: 
     values = {key: value for key, value in config.items() if key not in _NOT_OF_THE_NETWORK}
     try:
         hf_config = AutoConfig.for_model(values.pop("model_type"), **values)
-        refuse_unsupported(hf_config.to_dict())
+        refuse_unsupported(hf_config)
         hf_config.vocab_size = _STUB_VOCABULARY
         hf_config.pad_token_id = None
         with torch.device(device):
@@ -91,19 +90,8 @@ def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.devic
     """The tensors of a checkpoint directory whose names start with one of `prefixes`. Raises ConfigError SD-E146."""
     tensors: dict[str, Tensor] = {}
     for file in Checkpoint(directory, {}).weight_files:
-        try:
-            tensors |= _read(file, prefixes, device)
-        except Exception as error:  # whatever a damaged file makes the readers raise
-            raise CheckpointError("SD-E146", f"cannot read the weights in {file}", {"because": error}) from error
+        tensors |= read_tensors(file, prefixes, str(device))
     return tensors
-
-
-def _read(file: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:
-    if file.suffix != ".safetensors":
-        saved = torch.load(file, map_location=device, weights_only=True)
-        return {name: tensor for name, tensor in saved.items() if name.startswith(prefixes)}
-    with safe_open(file, framework="pt", device=str(device)) as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefixes)}  # noqa: SIM118
 
 
 def _dtype(settings: NetworkSettings) -> torch.dtype:

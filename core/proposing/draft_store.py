@@ -69,8 +69,8 @@ class DistributionBuffers:
 
     def put(self, rows: Tensor, distribution: DraftDistribution, kinds: Set[int]) -> None:
         """Keep distributions in the order of rows [B]. kinds: those that occur; other tensors are not looked at."""
-        probs = distribution.draft_probs if DistributionKind.DENSE_PROBS in kinds else None
-        logits = distribution.draft_logits if DistributionKind.DENSE_LOGITS in kinds else None
+        probs = distribution.probs if DistributionKind.DENSE_PROBS in kinds else None
+        logits = distribution.logits if DistributionKind.DENSE_LOGITS in kinds else None
         dense = logits if probs is None else probs
         if probs is not None and logits is not None:
             is_probs = distribution.kind == DistributionKind.DENSE_PROBS

@@ -26,10 +26,10 @@ def can_draw(
     `t2d` is None where draft ids are target ids. Padding gives any answer. Nothing waits for a device.
     """
     match kind:
-        case DistributionKind.DENSE_PROBS if distribution.draft_probs is not None:
-            return _entries(distribution.draft_probs, token_ids, t2d) > 0
-        case DistributionKind.DENSE_LOGITS if distribution.draft_logits is not None:
-            return _entries(distribution.draft_logits, token_ids, t2d).isfinite()
+        case DistributionKind.DENSE_PROBS if distribution.probs is not None:
+            return _entries(distribution.probs, token_ids, t2d) > 0
+        case DistributionKind.DENSE_LOGITS if distribution.logits is not None:
+            return _entries(distribution.logits, token_ids, t2d).isfinite()
         case DistributionKind.SPARSE if distribution.sparse_ids is not None and distribution.sparse_probs is not None:
             drawn = (distribution.sparse_ids == token_ids[..., None]) & (distribution.sparse_probs > 0)
             inside = (distribution.sparse_ids >= -1) & (distribution.sparse_ids < vocab_size)

@@ -31,7 +31,7 @@ class EarlyPasses:
 
     def begin(self, step: StepView) -> None:
         """Passes of this step follow."""
-        rows, computed = (each.to(self._computed.device) for each in (step.rows, step.kept.next_position))
+        rows, computed = (each.to(self._computed.device) for each in (step.slots, step.kept.next_position))
         self._computed.index_copy_(0, rows, computed)
         self._missing.zero_()
 
@@ -52,4 +52,4 @@ class EarlyPasses:
         if found:
             named = ", ".join(f"{count} positions before in row {row}" for row, count in list(found.items())[:4])
             when = "the step before; its passes began at the newest tokens instead, and the text is right"
-            raise early_pass("starts of at least `KeptRows.next_position`", named, when=when)
+            raise early_pass("starts of at least `KeptTokens.next_position`", named, when=when)

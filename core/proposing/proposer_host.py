@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +15,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from specdec.sdk.calls import right_call
 from specdec.sdk.errors import ProposerError, SpecdecError
 from specdec.sdk.hooks import StepStats
 from specdec.sdk.services import Services
@@ -58,7 +61,7 @@ class ProposerHost:
         device: torch.device,
         policy: OnProposerError,
         metrics: EngineMetrics,
-        on_error: Callable[[ProposerError], None],
+        on_error: Callable[..., None],
         views: ViewBuilder | None = None,
         *,
         read_late: bool = False,
@@ -84,6 +87,7 @@ class ProposerHost:
         self._metrics = metrics
         self._on_error = on_error
         self._num_errors = 0
+        self._num_of_kind: Counter[tuple[str, str]] = Counter()  # by code, and type of the exception
         self._num_steps = 0
         self.draft_seconds = 0.0  # of the step that runs
         self._pace = Pace(loaded.plugin)
@@ -264,25 +268,26 @@ class ProposerHost:
 
     def _attempt(self, method: str, call: Callable[[], Answer]) -> Answer:
         """What the call returns. Raises SpecdecError alone: a proposer may not end the process, whatever it raises."""
+        sys.audit("specdec.call", self.plugin, method)
         try:
             return call()
-        except KeyboardInterrupt:  # the user's
-            raise
-        except BaseException as error:
-            if isinstance(error, SpecdecError) and is_complete(error):
+        except BaseException as error:  # an interrupt is the user's
+            if isinstance(error, KeyboardInterrupt) or (isinstance(error, SpecdecError) and is_complete(error)):
                 raise
             raise self._attributed(method, error) from error
+        finally:
+            sys.audit("specdec.call_ended")
 
     def _attributed(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}
-        missing = undeclared(error, dict(self.needs))
+        missing, call = undeclared(error, dict(self.needs)), right_call(error)
         if missing:
             facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
-            declared = dict.fromkeys(FIELDS[name][1] for name in missing)
-            facts["fix"] = f"needs = Needs({', '.join(declared)}, ...)"
-            raised = ProposerError("SD-E222", f"{method} raised {describe(error)}", facts, plugin=self.plugin)
-        else:
-            raised = ProposerError("SD-E210", f"{method} raised {describe(error)}", facts, plugin=self.plugin)
+            facts["fix"] = f"needs = Needs({', '.join(dict.fromkeys(FIELDS[name][1] for name in missing))}, ...)"
+        elif call:
+            facts["fix"] = call
+        code = "SD-E222" if missing else "SD-E210"
+        raised = ProposerError(code, f"{method} raised {describe(error)}", facts, plugin=self.plugin)
         raised.__cause__ = error
         return raised
 
@@ -295,18 +300,21 @@ class ProposerHost:
             self._held.append(error)
             return
         self._num_errors += 1
+        kind = error.code, type(error.__cause__).__name__
+        self._num_of_kind[kind] += 1
         if self._policy == "disable" and self._num_errors >= MAX_ERRORS:
             self.enabled = False
             logger.warning("%s\n  disabled after %d errors; decoding goes on without drafts", error, MAX_ERRORS)
-        elif self._num_errors == 1:
-            logger.warning("%s", error)
-        self._on_error(error)
+        elif str(self._num_of_kind[kind]).strip("0") == "1":  # 1, 10, 100, ...
+            logger.warning("%s\n  errors of this kind so far: %d", error, self._num_of_kind[kind])
+        self._on_error(error=error)
 
     def _placed(self, error: ProposerError, request_ids: Sequence[str]) -> ProposerError:
         """The same error with the step, its requests, and what the policy makes of it."""
         names = ", ".join(map(repr, request_ids[:4])) + (f" and {len(request_ids) - 4} more" if request_ids[4:] else "")
         noun = "request" if len(request_ids) == 1 else "requests"
-        facts = {"step": f"{self._metrics.counts['num_steps'] + 1}, {noun} {names}"} if names else {}
+        number = max(self._metrics.counts["num_steps"], 1)  # other engines count none
+        facts = {"step": f"{number}, {noun} {names}"} if names else {}
         facts["effect"] = f'on_proposer_error="{self._policy}": {EFFECTS[self._policy]}'
         placed = ProposerError(error.code, error.summary, error.facts | facts, plugin=error.plugin or self.plugin)
         placed.__cause__ = error.__cause__

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from specdec.sdk.errors import ProposerError, Refusal, message
+from specdec.sdk.errors import Refusal, message
 from specdec.sdk.services import Services
 from specdec.sdk.types import TargetInfo
 
@@ -156,16 +156,13 @@ class Speculation:
         views: ViewBuilder | None = None,
         *,
         read_late: bool = False,
+        kind: Callable[..., ProposerHost] = ProposerHost,
     ) -> ProposerHost:
         """The proposer, constructed and bound; `ProposerHost.warm_up` follows.
 
-        `views`, `read_late`: see `ProposerHost`.
+        `views`, `read_late`: see `ProposerHost`. `kind`: makes it of the same arguments.
         """
-        policy = self.config.on_proposer_error
-
-        def on_error(error: ProposerError) -> None:
-            observers.on_proposer_error(error=error)
-
-        host = ProposerHost(self.loaded, info, device, policy, metrics, on_error, views, read_late=read_late)
+        policy, on_error = self.config.on_proposer_error, observers.on_proposer_error
+        host = kind(self.loaded, info, device, policy, metrics, on_error, views, read_late=read_late)
         host.bind(info, services)
         return host

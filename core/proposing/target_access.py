@@ -118,7 +118,9 @@ class CachedLayers:
         """Nobody writes over what the target computed. Raises ProposerError SD-E276."""
         computed = self._addressing.num_computed(rows)
         if bool((starts < computed).any()):
-            raise early_pass(f"starts of at least {computed.tolist()}, `KeptRows.next_position`", str(starts.tolist()))
+            raise early_pass(
+                f"starts of at least {computed.tolist()}, `KeptTokens.next_position`", str(starts.tolist())
+            )
 
 
 OwnLayers = Callable[[Sequence[int], Mapping[str, nn.Module]], RunLayers]

@@ -1,27 +1,72 @@
-"""The tokens of the requests that run, by row, for a proposer that reads them."""
+"""The tokens of the requests of a step, for a proposer that reads them."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specdec.sdk.types import PADDING_TOKEN_ID
+
 from ..request.request import Committed
 
 
-class TokenHistory:
-    """One row of memory per row of the engine, to which each step adds what is new."""
+@dataclass(frozen=True)
+class HostHistory:
+    """Read where the engine keeps them: from each request's list."""
+
+    committed: Sequence[Committed]
+
+    def token_ids(self, request: int, start: int = 0) -> list[int]:
+        """See `TokenHistory` of the SDK."""
+        each = self.committed[request]
+        return each.request.token_ids[start : each.length]
+
+    def of(self, request: int, start: int = 0) -> Tensor:
+        """See `TokenHistory` of the SDK."""
+        return torch.tensor(self.token_ids(request, start), dtype=torch.int64)
+
+    def tail(self, num_tokens: int) -> Tensor:
+        """See `TokenHistory` of the SDK."""
+        ends = [self.token_ids(b, max(each.length - num_tokens, 0)) for b, each in enumerate(self.committed)]
+        padded = [[PADDING_TOKEN_ID] * (num_tokens - len(end)) + end for end in ends]
+        return torch.tensor(padded, dtype=torch.int64).reshape(len(ends), num_tokens)
+
+
+@dataclass(frozen=True)
+class DeviceHistory:
+    """Read from a table on the device."""
+
+    table: Tensor  # [max_num_seqs, max_model_len] int64, by slot
+    slots: Tensor  # [B]
+    lengths: Tensor  # [B]
+
+    def token_ids(self, request: int, start: int = 0) -> list[int]:
+        """See `TokenHistory` of the SDK."""
+        return self.of(request, start).tolist()
+
+    def of(self, request: int, start: int = 0) -> Tensor:
+        """See `TokenHistory` of the SDK."""
+        return self.table[self.slots[request], start : int(self.lengths[request])].clone()
+
+    def tail(self, num_tokens: int) -> Tensor:
+        """See `TokenHistory` of the SDK."""
+        places = self.lengths[:, None] + torch.arange(-num_tokens, 0, device=self.lengths.device)
+        return self.table[self.slots[:, None], places.clamp(min=0)].masked_fill(places < 0, PADDING_TOKEN_ID)
+
+
+class HistoryTable:
+    """The tokens of every running request on a device, to which each step adds what is new."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int64, device=device)
-        self._memory = self.tokens.numpy().data.cast("B").cast("q") if device.type == "cpu" else None
+        self._tokens = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int64, device=device)
         self._recorded = [(-1, 0)] * max_num_seqs  # by row: generation, tokens written
 
     def news(self, committed: Sequence[Committed]) -> tuple[list[int], list[int]]:
         """Places in the flat memory where tokens are missing, and the tokens. They count as written from now on."""
-        width = self.tokens.shape[1]
+        width = self._tokens.shape[1]
         places: list[int] = []
         news: list[int] = []
         for each in committed:
@@ -31,18 +76,10 @@ class TokenHistory:
             news += each.request.token_ids[start : each.length]
         return places, news
 
-    def put(self, places: Tensor, news: Tensor) -> None:
-        """Write what `news` gave, once it is on the device."""
-        self.tokens.view(-1).index_copy_(0, places, news)
-
-    def write(self, committed: Sequence[Committed]) -> None:
-        """Write what is new where the memory is the host's."""
-        assert self._memory is not None, "a device is sent its news together with the view"
-        width = self.tokens.shape[1]
-        for each in committed:
-            first, start = each.row * width, self._written(each)
-            news = array("q", each.request.token_ids[start : each.length])
-            self._memory[first + start : first + each.length] = news
+    def shown(self, places: Tensor, news: Tensor, slots: Tensor, lengths: Tensor) -> DeviceHistory:
+        """Write what `news` gave, once it is on the device, and show the requests in these slots."""
+        self._tokens.view(-1).index_copy_(0, places, news)
+        return DeviceHistory(self._tokens, slots, lengths)
 
     def _written(self, each: Committed) -> int:
         """How many tokens stand in the request's row; all of them do from now on."""

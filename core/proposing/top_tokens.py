@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from specdec.sdk.types import PADDING_TOKEN_ID, KeptRows, RejectedRows
+from specdec.sdk.types import PADDING_TOKEN_ID, KeptTokens, RejectedTokens
 
 from ..cache.transfer import upload
 from ..request.request import Committed
@@ -21,7 +21,7 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TopTokens:
-    """Of every token of a batch; see `KeptRows.top_ids` and `KeptRows.top_logprobs`."""
+    """Of every token of a batch; see `KeptTokens.top_ids` and `KeptTokens.top_logprobs`."""
 
     ids: Tensor  # [N, m] int64
     logprobs: Tensor  # [N, m] float32
@@ -55,7 +55,7 @@ class TopTokens:
         return self.fields(upload([places], HOST)[0])
 
 
-def rejected_on_host(committed: Sequence[Committed], top: TopTokens) -> RejectedRows:
+def rejected_on_host(committed: Sequence[Committed], top: TopTokens) -> RejectedTokens:
     """The drafts that verification rejected, and nothing between them."""
     found = [rejected_places(each) for each in committed]
     counts = [len(places) for places, _ in found]
@@ -63,17 +63,17 @@ def rejected_on_host(committed: Sequence[Committed], top: TopTokens) -> Rejected
     token_ids = [token_id for each in committed for token_id in each.draft_token_ids[each.num_accepted :]]
     before = list(accumulate(counts, initial=0))[:-1]
     sent = upload([before, counts, positions, token_ids], HOST)
-    names = ("start", "num_rejected", "positions", "token_ids")
     shown = top.fields_on_host([place for places, _ in found for place in places])
-    return RejectedRows(**dict(zip(names, sent, strict=True)), **shown)
+    names = ("start", "num_rejected", "positions", "token_ids")
+    return RejectedTokens(**dict(zip(names, sent, strict=True)), **shown)
 
 
-def rejected_on_device(kept: KeptRows, num_rejected: Tensor) -> RejectedRows:
+def rejected_on_device(kept: KeptTokens, num_rejected: Tensor) -> RejectedTokens:
     """The rows behind each request's kept ones. num_rejected: of each request, [B]."""
     assert kept.top_ids is not None, "declared with rejected_rows"
     assert kept.top_logprobs is not None, "it comes with top_ids"
-    return RejectedRows(
-        start=kept.cu_rows[:-1] + kept.num_kept,
+    return RejectedTokens(
+        start=kept.token_offsets[:-1] + kept.num_kept,
         num_rejected=num_rejected,
         positions=kept.positions,
         token_ids=kept.token_ids,

@@ -44,6 +44,8 @@ def _tensors(step: StepView) -> Iterator[tuple[str, Tensor]]:
         for name, value in record.items():
             if isinstance(value, Tensor):
                 yield f"step.{prefix}{name}", value
+    for place, state in enumerate(parts["kept"]["hidden"]):
+        yield f"step.kept.hidden[{place}]", state
 
 
 def _copy(tensor: Tensor) -> Tensor | int | None:

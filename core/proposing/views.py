@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import KeptRows, RejectedRows, SamplingView, StepView, TargetInfo
+from specdec.sdk.types import KeptTokens, RejectedTokens, SamplingView, StepView, TargetInfo, TokenHistory
 
 from ..cache.transfer import upload
 from ..request.request import COLUMNS, Committed
 from .step_random import StepRandom
-from .token_history import TokenHistory
+from .token_history import HistoryTable, HostHistory
 from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
 from .tree_views import accepted_nodes, kept_first, kept_places
 
@@ -30,7 +30,7 @@ class Computed(Protocol):
 
 
 class ViewBuilder:
-    """Builds the view that one proposer declared to need, and keeps the token history if it reads that.
+    """Builds the view that one proposer declared to need, and keeps the token history where a device reads it.
 
     Host form: kept rows only. Device form: every computed row of the requests that go on.
     """
@@ -40,22 +40,23 @@ class ViewBuilder:
         self.num_draft_tokens = num_draft_tokens
         self.device = device if needs.placement == "device" else HOST
         self._draws_trees = needs.topology == "tree"
-        self._history = TokenHistory(info.max_num_seqs, info.max_model_len, self.device) if needs.history else None
+        in_table = needs.history and needs.placement == "device"
+        self._table = HistoryTable(info.max_num_seqs, info.max_model_len, self.device) if in_table else None
 
     def build(
         self,
         committed: Sequence[Committed],
         budgets: Sequence[int],
         batch: Computed,
-        hidden: Tensor | None,
+        hidden: Sequence[Tensor],
         top: TopTokens | None = None,
         *,
         may_pad: bool = False,
     ) -> tuple[StepView, Tensor]:
         """The view of the requests that go on, at least one, and their rows [B] where no proposer can write to them.
 
-        hidden [N, L*H], top: of the whole batch. may_pad: whether a draft pass may write past a request's blocks, where
-        nobody reads it.
+        hidden, L of [N, H], and top: of the whole batch. may_pad: whether a draft pass may write past a request's
+        blocks, where nobody reads it.
         """
         if self.needs.placement == "host":
             return self._host_view(committed, budgets, batch, hidden, top)
@@ -66,21 +67,21 @@ class ViewBuilder:
         committed: Sequence[Committed],
         budgets: Sequence[int],
         batch: Computed,
-        hidden: Tensor | None,
+        hidden: Sequence[Tensor],
         top: TopTokens | None,
     ) -> tuple[StepView, Tensor]:
-        if self._history is not None:
-            self._history.write(committed)
-        if hidden is not None:
+        if hidden:
             rows = _if_not_all(self._kept_places(committed), batch)
-            hidden = (hidden[upload([rows], hidden.device)[0]] if rows else hidden).to(HOST)
+            chosen = upload([rows], hidden[0].device)[0] if rows else None
+            hidden = [(state if chosen is None else state[chosen]).to(HOST) for state in hidden]
         kept = _kept_columns(committed)
         sent = self._sent(committed, budgets, kept)
         top = top and top.on_host()
         tops = top.fields_on_host(self._kept_places(committed)) if top else {}
-        shown = KeptRows(**{name: sent[name] for name in kept}, hidden=hidden, most_rows=None, **tops)
+        shown = KeptTokens(**{name: sent[name] for name in kept}, hidden=tuple(hidden), most_tokens=None, **tops)
         rejected = rejected_on_host(committed, top) if top and self.needs.rejected_rows else None
-        return self._view(committed, sent, shown, rejected), sent["own_rows"]
+        history = HostHistory(committed) if self.needs.history else None
+        return self._view(committed, sent, shown, rejected, history), sent["own_slots"]
 
     def _kept_places(self, committed: Sequence[Committed]) -> list[int]:
         """The places in the batch of the rows that survived."""
@@ -99,7 +100,7 @@ class ViewBuilder:
     ) -> dict[str, Tensor]:
         """By name, in one transfer: what every view has, the rows once more, and more lists."""
         lists: dict[str, Sequence[int]] = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
-        lists |= {"budget": budgets, "own_rows": lists["rows"], **more}
+        lists |= {"budget": budgets, "own_slots": lists["slots"], **more}
         if self._draws_trees:
             lists["accepted_nodes"] = accepted_nodes(committed, self.num_draft_tokens)
         lists["draft_key"] = [each.request.draft_key for each in committed]
@@ -110,16 +111,22 @@ class ViewBuilder:
         return dict(zip([*lists, *sampling], sent, strict=True))
 
     def _view(
-        self, committed: Sequence[Committed], sent: Mapping[str, Tensor], kept: KeptRows, rejected: RejectedRows | None
+        self,
+        committed: Sequence[Committed],
+        sent: Mapping[str, Tensor],
+        kept: KeptTokens,
+        rejected: RejectedTokens | None,
+        history: TokenHistory | None,
     ) -> StepView:
+        columns: dict[str, Any] = {name: sent[name] for name in (*COLUMNS, "budget")}
         return StepView(
-            request_ids=tuple([each.request.request_id for each in committed]),
-            num_draft_tokens=self.num_draft_tokens,
-            **{name: sent[name] for name in (*COLUMNS, "budget")},
+            requests=tuple([each.request.view for each in committed]),
+            width=self.num_draft_tokens,
+            **columns,
             kept=kept,
             random=StepRandom(sent["draft_key"], sent["committed_length"], self.num_draft_tokens),
             sampling=self._sampling(committed, sent) if self.needs.sampling else None,
-            history=self._history.tokens if self._history else None,
+            history=history,
             accepted_nodes=sent["accepted_nodes"].view(len(committed), -1) if self._draws_trees else None,
             rejected=rejected,
             stop_rule=None,  # the host adds it
@@ -130,14 +137,14 @@ class ViewBuilder:
         committed: Sequence[Committed],
         budgets: Sequence[int],
         batch: Computed,
-        hidden: Tensor | None,
+        hidden: Sequence[Tensor],
         top: TopTokens | None,
         may_pad: bool,
     ) -> tuple[StepView, Tensor]:
-        new_places, new_tokens = ([], []) if self._history is None else self._history.news(committed)
+        new_places, new_tokens = ([], []) if self._table is None else self._table.news(committed)
         places = _if_not_all(self._computed_places(committed), batch)
         kept = {
-            "cu_rows": list(accumulate((each.num_rows for each in committed), initial=0)),
+            "token_offsets": list(accumulate((each.num_rows for each in committed), initial=0)),
             "num_kept": [each.num_kept for each in committed],
             "kept_start": [each.first_position for each in committed],
             "next_token_ids": _next_tokens(committed),
@@ -146,22 +153,24 @@ class ViewBuilder:
         if self.needs.rejected_rows:
             more["num_rejected"] = [each.num_drafted - each.num_accepted for each in committed]
         sent = self._sent(committed, budgets, kept | more)
-        if self._history is not None:
-            self._history.put(sent["new_places"], sent["new_tokens"])
         token_ids, positions = batch.token_ids, batch.positions
         if places:
             token_ids, positions = token_ids[sent["places"]], positions[sent["places"]]
-            hidden = None if hidden is None else hidden[sent["places"]]
-        shown = KeptRows(
+            hidden = [state[sent["places"]] for state in hidden]
+        shown = KeptTokens(
             **{name: sent[name] for name in kept},
             positions=positions,
             token_ids=token_ids,
-            hidden=None if hidden is None else hidden.to(self.device),
-            most_rows=max(each.num_rows for each in committed) if may_pad else None,
+            hidden=tuple([state.to(self.device) for state in hidden]),
+            most_tokens=max(each.num_rows for each in committed) if may_pad else None,
             **(top.fields(sent["places"] if places else None) if top else {}),
         )
         rejected = rejected_on_device(shown, sent["num_rejected"]) if self.needs.rejected_rows else None
-        return self._view(committed, sent, shown, rejected), sent["own_rows"]
+        history = None
+        if self._table is not None:
+            facts = ("new_places", "new_tokens", "slots", "committed_length")
+            history = self._table.shown(*(sent[name] for name in facts))
+        return self._view(committed, sent, shown, rejected, history), sent["own_slots"]
 
     def _sampling(self, committed: Sequence[Committed], sent: Mapping[str, Tensor]) -> SamplingView:
         """The declared parameters."""
@@ -191,7 +200,7 @@ def _kept_columns(committed: Sequence[Committed]) -> dict[str, list[int]]:
         token_ids += text[first:stop]
         next_token_ids += text[first + 1 : stop + 1]
     return {
-        "cu_rows": list(accumulate(counts, initial=0)),
+        "token_offsets": list(accumulate(counts, initial=0)),
         "num_kept": counts,
         "kept_start": [each.first_position for each in committed],
         "positions": positions,

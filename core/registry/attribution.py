@@ -75,7 +75,7 @@ def _called(cls: type, frames: Sequence[FrameType]) -> str | None:
     return None
 
 
-FIELDS = {  # of a step that are None unless they were declared: the need, and how it is declared
+FIELDS = {  # of a step that are None or empty unless they were declared: the need, and how it is declared
     "history": ("history", "history=True"),
     "hidden": ("hidden_states", 'hidden_states=("final",)'),
     "sampling": ("sampling", 'sampling=("temperature",)'),
@@ -86,19 +86,23 @@ FIELDS = {  # of a step that are None unless they were declared: the need, and h
 
 
 def undeclared(error: BaseException, declared: Mapping[str, object]) -> list[str]:
-    """Fields that are None for lack of a declaration, and that code reads which stumbled over None.
+    """Fields that are absent for lack of a declaration, and that code reads which stumbled over that.
 
     declared: the proposer's needs by name; something false means that it does not declare one.
     """
-    if not isinstance(error, TypeError | AttributeError) or "NoneType" not in str(error):
+    if not _stumbled_over_nothing(error):
         return []
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    read = {name for frame in frames if not _is_engine(frame) for name in frame.f_code.co_names}
+    theirs = [frame for frame in frames if not _module(frame).startswith("specdec.core.")]
+    read = {name for frame in theirs for name in frame.f_code.co_names}
     return [name for name in FIELDS if name in read and not declared[FIELDS[name][0]]]
 
 
-def _is_engine(frame: FrameType) -> bool:
-    return _module(frame).startswith("specdec.core.")
+def _stumbled_over_nothing(error: BaseException) -> bool:
+    """Over None, or over the empty tuple of hidden states."""
+    if isinstance(error, TypeError | AttributeError):
+        return "NoneType" in str(error)
+    return isinstance(error, IndexError) or (isinstance(error, ValueError) and str(error).endswith("got 0)"))
 
 
 def describe(error: BaseException) -> str:
@@ -125,14 +129,15 @@ def is_complete(error: SpecdecError) -> bool:
 @contextmanager
 def attributing(code: str, doing: str, plugin: PluginId, *but: type[BaseException]) -> Iterator[None]:
     """Whatever a plugin raises inside becomes PluginLoadError `code`, except an interrupt and the errors of `but`."""
+    sys.audit("specdec.call", plugin, doing)
     try:
         yield
-    except KeyboardInterrupt:  # the user's
-        raise
     except BaseException as error:
-        if isinstance(error, but):
+        if isinstance(error, (KeyboardInterrupt, *but)):  # an interrupt is the user's
             raise
         raise plugin_raised(code, doing, error, plugin) from error
+    finally:
+        sys.audit("specdec.call_ended")
 
 
 def plugin_raised(code: str, doing: str, error: BaseException, plugin: PluginId) -> PluginLoadError:

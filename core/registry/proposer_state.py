@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from specdec.sdk.config import StrictModel
 from specdec.sdk.errors import ConfigError, PluginId
+from specdec.sdk.json_files import read_json_file
 
-MANIFEST, FORMAT = "manifest.json", 1
+MANIFEST, FORMAT, PREFIX = "manifest.json", 1, "state-"
+_NAME = re.compile(PREFIX + r"[a-z0-9_]{8}")  # as mkdtemp makes them
 
 
 class Manifest(StrictModel):
@@ -30,10 +30,10 @@ class Manifest(StrictModel):
     def read(cls, path: Path) -> Manifest:
         """Raises ConfigError SD-E181 if there is none, or none that can be read."""
         try:
-            manifest = cls.model_validate(json.loads((path / MANIFEST).read_text(encoding="utf-8")), strict=True)
-        except (OSError, ValueError, TypeError, RecursionError, ValidationError, ConfigError) as error:
-            raise _unusable(path, f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
-        if manifest.format != FORMAT or Path(manifest.directory).name != manifest.directory:
+            manifest = cls.model_validate(read_json_file(path / MANIFEST), strict=True)
+        except (OSError, ValueError, TypeError, ConfigError) as error:
+            raise _unusable(path, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        if manifest.format != FORMAT or not _NAME.fullmatch(manifest.directory):
             raise _unusable(path, f"{MANIFEST} is of another format")
         return manifest
 
@@ -57,12 +57,13 @@ def require_state(plugin: PluginId, methods: Collection[str]) -> None:
 def save_state(path: Path, plugin: PluginId, write: Callable[[Path], None]) -> None:
     """Have `write` fill a new directory below `path`; then, in one step, make it the state that is there.
 
-    Raises ConfigError SD-E181 where the directory cannot be written to. What was saved before stays until then.
+    Raises ConfigError SD-E181 where the directory cannot be written to, or holds what this proposer did not save.
+    What was saved before stays until then.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        earlier = _earlier(path)
-        new = Path(tempfile.mkdtemp(prefix="state-", dir=path))
+        earlier = find_state(path, plugin) if has_state(path) else None
+        new = Path(tempfile.mkdtemp(prefix=PREFIX, dir=path))
     except OSError as error:
         raise _unusable(path, error) from error
     draft = new.with_suffix(".json")
@@ -82,7 +83,7 @@ def save_state(path: Path, plugin: PluginId, write: Callable[[Path], None]) -> N
 
 
 def find_state(path: Path, plugin: PluginId) -> Path:
-    """The directory that this proposer wrote. Raises ConfigError SD-E181, also for another one's state."""
+    """The directory that this proposer wrote, no link. Raises ConfigError SD-E181, also for another one's state."""
     manifest = Manifest.read(path)
     if manifest.proposer != plugin.label or _series(manifest.version) != _series(plugin.version):
         facts = {
@@ -91,19 +92,15 @@ def find_state(path: Path, plugin: PluginId) -> Path:
             "fix": "give each proposer a directory of its own, or delete this one to begin anew",
         }
         raise ConfigError("SD-E181", "the saved state is another proposer's or version's", facts, plugin=plugin)
-    return path / manifest.directory
+    found = path / manifest.directory
+    if found.is_symlink() or not found.is_dir():
+        raise _unusable(path, f"{manifest.directory} is no directory in it")
+    return found
 
 
 def has_state(path: Path) -> bool:
-    """Whether anything was saved there."""
-    return (path / MANIFEST).exists()
-
-
-def _earlier(path: Path) -> Path | None:
-    """What a new state takes the place of; nothing that cannot be told from a user's own files."""
-    if not has_state(path):
-        return None
-    return path / Manifest.read(path).directory
+    """Whether anything was saved there, or something else has the manifest's name."""
+    return os.path.lexists(path / MANIFEST)
 
 
 def _series(version: str | None) -> list[str] | None:

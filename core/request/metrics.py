@@ -6,7 +6,7 @@ import time
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -42,15 +42,8 @@ class RequestMetrics:
 
     def merge(self, other: RequestMetrics) -> None:
         """Add another's counts to these."""
-        self.num_steps += other.num_steps
-        self.num_drafts += other.num_drafts
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted_tokens += other.num_accepted_tokens
-        self.num_committed_tokens += other.num_committed_tokens
-        self.num_trees += other.num_trees
-        self.num_replayed_rows += other.num_replayed_rows
-        self.outcomes.update(other.outcomes)
-        self.nodes_per_depth.update(other.nodes_per_depth)
+        for each in fields(self):  # numbers and tallies
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -31,7 +31,7 @@ def read_prompt(prompt: Prompt, request_id: str, encode: Callable[[str], list[in
         if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
             raise RequestError(
                 "SD-E152",
-                f"request {request_id!r}: a prompt mapping has one key, 'prompt' or 'prompt_token_ids'",
+                f"request {request_id!r}: a prompt mapping has one key, 'prompt', 'prompt_token_ids' or 'messages'",
                 {"found": ", ".join(map(repr, prompt))},
             )
         (prompt,) = prompt.values()

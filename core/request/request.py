@@ -2,59 +2,91 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from tokenizers.decoders import DecodeStream
 
-from specdec.sdk.types import Phase, RequestView
+from specdec.sdk.types import Phase, RequestEnd, RequestView
 
 from ..config.sampling_params import SamplingParams
 from ..kernels.philox import draft_key
 from .metrics import RequestMetrics
 from .verified_tree import VerifiedTree
 
+_INCOMPLETE = "\ufffd"
+_BYTE = re.compile(r"<0x..>")  # a token that is one byte; a wrong byte changes the text of the whole run of them
+
 
 class Detokenizer:
-    """Decodes token by token (whole characters only) and looks for stop texts.
+    """Decodes token by token and looks for stop texts. In the end its text is the tokenizer's own of all tokens.
 
-    `text` is what may be shown: it never includes a stop text, nor, before the request ended, a beginning of one.
+    `text` is what may be shown: it never includes a stop text, nor, before the request ended, a beginning of one, or
+    what a later token may still change.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], skip_special_tokens: bool) -> None:
         self._backend = tokenizer.backend_tokenizer
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._decode = partial(self._backend.decode, skip_special_tokens=skip_special_tokens)
         self._stop = tuple(stop)
         self._holdback = max((len(text) for text in stop), default=1) - 1
-        self._decoded = ""
+        self._settled = ""
+        self._before: list[int] = []  # the last tokens that settled: the first token of a text is decoded otherwise
+        self._lead = ""  # their text
+        self._open: list[int] = []  # the tokens behind them
+        self._waiting: list[int] = []  # those behind these: nobody has asked for their text
+        self._num_searched = 0
 
     def append(self, token_id: int, may_stop: bool = True) -> str | None:
-        """Decode one more token. Returns the stop text that the output now contains, if it may stop yet."""
-        piece = self._stream.step(self._backend, token_id)
-        if piece is None:
+        """Take in one more token. Returns the stop text that the output now contains, if it may stop yet."""
+        self._waiting.append(token_id)
+        if not self._stop:
             return None
-        searched_from = max(len(self._decoded) - self._holdback, 0)
-        self._decoded += piece
-        if not may_stop or not self._stop:
+        self._settle()
+        return self._found(may_stop)
+
+    def _settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for token_id in waiting:
+            self._open.append(token_id)
+            text = self._decode(self._open)
+            if text and not text.endswith(_INCOMPLETE) and self._settles(token_id):
+                self._settled += self._rest()
+                self._before, self._lead, self._open = self._open, text, []
+
+    def _settles(self, token_id: int) -> bool:
+        """Whether the text up to this token stays: it is no byte, and it is shown at all."""
+        is_shown = len(self._open) == 1 or bool(self._decode([token_id]))
+        return is_shown and not _BYTE.fullmatch(self._backend.id_to_token(token_id))
+
+    def _rest(self) -> str:
+        """The text of the other tokens, if the request ended here."""
+        text: str = self._decode(self._before + self._open + self._waiting)
+        return text[len(self._lead) :]
+
+    def _found(self, may_stop: bool) -> str | None:
+        decoded = (self._settled + self._rest()).rstrip(_INCOMPLETE)
+        searched_from = max(self._num_searched - self._holdback, 0)
+        self._num_searched = len(decoded)
+        places = [(at, text) for text in self._stop if (at := decoded.find(text, searched_from)) >= 0]
+        if not places or not may_stop:
             return None
-        found = [(at, text) for text in self._stop if (at := self._decoded.find(text, searched_from)) >= 0]
-        if not found:
-            return None
-        at, text = min(found)
-        self._decoded = self._decoded[:at]
+        at, text = min(places)
+        self._settled, self._lead, self._before, self._open = decoded[:at], "", [], []
         return text
 
     def text(self, finished: bool) -> str:
-        """The output so far; while the request runs, without an end that may turn out to begin a stop text."""
-        if finished or not self._holdback:
-            return self._decoded
-        return self._decoded[: max(len(self._decoded) - self._holdback, 0)]
+        """The output so far; while the request runs, without an end that may change or may begin a stop text."""
+        if finished:
+            return self._settled + self._rest()
+        self._settle()
+        return self._settled[: max(len(self._settled) - self._holdback, 0)]
 
 
 class Status(Enum):
@@ -98,6 +130,7 @@ class Request:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     output_counts: Counter[int] = field(default_factory=Counter)  # kept for penalised requests only
     token_ids: list[int] = field(init=False)
+    _shown: tuple[object, RequestView] | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
@@ -157,15 +190,31 @@ class Request:
 
     @property
     def view(self) -> RequestView:
-        """What lifecycle methods and hooks see."""
+        """What steps, lifecycle methods and hooks show of it."""
+        now = (self.row, self.generation, self.finish_reason)
+        if self._shown is None or self._shown[0] != now:
+            self._shown = now, self._view()
+        return self._shown[1]
+
+    def _view(self) -> RequestView:
         return RequestView(
             request_id=self.request_id,
-            row=self.row,
+            slot=self.row,
             generation=self.generation,
             prompt_token_ids=self.prompt_token_ids,
-            extra_args=self.params.extra_args or {},
             options=self.options,
             namespace=self.params.namespace,
+            end=self._end(),
+        )
+
+    def _end(self) -> RequestEnd | None:
+        if self.finish_reason is None:
+            return None
+        return RequestEnd(
+            reason=self.finish_reason.value,
+            output_token_ids=self.output_token_ids,
+            num_drafted=self.metrics.num_draft_tokens,
+            num_accepted=self.metrics.num_accepted_tokens,
         )
 
     def commit(self, token_ids: Sequence[int]) -> int:
@@ -276,7 +325,7 @@ class Committed(NamedTuple):
 
 
 COLUMNS = {
-    "rows": attrgetter("row"),
+    "slots": attrgetter("row"),
     "generation": attrgetter("generation"),
     "phase": attrgetter("phase"),
     "committed_length": attrgetter("length"),

@@ -48,7 +48,7 @@ class GraphedTarget:
         self._shapes = shapes
         self._replays: dict[Bucket, Work] = {}
         self._logits: Tensor | None = None  # [most tokens, V]
-        self._hidden: Tensor | None = None  # [most tokens, L*H]
+        self._hidden: tuple[Tensor, ...] = ()  # L of [most tokens, H]
 
     def record(self, recorder: Recorder) -> None:
         """Record every shape. Raises RuntimeError if the model cannot be recorded."""
@@ -75,10 +75,10 @@ class GraphedTarget:
         )
         if self._logits is None:  # the largest, run before anything is recorded
             self._logits = torch.empty_like(output.logits)
-            self._hidden = None if output.hidden is None else torch.empty_like(output.hidden)
+            self._hidden = tuple([torch.empty_like(state) for state in output.hidden])
         self._logits[:count].copy_(output.logits)
-        if self._hidden is not None and output.hidden is not None:
-            self._hidden[:count].copy_(output.hidden)
+        for kept, state in zip(self._hidden, output.hidden, strict=True):
+            kept[:count].copy_(state)
 
     def forward(self, batch: ForwardInput) -> TargetOutput:
         """See `TargetModel.forward`."""
@@ -90,7 +90,7 @@ class GraphedTarget:
         self._inputs.load(batch, batch.cache, bucket)
         with nullcontext() if batch.states is None else batch.states.store.passing(batch.states):
             self._replays[bucket]()
-        hidden = None if self._hidden is None else self._hidden[: len(batch.token_ids)]
+        hidden = tuple([state[: len(batch.token_ids)] for state in self._hidden])
         return TargetOutput(self._logits[: len(batch.logits_rows)], hidden)
 
     def bucket_of(self, view: PagedView, states: StatePass | None = None) -> Bucket | None:

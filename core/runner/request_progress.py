@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -122,13 +125,13 @@ class RequestProgress:
         going_on: Sequence[Committed],
         most: int,
         computed: Computed,
-        hidden: Tensor | None,
+        hidden: Sequence[Tensor],
         top: TopTokens | None = None,
         stop: StopRule | None = None,
     ) -> CheckedDraft | None:
         """Store a draft for each request that goes on; see `draft_budgets` for `most`.
 
-        computed: the step's tokens. hidden: [N, L*H], their hidden states. top: the target's most likely tokens after
+        computed: the step's tokens. hidden: L of [N, H], their states. top: the target's most likely tokens after
         them. stop: where drafts end early. Returns the drafts; None means none.
         """
         host = self._host
@@ -157,3 +160,23 @@ def draft_budgets(committed: Sequence[Committed], host: ProposerHost, most: int)
         wanted = each.token_ids and budget >= fewest and host.wants_drafts_for(request.request_id)
         budgets.append(budget if wanted else 0)
     return budgets
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back an interrupt (Ctrl-C) until the block ends. It comes in the main thread, and nowhere else.
+
+    For a few Python statements that belong together, and nothing that may wait or is a plugin's.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held = []
+    signal.signal(signal.SIGINT, lambda *interrupt: held.append(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(*held[0])

@@ -29,7 +29,7 @@ from ..request.verified_tree import VerifiedTree
 from .accepted_path import accepted_paths, on_path
 from .batch import Batch, SamplingTable, build_batch
 from .draft_budget import DraftBudget
-from .request_progress import RequestProgress
+from .request_progress import RequestProgress, uninterrupted
 from .sampling import adjust_logits, likely, on_its_way, read_likely
 from .scheduler import Scheduling
 
@@ -80,8 +80,8 @@ class Runner:
             try:
                 self._advance(committed)
             finally:
-                if committed:
-                    self._count(committed, start)
+                if committed and self._host:
+                    self._learn(committed, time.perf_counter() - start, self._host)
 
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
@@ -90,6 +90,8 @@ class Runner:
             self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
+            self._num_steps += 1
+            self._metrics.counts["num_steps"] += 1
             self.progress.start([share.request for share in plan.shares])
             batch = build_batch(plan.shares, self._drafts, self._cache, self._addressing, self._sampling)
         with self._timed("forward"):
@@ -122,8 +124,7 @@ class Runner:
         return min(self._drafts.length(request.row, request.generation), room)
 
     def _top(self, batch: Batch, output: TargetOutput) -> TopTokens:
-        inputs = batch.inputs
-        return TopTokens.of(output.logits, inputs.logits_rows, len(inputs.token_ids), self._num_top)
+        return TopTokens.of(output.logits, batch.inputs.logits_rows, len(batch.inputs.token_ids), self._num_top)
 
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [item.scheduled.request for item in batch.items]
@@ -178,16 +179,20 @@ class Runner:
     ) -> None:
         kept = read_likely(logprobs) if logprobs else {}
         nodes = paths or repeat(None)
-        for item, drafts, (accepted, status, *ids), path in zip(batch.items, drafted, outcome, nodes, strict=False):
-            share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
-            self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
-            each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids, path)
-            if each.request.request_id in kept:
-                each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
-            committed.append(each)
-        if batch.inputs.states is not None:
-            self._count_replayed(batch, batch.inputs.states)
-        self.progress.finish([each.request for each in committed if each.request.finish_reason is not None])
+        with uninterrupted():  # tokens, texts and counters of a step belong together
+            for item, drafts, (accepted, status, *ids), path in zip(batch.items, drafted, outcome, nodes, strict=False):
+                share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
+                self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
+                each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids, path)
+                if each.request.request_id in kept:
+                    each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
+                committed.append(each)
+            if batch.inputs.states is not None:
+                self._count_replayed(batch, batch.inputs.states)
+            self._count(committed)
+        ended = [each.request for each in committed if each.request.finish_reason is not None]
+        if ended:
+            self.progress.finish(ended)
 
     def _count_replayed(self, batch: Batch, states: StatePass) -> None:
         replayed = states.replayed_by_row()
@@ -203,10 +208,7 @@ class Runner:
         with self._host.raising_last() if self._host else UNTIMED:
             self.progress.finish(requests)
 
-    def _count(self, committed: Sequence[Committed], start: float) -> None:
-        """Keep the books of a step that began at `start`."""
-        self._num_steps += 1
-        self._metrics.counts["num_steps"] += 1
+    def _count(self, committed: Sequence[Committed]) -> None:
         drafted = [each for each in committed if each.draft_token_ids]
         self.last_stats = StepStats(
             step=self._num_steps,
@@ -217,11 +219,13 @@ class Runner:
             num_accepted_tokens=sum([each.num_accepted for each in drafted]),
             num_committed_tokens=sum([len(each.token_ids) for each in committed]),
         )
-        if self._host:
-            seconds = time.perf_counter() - start
-            if self.budget:
-                self.budget.learn(committed, seconds, self._host.draft_seconds)
-            self._host.keep_pace(self.last_stats, seconds)
+
+    def _learn(self, committed: Sequence[Committed], seconds: float, host: ProposerHost) -> None:
+        """What a step cost."""
+        if self.budget:
+            self.budget.learn(committed, seconds, host.draft_seconds)
+        if self.last_stats:
+            host.keep_pace(self.last_stats, seconds)
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED

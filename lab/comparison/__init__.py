@@ -1,12 +1,13 @@
 """Comparing proposers: what is varied, how the figures of each come out, and by how much they differ."""
 
-from .recorded import run_compare_recorded
+from .recorded import REPEAT, run_compare_recorded
 from .run import run_compare
 from .table import METRICS, Measured, comparison_facts
 from .variants import Sweep, Variant, variants
 
 __all__ = [
     "METRICS",
+    "REPEAT",
     "Measured",
     "Sweep",
     "Variant",

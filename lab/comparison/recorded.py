@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from specdec.core.registry import PluginSettings
 
+from ..busy import load_per_core, machine_facts
 from ..recording import Recording
 from ..replay.rows import (
     counts_of,
@@ -20,8 +22,11 @@ from ..replay.rows import (
 )
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION
-from .table import Measured, comparison_facts
+from ..source import source_sha256
+from .table import TELL_APART, Measured, comparison_facts
 from .variants import Variant
+
+REPEAT = 3
 
 
 class Stages(Protocol):
@@ -41,40 +46,61 @@ def run_compare_recorded(
     *,
     model: str | Path | None = None,
     device: str = "cpu",
+    repeat: int = REPEAT,
+    tell_apart: float = TELL_APART,
 ) -> dict[str, Any]:
     """Replay every variant on the recording in `folder`; the result is like `run_compare`'s.
 
-    sort: one of METRICS. None means the speed-up if the recording can predict it, else the tokens per step. model,
-    device: as of `replay`. Raises SpecdecError.
+    Replays take turns, and every second turn goes backwards, so that slow changes of the machine meet all alike. Where
+    the recording predicts no times, one turn is enough. sort: one of METRICS. None means the speed-up if the recording
+    can predict it, else the tokens per step. model, device: as of `replay`. repeat: turns. tell_apart: as of
+    `comparison_facts`. Raises SpecdecError.
     """
-    recording = Recording.open(folder)
-    replayed = []
-    for variant in variants:
-        progress.stage(f"replaying {variant.label}")
-        replayed.append(replay(recording, variant.speculative_config, plugins, model=model, device=device))
+    recording, load = Recording.open(folder), load_per_core()
     plain = plain_seconds(recording)
     by = sort or ("speedup" if plain else "tokens_per_target_step")
-    measured = [_measured(recording, variant, each) for variant, each in zip(variants, replayed, strict=True)]
+    once = partial(replay, recording, plugins=plugins, model=model, device=device)
+    turns = _turns(once, variants, repeat if plain else 1, progress)
+    measured = [_measured(recording, variant, each) for variant, each in zip(variants, turns, strict=True)]
     cell = recorded_cell(recording)
     num_tokens = sum(len(request.token_ids) for request in recording)
+    waited = max(each.waited_share for repeats in turns for each in repeats)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "compare",
         **cell,
-        "configuration": cell["configuration"] | {"sort": by},
+        "configuration": cell["configuration"] | {"sort": by, "repeat": len(turns[0]), "times": "predicted"},
+        "machine": machine_facts(load, waited),
         "baseline": {"seconds": sum(plain), "tokens_per_second": num_tokens / sum(plain)} if plain else None,
-        "rows": comparison_facts(measured, [request.category for request in recording], plain, by),
-        "token_texts": recorded_texts(recording, [steps_of(each) for each in replayed]),
+        "rows": comparison_facts(measured, [request.category for request in recording], plain, by, tell_apart),
+        "token_texts": recorded_texts(recording, [steps_of(each[0]) for each in turns]),
     }
 
 
-def _measured(recording: Recording, variant: Variant, replayed: Replayed) -> Measured:
-    steps = steps_of(replayed)
+def _turns(
+    once: Callable[..., Replayed], variants: Sequence[Variant], num_repeats: int, progress: Stages
+) -> list[list[Replayed]]:
+    """The replays of each variant. What a first replay does once is done before any that counts."""
+    found: list[list[Replayed]] = [[] for _ in variants]
+    if num_repeats > 1:
+        for variant in variants:
+            progress.stage(f"warming up {variant.label}")
+            once(variant.speculative_config, most_requests=1)
+    for number in range(num_repeats):
+        for place in range(len(variants))[:: -1 if number % 2 else 1]:
+            progress.stage(f"replaying {variants[place].label} ({number + 1}/{num_repeats})")
+            found[place].append(once(variants[place].speculative_config))
+    return found
+
+
+def _measured(recording: Recording, variant: Variant, repeats: Sequence[Replayed]) -> Measured:
+    steps = steps_of(repeats[0])
+    seconds = [predicted_seconds(recording, steps_of(each), each.live_propose_seconds_of) for each in repeats]
     return Measured(
         variant.label,
-        {**replayed_facts(variant, replayed), "requests": request_rows(recording, steps)},
+        {**replayed_facts(variant, repeats[0]), "requests": request_rows(recording, steps)},
         [counts_of(steps[request.request_id]) for request in recording],
-        predicted_seconds(recording, steps, replayed.live_propose_seconds),
+        None if seconds[0] is None else [each for each in seconds if each is not None],
     )
 
 
@@ -84,6 +110,7 @@ def replayed_facts(variant: Variant, replayed: Replayed) -> Mapping[str, Any]:
     return {
         "proposer": replayed.proposer,
         "speculative_config": settings,
+        "source_sha256": source_sha256(replayed.target),
         "outputs_equal": None,
         "replay_seconds": replayed.seconds,
     }

@@ -13,6 +13,7 @@ from specdec.core.engine.verifier_checkpoint import with_verifier
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 
+from ..busy import load_per_core, machine_facts
 from ..datasets import load_dataset, of_category
 from ..measure import Pass, TimedEngine, outputs_of, summed, take_turns
 from ..prompts import BenchPrompt, Chosen, choose
@@ -27,22 +28,29 @@ from ..run import (
     speculation_facts,
 )
 from ..token_texts import token_texts
-from .table import Measured, comparison_facts
+from .table import TELL_APART, Measured, comparison_facts
 from .variants import Variant
 
 Turns = Sequence[Sequence[tuple[Pass, ...]]]  # by repeat, engine and unit; the first engine decodes plainly
 
 
 def run_compare(
-    settings: RunSettings, variants: Sequence[Variant], plugins: PluginSettings, progress: Progress, sort: str
+    settings: RunSettings,
+    variants: Sequence[Variant],
+    plugins: PluginSettings,
+    progress: Progress,
+    sort: str,
+    *,
+    tell_apart: float = TELL_APART,
 ) -> dict[str, Any]:
     """Measure every variant, and plain decoding once, on the same prompts in interleaved turns.
 
     A turn is one unit: as many prompts of a category as run at the same time. Every engine runs a unit before the next
     unit begins, so that slow changes of the machine meet all alike. Each engine holds a target of its own. sort: one of
-    METRICS. Returns the result as it is written to a file. Raises SpecdecError before anything is timed where that can
-    be known.
+    METRICS. tell_apart: as of `comparison_facts`. Returns the result as it is written to a file. Raises SpecdecError
+    before anything is timed where that can be known.
     """
+    load = load_per_core()
     model, _ = with_verifier(settings.engine.model, None)
     resolved = [with_verifier(settings.engine.model, each.speculative_config)[1] for each in variants]
     settings = settings.replace(engine=settings.engine.replace(model=model))
@@ -70,7 +78,8 @@ def run_compare(
             "environment": environment_facts(plain),
             "num_prompts": len(chosen.prompts),
             "num_prompts_skipped": chosen.num_skipped,
-            **_result(variants, facts, units, chosen, turns, sort),
+            "machine": machine_facts(load),
+            **_result(variants, facts, units, chosen, turns, sort, tell_apart),
             "token_texts": token_texts(plain.tokenizer, [each for passes in turns[0] for each in passes]),
         }
 
@@ -105,6 +114,7 @@ def _result(
     chosen: Chosen,
     turns: Turns,
     sort: str,
+    tell_apart: float,
 ) -> dict[str, Any]:
     """The rows of the table, and plain decoding's times beside them."""
     plain_seconds = _unit_seconds(turns, 0)
@@ -120,13 +130,13 @@ def _result(
         for place, variant in enumerate(variants, start=1)
     ]
     num_tokens = summed(each.acceptance for each in turns[0][0]).num_committed_tokens
+    seconds = fmean(map(sum, plain_seconds))
     return {
-        "baseline": {"seconds": sum(plain_seconds), "tokens_per_second": num_tokens / sum(plain_seconds)},
-        "rows": comparison_facts(measured, [unit[0].category for unit in units], plain_seconds, sort),
+        "baseline": {"seconds": seconds, "tokens_per_second": num_tokens / seconds},
+        "rows": comparison_facts(measured, [unit[0].category for unit in units], plain_seconds, sort, tell_apart),
     }
 
 
-def _unit_seconds(turns: Turns, place: int) -> list[float]:
-    """Of each unit, the mean over repeats."""
-    by_unit = zip(*(repeat[place] for repeat in turns), strict=True)
-    return [fmean(each.seconds for each in passes) for passes in by_unit]
+def _unit_seconds(turns: Turns, place: int) -> list[list[float]]:
+    """Of each repeat and unit."""
+    return [[each.seconds for each in repeat[place]] for repeat in turns]

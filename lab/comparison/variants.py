@@ -11,17 +11,24 @@ from json import JSONDecodeError
 from pathlib import PurePath
 from typing import Any
 
-from specdec.core.config.settings_text import read_json
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.sdk import ConfigError
+from specdec.sdk.json_files import read_json
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 MOST_VALUES = 100
 
 
+OPTIONS = "proposer_config"
+"""The key under which a proposer's own options may stand; they may also stand beside it."""
+
+
 @dataclass(frozen=True)
 class Sweep:
-    """A key of speculative_config and the values that it takes in turn."""
+    """A key of speculative_config and the values that it takes in turn.
+
+    An option of the proposer is named alone or as proposer_config.KEY.
+    """
 
     key: str
     values: tuple[Any, ...]
@@ -43,7 +50,7 @@ class Sweep:
             facts = {
                 "expected": f"KEY=FIRST..LAST or KEY=VALUE,VALUE with 1 to {MOST_VALUES} values",
                 "found": repr(text),
-                "fix": "for example --sweep num_speculative_tokens=1..8",
+                "fix": "for example --sweep num_speculative_tokens=1..8; a proposer's option: --sweep OPTION=A,B",
             }
             raise ConfigError("SD-E253", "a sweep cannot be read", facts)
         return cls(key, found)
@@ -65,15 +72,28 @@ def variants(asked: Sequence[str | Mapping[str, Any]], sweeps: Sequence[Sweep]) 
     if not asked:
         facts = {"fix": """-sc '{"method": "ngram"}', once for each proposer"""}
         raise ConfigError("SD-E254", "there is no proposer to compare", facts)
-    repeated = [key for key, count in Counter(sweep.key for sweep in sweeps).items() if count > 1]
+    names = Counter(sweep.key.removeprefix(f"{OPTIONS}.") for sweep in sweeps)
+    repeated = [name for name, count in names.items() if count > 1]
     if repeated:
         facts = {"swept twice": ", ".join(repeated), "fix": "all values in one --sweep"}
         raise ConfigError("SD-E253", "a key is swept twice", facts)
     changes = [dict(each) for each in product(*[[(sweep.key, value) for value in sweep.values] for sweep in sweeps])]
-    settings = [SpeculativeConfig.as_mapping(each) | change for each in asked for change in changes]
+    settings = [_changed(SpeculativeConfig.as_mapping(each), change) for each in asked for change in changes]
     for each in settings:
         SpeculativeConfig.parse(each)
     return [Variant(label, each) for label, each in zip(_labels(settings), settings, strict=True)]
+
+
+def _changed(settings: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with swept values: an option stays where it is set already."""
+    changed, options = dict(settings), dict(settings.get(OPTIONS) or {})
+    for key, value in change.items():
+        name = key.removeprefix(f"{OPTIONS}.")
+        if name in options or (name != key and name not in settings):
+            options[name] = value
+        else:
+            changed[name] = value
+    return changed | ({OPTIONS: options} if options else {})
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -84,6 +104,8 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         rest = {key: value for key, value in each.items() if key not in ("method", "model")}
         length = rest.pop("num_speculative_tokens", None)
         parts = [str(name)] + ([f"K={length}"] if length is not None else [])
+        options = rest.pop(OPTIONS, None)
+        rest |= options if isinstance(options, Mapping) else {}
         label = " ".join(parts + [f"{key}={value}" for key, value in rest.items()])
         seen[label] += 1
         labels.append(label if seen[label] == 1 else f"{label} ({seen[label]})")

@@ -94,13 +94,13 @@ def _speculators(source: Path) -> Iterator[ForeignRow]:
 def _speculators_states(path: Path, row: Mapping[str, Any]) -> Tensor:
     try:
         tensors = load_file(path)
-        token_ids, states = tensors["token_ids"].tolist(), tensors["hidden_states"]
-    except (OSError, SafetensorError, KeyError) as error:
+        token_ids = tensors["token_ids"].tolist()
+        states: Tensor = tensors["hidden_states"].flatten(1)
+    except (OSError, SafetensorError, KeyError, IndexError) as error:
         raise _unreadable(path, f"{type(error).__name__}: {error}") from error
-    if token_ids != list(row.get("input_ids", ())):
+    if token_ids != row.get("input_ids"):
         raise _unreadable(path, "token_ids are not the input_ids of its row")
-    flat: Tensor = states.flatten(1)
-    return flat
+    return states
 
 
 def _specforge(source: Path) -> Iterator[ForeignRow]:
@@ -124,7 +124,11 @@ def _row(where: str, values: Mapping[str, Any], hidden: Tensor | None) -> Foreig
     missing = [name for name in ("input_ids", "loss_mask") if values.get(name) is None]
     if missing:
         raise _unreadable(where, f"no {' and no '.join(missing)}; found {', '.join(map(str, values))}")
-    ids, mask = (tuple(torch.as_tensor(values[name]).reshape(-1).tolist()) for name in ("input_ids", "loss_mask"))
+    try:
+        both = [torch.as_tensor(values[name]).reshape(-1) for name in ("input_ids", "loss_mask")]
+        ids, mask = (tuple(each.to(torch.int64).tolist()) for each in both)
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch: no numbers, or too large ones
+        raise _unreadable(where, f"input_ids or loss_mask are no integers: {error}") from error
     if len(ids) != len(mask) or (hidden is not None and len(hidden) != len(ids)):
         states = "no" if hidden is None else len(hidden)
         raise _unreadable(where, f"{len(ids)} input_ids, {len(mask)} in loss_mask, {states} hidden states")

@@ -6,16 +6,20 @@ import json
 import os
 from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specdec.sdk import ConfigError, StrictModel
+from specdec.sdk.json_files import read_json_file
 
 MANIFEST = "manifest.json"
 SCHEMA: Final = "specdec.recording"
 SCHEMA_VERSION: Final = 1
+WRITTEN = "name a folder that `specdec record ... -o FOLDER` has written"
 
 
 class Cost(StrictModel):
@@ -23,6 +27,14 @@ class Cost(StrictModel):
 
     rows: tuple[int, ...] = Field((), description="tokens computed in a step, ascending")
     seconds: tuple[float, ...] = Field((), description="the median step of so many rows, without proposing")
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> Self:
+        if len(self.rows) != len(self.seconds) or any(b <= a for a, b in pairwise((0, *self.rows))):
+            raise ValueError("a step's seconds are wanted for each number of rows, which ascend from 1")
+        if not all(isfinite(seconds) and seconds >= 0 for seconds in self.seconds):
+            raise ValueError("seconds are finite and not negative")
+        return self
 
     def step_seconds(self, num_rows: int) -> float:
         """Of a step of `num_rows` rows: interpolated linearly, and continued with the last slope."""
@@ -63,7 +75,9 @@ class Manifest(StrictModel):
     def write(self, folder: Path) -> None:
         """Put it into the folder in one step."""
         part = folder / f"{MANIFEST}.tmp"
-        part.write_text(json.dumps(self.model_dump(mode="json"), indent=1), encoding="utf-8")
+        part.unlink(missing_ok=True)  # it may lead to another file
+        with part.open("x", encoding="utf-8") as file:
+            json.dump(self.model_dump(mode="json"), file, indent=1)
         os.replace(part, folder / MANIFEST)
 
     @classmethod
@@ -83,13 +97,9 @@ class Manifest(StrictModel):
         return cls.parse(values, str(folder / MANIFEST))
 
 
-def not_a_recording(folder: Path, because: str) -> ConfigError:
+def not_a_recording(folder: Path, because: str, fix: str = WRITTEN) -> ConfigError:
     """The error for a folder or shard that cannot be read as a recording."""
-    facts = {
-        "because": because,
-        "looked for": folder.absolute(),
-        "fix": "name a folder that `specdec record ... -o FOLDER` has written",
-    }
+    facts = {"because": because, "looked for": folder.absolute(), "fix": fix}
     return ConfigError("SD-E244", f"{str(folder)!r} is no recording that can be read", facts)
 
 
@@ -101,7 +111,7 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json_of(folder: Path) -> dict[str, Any]:
     try:
-        values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        values = read_json_file(folder / MANIFEST)
     except OSError as error:
         raise not_a_recording(folder, f"{MANIFEST}: {error.strerror}") from error
     except ValueError as error:

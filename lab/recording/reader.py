@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,26 @@ from specdec.sdk import ConfigError
 
 from .manifest import Manifest, not_a_recording
 from .request import RecordedRequest
-from .shards import HIDDEN, LOGITS, parquet_path, pyarrow, read_shard, read_tensor, tensor_name
+from .shards import (
+    HIDDEN,
+    LOGITS,
+    parquet_path,
+    pyarrow,
+    read_shard,
+    read_tensor,
+    require_whole,
+    shard_files,
+    sums_of,
+    tensor_name,
+    tensors_path,
+)
+
+logger = logging.getLogger("specdec")
+
+WITHOUT_SUMS = (
+    "SD-W244 %s has shards without checksums, which an earlier specdec wrote; damage to them would not be found. "
+    "Record again to have them"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +76,7 @@ class Recording:
     @property
     def num_bytes(self) -> int:
         """What its shards take on the disk."""
-        return sum(path.stat().st_size for path in self.folder.glob("shard-*") if path not in self.torn())
+        return sum(path.stat().st_size for path in shard_files(self.folder).keys() - set(self.torn()))
 
     @property
     def next_shard(self) -> int:
@@ -65,16 +85,33 @@ class Recording:
 
     def torn(self) -> list[Path]:
         """Files that a killed recorder left: parts of a shard that has no rows."""
-        whole = {f"shard-{number:05}" for number in self._shard_numbers()}
-        return [path for path in sorted(self.folder.glob("shard-*")) if path.suffix == ".tmp" or path.stem not in whole]
+        files, whole = shard_files(self.folder), self._shard_numbers()
+        return [path for path, number in files.items() if path.suffix == ".tmp" or number not in whole]
 
     def _shard_numbers(self) -> list[int]:
-        return sorted(int(path.stem.removeprefix("shard-")) for path in self.folder.glob("shard-*.parquet"))
+        return sorted(number for path, number in shard_files(self.folder).items() if path.suffix == ".parquet")
 
     @cached_property
     def _by_shard(self) -> dict[int, list[RecordedRequest]]:
-        numbers, top_m = self._shard_numbers(), self.manifest.top_m
-        return {number: read_shard(parquet_path(self.folder, number), top_m) for number in numbers}
+        found = {}
+        for number, sums in self._sums.items():
+            path = parquet_path(self.folder, number)
+            require_whole(path, sums)
+            found[number] = read_shard(path, self.manifest.top_m)
+        return found
+
+    @cached_property
+    def _sums(self) -> dict[int, dict[str, str] | None]:
+        """The checksums of each shard."""
+        sums = {number: sums_of(self.folder, number) for number in self._shard_numbers()}
+        if None in sums.values():
+            logger.warning(WITHOUT_SUMS, self.folder)
+        return sums
+
+    @cached_property
+    def _whole(self) -> set[int]:
+        """Shards whose tensors are known to be as they were written."""
+        return set()
 
     @cached_property
     def _requests(self) -> list[RecordedRequest]:
@@ -89,7 +126,11 @@ class Recording:
     def _tensor(self, kind: str, request_id: str, what: str, option: str) -> Tensor:
         if request_id not in self._shards:
             raise not_a_recording(self.folder, f"there is no request {request_id!r}")
-        tensor = read_tensor(self.folder, self._shards[request_id], tensor_name(kind, request_id))
+        number = self._shards[request_id]
+        if number not in self._whole:
+            require_whole(tensors_path(self.folder, number), self._sums[number])
+            self._whole.add(number)
+        tensor = read_tensor(self.folder, number, tensor_name(kind, request_id))
         if tensor is None:
             facts = {"recorded": str(self.folder), "fix": f"record again with {option}, into another folder"}
             raise ConfigError("SD-E249", f"the recording does not hold {what}", facts)

@@ -106,7 +106,7 @@ class RecordingSession:
             prompt_id=row.prompt_id,
             turn=asked.turn,
             category=row.category,
-            prompt=row.turns[asked.turn],
+            prompt=row.turns[asked.turn] or self._source.texts.decode(asked.token_ids),
             text=self._source.texts.decode(ended.token_ids),
             seed=asked.params.seed or 0,
             prompt_token_ids=asked.token_ids,

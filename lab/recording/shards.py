@@ -1,13 +1,18 @@
 """A shard: requests as rows of a Parquet file, and beside it their hidden states and logits in safetensors.
 
-A shard counts once its Parquet file has its name. That file comes last, so a shard that was torn has none.
+A third file has the SHA-256 of both, as `sha256sum` writes and checks them. A shard counts once its Parquet file has
+its name. That file comes last, so a shard that was torn has none.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.sdk import ConfigError
+from specdec.sdk.json_files import read_text
 
 from .manifest import not_a_recording
 from .request import RecordedRequest
@@ -28,6 +34,9 @@ TOKENS = ("prompt_token_ids", "token_ids", "past_token_ids")
 PER_POSITION = ("token_logprobs", "tail_mass", "entropy")
 PER_TOP = ("top_ids", "top_logprobs")
 HIDDEN, LOGITS = "hidden_states", "logits"
+_NAME = re.compile(r"shard-(\d{5}|[1-9]\d{5,8})\.(parquet|safetensors|sha256)(\.tmp)?")
+
+logger = logging.getLogger("specdec")
 
 
 def pyarrow() -> Any:
@@ -51,6 +60,17 @@ def tensors_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05}.safetensors"
 
 
+def sums_path(folder: Path, number: int) -> Path:
+    """Where the checksums of a shard lie."""
+    return folder / f"shard-{number:05}.sha256"
+
+
+def shard_files(folder: Path) -> dict[Path, int]:
+    """Every file in a recording that has the name of a shard's part, torn or whole, with the shard's number."""
+    named = ((path, _NAME.fullmatch(path.name)) for path in sorted(folder.glob("shard-*")))
+    return {path: int(name[1]) for path, name in named if name and (path.is_symlink() or path.is_file())}
+
+
 def tensor_name(kind: str, request_id: str) -> str:
     """Of hidden states or logits within a shard."""
     return f"{kind}/{request_id}"
@@ -63,23 +83,68 @@ def write_shard(
 
     room: most bytes that it may have. None means as many as the disk takes.
     """
-    rows, states = parquet_path(folder, number), tensors_path(folder, number)
-    parts = [path.with_name(f"{path.name}.tmp") for path in (rows, states)]
+    rows, states, sums = (path(folder, number) for path in (parquet_path, tensors_path, sums_path))
+    files = [states, sums, rows] if tensors else [sums, rows]
+    parts = {path: path.with_name(f"{path.name}.tmp") for path in files}
     try:
         if tensors:
-            _save_tensors(tensors, parts[1])
-        pyarrow().parquet.write_table(_table(requests), parts[0])
-        num_bytes = sum(path.stat().st_size for path in parts if path.exists())
+            _save_tensors(tensors, parts[states])
+        pyarrow().parquet.write_table(_table(requests), parts[rows])
+        lines = [f"{_sha256(parts[path])}  {path.name}\n" for path in files if path != sums]
+        parts[sums].write_text("".join(lines), encoding="utf-8")
+        num_bytes = sum(part.stat().st_size for part in parts.values())
         if room is not None and num_bytes > room:
             raise OSError(errno.EFBIG, f"the next shard has {num_bytes} bytes, and max_disk leaves {room}")
-        if tensors:
-            os.replace(parts[1], states)
-        os.replace(parts[0], rows)
+        for path, part in parts.items():
+            os.replace(part, path)
     except BaseException:
-        for path in (*parts, *(() if rows.exists() else (states,))):
+        for path in (*parts.values(), *(() if rows.exists() else files)):
             path.unlink(missing_ok=True)
         raise
     return num_bytes
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sums_of(folder: Path, number: int) -> dict[str, str] | None:
+    """The SHA-256 of each file of a shard by its name. None: it was recorded before there were any.
+
+    Raises ConfigError SD-E244 for a file of checksums that cannot be read.
+    """
+    path = sums_path(folder, number)
+    if not path.exists():
+        return None
+    with reading(path):
+        sums = {name: digest for digest, name in (line.split("  ") for line in read_text(path).splitlines())}
+    return sums
+
+
+def require_whole(path: Path, sums: Mapping[str, str] | None) -> None:
+    """Raise ConfigError SD-E244 unless a file is as it was written. sums: see `sums_of`."""
+    if sums is None:
+        return
+    expected = sums.get(path.name)
+    with reading(path):
+        found = _sha256(path) if path.exists() or expected is not None else None
+    if found != expected:
+        raise not_a_recording(path.parent, f"{path.name} is damaged: it is not what was written (SHA-256)", REPAIR)
+
+
+REPAIR = "delete the files of this shard, and run the same `specdec record` again: only its requests run"
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Whatever a damaged file makes the readers raise becomes ConfigError SD-E244."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise not_a_recording(path.parent, f"{path.name} is damaged: {error}", REPAIR) from error
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -105,22 +170,35 @@ def _plain(value: Any) -> Any:
 def read_shard(path: Path, top_m: int) -> list[RecordedRequest]:
     """All rows of a shard's Parquet file. Raises ConfigError SD-E244 if it is damaged."""
     pa = pyarrow()
-    try:
-        table = pa.parquet.read_table(path, memory_map=True)
+    with reading(path):
+        table = pa.parquet.read_table(path, memory_map=True, partitioning=None)
         columns = {name: table.column(name) for name in (*TEXTS, *NUMBERS, *TOKENS, *PER_POSITION, *PER_TOP)}
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise not_a_recording(path.parent, f"{path.name} is damaged: {error}") from error
-    return [_row(columns, index, top_m) for index in range(len(table))]
+        return [_row(columns, index, top_m) for index in range(len(table))]
 
 
 def _row(columns: Mapping[str, Any], index: int, top_m: int) -> RecordedRequest:
+    """Raises ValueError and others for what is no request."""
     values: dict[str, Any] = {name: columns[name][index].as_py() for name in (*TEXTS, *NUMBERS)}
     values |= {name: tuple(columns[name][index].as_py()) for name in TOKENS}
-    values |= {name: _tensor(columns[name][index]) for name in PER_POSITION}
-    values |= {name: _tensor(columns[name][index]).reshape(-1, top_m or 1)[:, :top_m] for name in PER_TOP}
-    if not top_m:
-        values |= {name: values[name].new_zeros(len(values["token_ids"]), 0) for name in PER_TOP}
-    return RecordedRequest(**(values | {"top_ids": values["top_ids"].to(torch.int64)}))
+    length = len(values["token_ids"])
+    for name in PER_POSITION:
+        values[name] = _tensor(columns[name][index]).to(torch.float32).view(length)
+    for name in PER_TOP:
+        dtype = torch.int64 if name == "top_ids" else torch.float32
+        flat = _tensor(columns[name][index]).to(dtype)
+        values[name] = flat.view(length, top_m) if top_m else flat.new_zeros(length, 0)
+    _require_kinds(values)
+    return RecordedRequest(**values)
+
+
+def _require_kinds(values: Mapping[str, Any]) -> None:
+    kinds = dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, int)
+    if values["prompt"] is None:
+        del kinds["prompt"]
+    wrong = [name for name, kind in kinds.items() if type(values[name]) is not kind]
+    wrong += [name for name in TOKENS if not all(type(token) is int and token >= 0 for token in values[name])]
+    if wrong:
+        raise ValueError(f"{wrong[0]} of a request is of another kind")
 
 
 def _tensor(cell: Any) -> Tensor:
@@ -132,9 +210,5 @@ def read_tensor(folder: Path, number: int, name: str) -> Tensor | None:
     path = tensors_path(folder, number)
     if not path.exists():
         return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensor: Tensor | None = file.get_tensor(name) if name in file.keys() else None  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise not_a_recording(folder, f"{path.name} is damaged: {error}") from error
-    return tensor
+    with reading(path), safe_open(path, framework="pt") as file:
+        return file.get_tensor(name) if name in file.keys() else None  # noqa: SIM118

@@ -56,16 +56,16 @@ class RecordingTap:
 
     def observe(self, step: StepView) -> None:
         """Keep the states that are new."""
-        if step.kept.hidden is None:
+        if not step.kept.hidden:
             return
-        bounds = step.kept.cu_rows.tolist()
+        hidden, bounds = step.kept.hidden_cat(), step.kept.token_offsets.tolist()
         for request_id, first, stop in zip(step.request_ids, bounds, bounds[1:], strict=False):
-            self._states[request_id].append(step.kept.hidden[first:stop].clone())
+            self._states[request_id].append(hidden[first:stop].clone())
 
     def propose(self, step: StepView) -> Draft:
         """Nothing, or as many tokens as are to be measured."""
         lengths = step.budget.clamp(max=self.num_drafts)
-        width = step.num_draft_tokens
+        width = step.width
         drawn = torch.arange(width) < lengths[:, None]
         return Draft(torch.where(drawn, step.newest_token[:, None], -1), lengths)
 
@@ -98,7 +98,7 @@ class ProbabilityTap:
             for each in step.requests:
                 params = self.params.get(each.request_id, self.of_others)
                 if params is not None:
-                    self._keep(each, step.logits[each.rows], params)
+                    self._keep(each, step.logits[each.logits_rows], params)
         except Exception as error:
             self.error = error
             raise

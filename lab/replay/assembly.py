@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from transformers import AutoTokenizer
 
 from specdec.core.config.engine_config import EngineConfig
@@ -24,8 +25,10 @@ from specdec.core.registry.hooks import load_hooks
 from specdec.core.request.request import Committed
 from specdec.sdk import ConfigError, ProposerError, TargetInfo
 from specdec.sdk.errors import Refusal
+from specdec.sdk.ranges import INT32_MAX
 
 from ..recording import Recording
+from ..recording.manifest import not_a_recording
 from ..recording.recorder import TOKENIZER
 from .playback import Playback
 from .stand_in import RecordedTarget, require_same_model
@@ -53,8 +56,9 @@ class ReplayEngine(Engine):
         self.recording = recording
         config = _config(recording, device)
         self._playback: Playback | None = None
-        directory = _directory(recording, model)
-        super().__init__(config, speculative_config, plugin_settings, partial(self._assemble, directory))
+        target = _target(recording)
+        target = replace(target, checkpoint_dir=_directory(recording, target, model))
+        super().__init__(config, speculative_config, plugin_settings, partial(self._assemble, target))
 
     @property
     def playback(self) -> Playback:
@@ -72,11 +76,11 @@ class ReplayEngine(Engine):
             raise
 
     def _assemble(
-        self, directory: Path | None, config: EngineConfig, asked: SpeculativeSettings, settings: PluginSettings
+        self, target: TargetInfo, config: EngineConfig, asked: SpeculativeSettings, settings: PluginSettings
     ) -> Parts:
-        manifest = self.recording.manifest
+        manifest, directory = self.recording.manifest, target.checkpoint_dir
         profile = profile_of(device_of(config.device), config.cpu_kernels)
-        info = _info(self.recording, directory, str(profile.device))
+        info = replace(target, device=str(profile.device))
         hooks = load_hooks(settings)
         no_trees = None if profile.device.type == "cpu" else f" on {profile.device.type}"
         speculation = Speculation.prepare(asked, info, settings, hooks, no_trees=no_trees)
@@ -84,10 +88,10 @@ class ReplayEngine(Engine):
             _refuse(self.recording, speculation)
         dtype = getattr(torch, info.dtype)
         plan = Plan(config, profile, str(directory or manifest.model), None, dtype, info, hooks, speculation)
-        target: Any = RecordedTarget(manifest, directory, dtype, profile.device)
+        stand_in: Any = RecordedTarget(manifest, directory, dtype, profile.device)
         threads = Threads(config.num_threads, None)
         tokenizer = tokenizer_of(self.recording)
-        model = LoadedModel(target, tokenizer, frozenset(manifest.eos_token_ids), threads, EQUALITY)
+        model = LoadedModel(stand_in, tokenizer, frozenset(manifest.eos_token_ids), threads, EQUALITY)
         wanted = speculation.loaded.needs.hidden_states if speculation else ()
         self._playback = Playback(self.recording, wanted, profile.device)
         parts = put_together(plan, model, self._playback.on)
@@ -101,35 +105,48 @@ def _config(recording: Recording, device: str) -> EngineConfig:
     kept = {"max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "max_model_len", "seed"}
     recorded = {name: value for name, value in recording.manifest.engine.items() if name in kept}
     values: dict[str, Any] = {"max_num_seqs": 1, "block_size": 16} | recorded
-    if values.get("num_kv_blocks") is None:
-        longest = max((len(each.prompt_token_ids) + len(each.token_ids) for each in recording), default=1)
-        values["num_kv_blocks"] = values["max_num_seqs"] * (longest // values["block_size"] + 8)
     values |= {"device": device, "cuda_graphs": False, "enable_profiling": True}
-    return EngineConfig(model=recording.manifest.model, **values)
+    config = EngineConfig(model=recording.manifest.model, **values)
+    if config.num_kv_blocks is not None:
+        return config
+    longest = max((len(each.prompt_token_ids) + len(each.token_ids) for each in recording), default=1)
+    return config.replace(num_kv_blocks=config.max_num_seqs * (longest // config.block_size + 8))
 
 
-def _info(recording: Recording, directory: Path | None, device: str) -> TargetInfo:
+def _target(recording: Recording) -> TargetInfo:
+    """Raises ConfigError: SD-E249 if the manifest says nothing of it, SD-E244 if it says nonsense."""
     target = recording.manifest.target
     if not target:
         facts = {"recorded by": recording.manifest.source, "fix": "import it with --model, which names the target"}
         raise ConfigError("SD-E249", "the recording does not say what its target is", facts)
-    return replace(TargetInfo(**target), checkpoint_dir=directory, device=device)
+    try:
+        info = TypeAdapter(TargetInfo).validate_python(target)
+    except ValidationError as error:
+        wrong = [".".join(map(str, each["loc"])) for each in error.errors()]
+    else:
+        counts = {name: value for name, value in vars(info).items() if isinstance(value, int)}
+        wrong = [name for name, value in counts.items() if not 1 <= value <= INT32_MAX]
+        wrong += [] if info.dtype in ("float64", "float32", "bfloat16", "float16") else ["dtype"]
+    if wrong:
+        raise not_a_recording(recording.folder, f"its manifest has no usable target: {', '.join(wrong)}")
+    return info
 
 
-def _directory(recording: Recording, model: str | Path | None) -> Path | None:
+def _directory(recording: Recording, target: TargetInfo, model: str | Path | None) -> Path | None:
     """Where the target's checkpoint lies; None if it is not on this machine."""
     if model is not None:
         named = Path(locate_model(model))
         require_same_model(recording.manifest, named)
         return named
-    recorded = recording.manifest.target.get("checkpoint_dir")
-    if recorded is not None and Path(recorded).is_dir():
-        return Path(recorded)
-    try:
-        found = Path(locate_model(recording.manifest.model))
-    except ConfigError:
-        return None
-    return found if found.is_dir() else None
+    names: list[str | Path | None] = [target.checkpoint_dir, recording.manifest.model]
+    for name in names:
+        try:
+            found = Path(locate_model(name)) if name else None
+        except ConfigError:
+            continue
+        if found is not None and found.is_dir():
+            return found
+    return None
 
 
 def tokenizer_of(recording: Recording) -> Any:

@@ -67,11 +67,11 @@ class Playback:
         self.caches.pass_of_target()
         logits = torch.empty(len(inputs.logits_rows), 0, device=self._device)
         if not self._columns:
-            return TargetOutput(logits, None)
+            return TargetOutput(logits, ())
         counts = [each.num_tokens + each.num_draft_tokens for each in self._shares]
         positions = torch.split(inputs.positions.cpu(), counts)
-        states = [self._states(*each) for each in zip(self._shares, positions, strict=True)]
-        return TargetOutput(logits, torch.cat(states).to(self._device))
+        states = torch.cat([self._states(*each) for each in zip(self._shares, positions, strict=True)])
+        return TargetOutput(logits, states.to(self._device).chunk(len(self._columns), dim=1))
 
     def verify(
         self, logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, *, workspace: object = None

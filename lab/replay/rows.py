@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specdec.core.request.metrics import RequestMetrics
@@ -54,18 +54,18 @@ def _probabilities(request: RecordedRequest) -> list[float] | None:
     return None if any(math.isnan(each) for each in probs) else [round(each, 5) for each in probs]
 
 
-def predicted_seconds(recording: Recording, steps: Mapping[str, Sequence[Step]], propose: float) -> list[float] | None:
-    """Of each request, by the recorded cost of a step and its share in the proposer's seconds.
+def predicted_seconds(
+    recording: Recording, steps: Mapping[str, Sequence[Step]], proposing: Callable[[str], float]
+) -> list[float] | None:
+    """Of each request, by the recorded cost of a step; proposing: the proposer's seconds of a request, by its id.
 
     None means that the cost was not recorded, or that requests ran at the same time and have no times of their own.
     """
     manifest = recording.manifest
     if not manifest.cost.rows or manifest.engine.get("max_num_seqs", 1) != 1:
         return None
-    num_steps = sum(len(steps[request.request_id]) for request in recording)
     return [
-        _of_target(recording, request, steps[request.request_id])
-        + propose * len(steps[request.request_id]) / max(num_steps, 1)
+        _of_target(recording, request, steps[request.request_id]) + proposing(request.request_id)
         for request in recording
     ]
 
@@ -73,7 +73,7 @@ def predicted_seconds(recording: Recording, steps: Mapping[str, Sequence[Step]],
 def plain_seconds(recording: Recording) -> list[float] | None:
     """Plain decoding's, predicted the same way."""
     plain = {each.request_id: [Step((), 0, 1)] * len(each.token_ids) for each in recording}
-    return predicted_seconds(recording, plain, 0.0)
+    return predicted_seconds(recording, plain, lambda _: 0.0)
 
 
 def _of_target(recording: Recording, request: RecordedRequest, steps: Sequence[Step]) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from specdec.core.request.request import Committed
 
 from ..recording import RecordedRequest, Recording
 from .assembly import ReplayEngine
+from .clock import ProposeClock
 from .expected import ExpectedAcceptance
 from .playback import Listener
 
@@ -55,14 +57,25 @@ class Replayed:
     outputs: Mapping[str, tuple[int, ...]]  # by request id
     step_rows: tuple[int, ...]  # tokens computed in each step of the engine
     seconds: float  # of the replay
-    propose_seconds: float  # of them, the proposer's
+    propose_seconds_of: Mapping[str, float]  # by request id: the proposer's, without what other programs took
+    num_calls_of: Mapping[str, float]  # by request id: steps of the engine, shared by the requests in them
+    waited_share: float  # of the proposer's time, what other programs took
     seconds_saved: float  # of each step's proposing, because no target's pass emptied the processor's caches
     expected: ExpectedAcceptance | None = field(default=None, compare=False)  # None: no distribution was reported
 
     @property
+    def propose_seconds(self) -> float:
+        """The proposer's, of all requests."""
+        return sum(self.propose_seconds_of.values())
+
+    @property
     def live_propose_seconds(self) -> float:
         """What the proposer takes beside a target."""
-        return self.propose_seconds + self.seconds_saved * len(self.step_rows)
+        return sum(map(self.live_propose_seconds_of, self.propose_seconds_of))
+
+    def live_propose_seconds_of(self, request_id: str) -> float:
+        """The same of one request."""
+        return self.propose_seconds_of[request_id] + self.seconds_saved * self.num_calls_of[request_id]
 
     def predicted_seconds(self, recording: Recording) -> float:
         """What a live run takes by the recorded cost. Raises ConfigError SD-E252 if none was recorded."""
@@ -79,58 +92,80 @@ def replay(
     listener: Listener | None = None,
     temperature: float | None = None,
     teacher_forced: bool = False,
+    most_requests: int | None = None,
 ) -> Replayed:
     """Run a proposer along a recording. Other arguments and errors as of `ReplayEngine`.
 
     listener: told of reported distributions. temperature: what the proposer is shown, without filters, in place of the
     recorded sampling parameters. teacher_forced: accept no draft, so that the proposer drafts at every position.
+    most_requests: None means all of them.
     """
     with closing(ReplayEngine(recording, speculative_config, plugins, model=model, device=device)) as engine:
         engine.playback.teacher_forced = teacher_forced
         if listener is not None:
             engine.playback.listeners.append(listener)
-        steps: list[ReplayedStep] = []
-        outputs: dict[str, tuple[int, ...]] = {}
-        rows: list[int] = []
+        running = _Running(engine)
         start = time.perf_counter()
-        for _, turn in groupby(recording, key=lambda request: request.turn):
+        for _, turn in groupby(islice(recording, most_requests), key=lambda request: request.turn):
             for request in turn:
                 params = params_of(recording, request)
                 if temperature is not None:
                     params = params.replace(temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
                 engine.add_request(list(request.prompt_token_ids), params, request.request_id)
-            rows += _until_done(engine, steps, outputs)
+            running.until_done()
         seconds = time.perf_counter() - start
         host, expected = EngineView.of(engine).host, engine.playback.expected
         return Replayed(
             proposer=str(host.plugin) if host else None,
             target=host.plugin.target if host else None,
             num_speculative_tokens=host.loaded.config.depth if host else 0,
-            steps=tuple(steps),
+            steps=tuple(running.steps),
             acceptance=engine.metrics.acceptance,
-            outputs=outputs,
-            step_rows=tuple(rows),
+            outputs=running.outputs,
+            step_rows=tuple(running.rows),
             seconds=seconds,
-            propose_seconds=engine.metrics.seconds["propose"],
+            propose_seconds_of=running.seconds,
+            num_calls_of=running.num_calls,
+            waited_share=running.clock.displaced / running.clock.wall if running.clock.wall else 0.0,
             seconds_saved=engine.playback.caches.seconds_saved,
             expected=expected if expected.positions else None,
         )
 
 
-def _until_done(engine: ReplayEngine, steps: list[ReplayedStep], outputs: dict[str, tuple[int, ...]]) -> Iterator[int]:
-    """Take every request to its end. Yields the rows of each step."""
-    clock = engine.metrics.seconds
-    while engine.has_unfinished_requests:
-        before = clock["propose"]
-        committed = engine.step()
-        engine.playback.caches.proposed(clock["propose"] - before)
+class _Running:
+    """What is kept of the steps of a replay."""
+
+    def __init__(self, engine: ReplayEngine) -> None:
+        self._engine = engine
+        self._drafts = EngineView.of(engine).host is not None
+        self.clock = ProposeClock(engine.metrics.seconds)
+        if self._drafts:
+            EngineView.of(engine).hooks.add(self.clock, "the clock of a replay")
+        self.steps: list[ReplayedStep] = []
+        self.outputs: dict[str, tuple[int, ...]] = {}
+        self.rows: list[int] = []
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.num_calls: defaultdict[str, float] = defaultdict(float)
+
+    def until_done(self) -> None:
+        """Take every request to its end."""
+        while self._engine.has_unfinished_requests:
+            committed = self._engine.step()
+            if self._drafts:
+                self._share(committed, self.clock.step_ended())
+            for each in committed:
+                request = each.request
+                if each.token_ids:
+                    self.steps.append(ReplayedStep.of(each))
+                if request.finish_reason is not None:
+                    self.outputs[request.request_id] = tuple(request.output_token_ids)
+            self.rows.append(sum(each.num_rows for each in committed))
+
+    def _share(self, committed: Sequence[Committed], seconds: float) -> None:
+        self._engine.playback.caches.proposed(seconds)
         for each in committed:
-            request = each.request
-            if each.token_ids:
-                steps.append(ReplayedStep.of(each))
-            if request.finish_reason is not None:
-                outputs[request.request_id] = tuple(request.output_token_ids)
-        yield sum(each.num_rows for each in committed)
+            self.seconds[each.request.request_id] += seconds / len(committed)
+            self.num_calls[each.request.request_id] += 1 / len(committed)
 
 
 def params_of(recording: Recording, request: RecordedRequest) -> SamplingParams:

@@ -46,6 +46,7 @@ class Content:
     environment: Facts
     token_texts: Mapping[str, str] = field(default_factory=dict)
     sections: Sequence[Facts] = ()  # further tables: a title, columns and rows
+    times: str | None = None  # how times came about, as a sentence
 
 
 TITLES = {"bench": "Benchmark", "compare": "Comparison", "replay": "Replay", "why": "Why drafts were rejected"}
@@ -65,8 +66,53 @@ def content_of(result: Facts) -> Content:
         configuration=settings,
         environment=cells[0]["environment"],
         token_texts=texts,
-        sections=[section for cell in cells for row in cell.get("rows") or () for section in why_sections(row)],
+        sections=[*_all_sections(cells)],
+        times=PREDICTED if any(cell["configuration"].get("times") == "predicted" for cell in cells) else None,
     )
+
+
+PREDICTED = "Times are predicted from a recording: the recorded cost of a step, and the proposer's measured time."
+
+
+def _all_sections(cells: Sequence[Facts]) -> Iterator[Facts]:
+    for cell in cells:
+        yield from difference_sections(cell)
+    rows: list[Facts] = []
+    for cell in cells:
+        rows += cell.get("rows") or [{**cell, "label": "this run", **cell["configuration"]}]
+    if any(row.get("speculative_config") for row in rows):
+        yield _settings_section(rows)
+    for row in rows:
+        yield from why_sections(row)
+
+
+def difference_sections(cell: Facts) -> Iterator[Facts]:
+    """How far each row is from the best, on the same prompts; none where nothing was compared."""
+    rows = [row for row in cell.get("rows") or () if row.get("difference_to_best") is not None]
+    if len(rows) < 2:
+        return
+    by = cell["configuration"]["sort"]
+    shown = [[rows[0]["label"], "best", "", ""]]
+    for row in rows[1:]:
+        between, told = "unknown", "unknown"
+        if row["difference_to_best_interval"]:
+            low, high = row["difference_to_best_interval"]
+            between, told = f"{low:+.3f} to {high:+.3f}", "no: 0 is inside" if low <= 0 <= high else "yes"
+        shown.append([row["label"], f"{row['difference_to_best']:+.3f}", between, told])
+    columns = ["proposer", f"{NAMES.get(by, by)}, to the best", "95 % interval, paired", "told apart"]
+    yield {"title": f"Differences on the same prompts: {_place(cell)}", "columns": columns, "rows": shown}
+
+
+def _settings_section(rows: Sequence[Facts]) -> Facts:
+    """Under which settings each drafted, and from which source: two versions under one name look different."""
+    shown = []
+    for row in rows:
+        settings = dict(row.get("speculative_config") or {})
+        options = settings.pop("proposer_config", None)
+        texts = [json.dumps(each, ensure_ascii=False) if each else "" for each in (settings, options)]
+        shown.append([row["label"], str(row.get("proposer") or ""), *texts, (row.get("source_sha256") or "")[:12]])
+    columns = ["run", "proposer", "settings", "proposer_config", "source, SHA-256"]
+    return {"title": "Who drafted, and how", "columns": columns, "rows": shown, "wraps": True}
 
 
 def _runs(cell: Facts, *, several: bool) -> Iterator[Run]:
@@ -93,18 +139,49 @@ SUMMARY_TITLES = {
 def why_sections(row: Facts) -> Iterator[Facts]:
     """The tables of a row of `why`; none for other rows."""
     for name, kinds in (row.get("summary") or {}).items():
-        columns = [SUMMARY_TITLES[name], *next(iter(kinds.values()), {})]
-        rows = [[kind, *tally.values()] for kind, tally in kinds.items()]
+        columns = [SUMMARY_TITLES[name], *map(name_of, next(iter(kinds.values()), {}))]
+        rows = [[kind, *(figure_of(key, value) for key, value in tally.items())] for kind, tally in kinds.items()]
         yield {"title": f"{row['label']}: by {SUMMARY_TITLES[name]}", "columns": columns, "rows": rows}
     if row.get("trees"):
         facts = {**row["losses"], **row["trees"], "distributions": row["proposer_distributions"]}
-        rows = [[name.replace("_", " "), value] for name, value in facts.items()]
+        rows = [[name_of(name), figure_of(name, value)] for name, value in facts.items()]
         yield {"title": f"{row['label']}: losses and trees", "columns": ["", ""], "rows": rows}
     contexts = row.get("costliest_contexts")
     if contexts:
         quoted = ({**each, "drafted": _quoted(each["drafted"]), "target": _quoted(each["target"])} for each in contexts)
-        rows = [list(each.values()) for each in quoted]
-        yield {"title": f"{row['label']}: costliest contexts", "columns": list(contexts[0]), "rows": rows}
+        rows = [[figure_of(name, value) for name, value in each.items()] for each in quoted]
+        yield {"title": f"{row['label']}: costliest contexts", "columns": [*map(name_of, contexts[0])], "rows": rows}
+
+
+NAMES = {
+    "speedup": "speed-up",
+    "tokens_per_second": "tokens per second",
+    "tokens_per_target_step": "tokens per step",
+    "mean_acceptance_length": "acceptance length",
+    "draft_acceptance_rate": "drafts accepted",
+    "num_output_tokens": "output tokens",
+    "num_target_steps": "target steps",
+    "num_drafts": "drafted steps",
+    "num_draft_tokens": "draft tokens",
+    "num_accepted_tokens": "accepted tokens",
+    "lost_draft_tokens": "draft tokens thrown away",
+    "break_even_rows_per_step": "break-even, rows per step",
+}
+"""How figures are called on the page, where their names are not words already."""
+
+
+def name_of(name: str) -> str:
+    """For people."""
+    return NAMES.get(name, name.replace("_", " "))
+
+
+def figure_of(name: str, value: Any) -> Any:
+    """A share in percent, a speed-up with its sign, other fractions with three digits."""
+    if not isinstance(value, float):
+        return value
+    if any(part in name for part in ("rate", "share", "probability", "acceptance_at")):
+        return f"{value:.1%}"
+    return f"{value:.2f}x" if name.startswith("speedup") else f"{value:.4g}"
 
 
 def _quoted(text: str) -> str:
@@ -121,6 +198,9 @@ FIGURES = (
     "speedup",
     "speedup_low",
     "speedup_high",
+    "difference_to_best",
+    "difference_to_best_low",
+    "difference_to_best_high",
     "tokens_per_second",
     "tokens_per_target_step",
     "mean_acceptance_length",
@@ -145,8 +225,10 @@ def figure_rows(content: Content) -> list[dict[str, Any]]:
     for run in content.runs:
         parts: dict[str, Any] = {"all": run.facts} | dict(run.facts.get("by_category") or {})
         for category, facts in parts.items():
-            low, high = facts.get("speedup_interval") or (None, None)
-            values = {**facts, "speedup_low": low, "speedup_high": high}
+            values = {**facts}
+            for name in ("speedup", "difference_to_best"):
+                low, high = facts.get(f"{name}_interval") or (None, None)
+                values |= {f"{name}_low": low, f"{name}_high": high}
             values |= {f"tree_{name}": value for name, value in (facts.get("drafted_trees") or {}).items()}
             row: dict[str, Any] = {"proposer": run.label, "category": category}
             row |= {name: values.get(name) for name in FIGURES}

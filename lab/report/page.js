@@ -40,7 +40,8 @@
     const span = (id, mark, lines) => {
       const node = document.createElement("span");
       node.className = mark;
-      node.textContent = text(id) || "∅";
+      // A line break of a rejected token is shown, and breaks no line: the text has none there.
+      node.textContent = (mark === "rejected" ? text(id).replace(/\r?\n/g, "↵").replace(/\t/g, "⇥") : text(id)) || "∅";
       node.dataset.tip = [JSON.stringify(text(id)) + "  id " + id, ...lines].join("\n");
       return node;
     };

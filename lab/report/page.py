@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from specdec.sdk import ConfigError
 
-from .content import Content, Run, acceptance_rows, content_of, figure_rows
+from .content import Content, Run, acceptance_rows, content_of, figure_of, figure_rows, name_of
 
 HERE = Path(__file__).parent
 MOST_TOKENS = 1_000_000  # drafted or put out, of all token views of a page
@@ -59,7 +62,9 @@ def render(content: Content) -> str:
         plots=[plot for plot in found if plot.figure],
         missing=list(reasons(found)),
         tiles=_tiles(content.runs),
-        rows=figure_rows(content),
+        rows=_figures(content),
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=shlex.join(["specdec", *sys.argv[1:]]) if Path(sys.argv[0]).name == "specdec" else None,
         settings=_flat(content.configuration),
         environment=_flat(content.environment),
         viewed=viewed,
@@ -72,6 +77,29 @@ def render(content: Content) -> str:
         js=(HERE / "page.js").read_text(encoding="utf-8"),
         shown=_shown,
     )
+
+
+ON_THE_PAGE = (
+    "proposer",
+    "category",
+    "speedup",
+    "tokens_per_second",
+    "tokens_per_target_step",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "num_target_steps",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "break_even_rows_per_step",
+)
+"""The figures for which there is room; the CSV has all of them."""
+
+
+def _figures(content: Content) -> list[dict[str, Any]]:
+    rows = figure_rows(content)
+    names = [name for name in ON_THE_PAGE if name in rows[0]]
+    return [{name_of(name): figure_of(name, row[name]) for name in names} for row in rows]
 
 
 def _viewed(runs: Sequence[Run]) -> list[Run]:

@@ -11,7 +11,8 @@ from ..intervals import wilson
 from .content import Content, Run
 
 COLOURS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
-MOST_SHOWN = 8  # further runs wait in the legend
+MOST_SHOWN = 5  # further runs wait in the legend
+BESIDE = 0.09  # of a position, so that bars of several runs stand beside each other
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ def _acceptance(content: Content) -> Plot:
         bounds = [wilson(round(rate * drafts), drafts) for rate in rates]
         traces.append(
             go.Scatter(
-                x=list(range(1, len(rates) + 1)),
+                x=[position + _beside(number) for position in range(1, len(rates) + 1)],
                 y=rates,
+                customdata=list(range(1, len(rates) + 1)),
                 error_y=_bars(rates, bounds),
                 name=run.label,
                 mode="lines+markers",
                 visible=True if number < MOST_SHOWN else "legendonly",
-                hovertemplate="position %{x}: %{y:.1%}",
+                hovertemplate="position %{customdata}: %{y:.1%}",
             )
         )
     if not traces:
@@ -69,6 +71,8 @@ def _heat_map(content: Content) -> Plot:
         x=cells["entropy"],
         y=[f"{position + 1}" for position in range(len(rates))],
         z=rates,
+        text=[[f"n={tried}" if tried else "" for tried in row] for row in cells["tried"]],
+        texttemplate="%{text}",
         customdata=cells["tried"],
         zmin=0,
         zmax=1,
@@ -97,17 +101,19 @@ def _by_length(content: Content) -> Plot:
         note = "One draft length was measured. `specdec compare --sweep num_speculative_tokens=1..8` draws this plot."
         return Plot("by_length", title, note, None)
     traces = []
-    for family, group in groupby(runs, key=lambda run: run.family):
+    for number, (family, group) in enumerate(groupby(runs, key=lambda run: run.family)):
         members = list(group)
         values = [run.facts[metric] for run in members]
         traces.append(
             _go().Scatter(
-                x=[run.draft_length for run in members],
+                x=[(run.draft_length or 0) + _beside(number) for run in members],
                 y=values,
+                customdata=[run.draft_length for run in members],
+                visible=True if number < MOST_SHOWN else "legendonly",
                 error_y=_bars(values, [run.facts.get(f"{metric}_interval") for run in members]),
                 name=family,
                 mode="lines+markers",
-                hovertemplate="K=%{x}: %{y:.2f}",
+                hovertemplate="K=%{customdata}: %{y:.2f}",
             )
         )
     layout = _layout("K, most drafts per step", "speed-up" if metric == "speedup" else "tokens per step", integers=True)
@@ -165,11 +171,7 @@ def _drafts(content: Content) -> Plot:
     points = [(run.label, run.facts) for run in runs]
     if len(runs) == 1:
         points = list((runs[0].facts.get("by_category") or {"all": runs[0].facts}).items())
-    traces = [
-        _points(
-            "proposers" if len(runs) > 1 else "categories", points, "markers+text" if len(points) < 25 else "markers"
-        )
-    ]
+    traces = [_points(label, [(label, facts)], "markers") for label, facts in points]  # named in the legend
     front = [(label, facts) for label, facts in points if facts.get("is_on_pareto_front")]
     if len(front) > 1:
         traces.insert(0, _points("Pareto front", sorted(front, key=lambda point: _drafted(point[1])), "lines"))
@@ -199,6 +201,11 @@ def _drafted(facts: Any) -> float:
 
 def _drafting(content: Content) -> list[Run]:
     return [run for run in content.runs if run.facts.get("num_drafts")]
+
+
+def _beside(number: int) -> float:
+    """How far to the right of its place a run's points stand; the first one's stand in it."""
+    return BESIDE * (number % MOST_SHOWN)
 
 
 def _bars(values: Sequence[float], bounds: Sequence[Sequence[float] | None]) -> dict[str, Any]:

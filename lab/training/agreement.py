@@ -6,7 +6,6 @@ different. Every figure is conditional: of the drafts whose predecessors agreed,
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,10 @@ from specdec.core.engine.engine import Engine
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
+from specdec.sdk import ConfigError
+from specdec.sdk.json_files import read_json_file
 
+from ..intervals import wilson
 from ..recording import Recording
 from ..replay.run import Replayed, params_of, replay
 
@@ -32,6 +34,23 @@ class Agreement:
     how: str  # "trainer", "teacher-forced", "replay" or "engine"
     data: str  # "training" or "held-out"
     depths: tuple[float, ...]
+    counts: tuple[tuple[int, int], ...] | None = None  # of each depth: drafts that agree, of how many; None: unknown
+
+    @classmethod
+    def of(cls, how: str, data: str, metrics: RequestMetrics) -> Agreement:
+        """Counted: a depth is reached where everything before it agreed."""
+        depths = range(len(metrics.accepted_per_position))
+        outcomes = metrics.outcomes.items()
+        reached = [
+            sum(n for (drafted, agreed), n in outcomes if depth < drafted and depth <= agreed) for depth in depths
+        ]
+        counts = tuple(zip(metrics.accepted_per_position, reached, strict=True))
+        return cls(how, data, tuple(metrics.conditional_acceptance_per_position), counts)
+
+    @property
+    def intervals(self) -> tuple[tuple[float, float], ...] | None:
+        """95 % Wilson intervals of `depths`, which take drafts as independent of each other."""
+        return None if self.counts is None else tuple(wilson(*each) for each in self.counts)
 
 
 def head_agreement(
@@ -50,11 +69,11 @@ def head_agreement(
     rows = _by_trainer(speculative_config)
     for data, recording in (("training", train), ("held-out", held_out)):
         replayed = replay(recording, speculative_config, plugins, model=model, teacher_forced=True)
-        rows.append(Agreement("teacher-forced", data, _teacher_forced(recording, replayed)))
+        rows.append(Agreement.of("teacher-forced", data, _teacher_forced(recording, replayed)))
     replayed = replay(held_out, speculative_config, plugins, model=model)
-    rows.append(Agreement("replay", "held-out", _conditional(replayed.acceptance)))
+    rows.append(Agreement.of("replay", "held-out", replayed.acceptance))
     if live:
-        rows.append(Agreement("engine", "held-out", _conditional(_run(held_out, speculative_config, plugins, model))))
+        rows.append(Agreement.of("engine", "held-out", _run(held_out, speculative_config, plugins, model)))
     return rows
 
 
@@ -62,12 +81,16 @@ def _by_trainer(speculative_config: SpeculativeSettings) -> list[Agreement]:
     path = Path(SpeculativeConfig.parse(speculative_config).model or "") / TRAINERS_FILE
     if not path.is_file():
         return []
-    said = json.loads(path.read_text(encoding="utf-8"))
     names = {"train": "training", "held_out": "held-out"}
-    return [Agreement("trainer", names[key], tuple(said[key])) for key in names if key in said]
+    try:
+        said = read_json_file(path)
+        return [Agreement("trainer", names[key], tuple(map(float, said[key]))) for key in names if key in said]
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        facts = {"because": error, "expected": '{"train": [a number for each depth], "held_out": [...]}'}
+        raise ConfigError("SD-E161", f"cannot read {str(path)!r}", facts) from error
 
 
-def _teacher_forced(recording: Recording, replayed: Replayed) -> tuple[float, ...]:
+def _teacher_forced(recording: Recording, replayed: Replayed) -> RequestMetrics:
     """At every position of the text, where drafts begin with the recorded states before it."""
     texts = {each.request_id: (*each.token_ids, *each.past_token_ids) for each in recording}
     counts = RequestMetrics()
@@ -76,11 +99,7 @@ def _teacher_forced(recording: Recording, replayed: Replayed) -> tuple[float, ..
         pairs = list(zip(step.draft_token_ids, text, strict=False))
         agreed = next((at for at, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
         counts.record(len(pairs), agreed, 1 + agreed)
-    return _conditional(counts)
-
-
-def _conditional(counts: RequestMetrics) -> tuple[float, ...]:
-    return tuple(counts.conditional_acceptance_per_position)
+    return counts
 
 
 def _run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from specdec.sdk import AttentionMode, Checkpoint, CheckpointError
@@ -30,11 +29,11 @@ def decoder_config(
     model_type = checkpoint.get(prefix + "model_type", str, USUAL_MODEL_TYPE)
     filled = {
         "model_type": USUAL_MODEL_TYPE if model_type == _MUSE else model_type,
-        "head_dim": checkpoint.get(prefix + "head_dim", int, width // heads),
+        "head_dim": checkpoint.get(prefix + "head_dim", int, width // max(heads, 1)),
         "num_key_value_heads": checkpoint.get(prefix + "num_key_value_heads", int, heads),
         "intermediate_size": checkpoint.get(prefix + "intermediate_size", int),
         "rms_norm_eps": checkpoint.get(prefix + "rms_norm_eps", float, 1e-6),
-        "rope_parameters": _rope_parameters(stated),
+        "rope_parameters": _rope_parameters(checkpoint, prefix),
     }
     types = _layer_types(checkpoint, prefix)
     modes = _modes(checkpoint, types, causal_windows=member not in _SEE_BOTH_WAYS and model_type != _MUSE)
@@ -84,10 +83,11 @@ def _modes(checkpoint: Checkpoint, types: list[str], *, causal_windows: bool) ->
     return tuple(sliding if each == _SLIDING else "full_block" for each in types)
 
 
-def _rope_parameters(stated: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_parameters(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
     """`rope_parameters` wins over the older fields, which may hold a class's default."""
-    rope = dict(stated.get("rope_parameters") or stated.get("rope_scaling") or {})
+    names = (prefix + name for name in ("rope_parameters", "rope_scaling"))
+    rope = dict(next((each for name in names if (each := checkpoint.get(name, dict, None))), {}))
     legacy_type = rope.pop("type", "default")
     rope.setdefault("rope_type", legacy_type)
-    rope.setdefault("rope_theta", stated.get("rope_theta") or USUAL_ROPE_THETA)
+    rope.setdefault("rope_theta", checkpoint.get(prefix + "rope_theta", (int, float), None) or USUAL_ROPE_THETA)
     return rope

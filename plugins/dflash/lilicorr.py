@@ -146,8 +146,7 @@ class RerankedWalk(Walk):
 
     def sees(self, step: StepView) -> tuple[Tensor, ...]:
         """The target's hidden states at the last position before the anchors."""
-        assert step.kept.hidden is not None, "declared"
-        return (step.kept.hidden[step.kept.last],)
+        return (step.kept.hidden_cat(step.kept.last),)
 
     def draw(self, drawing: Drawing, block: Block) -> None:
         """See `Walk.draw`. All slots are candidates of each other, whatever the number of tokens."""

@@ -65,7 +65,7 @@ class DFlashProposer(ParallelProposer):
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.modes),
-            rows_per_pass=spec.num_slots(config.depth),
+            lookahead=spec.num_slots(config.depth),
             dtype=config.dtype,
         )
         shared = cls.shared_needs(config, target)
@@ -126,45 +126,45 @@ class DFlashProposer(ParallelProposer):
     def observe(self, step: StepView) -> None:
         """Write the context rows of everything that the step committed."""
         kept = step.kept
-        assert kept.hidden is not None, "declared"
+        hidden = kept.hidden_cat()
         width = width_of(step)
         if width is not None:
-            self._captured_context(step.rows, kept.num_kept, *per_request(step, width, kept.positions, kept.hidden))
+            self._captured_context(step.slots, kept.num_kept, *per_request(step, width, kept.positions, hidden))
             return
-        self._write(*self._compiled_entries(step.rows, kept.cu_rows, kept.num_kept, kept.positions, kept.hidden))
+        self._write(*self._compiled_entries(step.slots, kept.token_offsets, kept.num_kept, kept.positions, hidden))
 
     def _entries(
-        self, rows: Tensor, cu_rows: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor
+        self, slots: Tensor, token_offsets: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
         """What `_write` takes, of all entries of a step."""
-        index, owner = kept_entries(cu_rows, num_kept, positions.shape[0])
+        index, owner = kept_entries(token_offsets, num_kept, positions.shape[0])
         positions = positions[index]
-        return rows[owner], positions, list(self.network.context(hidden[index], positions))
+        return slots[owner], positions, list(self.network.context(hidden[index], positions))
 
-    def _write_each(self, rows: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+    def _write_each(self, slots: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
         """Of each request's entries [b, W] the first `num_kept`; the others give way to the last of these."""
         width = positions.shape[1]
-        entry = torch.arange(width, device=rows.device).minimum(num_kept[:, None] - 1)
-        owner = torch.arange(len(rows), device=rows.device)[:, None].expand(-1, width)
+        entry = torch.arange(width, device=slots.device).minimum(num_kept[:, None] - 1)
+        owner = torch.arange(len(slots), device=slots.device)[:, None].expand(-1, width)
         positions = positions[owner, entry].flatten()
         self._write(
-            rows[owner].flatten(), positions, self.network.context(hidden[owner, entry].flatten(0, 1), positions)
+            slots[owner].flatten(), positions, self.network.context(hidden[owner, entry].flatten(0, 1), positions)
         )
-        return rows
+        return slots
 
-    def _write(self, rows: Tensor, positions: Tensor, context: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def _write(self, slots: Tensor, positions: Tensor, context: Iterable[tuple[Tensor, Tensor]]) -> None:
         store = self.services.draft_kv()
         for layer, (keys, values) in enumerate(context):
-            store.write(layer, rows, positions, keys, values)
+            store.write(layer, slots, positions, keys, values)
 
     def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
         """Where each block goes, its anchor, and what the walk sees of the step."""
-        return step.rows, step.kept.next_position, step.newest_token, *self.network.walk.sees(step)
+        return step.slots, step.kept.next_position, step.newest_token, *self.network.walk.sees(step)
 
     def draw_block(self, drawing: Drawing, num_tokens: int, *inputs: Tensor) -> None:
         """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
-        rows, starts, anchors, *seen = inputs
-        outputs, logits = self._run_block(rows, starts, anchors)
+        slots, starts, anchors, *seen = inputs
+        outputs, logits = self._run_block(slots, starts, anchors)
         wants_confidence = self.config.enable_adaptive_verification
         embed, project = self.network.embed, self.network.project
         block = Block(anchors, outputs, logits, num_tokens, wants_confidence, tuple(seen), embed, project)
@@ -174,22 +174,22 @@ class DFlashProposer(ParallelProposer):
         """Before the walk."""
         return self._run_block(*inputs[:3])[1][:, :num_tokens]
 
-    def _run_block(self, rows: Tensor, starts: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        slots = torch.arange(self._num_slots, device=rows.device)
-        cu_queries = torch.arange(len(rows) + 1, device=rows.device) * len(slots)
+    def _run_block(self, slots: Tensor, starts: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.arange(self._num_slots, device=slots.device)
+        cu_queries = torch.arange(len(slots) + 1, device=slots.device) * len(places)
         store = self.services.draft_kv()
-        by_mode = {mode: store.attention(rows, starts, cu_queries, mode) for mode in set(self._spec.modes)}
+        by_mode = {mode: store.attention(slots, starts, cu_queries, mode) for mode in set(self._spec.modes)}
         attention = [by_mode[mode] for mode in self._spec.modes]
-        outputs, logits = self.network(anchors, starts[:, None] + slots, attention)
+        outputs, logits = self.network(anchors, starts[:, None] + places, attention)
         return outputs, logits
 
 
-def kept_entries(cu_rows: Tensor, num_kept: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
+def kept_entries(token_offsets: Tensor, num_kept: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
     """For each entry a kept one, itself if it is kept, and the place of its request: [num_entries] each.
 
     A rejected entry gives way to the last kept one before it, so that nothing waits for the device.
     """
-    entries = torch.arange(num_entries, device=cu_rows.device)
-    owner = torch.searchsorted(cu_rows[1:], entries, right=True).clamp(max=num_kept.shape[0] - 1)
-    offset = (entries - cu_rows[owner]).clamp(min=0).minimum(num_kept[owner] - 1)
-    return cu_rows[owner] + offset, owner
+    entries = torch.arange(num_entries, device=token_offsets.device)
+    owner = torch.searchsorted(token_offsets[1:], entries, right=True).clamp(max=num_kept.shape[0] - 1)
+    offset = (entries - token_offsets[owner]).clamp(min=0).minimum(num_kept[owner] - 1)
+    return token_offsets[owner] + offset, owner

@@ -16,8 +16,8 @@ from specdec.sdk.model_proposer import (
     MaskedOptions,
     MaskedProposer,
     draft_kv_of,
+    lookahead_of_tree,
     mask_token_id,
-    rows_of_tree,
 )
 
 from .as_text import Crossing
@@ -47,7 +47,7 @@ class DraftModelProposer(MaskedProposer):
     """
 
     DRAFTS_TREES = True
-    ROWS_ARE_SHIFTED = False
+    INPUTS_ARE_SHIFTED = False
     Options = DraftModelOptions
 
     @classmethod
@@ -83,7 +83,7 @@ class DraftModelProposer(MaskedProposer):
             draft_kv=draft_kv_of(
                 facts,
                 num_layers=facts["num_hidden_layers"],
-                rows_per_pass=rows_of_tree(config) + 1 + (SPARE_ROWS if as_text else 0),
+                lookahead=lookahead_of_tree(config) + 1 + (SPARE_ROWS if as_text else 0),
                 dtype=config.dtype,
             ),
         )
@@ -189,8 +189,8 @@ def _model_config(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, 
     """The model's configuration under transformers' common names."""
     try:
         config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        because = {"because": str(error).splitlines()[0], "checkpoint": checkpoint.directory}
+    except Exception as error:  # the library checks each field, and has errors of its own for it
+        because = {"because": str(error).partition("\n")[0], "checkpoint": checkpoint.directory}
         raise CheckpointError("SD-E143", "transformers cannot read the draft model's configuration", because) from error
     facts: dict[str, Any] = config.to_dict()
     return facts | {name: facts[own] for name, own in config.attribute_map.items() if own in facts}

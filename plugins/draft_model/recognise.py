@@ -28,6 +28,7 @@ NEXT_TOKEN_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 PARTS_OF_OTHERS = frozenset({"fc", "mtp", "mtp_layers", "eh_proj", "midlayer", "medusa_head"})
 """Parts of tensor names by which a draft head reads a target's hidden states."""
 
+_MOST_LAYERS = 10_000
 PREDICTED_BY = "ForCausalLM"
 
 
@@ -50,7 +51,7 @@ def is_language_model(checkpoint: Checkpoint) -> bool:
         return False
     shapes = checkpoint.shapes
     parts = {part for name in shapes for part in name.split(".")}
-    return _embeds(config, shapes) and _layers(shapes) == _num_layers(config) and parts.isdisjoint(PARTS_OF_OTHERS)
+    return _embeds(config, shapes) and _layers(shapes) == _num_layers(checkpoint) and parts.isdisjoint(PARTS_OF_OTHERS)
 
 
 def _is_of_another(config: Mapping[str, Any]) -> bool:
@@ -71,6 +72,7 @@ def _layers(shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
     return {int(number) for number in numbers if number is not None}
 
 
-def _num_layers(config: Mapping[str, Any]) -> set[int]:
-    count = next((config[key] for key in ("num_hidden_layers", "n_layer", "num_layers") if key in config), 0)
-    return set(range(count))
+def _num_layers(checkpoint: Checkpoint) -> set[int]:
+    names = ("num_hidden_layers", "n_layer", "num_layers")
+    stated = (count for name in names if (count := checkpoint.get(name, int, None)) is not None)
+    return set(range(min(next(stated, 0), _MOST_LAYERS)))

@@ -53,11 +53,11 @@ class TextDrafter:
     """Drafts greedily, one token after the other."""
 
     def __init__(
-        self, crossing: Crossing, kv: DraftKVStore, run: Run, rows_per_pass: int, longest: int, device: torch.device
+        self, crossing: Crossing, kv: DraftKVStore, run: Run, lookahead: int, longest: int, device: torch.device
     ) -> None:
-        """rows_per_pass: of the draft KV. longest: the most tokens that the model serves."""
+        """lookahead: of the draft KV. longest: the most tokens that the model serves."""
         self._crossing, self._kv, self._run = crossing, kv, run
-        self._rows_per_pass, self._longest, self._device = rows_per_pass, longest, device
+        self._rows_per_pass, self._longest, self._device = lookahead, longest, device
         self._texts: dict[int, _Text] = {}
 
     @torch.inference_mode()
@@ -69,22 +69,21 @@ class TextDrafter:
             drawn = self._drawn(list(readings.values()))
             for (place, each), ids in zip(readings.items(), drawn, strict=True):
                 drafts[place] = self._crossing.draft(each.ids, ids, each.target_ids)[: each.budget]
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
     def _readings(self, step: StepView) -> dict[int, _Reading]:
         """By place in the step, of those that want drafts and have a text."""
         assert step.history is not None, "declared"
         facts = zip(
-            step.rows.tolist(),
+            step.slots.tolist(),
             step.generation.tolist(),
-            step.committed_length.tolist(),
             step.budget.tolist(),
             strict=True,
         )
         readings = {}
-        for place, (row, generation, length, budget) in enumerate(facts):
+        for place, (row, generation, budget) in enumerate(facts):
             if budget > 0:
-                reading = self._reading(row, generation, step.history[row, :length].tolist(), budget)
+                reading = self._reading(row, generation, step.history.token_ids(place), budget)
                 if reading.ids:
                     readings[place] = reading
         return readings

@@ -27,12 +27,12 @@ def decoder_config(
     filled = {
         "model_type": _layer_type(checkpoint, prefix, biased, shapes),
         "num_hidden_layers": num_layers,
-        "head_dim": checkpoint.get(prefix + "head_dim", int, width // heads),
+        "head_dim": checkpoint.get(prefix + "head_dim", int, width // max(heads, 1)),
         "num_key_value_heads": checkpoint.get(prefix + "num_key_value_heads", int, heads),
         "intermediate_size": checkpoint.get(prefix + "intermediate_size", int),
         "rms_norm_eps": float(checkpoint.get(prefix + "rms_norm_eps", (int, float), 1e-6)),
         "attention_bias": biased,
-        "rope_parameters": _rope_parameters(stated),
+        "rope_parameters": _rope_parameters(checkpoint, prefix),
     }
     types = checkpoint.get(prefix + "layer_types", list, None)
     if types is not None:
@@ -51,10 +51,11 @@ def _layer_type(checkpoint: Checkpoint, prefix: str, biased: bool, shapes: Mappi
     return "qwen2" if stated == "llama" and biased and "layers.0.self_attn.o_proj.bias" not in shapes else stated
 
 
-def _rope_parameters(stated: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_parameters(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
     """`rope_parameters` wins over the older fields, which may hold a class's default."""
-    rope = dict(stated.get("rope_parameters") or stated.get("rope_scaling") or {})
+    names = (prefix + name for name in ("rope_parameters", "rope_scaling"))
+    rope = dict(next((each for name in names if (each := checkpoint.get(name, dict, None))), {}))
     older_type = rope.pop("type", "default")
     rope.setdefault("rope_type", older_type)
-    rope.setdefault("rope_theta", stated.get("rope_theta") or USUAL_ROPE_THETA)
+    rope.setdefault("rope_theta", checkpoint.get(prefix + "rope_theta", (int, float), None) or USUAL_ROPE_THETA)
     return rope

@@ -16,7 +16,7 @@ from specdec.sdk.model_proposer import (
     MaskedProposer,
     Weights,
     draft_kv_of,
-    rows_of_tree,
+    lookahead_of_tree,
 )
 
 from .eagle3_spec import Eagle3Spec
@@ -35,7 +35,7 @@ class EagleProposer(AutoregressiveProposer):
     """
 
     DRAFTS_TREES = True
-    ROWS_ARE_SHIFTED = True
+    INPUTS_ARE_SHIFTED = True
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
@@ -93,7 +93,7 @@ class Eagle3Proposer(MaskedProposer):
     """
 
     DRAFTS_TREES = True
-    ROWS_ARE_SHIFTED = True
+    INPUTS_ARE_SHIFTED = True
     Options = Eagle3Options
 
     @classmethod
@@ -170,7 +170,7 @@ def _draft_kv(spec: EagleSpec | Eagle3Spec, config: ProposerConfig) -> DraftKV:
     return draft_kv_of(
         spec.decoder,
         num_layers=spec.decoder["num_hidden_layers"],
-        rows_per_pass=rows_of_tree(config),
+        lookahead=lookahead_of_tree(config),
         dtype=config.dtype,
         depends_on_next_token=True,
     )

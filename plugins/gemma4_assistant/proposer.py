@@ -62,14 +62,13 @@ class Gemma4AssistantProposer(CachedTargetProposer):
 
     def first_states(self, step: StepView) -> Sequence[Tensor]:
         """The target's final hidden state at each request's last kept row."""
-        assert step.kept.hidden is not None, "declared"
-        return (step.kept.hidden[step.kept.last],)
+        return (step.kept.hidden_cat(step.kept.last),)
 
     def advance(
-        self, index: int, rows: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
+        self, index: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
     ) -> tuple[Tensor, ...]:
         """One pass over the target's keys and values."""
-        attention = self._kv.attention(rows, lengths, self._sources)
+        attention = self._kv.attention(slots, lengths, self._sources)
         (hidden,) = states
         logits, state = self.network(self.services.embed(token_ids), hidden, lengths - self._ahead, attention)
         return logits, state

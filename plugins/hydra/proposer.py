@@ -19,7 +19,7 @@ class HydraProposer(AutoregressiveProposer):
     the last row's output, the newest token and the i tokens drafted before it. Drafting writes no rows.
     """
 
-    ROWS_ARE_SHIFTED = True
+    INPUTS_ARE_SHIFTED = True
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
@@ -32,7 +32,7 @@ class HydraProposer(AutoregressiveProposer):
         if config.tree_depth is not None:
             raise Refusal("num_draft_nodes: its heads draft a chain", "num_speculative_tokens alone")
         spec.check_fits(config.num_draft_tokens)
-        kv = draft_kv_of(spec.decoder, num_layers=1, rows_per_pass=config.num_draft_tokens - 1, dtype=config.dtype)
+        kv = draft_kv_of(spec.decoder, num_layers=1, lookahead=config.num_draft_tokens - 1, dtype=config.dtype)
         shared = cls.shared_needs(config, target)
         return Needs(**shared, hidden_states=("final",), draft_kv=kv, max_draft_tokens=spec.num_heads)
 

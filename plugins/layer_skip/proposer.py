@@ -48,7 +48,7 @@ class LayerSkipProposer(CachedTargetProposer):
             reason = f"exit_layer is {asked}, and the target has {target.num_layers} layers, which then all draft"
             raise Refusal(reason, f"an exit_layer of 1 .. {target.num_layers - 1}")
         layers = tuple(range(target.num_layers if asked is None else asked))
-        run = LayerPass(layers=layers, rows_per_pass=config.num_draft_tokens)
+        run = LayerPass(layers=layers, lookahead=config.num_draft_tokens)
         return Needs(**cls.shared_needs(config, target), target_layers=run)
 
     def build(self) -> None:
@@ -66,12 +66,12 @@ class LayerSkipProposer(CachedTargetProposer):
         super().warmup()
 
     def advance(
-        self, index: int, rows: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
+        self, index: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
     ) -> tuple[Tensor, ...]:
         """One token of each request through the first layers."""
         positions = (lengths + index).clamp(max=self.target.max_model_len - 1)  # of rows whose budget is used up
-        places = torch.arange(len(rows) + 1, device=rows.device)
-        return (self._layers.logits(token_ids, rows, positions, places, places[:-1]),)
+        places = torch.arange(len(slots) + 1, device=slots.device)
+        return (self._layers.logits(token_ids, slots, positions, places, places[:-1]),)
 
     @torch.inference_mode()
     def _found(self, whole: TargetLayers) -> int:

@@ -87,8 +87,7 @@ class MedusaProposer(ParallelProposer):
     def observe(self, step: StepView) -> None:
         """Keep the final hidden state of every request's last kept row for `propose`."""
         kept = step.kept
-        assert kept.hidden is not None, "declared"
-        self._final = kept.hidden[kept.last]
+        self._final = kept.hidden_cat(kept.last)
 
     def block_inputs(self, step: StepView) -> tuple[Tensor, ...]:
         """The hidden states that `observe` kept."""

@@ -47,11 +47,10 @@ class MlpSpeculatorProposer(CachedTargetProposer):
 
     def first_states(self, step: StepView) -> Sequence[Tensor]:
         """The target's final hidden states that gave the newest tokens."""
-        assert step.kept.hidden is not None, "declared"
-        return (step.kept.hidden[step.kept.last],)
+        return (step.kept.hidden_cat(step.kept.last),)
 
     def advance(
-        self, index: int, rows: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
+        self, index: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
     ) -> tuple[Tensor, ...]:
         """One stage."""
         (before,) = states

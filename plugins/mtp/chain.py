@@ -35,36 +35,35 @@ class ModuleChain:
     def observe(self, step: StepView) -> None:
         """Run the rows whose tokens the step decided."""
         kept, width = step.kept, width_of(step)
-        assert kept.hidden is not None, "declared"
-        places, before = (step.rows, kept.kept_start, kept.num_kept), self._decided[step.rows]
-        columns = kept.next_token_ids, kept.hidden
+        places, before = (step.slots, kept.kept_start, kept.num_kept), self._decided[step.slots]
+        columns = kept.next_token_ids, kept.hidden_cat()
         if width is None:
-            decided = self._observe(*places, before, kept.cu_rows, *columns)
+            decided = self._observe(*places, before, kept.token_offsets, *columns)
         else:
             decided = self._captured_observe(*places, before, *per_request(step, width, *columns))
-        self._decided[step.rows] = decided
+        self._decided[step.slots] = decided
 
     def propose(self, step: StepView, chosen: Tensor | None, num_tokens: int, sampler: DraftSampler) -> Draft:
         """Draft so many tokens for the requests at the places `chosen` [b], None for all."""
-        rows, starts = step.rows, step.kept.next_position
+        slots, starts = step.slots, step.kept.next_position
         if chosen is not None:
-            rows, starts = rows[chosen], starts[chosen]
-        return self._chain.draft(step, sampler, num_tokens, rows, starts, self._decided[rows])
+            slots, starts = slots[chosen], starts[chosen]
+        return self._chain.draft(step, sampler, num_tokens, slots, starts, self._decided[slots])
 
     def _observe_each(
-        self, rows: Tensor, starts: Tensor, num_kept: Tensor, before: Tensor, token_ids: Tensor, hidden: Tensor
+        self, slots: Tensor, starts: Tensor, num_kept: Tensor, before: Tensor, token_ids: Tensor, hidden: Tensor
     ) -> Tensor:
         """As `_observe`, of token_ids [b, W] and hidden [b, W, H] with the same number of entries per request."""
-        cu_rows = torch.arange(len(rows) + 1, device=rows.device) * token_ids.shape[1]
-        return self._observe(rows, starts, num_kept, before, cu_rows, token_ids.flatten(), hidden.flatten(0, 1))
+        token_offsets = torch.arange(len(slots) + 1, device=slots.device) * token_ids.shape[1]
+        return self._observe(slots, starts, num_kept, before, token_offsets, token_ids.flatten(), hidden.flatten(0, 1))
 
     def _observe(
         self,
-        rows: Tensor,  # [B]
+        slots: Tensor,  # [B]
         starts: Tensor,  # [B], of the kept rows
         num_kept: Tensor,  # [B]
         before: Tensor,  # [B, K, H], what the step before gave
-        cu_rows: Tensor,  # [B+1]
+        token_offsets: Tensor,  # [B+1]
         token_ids: Tensor,  # [M], after each kept row
         hidden: Tensor,  # [M, H]
     ) -> Tensor:
@@ -72,27 +71,27 @@ class ModuleChain:
         decided: list[Tensor] = []
         for depth in range(len(self._modules)):
             edge = before[:, depth - 1]
-            hidden = self._run(depth, rows, starts, cu_rows, token_ids, edge, hidden)
+            hidden = self._run(depth, slots, starts, token_offsets, token_ids, edge, hidden)
             last = num_kept - 1 - (depth - starts).clamp(min=0)
-            decided.append(hidden[cu_rows[:-1] + last.clamp(min=0)])
+            decided.append(hidden[token_offsets[:-1] + last.clamp(min=0)])
         return torch.stack(decided, dim=1)
 
     def _drawn(
-        self, rule: DrawRule, num_tokens: int, rows: Tensor, starts: Tensor, decided: Tensor, *numbers: Tensor
+        self, rule: DrawRule, num_tokens: int, slots: Tensor, starts: Tensor, decided: Tensor, *numbers: Tensor
     ) -> tuple[Tensor, ...]:
         """Tokens behind `starts` [b], the newest positions, of what is decided there [b, K, H]. See `DraftChain`."""
         drawing = rule.drawing(numbers, num_tokens)
         tokens = drawing.draw(self._modules[0].logits(decided[:, 0]))[:, None]
         outputs = decided[:, :0]
         for depth in range(1, num_tokens):
-            rows, starts, decided, outputs, tokens = drawing.going_on(rows, starts, decided, outputs, tokens)
-            if not len(rows):
+            slots, starts, decided, outputs, tokens = drawing.going_on(slots, starts, decided, outputs, tokens)
+            if not len(slots):
                 break
-            edge, each = decided[:, depth - 1], torch.arange(len(rows), device=rows.device)
+            edge, each = decided[:, depth - 1], torch.arange(len(slots), device=slots.device)
             previous = torch.cat([outputs, edge[:, None]], dim=1)  # one for each row here; the last is not read
-            cu_rows = torch.arange(len(rows) + 1, device=rows.device) * depth
-            flat = self._run(depth, rows, starts, cu_rows, tokens.flatten(), edge, previous.flatten(0, 1))
-            outputs = flat.view(len(rows), depth, -1)
+            token_offsets = torch.arange(len(slots) + 1, device=slots.device) * depth
+            flat = self._run(depth, slots, starts, token_offsets, tokens.flatten(), edge, previous.flatten(0, 1))
+            outputs = flat.view(len(slots), depth, -1)
             last = outputs[each, starts.clamp(max=depth) - 1]
             tokens = torch.cat([tokens, drawing.draw(self._modules[depth].logits(last))[:, None]], dim=1)
         return drawing.result()
@@ -100,9 +99,9 @@ class ModuleChain:
     def _run(
         self,
         depth: int,
-        rows: Tensor,  # [B]
+        slots: Tensor,  # [B]
         starts: Tensor,  # [B], the position before the first token
-        cu_rows: Tensor,  # [B+1]
+        token_offsets: Tensor,  # [B+1]
         token_ids: Tensor,  # [M]
         edge: Tensor,  # [B, H], what the module before gave in front of its outputs here
         previous: Tensor,  # [M, H], its outputs
@@ -111,14 +110,14 @@ class ModuleChain:
 
         A text shorter than that has no such rows in front. Then the last ones get any content, and are overwritten.
         """
-        index = torch.arange(len(token_ids), device=rows.device)
-        owner = torch.searchsorted(cu_rows[1:], index, right=True)
-        offset, missing = index - cu_rows[owner], (depth - starts).clamp(min=0)[owner]
+        index = torch.arange(len(token_ids), device=slots.device)
+        owner = torch.searchsorted(token_offsets[1:], index, right=True)
+        offset, missing = index - token_offsets[owner], (depth - starts).clamp(min=0)[owner]
         token_ids = token_ids[(index + missing).clamp(max=len(token_ids) - 1)].clamp(min=0)
         first = (starts - depth).clamp(min=0)
         if depth:
             shifted = torch.where((offset == 0)[:, None], edge[owner], previous[(index - 1).clamp(min=0)])
             previous = torch.where((missing > 0)[:, None], previous, shifted)
-        attention = self._services.draft_kv().attention(rows, first, cu_rows)
+        attention = self._services.draft_kv().attention(slots, first, token_offsets)
         module = self._modules[depth]
         return module.recycled(module(token_ids, first[owner] + offset, previous, attention))

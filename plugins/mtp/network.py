@@ -1,4 +1,4 @@
-"""A multi-token-prediction module (arXiv 2404.19737, 2412.19437): one layer of the target's kind on token and state.
+"""A multi-token-prediction module (arXiv 2412.19437): one layer of the target's kind on token and state.
 
 Letters: M rows of all requests, b requests, H hidden size, V vocabulary.
 """

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of, rows_of_tree
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of, lookahead_of_tree
 
 from .chain import ModuleChain
 from .checkpoint import MtpSpec
@@ -38,7 +38,7 @@ class MtpProposer(AutoregressiveProposer):
     """
 
     DRAFTS_TREES = True
-    ROWS_ARE_SHIFTED = True
+    INPUTS_ARE_SHIFTED = True
     Options = MtpOptions
 
     @classmethod
@@ -52,7 +52,7 @@ class MtpProposer(AutoregressiveProposer):
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.indices),
-            rows_per_pass=max(rows_of_tree(config), 1),
+            lookahead=max(lookahead_of_tree(config), 1),
             dtype=config.dtype,
             depends_on_next_token=True,
         )

@@ -51,7 +51,8 @@ class BranchingIndex(NgramIndex):
                 yield token, share, (each, depth + 1)
 
         matches = self._matches()
-        return best_first(children, (matches, 0), num_nodes, max_depth) if matches else []
+        tree, _ = best_first(children, (matches, 0), num_nodes if matches else 0, max_depth)
+        return tree
 
     def _matches(self) -> list[Match]:
         """The longest match first, then the most recent ones."""

@@ -77,20 +77,18 @@ class NgramProposer:
     def observe(self, step: StepView) -> None:
         """Index the tokens that were committed since the request was last shown."""
         assert step.history is not None, "declared in needs"
-        history = step.history.numpy()
-        places = zip(step.request_ids, step.rows.tolist(), step.committed_length.tolist(), strict=True)
-        for request_id, row, length in places:
+        for b, request_id in enumerate(step.request_ids):
             index = self._indexes[request_id]
-            index.extend(history[row, len(index) : length].tolist())
+            index.extend(step.history.token_ids(b, len(index)))
 
     def propose(self, step: StepView) -> Draft:
         """For each request with a match, one continuation as long as its budget, or a tree of as many nodes."""
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
         if self._tree_depth is not None:
             trees = [self._tree(name, budget, self._tree_depth) for name, budget in wanted]
-            return Draft.from_trees(trees, step.num_draft_tokens)
+            return Draft.from_trees(trees, step.width)
         drafts = [self._indexes[request_id].continuation(budget) for request_id, budget in wanted]
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
     def on_finish(self, request: RequestView) -> None:
         """Drop the index."""

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from specdec.sdk import ConfigError
+from specdec.sdk.json_files import read_json, read_text
 
 from .automaton import SuffixAutomaton
 
@@ -117,9 +118,9 @@ class Corpora:
         """Add what `save` wrote, as if those requests had ended now. Raises ConfigError SD-E180 if it does not fit."""
         file = directory / FILE_NAME
         try:
-            header, *lines = file.read_text(encoding="utf-8").splitlines()
-            found = json.loads(header)
-            entries = [json.loads(line) for line in lines]
+            header, *lines = read_text(file).splitlines()
+            found = read_json(header)
+            entries = [read_json(line) for line in lines]
         except (OSError, ValueError) as error:
             raise _unusable(file, error) from error
         wanted = {"format": FORMAT, "vocab_size": vocab_size}

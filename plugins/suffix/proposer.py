@@ -134,21 +134,19 @@ class SuffixProposer:
     def observe(self, step: StepView) -> None:
         """Take in the tokens that were committed since each request was last shown."""
         assert step.history is not None, "declared in needs"
-        history = step.history.numpy()
-        places = zip(step.request_ids, step.rows.tolist(), step.committed_length.tolist(), strict=True)
-        for request_id, row, length in places:
+        for b, request_id in enumerate(step.request_ids):
             request = self._requests[request_id]
             shared = self._corpora.automata(request.namespace)
-            request.extend(history[row, len(request.text) : length].tolist(), shared)
+            request.extend(step.history.token_ids(b, len(request.text)), shared)
 
     def propose(self, step: StepView) -> Draft:
         """For each request, the continuation with the most tokens expected to be right, within its budget."""
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
         if self._tree_depth is not None:
             trees = [self._tree(self._requests[name], budget, self._tree_depth) for name, budget in wanted]
-            return Draft.from_trees(trees, step.num_draft_tokens)
+            return Draft.from_trees(trees, step.width)
         drafts = [self._chosen(self._requests[request_id], budget).token_ids for request_id, budget in wanted]
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
     def on_finish(self, request: RequestView) -> None:
         """Forget the request, and keep its output."""
@@ -176,7 +174,8 @@ class SuffixProposer:
                 if above * share >= least:
                     yield token, share, (after, above * share)
 
-        return best_first(children, (context, 1.0), self._limit(chosen.match_length, budget), depth)
+        tree, _ = best_first(children, (context, 1.0), self._limit(chosen.match_length, budget), depth)
+        return tree
 
     def _chosen(self, request: _Request, budget: int) -> Guess:
         """Of several texts the one with the longest match is followed, the request's own where they are equal."""

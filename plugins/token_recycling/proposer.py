@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specdec.sdk import (
     Draft,
-    KeptRows,
+    KeptTokens,
     Needs,
     ProposerConfig,
-    RejectedRows,
+    RejectedTokens,
     RequestView,
     Services,
     StepView,
@@ -104,9 +104,9 @@ class TokenRecyclingProposer:
         wanted = zip(step.request_ids, step.newest_token.tolist(), step.budget.tolist(), strict=True)
         if self._tree_depth is not None:
             trees = [_tree(self._of(name), token, budget, self._tree_depth) for name, token, budget in wanted]
-            return Draft.from_trees(trees, step.num_draft_tokens)
+            return Draft.from_trees(trees, step.width)
         drafts = [list(_chain(self._of(name), token, budget)) for name, token, budget in wanted]
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
     def on_finish(self, request: RequestView) -> None:
         """Forget the request; what was learned of it stays."""
@@ -130,7 +130,8 @@ def _tree(successors: Mapping[int, Sequence[int]], token: int, num_nodes: int, d
         pairs = zip(successors.get(token, ()), RANK_RATES, strict=False)
         return ((following, rate, following) for following, rate in pairs)
 
-    return best_first(children, token, num_nodes, depth)
+    tree, _ = best_first(children, token, num_nodes, depth)
+    return tree
 
 
 def _before(token: int, known: Sequence[int], count: int) -> Sequence[int]:
@@ -142,15 +143,15 @@ Lesson = tuple[int, Sequence[int], int]
 """A token, what the target found likeliest after it, -1 where that was not computed, and what followed."""
 
 
-def _of_kept(kept: KeptRows) -> Iterator[list[Lesson]]:
+def _of_kept(kept: KeptTokens) -> Iterator[list[Lesson]]:
     """What each request's kept rows teach."""
     assert kept.top_ids is not None, "declared in needs"
     rows = list(zip(*_lists(kept.token_ids, kept.top_ids, kept.next_token_ids), strict=True))
-    for first, stop in pairwise(kept.cu_rows.tolist()):
+    for first, stop in pairwise(kept.token_offsets.tolist()):
         yield rows[first:stop]
 
 
-def _of_rejected(rejected: RejectedRows) -> Iterator[list[Lesson]]:
+def _of_rejected(rejected: RejectedTokens) -> Iterator[list[Lesson]]:
     """What each request's rejected rows teach."""
     rows = [(token, found, -1) for token, found in zip(*_lists(rejected.token_ids, rejected.top_ids), strict=True)]
     for first, count in zip(*_lists(rejected.start, rejected.num_rejected), strict=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.sdk import ConfigError
+from specdec.sdk.json_files import read_json, read_text
 
 FILE_NAME, FORMAT = "successors.jsonl", 1
 
@@ -24,9 +25,9 @@ def load_successors(directory: Path, vocab_size: int) -> dict[str, dict[int, Seq
     """What `save_successors` wrote. Raises ConfigError SD-E180 if it does not fit."""
     file = directory / FILE_NAME
     try:
-        header, *lines = file.read_text(encoding="utf-8").splitlines()
-        found = json.loads(header)
-        entries = [json.loads(line) for line in lines]
+        header, *lines = read_text(file).splitlines()
+        found = read_json(header)
+        entries = [read_json(line) for line in lines]
     except (OSError, ValueError) as error:
         raise _unusable(file, error) from error
     wanted = {"format": FORMAT, "vocab_size": vocab_size}

@@ -32,7 +32,7 @@ class UnoProposer(ParallelProposer):
         SD-E298.
         """
         read_adapter(cls.open_checkpoint(config))
-        run = LayerPass(layers=tuple(range(target.num_layers)), rows_per_pass=config.num_draft_tokens)
+        run = LayerPass(layers=tuple(range(target.num_layers)), lookahead=config.num_draft_tokens)
         return Needs(**cls.shared_needs(config, target), target_layers=run, min_draft_tokens=2)
 
     def build(self) -> None:
@@ -48,19 +48,19 @@ class UnoProposer(ParallelProposer):
 
     def block_inputs(self, step: StepView) -> Sequence[Tensor]:
         """Where each block goes, and its first token."""
-        return step.rows, step.kept.next_position, step.newest_token
+        return step.slots, step.kept.next_position, step.newest_token
 
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
         """The first row's are the target's own, the others' those of the adapter."""
-        rows, starts, newest = inputs
-        places = torch.arange(num_tokens, device=rows.device)
+        slots, starts, newest = inputs
+        places = torch.arange(num_tokens, device=slots.device)
         ids = noise(starts[:, None] + places, self.target.vocab_size)
         ids[:, 0] = newest
-        bounds = torch.arange(len(rows) + 1, device=rows.device) * num_tokens
-        every = torch.arange(ids.numel(), device=rows.device)
-        adapted = (places > 0).expand(len(rows), -1).flatten()
-        logits = self._layers.logits(ids.flatten(), rows, starts, bounds, every, adapted)
-        return logits.view(len(rows), num_tokens, -1)
+        bounds = torch.arange(len(slots) + 1, device=slots.device) * num_tokens
+        every = torch.arange(ids.numel(), device=slots.device)
+        adapted = (places > 0).expand(len(slots), -1).flatten()
+        logits = self._layers.logits(ids.flatten(), slots, starts, bounds, every, adapted)
+        return logits.view(len(slots), num_tokens, -1)
 
 
 def noise(positions: Tensor, vocab_size: int) -> Tensor:

@@ -87,7 +87,7 @@ class Adaptive(Combinator):
         return part.propose(step, self._budget(step))
 
     def _count(self, step: StepView) -> None:
-        rows = step.rows
+        rows = step.slots
         known = self._generation[rows] == step.generation
         tested = step.num_accepted + (step.num_accepted < step.num_drafted)
         weight = torch.where(step.num_drafted > 0, self._policy.memory, 1.0)
@@ -97,7 +97,7 @@ class Adaptive(Combinator):
 
     def _budget(self, step: StepView) -> Tensor:
         (part,) = self.members
-        rows = step.rows
+        rows = step.slots
         lengths = self._policy.lengths(self._accepted[rows], self._tested[rows], part.num_draft_tokens)
         lengths = lengths.clamp(min=max(part.needs.min_draft_tokens, 1))
         if not part.needs.per_row_length:

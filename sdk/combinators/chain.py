@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import Tensor
 
 from ..services import Services
 from ..types import Draft, DraftDistribution, StepView, TargetInfo
@@ -30,12 +29,12 @@ class Chain(Combinator):
 
     def observe(self, step: StepView) -> None:
         """Show every part the step."""
-        author = self._drafted_by[step.rows]
+        author = self._drafted_by[step.slots]
         self._each(lambda part: part.call("observe", part.view(step, step.budget, author == part.index)))
 
     def propose(self, step: StepView) -> Draft:
         """Ask each part for the rows that are still without a draft."""
-        author = self._drafted_by[step.rows]
+        author = self._drafted_by[step.slots]
         drafted_by = torch.full_like(author, NOBODY)
         missing = step.budget
         pieces: list[Piece] = []
@@ -47,8 +46,8 @@ class Chain(Combinator):
             pieces.append(Piece(draft, used))
             missing = torch.where(used, 0, missing)
             drafted_by = torch.where(used, part.index, drafted_by)
-        self._drafted_by[step.rows] = drafted_by
-        return merged_draft(pieces, len(step), self.merged, step.num_draft_tokens, step.budget.device)
+        self._drafted_by[step.slots] = drafted_by
+        return merged_draft(pieces, len(step), self.merged, step.width, step.budget.device)
 
 
 def _moved(draft: Draft, device: torch.device) -> Draft:
@@ -57,9 +56,7 @@ def _moved(draft: Draft, device: torch.device) -> Draft:
         return draft
     distribution = draft.distribution
     if distribution is not None:
-        moved: dict[str, Any] = {
-            name: value if value is None else value.to(device) for name, value in vars(distribution).items()
-        }
-        distribution = DraftDistribution(**moved)
+        moved = {name: value.to(device) for name, value in vars(distribution).items() if isinstance(value, Tensor)}
+        distribution = DraftDistribution(**moved, replacement=distribution.replacement)
     confidence = None if draft.confidence is None else draft.confidence.to(device)
-    return Draft(draft.token_ids.to(device), draft.lengths.to(device), distribution, confidence)
+    return Draft(draft.token_ids.to(device), draft.lengths.to(device), distribution=distribution, confidence=confidence)

@@ -56,7 +56,7 @@ def _layer_pass(needs: Sequence[Needs]) -> LayerPass | None:
     if not passes:
         return None
     layers = sorted({layer for each in passes for layer in each.layers})
-    return LayerPass(layers=tuple(layers), rows_per_pass=max(each.rows_per_pass for each in passes))
+    return LayerPass(layers=tuple(layers), lookahead=max(each.lookahead for each in passes))
 
 
 def _only_draft_kv(plans: Sequence[PartPlan]) -> Needs:
@@ -110,7 +110,12 @@ def merged_draft(pieces: Sequence[Piece], num_requests: int, whole: Needs, width
         ids = _widened(piece.draft.token_ids, width, PADDING_TOKEN_ID)
         token_ids = torch.where(piece.used[:, None], ids, token_ids)
         lengths = torch.where(piece.used, piece.draft.lengths, lengths)
-    return Draft(token_ids, lengths, _merged_distribution(pieces, whole, width), _merged_confidence(pieces, width))
+    return Draft(
+        token_ids,
+        lengths,
+        distribution=_merged_distribution(pieces, whole, width),
+        confidence=_merged_confidence(pieces, width),
+    )
 
 
 def _merged_confidence(pieces: Sequence[Piece], width: int) -> Tensor | None:

@@ -17,7 +17,7 @@ from ..errors import ConfigError, Refusal
 from ..needs import Needs, needs_of
 from ..proposer_protocol import LIFECYCLE_METHODS, Proposer
 from ..ranges import DraftLength
-from ..types import Draft, KeptRows, RejectedRows, RequestView, SamplingView, StepView, TargetInfo
+from ..types import Draft, KeptTokens, RejectedTokens, RequestView, SamplingView, StepView, TargetInfo
 from .host_form import host_form
 
 
@@ -97,8 +97,7 @@ class Part:
         self.name, self.index, self.needs = plan.name, index, plan.needs
         self.num_draft_tokens = plan.config.num_draft_tokens
         self.proposer = plan.cls(plan.config)
-        self._hidden_blocks = [whole.hidden_states.index(wanted) for wanted in plan.needs.hidden_states]
-        self._num_hidden_blocks = len(whole.hidden_states)
+        self._hidden_places = [whole.hidden_states.index(wanted) for wanted in plan.needs.hidden_states]
         self._changes_form = whole.placement != plan.needs.placement
         self._methods: dict[str, Callable[..., object]] = {
             name: getattr(self.proposer, name) for name in LIFECYCLE_METHODS if hasattr(plan.cls, name)
@@ -122,7 +121,7 @@ class Part:
         """The request as this part is shown it: with the section of its options that is the part's."""
         section = self.name
         options = getattr(request.options, section, None)  # only parts that declare RequestOptions have a section
-        return replace(request, options=options, extra_args=request.extra_args.get(section, {}))
+        return replace(request, options=options)
 
     def propose(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> Draft:
         """The part's draft, as wide as the part drafts. Arguments as of `view`. Raises ValueError for another form."""
@@ -142,10 +141,11 @@ class Part:
         budget = budget.clamp(max=self.num_draft_tokens)
         own = replace(
             step,
-            num_draft_tokens=self.num_draft_tokens,
+            width=self.num_draft_tokens,
             budget=torch.where(budget >= self.needs.min_draft_tokens, budget, 0),
-            kept=replace(step.kept, hidden=self._hidden(step.kept.hidden), **self._top(step.kept)),
+            kept=replace(step.kept, hidden=self._hidden(step.kept), **self._top(step.kept)),
             sampling=self._sampling(step.sampling),
+            requests=tuple([self.request(request) for request in step.requests]),
             history=step.history if self.needs.history else None,
             rejected=self._rejected(step.rejected),
         )
@@ -154,23 +154,18 @@ class Part:
             own = replace(own, num_drafted=drafted, num_accepted=accepted)
         return host_form(own) if self._changes_form else own
 
-    def _hidden(self, hidden: Tensor | None) -> Tensor | None:
-        """The part's own columns, in its order."""
-        if hidden is None or not self._hidden_blocks:
-            return None
-        if self._hidden_blocks == list(range(self._num_hidden_blocks)):
-            return hidden
-        blocks = hidden.chunk(self._num_hidden_blocks, dim=1)
-        return torch.cat([blocks[index] for index in self._hidden_blocks], dim=1)
+    def _hidden(self, kept: KeptTokens) -> tuple[Tensor, ...]:
+        """The part's own states, in its order."""
+        return tuple([kept.hidden[place] for place in self._hidden_places])
 
-    def _top(self, rows: KeptRows | RejectedRows) -> dict[str, Any]:
+    def _top(self, rows: KeptTokens | RejectedTokens) -> dict[str, Any]:
         """As many of the target's most likely tokens as the part reads."""
         count = self.needs.target_top_k
         if rows.top_ids is None or rows.top_logprobs is None or not count:
             return {"top_ids": None, "top_logprobs": None}
         return {"top_ids": rows.top_ids[:, :count], "top_logprobs": rows.top_logprobs[:, :count]}
 
-    def _rejected(self, rejected: RejectedRows | None) -> RejectedRows | None:
+    def _rejected(self, rejected: RejectedTokens | None) -> RejectedTokens | None:
         if rejected is None or not self.needs.rejected_rows:
             return None
         return replace(rejected, **self._top(rejected))

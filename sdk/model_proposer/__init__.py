@@ -10,7 +10,7 @@ from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .draft_chain import DraftChain
 from .each import per_request, width_of
 from .from_target import CachedTargetProposer
-from .greedy_tree import rows_of_tree
+from .greedy_tree import lookahead_of_tree
 from .kv_shape import draft_kv_of
 from .lora import LowRank, LowRankPair, is_adapter, load_adapter, read_adapter
 from .masked import MaskedOptions, MaskedProposer, mask_token_id
@@ -43,9 +43,9 @@ __all__ = [
     "is_adapter",
     "load_adapter",
     "load_module",
+    "lookahead_of_tree",
     "mask_token_id",
     "per_request",
     "read_adapter",
-    "rows_of_tree",
     "width_of",
 ]

@@ -42,11 +42,11 @@ class DraftInputs:
 class AutoregressiveProposer(ModelProposer):
     """One pass over what the step committed, then one pass per further draft token.
 
-    `ROWS_ARE_SHIFTED` chooses one of two layouts of the draft KV:
+    `INPUTS_ARE_SHIFTED` chooses one of two layouts of the draft KV:
 
     * True: row i holds the token after position i, together with the target's hidden states at i. Declare
-      `DraftKV(depends_on_next_token=True, rows_per_pass=max(K - 1, 1))`.
-    * False: row i holds the token at position i. Declare `DraftKV(rows_per_pass=K)`. If hidden states are declared, row
+      `DraftKV(depends_on_next_token=True, lookahead=max(K - 1, 1))`.
+    * False: row i holds the token at position i. Declare `DraftKV(lookahead=K)`. If hidden states are declared, row
       i reads those at position i - 1, and zeros at position 0.
 
     A network without attention keeps no draft KV and declares none. The layouts then describe its inputs.
@@ -58,7 +58,7 @@ class AutoregressiveProposer(ModelProposer):
     be functions of tensors that keep no state.
     """
 
-    ROWS_ARE_SHIFTED: ClassVar[bool]
+    INPUTS_ARE_SHIFTED: ClassVar[bool]
 
     @abstractmethod
     def first(self, inputs: DraftInputs) -> Tensor:
@@ -77,7 +77,7 @@ class AutoregressiveProposer(ModelProposer):
         super().bind(target, services)
         self._kv = _draft_kv_of(services)
         self._last_hidden: Tensor | None = None
-        self._compiled_first = services.compile(self._first_shifted if self.ROWS_ARE_SHIFTED else self._first_tokens)
+        self._compiled_first = services.compile(self._first_shifted if self.INPUTS_ARE_SHIFTED else self._first_tokens)
         self._compiled_next = services.compile(self._next)
         self._compiled_logits = services.compile(self.logits)
         self._captured_first = services.capture(self._first_each)
@@ -89,12 +89,14 @@ class AutoregressiveProposer(ModelProposer):
         """Run the tokens that the step committed, and keep the states that `propose` starts from."""
         width = width_of(step)
         if width is None:
-            self._states = self._compiled_first(*(self._shifted(step) if self.ROWS_ARE_SHIFTED else self._tokens(step)))
+            self._states = self._compiled_first(
+                *(self._shifted(step) if self.INPUTS_ARE_SHIFTED else self._tokens(step))
+            )
             return
         kept = step.kept
-        token_ids = kept.next_token_ids if self.ROWS_ARE_SHIFTED else kept.token_ids
-        columns = [token_ids] if kept.hidden is None else [token_ids, kept.hidden]
-        places = (step.rows, kept.kept_start, kept.num_kept, step.newest_token)
+        token_ids = kept.next_token_ids if self.INPUTS_ARE_SHIFTED else kept.token_ids
+        columns = [token_ids, kept.hidden_cat()] if kept.hidden else [token_ids]
+        places = (step.slots, kept.kept_start, kept.num_kept, step.newest_token)
         self._states = self._captured_first(*places, *per_request(step, width, *columns), *self._preceding(step))
 
     @torch.inference_mode()
@@ -111,33 +113,33 @@ class AutoregressiveProposer(ModelProposer):
 
     def _starts(self, step: StepView, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, the position of the first drafted token, and the states before it."""
-        rows, position, states = step.rows, step.kept.next_position, self._states
+        slots, position, states = step.slots, step.kept.next_position, self._states
         if chosen is not None:
-            rows, position, states = rows[chosen], position[chosen], states[chosen]
-        return rows, position if self.ROWS_ARE_SHIFTED else position + 1, states
+            slots, position, states = slots[chosen], position[chosen], states[chosen]
+        return slots, position if self.INPUTS_ARE_SHIFTED else position + 1, states
 
     def _drawn(self, rule: DrawRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Tokens drawn one after the other. tensors: what `_starts` gave, and numbers. See `DraftChain`.
 
         A row that stops is run no more; the next step writes its draft KV.
         """
-        rows, positions, states, *numbers = tensors
+        slots, positions, states, *numbers = tensors
         drawing = rule.drawing(numbers, num_tokens)
         drawn = drawing.draw(self._compiled_logits(states))
         for index in range(num_tokens - 1):
-            rows, positions, states, drawn = drawing.going_on(rows, positions, states, drawn)
-            if not len(rows):
+            slots, positions, states, drawn = drawing.going_on(slots, positions, states, drawn)
+            if not len(slots):
                 break
-            states, logits = self._compiled_next(states, drawn, *self._places(rows, positions + index))
+            states, logits = self._compiled_next(states, drawn, *self._places(slots, positions + index))
             drawn = drawing.draw(logits)
         return drawing.result()
 
-    def _grow_by_levels(self, found: Nodes, rows: Tensor, positions: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+    def _grow_by_levels(self, found: Nodes, slots: Tensor, positions: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Trees from what `_starts` gave. Node j of those that are run lies j behind the first.
 
         Each level is one pass over its most likely nodes, each after the states of its parent.
         """
-        count = len(rows)
+        count = len(slots)
         found.add(self._compiled_logits(states)[:, None], None)
         known = states[:, None]  # [b, 1 + run nodes, S]
         above = positions.new_empty(count, 0)  # [b, run nodes]
@@ -145,11 +147,11 @@ class AutoregressiveProposer(ModelProposer):
             level = found.next_level()
             width, first = level.token_ids.shape[1], positions + above.shape[1]
             above = torch.cat([above, level.above], dim=1)
-            before = known[torch.arange(count, device=rows.device)[:, None], level.above + 1].flatten(0, 1)
-            cu_queries = torch.arange(count + 1, device=rows.device) * width
-            attention = {} if self._kv is None else self._kv.attention(rows, first, cu_queries, parents=above)
+            before = known[torch.arange(count, device=slots.device)[:, None], level.above + 1].flatten(0, 1)
+            cu_queries = torch.arange(count + 1, device=slots.device) * width
+            attention = {} if self._kv is None else self._kv.attention(slots, first, cu_queries, parents=above)
             places = (positions + ahead).clamp(max=self.target.max_model_len - 1).repeat_interleave(width)
-            last = torch.arange(count * width, device=rows.device)
+            last = torch.arange(count * width, device=slots.device)
             states = self.advance(DraftInputs(level.token_ids.flatten(), places, None, last, attention), before)
             known = torch.cat([known, states.view(count, width, -1)], dim=1)
             found.add(self.logits(states).view(count, width, -1), level)
@@ -165,15 +167,15 @@ class AutoregressiveProposer(ModelProposer):
     ) -> Tensor:
         return self.advance(DraftInputs(token_ids, positions, None, last, attention), states)
 
-    def _places(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
+    def _places(self, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
         """Positions, last inputs and attention of a pass over one token per request."""
-        cu_queries = torch.arange(len(rows) + 1, device=rows.device)
+        cu_queries = torch.arange(len(slots) + 1, device=slots.device)
         positions = positions.clamp(max=self.target.max_model_len - 1)  # of rows whose budget is used up
-        return positions, cu_queries[:-1], self._attention(rows, positions, cu_queries)
+        return positions, cu_queries[:-1], self._attention(slots, positions, cu_queries)
 
-    def _attention(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> Mapping[str, Any]:
+    def _attention(self, slots: Tensor, starts: Tensor, cu_queries: Tensor) -> Mapping[str, Any]:
         """What the attention layers of a pass take (see `DraftKVStore.attention`); nothing where no KV is kept."""
-        return {} if self._kv is None else self._kv.attention(rows, starts, cu_queries)
+        return {} if self._kv is None else self._kv.attention(slots, starts, cu_queries)
 
     def _preceding(self, step: StepView) -> tuple[Tensor, ...]:
         """The hidden states [B, L*H] before each request's kept rows, if rows that are not shifted read any.
@@ -181,68 +183,72 @@ class AutoregressiveProposer(ModelProposer):
         The step's last ones are kept by row for the next step. So what is recorded keeps no state.
         """
         kept = step.kept
-        if self.ROWS_ARE_SHIFTED or kept.hidden is None:
+        if self.INPUTS_ARE_SHIFTED or not kept.hidden:
             return ()
+        last = kept.hidden_cat(kept.last)
         if self._last_hidden is None:
-            self._last_hidden = kept.hidden.new_zeros(self.target.max_num_seqs, kept.hidden.shape[1])
-        preceding = self._last_hidden[step.rows].masked_fill((kept.kept_start == 0)[:, None], 0)
-        self._last_hidden[step.rows] = kept.hidden[kept.last]
+            self._last_hidden = last.new_zeros(self.target.max_num_seqs, last.shape[1])
+            self._last_generation = step.generation.new_full((self.target.max_num_seqs,), -1)
+        is_new = self._last_generation[step.slots] != step.generation  # perhaps behind a cached prefix
+        preceding = self._last_hidden[step.slots].masked_fill(is_new[:, None], 0)
+        self._last_hidden[step.slots], self._last_generation[step.slots] = last, step.generation
         return (preceding,)
 
-    def _last_hidden_of(self, rows: Tensor) -> tuple[Tensor, ...]:
+    def _last_hidden_of(self, slots: Tensor) -> tuple[Tensor, ...]:
         """The hidden states [b, L*H] of the last rows that were kept, if rows that are not shifted read any."""
-        return () if self._last_hidden is None else (self._last_hidden[rows],)
+        return () if self._last_hidden is None else (self._last_hidden[slots],)
 
     def _first_each(
-        self, rows: Tensor, starts: Tensor, num_kept: Tensor, newest: Tensor, token_ids: Tensor, *hidden: Tensor
+        self, slots: Tensor, starts: Tensor, num_kept: Tensor, newest: Tensor, token_ids: Tensor, *hidden: Tensor
     ) -> Tensor:
         """The states after the kept entries, the first `num_kept` [b] of token_ids [b, W] and hidden [b, W, L*H].
 
         Rows that are not shifted take the hidden states [b, L*H] before them too. What the entries behind the kept ones
         write is overwritten before it is read, like the rows of rejected drafts.
         """
-        if not self.ROWS_ARE_SHIFTED:  # one input more: the newest token, right behind the kept ones
-            places = torch.arange(token_ids.shape[1] + 1, device=rows.device)
+        if not self.INPUTS_ARE_SHIFTED:  # one input more: the newest token, right behind the kept ones
+            places = torch.arange(token_ids.shape[1] + 1, device=slots.device)
             widened = torch.cat([token_ids, newest[:, None]], dim=1)
             token_ids = torch.where(places == num_kept[:, None], newest[:, None], widened)
             if hidden:
                 kept, preceding = hidden
                 hidden = (torch.cat([preceding[:, None], kept], dim=1),)
         count, width = token_ids.shape
-        cu_queries = torch.arange(count + 1, device=rows.device) * width
-        offsets = torch.arange(width, device=rows.device)
+        cu_queries = torch.arange(count + 1, device=slots.device) * width
+        offsets = torch.arange(width, device=slots.device)
         positions = (starts[:, None] + offsets).clamp(max=self.target.max_model_len - 1).flatten()
-        last = cu_queries[:-1] + num_kept - (1 if self.ROWS_ARE_SHIFTED else 0)
-        attention = self._attention(rows, starts, cu_queries)
+        last = cu_queries[:-1] + num_kept - (1 if self.INPUTS_ARE_SHIFTED else 0)
+        attention = self._attention(slots, starts, cu_queries)
         states = hidden[0].flatten(0, 1) if hidden else None
         return self.first(DraftInputs(token_ids.flatten().clamp(min=0), positions, states, last, attention))
 
     def _shifted(self, step: StepView) -> tuple[Any, ...]:
         """What `_first_shifted` takes."""
         kept = step.kept
-        attention = self._attention(step.rows, kept.kept_start, kept.cu_rows)
-        return kept.next_token_ids, kept.positions, kept.hidden, kept.cu_rows, kept.num_kept, attention
+        attention = self._attention(step.slots, kept.kept_start, kept.token_offsets)
+        hidden = kept.hidden_cat() if kept.hidden else None
+        return kept.next_token_ids, kept.positions, hidden, kept.token_offsets, kept.num_kept, attention
 
     def _first_shifted(
         self,
         next_token_ids: Tensor,  # [N]
         positions: Tensor,  # [N]
         hidden: Tensor | None,  # [N, L*H]
-        cu_rows: Tensor,  # [B+1]
+        token_offsets: Tensor,  # [B+1]
         num_kept: Tensor,  # [B]
         attention: Mapping[str, Any],
     ) -> Tensor:
         """The states after kept entries of which row i is (the token after i, the hidden states at i)."""
-        last = cu_rows[:-1] + num_kept - 1
+        last = token_offsets[:-1] + num_kept - 1
         return self.first(DraftInputs(next_token_ids.clamp(min=0), positions, hidden, last, attention))
 
     def _tokens(self, step: StepView) -> tuple[Any, ...]:
         """What `_first_tokens` takes."""
         kept = step.kept
-        cu_queries = kept.cu_rows + torch.arange(len(step) + 1, device=kept.cu_rows.device)
-        attention = self._attention(step.rows, kept.kept_start, cu_queries)
-        places = kept.kept_start, kept.cu_rows, kept.num_kept, cu_queries, attention
-        hidden = () if kept.hidden is None else (kept.hidden, *self._preceding(step))
+        cu_queries = kept.token_offsets + torch.arange(len(step) + 1, device=kept.token_offsets.device)
+        attention = self._attention(step.slots, kept.kept_start, cu_queries)
+        places = kept.kept_start, kept.token_offsets, kept.num_kept, cu_queries, attention
+        hidden = (kept.hidden_cat(), *self._preceding(step)) if kept.hidden else ()
         return kept.token_ids, step.newest_token, *places, *hidden
 
     def _first_tokens(
@@ -250,7 +256,7 @@ class AutoregressiveProposer(ModelProposer):
         token_ids: Tensor,  # [N]
         newest: Tensor,  # [B]
         starts: Tensor,  # [B]
-        cu_rows: Tensor,  # [B+1]
+        token_offsets: Tensor,  # [B+1]
         num_kept: Tensor,  # [B]
         cu_queries: Tensor,  # [B+1]
         attention: Mapping[str, Any],
@@ -264,7 +270,7 @@ class AutoregressiveProposer(ModelProposer):
         places = torch.arange(total, device=token_ids.device)
         owner = torch.searchsorted(cu_queries[1:], places, right=True)
         offset = places - cu_queries[owner]
-        source = cu_rows[owner] + offset
+        source = token_offsets[owner] + offset
         given = token_ids[source.clamp(max=token_ids.shape[0] - 1)]
         tokens = torch.where(offset == num_kept[owner], newest[owner], given)
         states = None

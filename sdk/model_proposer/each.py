@@ -13,10 +13,10 @@ def width_of(step: StepView) -> int | None:
 
     None means that they do not fit, or that a pass may not be padded.
     """
-    most = step.kept.most_rows
-    if most is None or most > step.num_draft_tokens + 1:
+    most = step.kept.most_tokens
+    if most is None or most > step.width + 1:
         return None
-    return 1 if most == 1 else step.num_draft_tokens + 1
+    return 1 if most == 1 else step.width + 1
 
 
 def per_request(step: StepView, width: int, *columns: Tensor) -> list[Tensor]:
@@ -27,6 +27,6 @@ def per_request(step: StepView, width: int, *columns: Tensor) -> list[Tensor]:
     kept, count = step.kept, len(step)
     if len(kept.positions) == count * width:
         return [column.view(count, width, *column.shape[1:]) for column in columns]
-    offsets = torch.arange(width, device=kept.cu_rows.device)
-    entries = (kept.cu_rows[:-1, None] + offsets).clamp(max=len(kept.positions) - 1)
+    offsets = torch.arange(width, device=kept.token_offsets.device)
+    entries = (kept.token_offsets[:-1, None] + offsets).clamp(max=len(kept.positions) - 1)
     return [column[entries] for column in columns]

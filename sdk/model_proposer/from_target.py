@@ -24,14 +24,14 @@ class CachedTargetProposer(ModelProposer):
 
     @abstractmethod
     def advance(
-        self, index: int, rows: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
+        self, index: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
     ) -> tuple[Tensor, ...]:
         """Run one token of each request. Returns the logits [b, D] of the next one, then the new states.
 
         It may be recorded on a device (see `Services.capture`).
 
         index: how many tokens were drafted before.
-        rows: the row of each request, [b].
+        slots: the slot of each request, [b].
         lengths: positions that the target has computed, [b]. The newest token stands at that position.
         token_ids: the newest token, then the one drafted last, [b].
         states: `first_states` of these requests, then what the pass before returned.
@@ -56,24 +56,24 @@ class CachedTargetProposer(ModelProposer):
         sampler = self.sampler(step, chosen)
         if num_tokens == 0:
             return sampler.draft()
-        inputs = [step.rows, step.kept.next_position, step.newest_token, *self.first_states(step)]
+        inputs = [step.slots, step.kept.next_position, step.newest_token, *self.first_states(step)]
         if chosen is not None:
             inputs = [each[chosen] for each in inputs]
         return self._chain.draft(step, sampler, num_tokens, *inputs)
 
     def _drawn(
-        self, rule: DrawRule, num_tokens: int, rows: Tensor, lengths: Tensor, token_ids: Tensor, *given: Tensor
+        self, rule: DrawRule, num_tokens: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *given: Tensor
     ) -> tuple[Tensor, ...]:
         """Tokens drawn one after the other. given: states, then numbers. See `DraftChain`."""
         num_states = len(given) - (rule.form != "one_hot")
         states: Sequence[Tensor] = given[:num_states]
         drawing = rule.drawing(given[num_states:], num_tokens)
-        logits, *states = self.advance(0, rows, lengths, token_ids, *states)
+        logits, *states = self.advance(0, slots, lengths, token_ids, *states)
         drawn = drawing.draw(logits)
         for index in range(1, num_tokens):
-            rows, lengths, drawn, *states = drawing.going_on(rows, lengths, drawn, *states)
-            if not len(rows):
+            slots, lengths, drawn, *states = drawing.going_on(slots, lengths, drawn, *states)
+            if not len(slots):
                 break
-            logits, *states = self.advance(index, rows, lengths, drawn, *states)
+            logits, *states = self.advance(index, slots, lengths, drawn, *states)
             drawn = drawing.draw(logits)
         return drawing.result()

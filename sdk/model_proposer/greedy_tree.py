@@ -16,7 +16,7 @@ BEAM = 8
 """Nodes of a level that the network runs, and children of each that may become nodes."""
 
 
-def rows_of_tree(config: ProposerConfig) -> int:
+def lookahead_of_tree(config: ProposerConfig) -> int:
     """Rows past the newest token that one draft writes where a network runs token by token: of a chain, or a tree.
 
     The last token of a chain and the last level of a tree are not run.

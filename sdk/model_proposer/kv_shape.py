@@ -13,7 +13,7 @@ def draft_kv_of(
     config: Mapping[str, Any],
     *,
     num_layers: int,
-    rows_per_pass: int,
+    lookahead: int,
     dtype: str | None,
     depends_on_next_token: bool = False,
 ) -> DraftKV:
@@ -21,7 +21,7 @@ def draft_kv_of(
 
     config: a configuration with transformers' common names.
     num_layers: attention layers that keep keys and values.
-    rows_per_pass: positions past the newest token that one draft pass writes.
+    lookahead: positions past the newest token that one draft pass writes.
     dtype: torch dtype name. None means the target's.
     depends_on_next_token: whether a row's KV is computed from the token that follows it.
 
@@ -42,7 +42,7 @@ def draft_kv_of(
         }
     return DraftKV(
         num_layers=num_layers,
-        rows_per_pass=max(rows_per_pass, 1),
+        lookahead=max(lookahead, 1),
         dtype=dtype,
         depends_on_next_token=depends_on_next_token,
         **shape,

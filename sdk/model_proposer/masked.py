@@ -62,29 +62,29 @@ class MaskedProposer(AutoregressiveProposer, ParallelProposer):
 
     def block_inputs(self, step: StepView) -> Sequence[Tensor]:
         """Where the rows of the mask go, the states after what was committed, and perhaps the last hidden states."""
-        starts = step.kept.next_position + (0 if self.ROWS_ARE_SHIFTED else 1)
-        return step.rows, starts, self._states, *self._last_hidden_of(step.rows)
+        starts = step.kept.next_position + (0 if self.INPUTS_ARE_SHIFTED else 1)
+        return step.slots, starts, self._states, *self._last_hidden_of(step.slots)
 
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
         """The first token's from the last row of what was committed, the others' from a row of the mask each."""
-        rows, starts, states, *hidden = inputs
+        slots, starts, states, *hidden = inputs
         states = states[:, None]
         if num_tokens > 1:
-            masked = self._masked(num_tokens - 1, rows, starts, *hidden)
-            states = torch.cat([states, masked.view(len(rows), num_tokens - 1, -1)], dim=1)
-        return self.logits(states.flatten(0, 1)).view(len(rows), num_tokens, -1)
+            masked = self._masked(num_tokens - 1, slots, starts, *hidden)
+            states = torch.cat([states, masked.view(len(slots), num_tokens - 1, -1)], dim=1)
+        return self.logits(states.flatten(0, 1)).view(len(slots), num_tokens, -1)
 
-    def _masked(self, num_masks: int, rows: Tensor, starts: Tensor, *hidden: Tensor) -> Tensor:
+    def _masked(self, num_masks: int, slots: Tensor, starts: Tensor, *hidden: Tensor) -> Tensor:
         """The states [b * num_masks, S] of the rows of the mask from `starts` [b] on."""
         assert self.mask_token_id is not None, "it drafts in parallel"
-        cu_queries = torch.arange(len(rows) + 1, device=rows.device) * num_masks
-        positions = (starts[:, None] + torch.arange(num_masks, device=rows.device)).flatten()
+        cu_queries = torch.arange(len(slots) + 1, device=slots.device) * num_masks
+        positions = (starts[:, None] + torch.arange(num_masks, device=slots.device)).flatten()
         return self.masked(
             DraftInputs(
                 token_ids=torch.full_like(positions, self.mask_token_id),
                 positions=positions,
                 hidden=hidden[0].repeat_interleave(num_masks, dim=0) if hidden else None,
-                last=torch.arange(len(positions), device=rows.device),
-                attention=self._attention(rows, starts, cu_queries),
+                last=torch.arange(len(positions), device=slots.device),
+                attention=self._attention(slots, starts, cu_queries),
             )
         )

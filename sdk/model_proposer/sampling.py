@@ -81,7 +81,7 @@ class DraftSampler:
     def draft(self) -> Draft:
         """All drawn tokens, each row cut to its budget."""
         if self._drawing is None:
-            return Draft.from_lists([[]] * len(self._step), self._step.num_draft_tokens)
+            return Draft.from_lists([[]] * len(self._step), self._step.width)
         return self.draft_of(*self._drawing.result())
 
     def draft_of(self, drawn: Tensor, *parts: Tensor) -> Draft:
@@ -93,9 +93,14 @@ class DraftSampler:
         lengths = step.budget.clamp(max=drawn.shape[1])
         if self._chosen is not None:
             lengths = torch.zeros_like(lengths).index_copy(0, self._chosen, lengths[self._chosen])
-        beyond = torch.arange(step.num_draft_tokens, device=lengths.device) >= lengths[:, None]
+        beyond = torch.arange(step.width, device=lengths.device) >= lengths[:, None]
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
-        return Draft(token_ids, lengths, None if self.is_greedy else self._reported(parts[:num_parts]), *confidence)
+        return Draft(
+            token_ids,
+            lengths,
+            distribution=None if self.is_greedy else self._reported(parts[:num_parts]),
+            confidence=confidence[0] if confidence else None,
+        )
 
     def draft_of_trees(self, drawn: Tensor, parents: Tensor, *parts: Tensor) -> Draft:
         """A draft of nodes: target ids and parents [b, n], each row cut to its budget; an id of -1 ends a row.
@@ -125,9 +130,9 @@ class DraftSampler:
     def _placed(self, part: Tensor, padding: float) -> Tensor:
         """[b, drawn, ...] at its places in [B, K, ...]."""
         step = self._step
-        if self._chosen is None and part.shape[1] == step.num_draft_tokens:
+        if self._chosen is None and part.shape[1] == step.width:
             return part
-        whole = part.new_full((len(step), step.num_draft_tokens, *part.shape[2:]), padding)
+        whole = part.new_full((len(step), step.width, *part.shape[2:]), padding)
         rows = slice(None) if self._chosen is None else self._chosen
         whole[rows, : part.shape[1]] = part
         return whole
@@ -138,7 +143,7 @@ class DrawRule:
     """How tokens are drawn, without the tensors that change with every step: what recorded work is made with.
 
     A result is target ids [b, n], then what they were drawn from: nothing for "one_hot", sparse_ids and sparse_probs
-    [b, n, M] for "sparse", draft_logits [b, n, D] for "dense". Last, if `confident`, come confidences [b, n].
+    [b, n, M] for "sparse", logits [b, n, D] for "dense". Last, if `confident`, come confidences [b, n].
     """
 
     form: DistributionForm
@@ -291,7 +296,7 @@ class _DenseDrawing(FilteredDrawing):
     """The whole draft vocabulary, as logits with temperature and filters in them."""
 
     kind = DistributionKind.DENSE_LOGITS
-    parts = ("draft_logits",)
+    parts = ("logits",)
 
     def distribution(self, logits: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """See `FilteredDrawing.distribution`."""

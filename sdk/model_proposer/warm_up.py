@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..needs import Needs
-from ..types import KeptRows, Phase, SamplingView, StepView, TargetInfo
+from ..types import KeptTokens, Phase, RequestView, SamplingView, StepView, TargetInfo
 
 MORE, ONE = 2, 1
 """Of requests, and of tokens that each committed. More come first: one of anything is compiled on its own."""
@@ -33,22 +34,21 @@ class WarmUp:
                 step = self._step(num_requests, width)
                 yield step
                 if self._device.type != "cpu":
-                    yield replace(step, kept=replace(step.kept, most_rows=width))
+                    yield replace(step, kept=replace(step.kept, most_tokens=width))
 
     def budgets(self, step: StepView) -> Iterator[StepView]:
         """To be drafted for: the step with every budget while all are greedy, then sampled if a proposer reads that."""
-        for budget in range(step.num_draft_tokens, 0, -1):
+        for budget in range(step.width, 0, -1):
             yield replace(step, budget=torch.full_like(step.budget, budget))
         if step.sampling is not None:
             yield replace(step, sampling=self._sampling(len(step), temperature=1.0))
 
     def _step(self, num_requests: int, width: int) -> StepView:
         each = partial(torch.full, (num_requests,), device=self._device)
-        memory = self.target.max_num_seqs, self.target.max_model_len
         return StepView(
-            request_ids=tuple(f"warm-up {row}" for row in range(num_requests)),
-            num_draft_tokens=self.num_draft_tokens,
-            rows=torch.arange(num_requests, device=self._device),
+            requests=tuple([_request(slot) for slot in range(num_requests)]),
+            width=self.num_draft_tokens,
+            slots=torch.arange(num_requests, device=self._device),
             generation=each(0),
             phase=each(int(Phase.PREFILL_DONE)),
             committed_length=each(width + 1),
@@ -59,22 +59,23 @@ class WarmUp:
             kept=self._kept(num_requests, width),
             random=_Halves(num_requests, self._device),
             sampling=self._sampling(num_requests, temperature=0.0) if self.needs.sampling else None,
-            history=torch.zeros(memory, dtype=torch.int64, device=self._device) if self.needs.history else None,
+            history=_Zeros(num_requests, width + 1, self._device) if self.needs.history else None,
+            dummy=True,
         )
 
-    def _kept(self, num_requests: int, width: int) -> KeptRows:
-        total, num_hidden = num_requests * width, len(self.needs.hidden_states)
+    def _kept(self, num_requests: int, width: int) -> KeptTokens:
+        total = num_requests * width
         zeros = partial(torch.zeros, device=self._device)
         token_ids = zeros(total, dtype=torch.int64)
-        hidden = zeros(total, num_hidden * self.target.hidden_size, dtype=self.dtype) if num_hidden else None
-        return KeptRows(
-            cu_rows=torch.arange(num_requests + 1, device=self._device) * width,
+        hidden = [zeros(total, self.target.hidden_size, dtype=self.dtype) for _ in self.needs.hidden_states]
+        return KeptTokens(
+            token_offsets=torch.arange(num_requests + 1, device=self._device) * width,
             num_kept=torch.full((num_requests,), width, device=self._device),
             kept_start=zeros(num_requests, dtype=torch.int64),
             positions=torch.arange(width, device=self._device).repeat(num_requests),
             token_ids=token_ids,
             next_token_ids=token_ids,
-            hidden=hidden,
+            hidden=tuple(hidden),
         )
 
     def _sampling(self, num_requests: int, *, temperature: float) -> SamplingView:
@@ -85,6 +86,31 @@ class WarmUp:
     @property
     def _device(self) -> torch.device:
         return torch.device("cpu" if self.needs.placement == "host" else self.target.device)
+
+
+def _request(slot: int) -> RequestView[Any]:
+    return RequestView(request_id=f"warm-up {slot}", slot=slot, generation=0, prompt_token_ids=(0,))
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """A history of tokens 0."""
+
+    num_requests: int
+    length: int
+    device: torch.device
+
+    def token_ids(self, request: int, start: int = 0) -> list[int]:
+        """See `TokenHistory`."""
+        return [0] * (self.length - start)
+
+    def of(self, request: int, start: int = 0) -> Tensor:
+        """See `TokenHistory`."""
+        return torch.zeros(self.length - start, dtype=torch.int64, device=self.device)
+
+    def tail(self, num_tokens: int) -> Tensor:
+        """See `TokenHistory`."""
+        return torch.zeros(self.num_requests, num_tokens, dtype=torch.int64, device=self.device)
 
 
 @dataclass(frozen=True)

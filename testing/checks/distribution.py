@@ -54,7 +54,7 @@ def distribution_is_a_distribution(subject: Subject) -> None:
 
 def _tolerance(shown: Shown) -> float:
     assert shown.distribution is not None, "a distribution was read from it"
-    parts = (shown.distribution.draft_probs, shown.distribution.draft_logits, shown.distribution.sparse_probs)
+    parts = (shown.distribution.probs, shown.distribution.logits, shown.distribution.sparse_probs)
     return max(SUM_TOLERANCE[part.dtype] for part in parts if part is not None)
 
 

@@ -13,7 +13,7 @@ from ..subject import Subject
 from .collection import Collection
 
 CHECKS = Collection()
-FIND_BY_ID = "find a request by step.request_ids or step.rows, never by its place in the step"
+FIND_BY_ID = "find a request by step.request_ids or step.slots, never by its place in the step"
 LEARN_BY_ID = (
     "learn what requests share in observe or on_finish, before any draft of the step is made, and in the order of "
     "their ids:\n  for b in sorted(range(len(step)), key=step.request_ids.__getitem__): ...\n" + FIND_BY_ID

@@ -25,7 +25,7 @@ class Silent:
     def __init__(self, config: ProposerConfig) -> None: ...
 
     def propose(self, step: StepView) -> Draft:
-        return Draft.from_lists([()] * len(step), step.num_draft_tokens)
+        return Draft.from_lists([()] * len(step), step.width)
 
 
 class Counting:
@@ -34,7 +34,7 @@ class Counting:
     def __init__(self, config: ProposerConfig) -> None: ...
 
     def propose(self, step: StepView) -> Draft:
-        return Draft.from_lists([range(budget) for budget in step.budget.tolist()], step.num_draft_tokens)
+        return Draft.from_lists([range(budget) for budget in step.budget.tolist()], step.width)
 
 
 class Drawn:
@@ -49,15 +49,15 @@ class Drawn:
         self.distribution = torch.arange(1.0, self.vocab_size + 1).softmax(0)
 
     def propose(self, step: StepView) -> Draft:
-        k = step.num_draft_tokens
+        k = step.width
         uniforms = torch.stack([step.random.uniform(index) for index in range(k)], dim=1)
         ids = torch.searchsorted(self.distribution.cumsum(0).double(), uniforms).clamp(max=self.vocab_size - 1)
-        return Draft(ids, step.budget, self.report(len(step), k))
+        return Draft(ids, step.budget, distribution=self.report(len(step), k))
 
     def report(self, num_requests: int, num_rows: int) -> DraftDistribution:
         """Of all rows alike."""
         kind = torch.full((num_requests,), int(DistributionKind.DENSE_PROBS), dtype=torch.uint8)
-        return DraftDistribution(kind=kind, draft_probs=self.reported().expand(num_requests, num_rows, -1))
+        return DraftDistribution(kind=kind, probs=self.reported().expand(num_requests, num_rows, -1))
 
     def reported(self) -> torch.Tensor:
         """[V]: the truth."""
@@ -93,7 +93,7 @@ class DrawnTree(Drawn):
         child = draw_siblings(self.distribution.expand(len(step), -1), uniforms[:, 2:])
         parents = torch.stack([torch.full((len(step),), -1)] * 2 + [siblings.argmax(dim=1)], dim=1)
         told = self.report(len(step), 3)
-        return Draft(torch.cat([siblings, child], dim=1), step.budget.clamp(max=3), told, parents=parents)
+        return Draft(torch.cat([siblings, child], dim=1), step.budget.clamp(max=3), distribution=told, parents=parents)
 
 
 class NoTree(Silent):
@@ -102,7 +102,7 @@ class NoTree(Silent):
     needs = Needs(topology="tree")
 
     def propose(self, step: StepView) -> Draft:
-        return Draft.from_trees([[(-1, 1), (3, 2)][:budget] for budget in step.budget.tolist()], step.num_draft_tokens)
+        return Draft.from_trees([[(-1, 1), (3, 2)][:budget] for budget in step.budget.tolist()], step.width)
 
 
 class LyingTree(DrawnTree, Lying):
@@ -127,10 +127,10 @@ class Watching:
         given = step.sampling
         values = (given.temperature, given.top_k, given.top_p, given.min_p)
         Watching.seen.append(tuple(round(float(value), 4) for value in values))
-        Watching.hidden.append(step.kept.hidden.clone())
+        Watching.hidden.append(step.kept.hidden_cat().clone())
 
     def propose(self, step: StepView) -> Draft:
-        return Draft.from_lists([[7] * budget for budget in step.budget.tolist()], step.num_draft_tokens)
+        return Draft.from_lists([[7] * budget for budget in step.budget.tolist()], step.width)
 
 
 class Failing(Silent):

@@ -17,20 +17,20 @@ VOCAB_SIZE = 4096
 class RepeatLast(HostProposer):
     """Drafts the newest token over and over."""
 
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         return [tokens[-1]] * k
 
 
 def _too_long(step):
-    return Draft(torch.zeros(len(step), step.num_draft_tokens + 3, dtype=torch.int64), step.budget + 3)
+    return Draft(torch.zeros(len(step), step.width + 3, dtype=torch.int64), step.budget + 3)
 
 
 def _outside(step):
-    return Draft(torch.full((len(step), step.num_draft_tokens), VOCAB_SIZE), step.budget)
+    return Draft(torch.full((len(step), step.width), VOCAB_SIZE), step.budget)
 
 
 def _arrays(step):
-    return [np.zeros(step.num_draft_tokens, dtype=np.int64) for _ in range(len(step))]
+    return [np.zeros(step.width, dtype=np.int64) for _ in range(len(step))]
 
 
 def _nothing(step):
@@ -38,7 +38,7 @@ def _nothing(step):
 
 
 def _fewer_rows(step):
-    return Draft.from_lists([[0]] * (len(step) - 1), step.num_draft_tokens)
+    return Draft.from_lists([[0]] * (len(step) - 1), step.width)
 
 
 def _raises(step):
@@ -72,7 +72,7 @@ class EarlyExit:
 
     def observe(self, step):
         kept = step.kept
-        embedded, final, _ = kept.hidden.split(self.width, dim=-1)
+        embedded, final, _ = kept.hidden
         assert torch.equal(embedded, self.services.embed(kept.token_ids)), "boundary 0 is the embedding"
         sampled = step.phase != Phase.PREFILL
         chosen = self.services.lm_head(final[kept.last]).argmax(dim=-1)
@@ -80,9 +80,9 @@ class EarlyExit:
         assert torch.equal(kept.next_token_ids[kept.last][sampled], step.newest_token[sampled])
 
     def propose(self, step):
-        between = step.kept.hidden[step.kept.last, -self.width :]
+        between = step.kept.hidden[-1][step.kept.last]
         guess = self.services.lm_head(between).argmax(dim=-1)
-        return Draft(guess[:, None].expand(-1, step.num_draft_tokens), step.budget.clamp(max=1))
+        return Draft(guess[:, None].expand(-1, step.width), step.budget.clamp(max=1))
 
 
 class OnDevice(EarlyExit):
@@ -110,13 +110,13 @@ class Witness(RepeatLast):
     def on_start(self, request):
         assert request.request_id not in self.alive, "started twice"
         self.events["start"] += 1
-        self.alive[request.request_id] = (request.row, request.generation, 0)
+        self.alive[request.request_id] = (request.slot, request.generation, 0)
         self.prompts[request.request_id] = list(request.prompt_token_ids)
 
     def on_preempt(self, request):
         self.events["preempt"] += 1
         row, generation, _ = self.alive[request.request_id]
-        assert (row, generation) == (request.row, request.generation)
+        assert (row, generation) == (request.slot, request.generation)
         self.alive[request.request_id] = None
 
     def on_finish(self, request):
@@ -127,7 +127,7 @@ class Witness(RepeatLast):
     def observe(self, step):
         facts = zip(
             step.request_ids,
-            step.rows.tolist(),
+            step.slots.tolist(),
             step.generation.tolist(),
             step.kept.kept_start.tolist(),
             step.kept.next_position.tolist(),
@@ -135,14 +135,15 @@ class Witness(RepeatLast):
             step.phase.tolist(),
             strict=True,
         )
-        assert len(set(step.rows.tolist())) == len(step), "two requests in a row"
+        assert len(set(step.slots.tolist())) == len(step), "two requests in a row"
         sampling = zip(step.sampling.temperature.tolist(), step.sampling.top_k.tolist(), strict=True)
         assert set(sampling) == {self.expected}
-        for request_id, row, generation, start, stop, length, phase in facts:
+        for b, (request_id, row, generation, start, stop, length, phase) in enumerate(facts):
             known = self.alive[request_id] or (row, generation, 0)
             assert known == (row, generation, start), f"{request_id}: {known} before, {(row, generation, start)} now"
             prompt = self.prompts[request_id]
-            assert step.history[row, : len(prompt)].tolist() == prompt
+            assert step.history.token_ids(b)[: len(prompt)] == prompt
+            assert step.requests[b].slot == row
             assert stop == length - 1 if phase != Phase.PREFILL else stop < length
             self.events[Phase(phase).name] += 1
             self.alive[request_id] = (row, generation, stop)
@@ -162,13 +163,13 @@ class KVWitness(RepeatLast):
     def observe(self, step):
         kept = step.kept
         pairs = torch.stack([kept.token_ids, kept.next_token_ids], dim=-1)[:, None].float()
-        owner = torch.repeat_interleave(step.rows, kept.num_kept)
+        owner = torch.repeat_interleave(step.slots, kept.num_kept)
         self.services.draft_kv().write(0, owner, kept.positions, pairs, -pairs)
 
     def propose(self, step):
-        for row, length in zip(step.rows.tolist(), step.kept.next_position.tolist(), strict=True):
+        for b, (row, length) in enumerate(zip(step.slots.tolist(), step.kept.next_position.tolist(), strict=True)):
             keys, values = self.services.draft_kv().read(0, row, length)
-            text = step.history[row, : length + 1]
+            text = step.history.of(b)[: length + 1]
             expected = torch.stack([text[:-1], text[1:]], dim=-1)[:, None].float()
             wrong = (keys != expected).flatten(1).any(dim=1).nonzero().flatten().tolist()
             assert not wrong, f"of another text: positions {wrong} of {length}"
@@ -185,11 +186,9 @@ class Tree:
         pass
 
     def propose(self, step):
-        texts = [
-            step.history[row, :length].tolist() for row, length in zip(step.rows, step.committed_length, strict=True)
-        ]
+        texts = [step.history.token_ids(b) for b in range(len(step))]
         trees = [self._tree(text)[:budget] for text, budget in zip(texts, step.budget.tolist(), strict=True)]
-        return Draft.from_trees(trees, step.num_draft_tokens)
+        return Draft.from_trees(trees, step.width)
 
     @staticmethod
     def _tree(tokens):
@@ -213,11 +212,11 @@ class TreeWitness(Tree):
         self.num_accepted = 0
 
     def observe(self, step):
-        facts = zip(step.request_ids, step.rows, step.committed_length, step.accepted_nodes.tolist(), strict=True)
-        for request_id, row, length, padded in facts:
+        facts = zip(step.request_ids, step.accepted_nodes.tolist(), strict=True)
+        for b, (request_id, padded) in enumerate(facts):
             nodes = [node for node in padded if node >= 0]
             tree = self.trees.pop(request_id, [])
-            accepted = step.history[row, length - 1 - len(nodes) : length - 1].tolist()
+            accepted = step.history.token_ids(b)[-1 - len(nodes) : -1]
             assert [tree[node][1] for node in nodes] == accepted, "tokens of the nodes"
             assert [tree[node][0] for node in nodes] == [-1, *nodes][: len(nodes)], "a path from the root"
             self.num_accepted += len(nodes)
@@ -242,10 +241,10 @@ class CacheReader:
         self.kv = services.target_kv()
 
     def propose(self, step):
-        for row, length in zip(step.rows.tolist(), step.kept.next_position.tolist(), strict=True):
+        for row, length in zip(step.slots.tolist(), step.kept.next_position.tolist(), strict=True):
             keys, values = self.kv.read(1, row, length)
             assert len(keys) == len(values) == length
             assert bool(keys.isfinite().all() & values.isfinite().all())
             assert bool(keys.flatten(1).any(dim=1).all()), "a position that the target did not compute"
             self.num_read += 1
-        return Draft.from_lists([[0][:budget] for budget in step.budget.tolist()], step.num_draft_tokens)
+        return Draft.from_lists([[0][:budget] for budget in step.budget.tolist()], step.width)

@@ -18,7 +18,7 @@ class Listener:
         for each in step.requests:
             facts = {"request_id": each.request_id, "token_ids": list(each.token_ids)}
             accepted = list(each.draft_token_ids[: each.num_accepted])
-            best = step.logits[each.rows].argmax(dim=-1).tolist()
+            best = step.logits[each.logits_rows].argmax(dim=-1).tolist()
             self.seen.append(facts | {"accepted": accepted, "best": best})
 
 

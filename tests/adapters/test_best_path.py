@@ -58,11 +58,11 @@ def test_confidence_chooses_the_path_of_which_most_is_expected_to_be_accepted(co
 
 def test_drawn_nodes_keep_the_leftmost_path_and_its_distributions_whatever_the_confidence():
     kind, tables = int(DistributionKind.DENSE_PROBS), torch.eye(7)[None].repeat(2, 1, 1)
-    told = DraftDistribution(kind=torch.tensor([kind, 0], dtype=torch.uint8), draft_probs=tables)
+    told = DraftDistribution(kind=torch.tensor([kind, 0], dtype=torch.uint8), probs=tables)
     reports = [tree((0.1, 0.9, 0.1, 0.9, 0.9, 0.9), kind), tree((0.1, 0.9, 0.1, 0.9, 0.9, 0.9))]
     draft, paths = on_best_path(CheckedDraft.read(reports, told))
     assert paths == [[0, 2], [1, 4, 5]]
-    places = draft.distribution.draft_probs[0].argmax(dim=-1).tolist()
+    places = draft.distribution.probs[0].argmax(dim=-1).tolist()
     assert places[:2] == [0, 1], "node 0 hangs from place 0, and node 2 from node 0, which is place 1"
 
 

@@ -134,7 +134,7 @@ def test_a_generator_that_cannot_run_here_is_refused_before_weights_load(path, t
 
 
 class Ours(HostProposer):
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         return ()
 
 

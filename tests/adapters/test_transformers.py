@@ -73,9 +73,9 @@ def drafting(model):
     return speculative(model, SHIPPED["ngram"])
 
 
-def small_model_of_five(head_dim=16):
+def small_model_of_five(head_dim=16, seed=0):
     """A random model whose texts can be enumerated."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=5,
         hidden_size=16,

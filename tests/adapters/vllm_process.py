@@ -25,18 +25,21 @@ IN_PROCESS = {"distributed_executor_backend": "uni"}  # the run's process is the
 
 def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, sampling=None, stepwise=False, **engine):
     """What to run. `sampling`: of all prompts, or a list with that of each prompt of the only batch."""
-    speculative = engine.pop("speculative", {})
+    speculative, lora = engine.pop("speculative", {}), engine.pop("lora", None)
     settings = ENGINE | (IN_PROCESS if "tensor_parallel_size" not in engine else {}) | engine
     if proposer is not None:
         named = {"model": f"specdec.adapters.vllm.{proposer}", "num_speculative_tokens": k}
         settings["speculative_config"] = named | speculative
         settings["additional_config"] = {"specdec": specdec or {}}
+    if lora is not None:
+        settings |= {"enable_lora": True, "max_lora_rank": 8}
     batches = batches or [prompts]
     given = [sampling] if isinstance(sampling, list) else [[sampling] * len(batch) for batch in batches]
     return {
         "engine": {"model": str(target)} | settings,
         "batches": batches,
         "stepwise": stepwise,
+        **({} if lora is None else {"lora": str(lora)}),
         "sampling": [[{"temperature": 0, "max_tokens": 48} | (one or {}) for one in batch] for batch in given],
     }
 

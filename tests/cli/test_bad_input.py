@@ -5,13 +5,15 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from specdec import LLM
+from specdec import LLM, SamplingParams
 from specdec.cli._app import build_app
 from specdec.core.config.settings_text import as_mapping
-from specdec.sdk import ConfigError, RequestError
+from specdec.core.config.speculative_config import SpeculativeConfig
+from specdec.sdk import Checkpoint, CheckpointError, ConfigError, RequestError
 
 SMALL = ("--num-prompts", "1", "--output-len", "2", "--repeat", "1", "--warmup", "0", "-q")
 DEEP = "[" * 100_000
@@ -131,3 +133,56 @@ def test_threads_that_no_core_runs_are_refused(verb):
 def test_numbers_outside_their_range_are_refused(flag):
     result = invoke("generate", "nosuch/model", "-p", "x", *flag)
     assert (result.exit_code, f"Invalid value for '{flag[0]}'" in result.stderr) == (2, True)
+
+
+ODD = (1.5, object(), b"x", {"a": 1}, {1, 2}, [[]], [None], float("nan"), 10**400, "\0", "x" * 5000, np.array([1, 2]))
+
+
+@pytest.mark.parametrize("model", [SamplingParams, SpeculativeConfig])
+def test_an_odd_value_of_any_key_is_taken_or_refused_and_never_raises_anything_else(model):
+    always = {"method": "ngram"} if model is SpeculativeConfig else {}
+    num_refused = 0
+    for key in model.model_fields:
+        for value in ODD:
+            try:
+                model(**always | {key: value})
+            except ConfigError:
+                num_refused += 1
+    assert num_refused > 6 * len(model.model_fields)
+
+
+@pytest.mark.parametrize("model", ["a" * 5000, "\0", "~nobody-of-this-name/x"])
+def test_a_draft_checkpoint_that_can_be_no_file_is_refused(model):
+    with pytest.raises(CheckpointError, match="SD-E105"):
+        Checkpoint.open(model)
+
+
+def test_a_dataset_is_named_the_same_way_everywhere(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt_token_ids": [5, 6]}\n{"messages": [{"role": "user", "content": "x"}]}\n')
+    flags = ["--output-len", "2", "-q"]
+    bench = ["bench", "tiny", "--json", "--repeat", "1", "--warmup", "0", "--baseline", "off"]
+    record = ["record", "tiny", "--no-cost"]
+    for number, flag in enumerate(["--dataset", "--dataset-name"]):
+        for named in [(flag, f"custom={file}"), (flag, "custom", "--dataset-path", file)]:
+            done = invoke(*bench, *named, *flags)
+            assert json.loads(done.stdout)["num_prompts"] == 2, done.stderr
+        assert invoke(*record, "-o", tmp_path / f"run{number}", flag, f"custom={file}", *flags).exit_code == 0
+        twice = (flag, f"custom={file}", "--dataset-path", file)
+        for verb in bench[:2], [*record, "-o", tmp_path / "no"], ["compare", "tiny", "-sc", '{"method": "ngram"}']:
+            refused = invoke(*verb, *twice)
+            assert (refused.exit_code, "name a file each" in refused.stderr) == (2, True)
+
+
+def test_generate_takes_token_ids_and_messages_from_a_file(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt_token_ids": [5, 6]}\n{"messages": [{"role": "user", "content": "x"}]}\n')
+    done = invoke("generate", "tiny", "--prompts-file", file, "--max-tokens", "2", "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    with LLM("tiny", max_model_len=64) as llm:
+        said = [{"role": "user", "content": "x"}]
+        asked = [{"prompt_token_ids": [5, 6]}, {"messages": said}]
+        outputs = llm.generate(asked, SamplingParams(temperature=0, max_tokens=2))
+        [chatted] = llm.chat(said, SamplingParams(temperature=0, max_tokens=2))
+    assert [row["token_ids"] for row in rows] == [list(each.outputs[0].token_ids) for each in outputs]
+    assert outputs[1].prompt_token_ids == chatted.prompt_token_ids

@@ -27,7 +27,7 @@ def test_all_codes_are_listed(specdec):
     assert "SD-E112\tPluginLoadError\tthe name is offered more than once" in specdec("explain").stdout.splitlines()
 
 
-@pytest.mark.parametrize(("asked", "meant"), [("W31", "SD-W301"), ("row_orders", "row_order")])
+@pytest.mark.parametrize(("asked", "meant"), [("SDW301", "SD-W301"), ("row_orders", "row_order")])
 def test_an_unknown_code_or_check_is_refused_with_a_suggestion(asked, meant):
     finished = CliRunner().invoke(build_app(), ["explain", asked])
     assert finished.exit_code == 2

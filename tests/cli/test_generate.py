@@ -46,11 +46,11 @@ class Uniform:
         self.vocab_size = target.vocab_size
 
     def propose(self, step):
-        shape = (len(step), step.num_draft_tokens)
+        shape = (len(step), step.width)
         columns = [(step.random.uniform(i) * self.vocab_size).long() for i in range(shape[1])]
         probs = torch.full((*shape, self.vocab_size), 1 / self.vocab_size)
         kind = torch.full(shape[:1], DistributionKind.DENSE_PROBS, dtype=torch.uint8)
-        distribution = DraftDistribution(kind=kind, draft_probs=probs)
+        distribution = DraftDistribution(kind=kind, probs=probs)
         return Draft(token_ids=torch.stack(columns, dim=1), lengths=step.budget, distribution=distribution)
 '''
 SIGNED = re.compile(r"\[(?P<sign>[-+*]) (?P<marked>(?:\\.|[^\\\]])*)\]|(?P<plain>\\.|[^\\\[])", re.DOTALL)

@@ -49,7 +49,7 @@ def rows(finished, name=None):
 def test_command_loads_no_torch(site, tmp_path, arguments):
     code = (
         "import sys\n"
-        "from specdec.cli import main\n"
+        "from specdec.cli._app import main\n"
         f"sys.argv = ['specdec', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         "heavy = {'torch', 'transformers', 'triton', 'numpy'} & set(sys.modules)\n"

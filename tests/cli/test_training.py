@@ -45,7 +45,14 @@ def test_a_heads_agreement_is_shown_row_by_row(folder):
         ("teacher-forced", "held-out", 2),
         ("replay", "held-out", 2),
     ]
+    for row in rows:
+        for share, (agreed, tried), (low, high) in zip(row["depths"], row["counts"], row["intervals"], strict=True):
+            assert share == (agreed / tried if tried else 0)
+            assert low <= share <= high
+        assert row["counts"][1][1] <= row["counts"][0][0]  # a depth is reached where the one before it agreed
     lines = invoke("evaluate-head", folder, folder, "-sc", HEAD, "--no-live").stdout.splitlines()
+    share, (low, high), (_, tried) = (rows[0][name][0] for name in ("depths", "intervals", "counts"))
+    assert f"{share:.3f} ({low:.3f}-{high:.3f}) of {tried}" in lines[1].split("\t")
     assert lines[0].split("\t") == ["how", "data", "depth 1", "depth 2"]
 
 

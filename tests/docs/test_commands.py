@@ -67,6 +67,8 @@ def test_a_command_of_specdec_in_a_sentence_has_a_verb_and_options_that_exist(wo
 def test_a_module_that_is_run_exists_and_names_the_options(words):
     """Options are looked up in the sources of our own modules: asking some for --help would run them."""
     module, *rest = words
+    if module.startswith("vllm."):
+        pytest.skip("vLLM is not installed here; tests/adapters/vllm_server runs this one")
     spec = find_spec(module)
     assert spec is not None
     package = spec.submodule_search_locations

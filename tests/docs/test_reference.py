@@ -31,7 +31,7 @@ def test_the_page_of_the_contract_shows_shapes_defaults_bounds_and_members():
         "| `kind` | `Tensor` | [B] uint8, DistributionKind |",
         "| `SPARSE` | 3 |  |",
         "| `sparse_top_m` | integer at least 0 | `0` | entries per draft position of a sparse distribution |",
-        "* `from_lists(drafts: Sequence[Sequence[int]], num_draft_tokens: int) -> Draft` (classmethod)",
+        "* `from_lists(drafts: Sequence[Sequence[int]], width: int) -> Draft` (classmethod)",
         "* `next_position: Tensor`",
     ):
         assert line in contract.splitlines()
@@ -62,7 +62,7 @@ class FailsOnce:
 
     def propose(self, step):
         self.asked += 1
-        return Draft.from_lists([[5]], step.num_draft_tokens) if self.asked > 1 else None
+        return Draft.from_lists([[5]], step.width) if self.asked > 1 else None
 """
 
 

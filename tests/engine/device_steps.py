@@ -134,7 +134,7 @@ class OnDevice:
 
     @staticmethod
     def most_wanted(step):
-        return step.num_draft_tokens
+        return step.width
 
 
 class DeviceEagle(OnDevice, EagleProposer):

@@ -67,7 +67,7 @@ class Scripted:
 
     def propose(self, step: StepView) -> Draft:
         columns = (step.request_ids, step.committed_length.tolist(), step.budget.tolist())
-        return Draft.from_lists([self.draft(*facts) for facts in zip(*columns, strict=True)], step.num_draft_tokens)
+        return Draft.from_lists([self.draft(*facts) for facts in zip(*columns, strict=True)], step.width)
 
     def draft(self, request_id: str, length: int, budget: int) -> list[int]:
         count = ragged_length(length, budget) if self.options.ragged else budget
@@ -135,7 +135,7 @@ class DenseDistributions(Scripted):
         return [self.distribution(known, length + i) for i in range(budget)]
 
     def propose(self, step: StepView) -> Draft:
-        shape = (len(step), step.num_draft_tokens)
+        shape = (len(step), step.width)
         token_ids = torch.full(shape, -1)
         probs, kinds = torch.zeros(*shape, VOCAB_SIZE), []
         for b, (length, budget) in enumerate(zip(step.committed_length.tolist(), step.budget.tolist(), strict=True)):
@@ -150,13 +150,13 @@ class DenseDistributions(Scripted):
                 token_ids[b, :budget].tolist(),
                 probs[b, :budget].clone(),
             )
-        return Draft(token_ids, step.budget.clone(), self.draft_distribution(kinds, probs))
+        return Draft(token_ids, step.budget.clone(), distribution=self.draft_distribution(kinds, probs))
 
     def draft_distribution(self, kinds: list[DistributionKind], probs: Tensor) -> DraftDistribution:
         present, kind = set(kinds), torch.tensor(kinds, dtype=torch.uint8)
         dense = probs if DistributionKind.DENSE_PROBS in present else None
         logits = probs.log() if DistributionKind.DENSE_LOGITS in present else None
-        return DraftDistribution(kind=kind, draft_probs=dense, draft_logits=logits)
+        return DraftDistribution(kind=kind, probs=dense, logits=logits)
 
 
 class SparseDistributions(DenseDistributions):
@@ -240,7 +240,7 @@ class Recorder(Scripted):
     def on_finish(self, request: RequestView) -> None:
         super().on_finish(request)
         self.events.append(("on_finish", request.request_id))
-        self.rows_at_finish[request.request_id] = request.row
+        self.rows_at_finish[request.request_id] = request.slot
 
     def close(self) -> None:
         self.events.append(("close", ""))
@@ -253,10 +253,10 @@ class Recorder(Scripted):
         return super().propose(step)
 
     def shown(self, step: StepView, b: int) -> Shown:
-        kept, names = step.kept, ("rows", "generation", "phase", "committed_length", "newest_token")
+        kept, names = step.kept, ("slots", "generation", "phase", "committed_length", "newest_token")
         row, generation, phase, length, newest = (int(getattr(step, name)[b]) for name in names)
         count = int(kept.num_kept[b])
-        mine = slice(int(kept.cu_rows[b]), int(kept.cu_rows[b]) + count)
+        mine = slice(int(kept.token_offsets[b]), int(kept.token_offsets[b]) + count)
         return Shown(
             request_id=step.request_ids[b],
             row=row,
@@ -272,8 +272,8 @@ class Recorder(Scripted):
             positions=kept.positions[mine].tolist(),
             token_ids=kept.token_ids[mine].tolist(),
             next_token_ids=kept.next_token_ids[mine].tolist(),
-            hidden=None if kept.hidden is None else kept.hidden[mine].clone(),
-            history=None if step.history is None else step.history[row, :length].tolist(),
+            hidden=kept.hidden_cat()[mine].clone() if kept.hidden else None,
+            history=None if step.history is None else step.history.token_ids(b),
             uniforms=[float(step.random.uniform(i)[b]) for i in range(self.max_k)],
             sampling={name: float(getattr(step.sampling, name)[b]) for name in self.options.sampling},
         )
@@ -286,7 +286,7 @@ class Echo(HostProposer):
         super().__init__(config)
         self.given: list[tuple[int, ...]] = []
 
-    def draft(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+    def draft(self, request: RequestView, tokens: Sequence[int], k: int) -> Sequence[int]:
         self.given.append(tuple(tokens))
         return tokens[-k:]
 
@@ -411,7 +411,7 @@ def _with_ids(draft: Draft, step: StepView, token_id: int) -> Draft:
 
 def _with_distribution(draft: Draft, kind: int, **tensors: object) -> Draft:
     kinds = torch.full(draft.lengths.shape, kind, dtype=torch.uint8)
-    return Draft(draft.token_ids, draft.lengths, DraftDistribution(kind=kinds, **tensors))
+    return Draft(draft.token_ids, draft.lengths, distribution=DraftDistribution(kind=kinds, **tensors))
 
 
 def _uniform_distribution(draft: Draft) -> Tensor:
@@ -419,7 +419,7 @@ def _uniform_distribution(draft: Draft) -> Tensor:
 
 
 def _with_probs(draft: Draft, change: Callable[[Tensor], Tensor]) -> Draft:
-    return _with_distribution(draft, DistributionKind.DENSE_PROBS, draft_probs=change(_uniform_distribution(draft)))
+    return _with_distribution(draft, DistributionKind.DENSE_PROBS, probs=change(_uniform_distribution(draft)))
 
 
 def _with_confidence(draft: Draft, confidence: Tensor) -> Draft:
@@ -452,7 +452,9 @@ WRONG: dict[str, Callable[[Draft, StepView], object]] = {
     "an id over the vocabulary": lambda draft, step: _with_ids(draft, step, VOCAB_SIZE),
     "padding within the length": lambda draft, step: _with_ids(draft, step, -1),
     "a sentinel within the length": lambda draft, step: _with_ids(draft, step, -2),
-    "a tensor as its distribution": lambda draft, step: Draft(draft.token_ids, draft.lengths, torch.ones(3)),
+    "a tensor as its distribution": lambda draft, step: Draft(
+        draft.token_ids, draft.lengths, distribution=torch.ones(3)
+    ),
     "an undeclared kind": lambda draft, step: _with_distribution(draft, DistributionKind.SPARSE),
     "an unknown kind": lambda draft, step: _with_distribution(draft, 9),
     "a kind without its tensor": lambda draft, step: _with_distribution(draft, DistributionKind.DENSE_PROBS),
@@ -480,12 +482,12 @@ class KeepsByRow(Scripted):
         self.newest: dict[int, int] = {}
 
     def propose(self, step: StepView) -> Draft:
-        rows = zip(step.rows.tolist(), step.newest_token.tolist(), step.budget.tolist(), strict=True)
+        rows = zip(step.slots.tolist(), step.newest_token.tolist(), step.budget.tolist(), strict=True)
         drafts = []
         for row, token, budget in rows:
             drafts.append([self.newest.get(row, token)] * budget)
             self.newest[row] = token
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
 
 class Vandal(Recorder):
@@ -497,14 +499,14 @@ class Vandal(Recorder):
     def propose(self, step: StepView) -> Draft:
         draft = super().propose(step)
         self.vandalise(step)
-        return Draft(draft.token_ids.fill_(7), torch.full_like(draft.lengths, step.num_draft_tokens))
+        return Draft(draft.token_ids.fill_(7), torch.full_like(draft.lengths, step.width))
 
     @staticmethod
     def vandalise(step: StepView) -> None:
         for holder in (step, step.kept, step.sampling):
             for value in vars(holder).values():
                 if isinstance(value, Tensor):
-                    value.fill_(step.num_draft_tokens)
+                    value.fill_(step.width)
 
 
 class Bushes(Scripted):
@@ -515,7 +517,7 @@ class Bushes(Scripted):
     def propose(self, step: StepView) -> Draft:
         columns = (step.request_ids, step.committed_length.tolist(), step.budget.tolist())
         trees = [self.tree(*facts) for facts in zip(*columns, strict=True)]
-        return Draft.from_trees(trees, step.num_draft_tokens)
+        return Draft.from_trees(trees, step.width)
 
     def tree(self, request_id: str, length: int, budget: int) -> list[tuple[int, int]]:
         known, random = self.known.get(request_id, ()), Random(length)
@@ -544,16 +546,16 @@ class WatchingBushes(Bushes):
     def propose(self, step: StepView) -> Draft:
         nodes, kept = step.accepted_nodes, step.kept
         assert nodes is not None
-        assert kept.hidden is not None
+        (hidden,) = kept.hidden
         for b, name in enumerate(step.request_ids):
             path = [node for node in nodes[b].tolist() if node >= 0]
             assert len(path) == int(step.num_accepted[b])
-            first, stop = kept.cu_rows[b : b + 2].tolist()
+            first, stop = kept.token_offsets[b : b + 2].tolist()
             for row in range(first, stop):
                 position = int(kept.positions[row])
                 key = (*self.known[name][: position + 1],)
                 assert key[-1] == int(kept.token_ids[row])
-                self.hidden[key] = kept.hidden[row].clone()
+                self.hidden[key] = hidden[row].clone()
             if path != list(range(len(path))):
                 self.seen.append((path, kept.positions[first:stop].tolist(), int(step.committed_length[b])))
         return super().propose(step)

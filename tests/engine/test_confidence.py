@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from specdec.core.proposing.draft_check import DraftChecker
 from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
-from specdec.sdk import Draft, Needs, PluginId
+from specdec.sdk import Draft, Needs, PluginId, ProposerError
 from specdec.testing import step_view
 
 PLUGIN = PluginId("confident", "confident:Confident")
@@ -34,3 +35,19 @@ def test_confidences_are_stored_with_the_draft_also_where_a_row_cannot_tell():
 def test_a_draft_may_come_without_what_its_proposer_declared():
     assert [each.confidence for each in checked(None).reports] == [(), ()]
     assert [each.confidence for each in checked(None, Needs()).reports] == [(), ()]
+
+
+@pytest.mark.parametrize("position", range(K))
+@pytest.mark.parametrize("value", [1.5, -0.5])
+def test_every_confidence_of_a_draft_is_looked_at(position, value):
+    confidence = torch.full((2, K), 0.5)
+    confidence[0, position] = value
+    with pytest.raises(ProposerError) as raised:
+        checked(confidence)
+    assert raised.value.code == "SD-E236"
+    assert f"draft position {position}" in raised.value.facts["request"]
+
+
+def test_rounding_beyond_a_probability_is_none():
+    confidence = torch.tensor([[1.00009, -0.00009, 1.0], [0.0, 0.0, 0.0]])
+    assert checked(confidence).lengths == [3, 1]

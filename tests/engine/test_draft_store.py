@@ -28,7 +28,7 @@ def dense_distribution(kinds, seed=0):
     kind = torch.tensor(kinds, dtype=torch.uint8)
     probs = torch.rand(len(kinds), K, V, generator=generator).softmax(-1)
     logits = torch.randn(len(kinds), K, V, generator=generator)
-    return DraftDistribution(kind=kind, draft_probs=probs, draft_logits=logits)
+    return DraftDistribution(kind=kind, probs=probs, logits=logits)
 
 
 def put(drafts, rows, generations, token_ids, distribution):
@@ -57,8 +57,8 @@ def test_lengths_two_none_one_come_back_in_any_order():
     distributions = taken.distributions()
     assert distributions.draft_probs.shape == (3, 2, V)
     assert distributions.kind[2] == DistributionKind.ONE_HOT
-    assert torch.equal(distributions.draft_probs[0, :1], distribution.draft_probs[2, :1])
-    assert torch.equal(distributions.draft_probs[1, :2], distribution.draft_probs[0, :2])
+    assert torch.equal(distributions.draft_probs[0, :1], distribution.probs[2, :1])
+    assert torch.equal(distributions.draft_probs[1, :2], distribution.probs[0, :2])
 
 
 def test_a_draft_is_consumed_exactly_once():
@@ -82,7 +82,7 @@ def test_a_draft_cut_short_keeps_its_beginning_and_its_distribution():
     put(drafts, [A], [1], [[7, 8, 9]], distribution)
     taken = take(drafts, [A], limit=2)
     assert taken.token_ids == [[7, 8]]
-    assert torch.equal(taken.distributions().draft_probs[0], distribution.draft_probs[0, :2])
+    assert torch.equal(taken.distributions().draft_probs[0], distribution.probs[0, :2])
 
 
 def test_a_request_that_skips_a_step_keeps_draft_and_distribution():
@@ -96,8 +96,8 @@ def test_a_request_that_skips_a_step_keeps_draft_and_distribution():
     put(drafts, [A], [1], [[5, 6]], second)
     distributions = take(drafts, [B, A]).distributions()
     assert distributions.kind.tolist() == [DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS]
-    assert torch.equal(distributions.draft_probs[0, :1], first.draft_probs[1, :1])
-    assert torch.equal(distributions.draft_logits[1, :2], second.draft_logits[0, :2])
+    assert torch.equal(distributions.draft_probs[0, :1], first.probs[1, :1])
+    assert torch.equal(distributions.draft_logits[1, :2], second.logits[0, :2])
 
 
 def test_a_row_that_changed_hands_never_meets_the_old_draft():
@@ -135,8 +135,8 @@ def test_every_kind_of_dense_distribution_mixes_in_one_batch():
         DistributionKind.DENSE_PROBS,
         DistributionKind.DENSE_LOGITS,
     ]
-    assert torch.equal(distributions.draft_probs[1, :2], distribution.draft_probs[2, :2])
-    assert torch.equal(distributions.draft_logits[2], distribution.draft_logits[0])
+    assert torch.equal(distributions.draft_probs[1, :2], distribution.probs[2, :2])
+    assert torch.equal(distributions.draft_logits[2], distribution.logits[0])
 
 
 def test_sparse_distributions_are_stored_by_row():
@@ -159,7 +159,7 @@ def test_distributions_are_kept_as_float32(dtype):
     drafts = store()
     distribution = DraftDistribution(
         kind=torch.tensor([DistributionKind.DENSE_PROBS], dtype=torch.uint8),
-        draft_probs=torch.full((1, K, V), 0.25, dtype=dtype),
+        probs=torch.full((1, K, V), 0.25, dtype=dtype),
     )
     put(drafts, [A], [1], [[1]], distribution)
     assert take(drafts, [A]).distributions().draft_probs.dtype == torch.float32
@@ -191,11 +191,11 @@ def test_tensors_of_a_kind_that_no_row_has_are_not_looked_at():
     drafts = store()
     distribution = DraftDistribution(
         kind=torch.tensor([DistributionKind.DENSE_PROBS], dtype=torch.uint8),
-        draft_probs=torch.full((1, K, V), 0.2),
-        draft_logits=torch.zeros(1, K, V + 7),
+        probs=torch.full((1, K, V), 0.2),
+        logits=torch.zeros(1, K, V + 7),
     )
     put(drafts, [A], [1], [[1]], distribution)
-    assert torch.equal(take(drafts, [A]).distributions().draft_probs[0, 0], distribution.draft_probs[0, 0])
+    assert torch.equal(take(drafts, [A]).distributions().draft_probs[0, 0], distribution.probs[0, 0])
 
 
 def test_one_hot_storage_takes_no_memory():

@@ -29,13 +29,11 @@ def without(distribution: DraftDistribution, token_ids: Tensor, fault: str) -> D
     """The same, but no drafted token can come from it."""
     places = token_ids.clamp(min=0)[..., None]
     if fault == "zero probability":
-        return replace(
-            distribution, draft_probs=torch.zeros_like(distribution.draft_probs).scatter(2, (places + 1) % V, 1)
-        )
+        return replace(distribution, probs=torch.zeros_like(distribution.probs).scatter(2, (places + 1) % V, 1))
     if fault == "no probability that is a number":
-        return replace(distribution, draft_probs=distribution.draft_probs.scatter(2, places, torch.nan))
+        return replace(distribution, probs=distribution.probs.scatter(2, places, torch.nan))
     if fault == "infinite logit":
-        return replace(distribution, draft_logits=distribution.draft_logits.scatter(2, places, -torch.inf))
+        return replace(distribution, logits=distribution.logits.scatter(2, places, -torch.inf))
     if fault == "sparse ids out of range":
         return replace(distribution, sparse_ids=torch.full_like(distribution.sparse_ids, FAR))
     if fault == "one sparse id out of range":
@@ -160,7 +158,7 @@ def test_a_token_outside_the_draft_vocabulary_has_no_probability():
     t2d = target_to_draft([7, 3], 10, torch.device("cpu"))
     assert t2d.tolist() == [-1, -1, -1, 1, -1, -1, -1, 0, -1, -1]
     distribution = DraftDistribution(
-        kind=torch.tensor([DistributionKind.DENSE_PROBS]), draft_probs=torch.tensor([[[0.0, 1.0]] * 4])
+        kind=torch.tensor([DistributionKind.DENSE_PROBS]), probs=torch.tensor([[[0.0, 1.0]] * 4])
     )
     token_ids = torch.tensor([[7, 3, 2, -1]])
     assert can_draw(DistributionKind.DENSE_PROBS, distribution, token_ids, t2d, 10)[0, :3].tolist() == [
@@ -174,8 +172,8 @@ def test_on_a_device_the_draft_vocabulary_is_mapped_before_a_token_is_looked_up(
     """Target ids 7 and 3 are draft ids 0 and 1; without the map both would be looked up beyond the table's end."""
     t2d = target_to_draft([7, 3], 10, torch.device("cpu"))
     kinds = torch.tensor([DistributionKind.DENSE_PROBS] * 2, dtype=torch.uint8)
-    distribution = DraftDistribution(kind=kinds, draft_probs=torch.tensor([[[0.0, 1.0], [1.0, 0.0]]] * 2))
-    draft = Draft(torch.tensor([[3, 7], [3, 3]]), torch.tensor([2, 2]), distribution)
+    distribution = DraftDistribution(kind=kinds, probs=torch.tensor([[[0.0, 1.0], [1.0, 0.0]]] * 2))
+    draft = Draft(torch.tensor([[3, 7], [3, 3]]), torch.tensor([2, 2]), distribution=distribution)
     numbers = measure(draft, {DistributionKind.DENSE_PROBS}, t2d, 10)
     rows, table = torch.tensor([0, 1]), DraftTable(2, 2, torch.device("cpu"))
     table.put(rows, numbers)
@@ -202,7 +200,7 @@ def test_rows_of_every_kind_beside_each_other_are_each_held_to_their_own():
         [DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS], dtype=torch.uint8
     )
     draft = Draft(
-        token_ids, torch.tensor([2, 2, 2]), DraftDistribution(kind=kinds, draft_probs=table, draft_logits=table.log())
+        token_ids, torch.tensor([2, 2, 2]), distribution=DraftDistribution(kind=kinds, probs=table, logits=table.log())
     )
     assert check(draft, distribution="dense").token_ids == token_ids.tolist()
     padded = replace(draft, token_ids=torch.tensor([[3, 4], [3, -1], [3, 4]]), lengths=torch.tensor([2, 1, 2]))

@@ -36,7 +36,7 @@ class Ragged:
         draft = super().propose(step)
         pairs = zip(step.committed_length.tolist(), step.budget.tolist(), strict=True)
         lengths = torch.tensor([ragged_length(length, budget) for length, budget in pairs])
-        return Draft(draft.token_ids, lengths, draft.distribution)
+        return Draft(draft.token_ids, lengths, distribution=draft.distribution)
 
 
 class DeviceScripted(OnDevice, Scripted):
@@ -217,21 +217,21 @@ BOTH = frozenset({DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS})
 
 def dense(*kinds):
     probs, logits = torch.rand(2, 3, 5).softmax(-1), torch.randn(2, 3, 5)
-    return DraftDistribution(kind=torch.tensor(kinds, dtype=torch.uint8), draft_probs=probs, draft_logits=logits)
+    return DraftDistribution(kind=torch.tensor(kinds, dtype=torch.uint8), probs=probs, logits=logits)
 
 
 def test_distributions_of_two_kinds_lie_beside_each_other():
     distribution = dense(DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS)
-    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution)
+    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution=distribution)
     drafts, _ = verified(stored(draft, BOTH, DENSE).take(WANTED))
     assert drafts.distributions.kind.tolist() == [DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS]
-    assert torch.equal(drafts.distributions.draft_probs[0], distribution.draft_probs[0])
-    assert torch.equal(drafts.distributions.draft_logits[1], distribution.draft_logits[1])
+    assert torch.equal(drafts.distributions.draft_probs[0], distribution.probs[0])
+    assert torch.equal(drafts.distributions.draft_logits[1], distribution.logits[1])
 
 
 def test_a_row_tagged_with_what_was_not_brought_is_one_hot_and_counted():
     distribution = dense(DistributionKind.DENSE_PROBS, DistributionKind.SPARSE)
-    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution)
+    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution=distribution)
     store = stored(draft, BOTH, DENSE)
     taken = store.take(WANTED)
     drafts, reports = verified(taken)
@@ -244,7 +244,7 @@ def test_a_row_tagged_with_what_was_not_brought_is_one_hot_and_counted():
 def test_rows_whose_distributions_are_not_kept_are_one_hot_beside_others():
     """Those of a greedy step: what lies in their buffers is of an earlier draft."""
     distribution = dense(DistributionKind.DENSE_PROBS, DistributionKind.DENSE_PROBS)
-    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution)
+    draft = Draft(torch.tensor([[1, 2, 3], [4, 0, 1]]), torch.tensor([3, 3]), distribution=distribution)
     store = stored(draft, BOTH, DENSE)
     again = CheckedDraft(BUDGETS[:1], [None], measure(draft, BOTH, None, 10)[:1], distribution, BOTH)
     store.put(ROWS[:1], [1], again, all_greedy=True)

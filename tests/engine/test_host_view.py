@@ -28,7 +28,7 @@ def request_():
 @pytest.fixture
 def view(request_):
     committed = [Committed.now(request_, 0, 3, 3, [9, 1], 1, [9, 10])]
-    return ViewBuilder(Needs(), 4, fake_target_info(), HOST).build(committed, [4], None, None)[0]
+    return ViewBuilder(Needs(), 4, fake_target_info(), HOST).build(committed, [4], None, ())[0]
 
 
 def shown(view):
@@ -38,7 +38,7 @@ def shown(view):
 
 
 FACTS = {
-    "rows": [2],
+    "slots": [2],
     "generation": [4],
     "phase": [Phase.DECODE],
     "committed_length": [6],
@@ -46,7 +46,7 @@ FACTS = {
     "num_drafted": [2],
     "num_accepted": [1],
     "budget": [4],
-    "cu_rows": [0, 2],
+    "token_offsets": [0, 2],
     "num_kept": [2],
     "kept_start": [3],
     "positions": [3, 4],
@@ -66,7 +66,7 @@ def test_what_is_read_late_is_of_its_step_too(view, request_):
 
 
 def test_a_copy_holds_every_field_and_its_changes(view):
-    copy = dataclasses.replace(view, num_draft_tokens=2)
+    copy = dataclasses.replace(view, width=2)
     assert shown(copy) == FACTS
     assert {field.name for field in dataclasses.fields(StepView)} == vars(copy).keys()
 

@@ -14,7 +14,8 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from specdec.core.model import few_tokens
 from specdec.core.model.find_mixers import made_ragged, recorded
-from specdec.core.model.mixers import Mixer
+from specdec.core.model.mixers import Mixer, Mixers
+from specdec.core.model.model_support import refuse_unsupported
 from specdec.sdk import UnsupportedModelError
 
 
@@ -53,6 +54,29 @@ def test_a_kernel_that_computes_something_else_is_not_taken(mixers):
     before = mixer._inner
     mixer.exchange({"gated_delta_rule": lambda query, key, value, **named: (0 * value, torch.zeros(1, 4, 8, 8))})
     assert mixer._inner is before
+
+
+def test_a_kernel_that_cannot_be_called_is_not_taken_and_said_once_for_a_class(mixers, caplog):
+    (mixer,) = mixers
+    before = mixer._inner
+
+    def kernel(query, key, value, **named):
+        raise RuntimeError("heads do not fit together")
+
+    Mixers([mixer, mixer]).exchange({"gated_delta_rule": kernel})
+    assert mixer._inner is before
+    (warned,) = caplog.messages
+    assert "SD-W307" in warned
+    assert "Qwen3_5GatedDeltaNet" in warned
+    assert "RuntimeError: heads do not fit together" in warned
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "nemotron_h"])
+def test_layers_with_a_state_or_nothing_are_refused_where_none_is_served(model_type):
+    config = small_config(model_type)
+    refuse_unsupported(config, with_states=True)
+    with pytest.raises(UnsupportedModelError, match="SD-E262"):
+        refuse_unsupported(config)
 
 
 class Forgetful(nn.Module):

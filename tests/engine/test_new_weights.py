@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec import LLM, SamplingParams
 from specdec.core.model.model_support import locate_model
+from specdec.core.proposing.new_weights import as_tensors
 from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.plugins.ngram import NgramProposer
 from specdec.sdk import ConfigError, RequestError, hookimpl
@@ -193,3 +194,10 @@ def test_a_combinator_hands_weights_to_the_part_that_they_are_named_after():
         ):
             with pytest.raises(ConfigError, match=r"(?s)SD-E228.*eagle3.NAME"):
                 llm.update_proposer_weights(wrong)
+
+
+@pytest.mark.parametrize("weights", [{7: torch.zeros(2)}, {"a": torch.zeros(2), 7: torch.zeros(2)}, {"a": 1.0}, [1]])
+def test_what_is_no_mapping_of_names_to_tensors_is_no_weights(weights):
+    with pytest.raises(ConfigError) as raised:
+        as_tensors(weights)
+    assert raised.value.code == "SD-E228"

@@ -15,7 +15,7 @@ class NotesEnds(HostProposer):
         super().__init__(config)
         self.ended = []
 
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         return []
 
     def on_finish(self, request):

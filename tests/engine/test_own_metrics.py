@@ -20,7 +20,7 @@ class Counting:
 
     def propose(self, step):
         self.asked += 1
-        return Draft.from_lists([[] for _ in range(len(step))], step.num_draft_tokens)
+        return Draft.from_lists([[] for _ in range(len(step))], step.width)
 
     def metrics(self):
         if isinstance(self.published, Exception):

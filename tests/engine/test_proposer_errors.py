@@ -236,6 +236,18 @@ def test_a_failure_now_and_then_costs_only_that_steps_drafts(short_prompts, shor
     assert counter(llm, "spec_decode_num_accepted_tokens") > 5
 
 
+def test_the_log_has_the_first_error_of_each_kind_and_then_their_number_now_and_then(short_prompts, sequences, caplog):
+    llm = faulty(sequences, "propose", "skip_step")
+    generate(llm, short_prompts[:3], GREEDY)
+    num_errors = errors_by_code(llm)["SD-E210"]
+    assert num_errors > 10
+    logged = [record.getMessage() for record in caplog.records if "on purpose" in record.getMessage()]
+    assert [text.rpartition(" ")[2] for text in logged] == [str(10**n) for n in range(len(str(int(num_errors))))]
+    proposer_of(llm).arm("exit")
+    generate(llm, short_prompts[:1])
+    assert "SystemExit" in caplog.records[-1].getMessage(), "another kind is said at once"
+
+
 def test_disabled_after_three_errors_and_never_called_again(short_prompts, short_truth, sequences):
     llm = faulty(sequences, "propose", "disable", after=2)
     assert generate(llm, short_prompts[:2], GREEDY) == short_truth[:2]

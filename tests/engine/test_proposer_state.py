@@ -103,6 +103,23 @@ def test_a_state_that_is_not_this_proposers_is_refused_before_weights_load(chang
         LLM("tiny", speculative_config=SUFFIX | {"state_dir": tmp_path})
 
 
+@pytest.mark.parametrize("directory", ["..", "", ".", "photos", "../photos", "state-linked12"])
+def test_a_manifest_changed_in_mid_run_has_close_remove_nothing(directory, prompts, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.png").write_text("mine")
+    state = tmp_path / "state"
+    llm = suffix(state_dir=state)
+    llm.save_proposer_state(state)
+    (state / "state-linked12").symlink_to(tmp_path / "photos")
+    manifest(state, directory=directory)
+    before = files(tmp_path)
+    with pytest.raises(ConfigError, match="SD-E181"):
+        llm.save_proposer_state(state)
+    with pytest.raises(ConfigError, match="SD-E181"):
+        llm.close()
+    assert files(tmp_path) == before
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"format": 1}'])
 def test_a_manifest_that_cannot_be_read_is_refused(text, tmp_path):
     (tmp_path / "manifest.json").write_text(text)

@@ -28,7 +28,7 @@ class KvKeeper:
     def observe(self, step) -> None:
         kept = step.kept
         assert len(kept.token_ids) == int(kept.num_kept.sum())
-        rows = step.rows.repeat_interleave(kept.num_kept)
+        rows = step.slots.repeat_interleave(kept.num_kept)
         values = kept.token_ids.float().view(-1, 1, 1)
         for layer in range(2):
             self.store.write(layer, rows, kept.positions, values + layer, -values)
@@ -36,10 +36,10 @@ class KvKeeper:
     def propose(self, step) -> Draft:
         drafts = []
         for row, length, budget in zip(
-            step.rows.tolist(), step.committed_length.tolist(), step.budget.tolist(), strict=True
+            step.slots.tolist(), step.committed_length.tolist(), step.budget.tolist(), strict=True
         ):
             num_stored = int(step.kept.kept_start[len(drafts)] + step.kept.num_kept[len(drafts)])
-            history = step.history[row, :num_stored].float()
+            history = step.history.of(len(drafts))[:num_stored].float()
             for layer in range(2):
                 keys, values = self.store.read(layer, row, num_stored)
                 assert torch.equal(keys.flatten(), history + layer)
@@ -47,7 +47,7 @@ class KvKeeper:
             assert budget == 0 or num_stored == length - 1
             self.num_checked += 1
             drafts.append([int(token) for token in history[:budget]])
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
 
 def speculate(cls: type, **settings) -> LLM:

@@ -97,3 +97,11 @@ def test_a_pass_is_even_where_every_request_reads_and_drafts_as_much(changes, ev
     both = {"start": 5, "num_committed": 1, "num_drafts": 2}
     planned = store.plan([share(0, **both), share(2, first=3, **both | changes)])
     assert planned.even == even
+
+
+def test_inputs_that_are_read_again_are_not_computed_as_new_ones_are(store):
+    """Two tokens of the first request go through at once, as do two inputs of the second: one accepted, one new."""
+    passed(store, share(0), share(1, first=4, num_drafts=3))
+    planned = store.plan([share(0, start=4, num_committed=2), share(1, first=2, start=5, num_committed=1)])
+    assert [(group.length, group.decodes) for group in planned.kept] == [(2, False), (2, True)]
+    assert [member.row for group in planned.kept for member in group.members] == [0, 1]

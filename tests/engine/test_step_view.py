@@ -192,7 +192,7 @@ def test_device_form_says_the_same_as_host_form(settings, prompts, sequences):
 def test_undeclared_fields_are_not_materialised(prompts, sequences):
     llm = make_llm("Peeker", options={"sequences": sequences})
     llm.generate([{"prompt_token_ids": prompts[0]}], GREEDY.replace(max_tokens=6))
-    assert proposer_of(llm).seen == [(None, None, None)] * len(proposer_of(llm).seen)
+    assert proposer_of(llm).seen == [(None, None, ())] * len(proposer_of(llm).seen)
     assert proposer_of(llm).seen
 
 

@@ -34,21 +34,21 @@ class Reading:
 
     def propose(self, step):
         for name, row, length in zip(
-            step.request_ids, step.rows.tolist(), step.kept.next_position.tolist(), strict=True
+            step.request_ids, step.slots.tolist(), step.kept.next_position.tolist(), strict=True
         ):
             for layer in LAYERS:
                 keys, values = self.kv.read(layer, row, length)
                 self.found[name, layer, length] = keys.clone(), values.clone()
                 keys.zero_()
                 values.fill_(torch.nan)
-        return Draft.from_lists([[1, 2][:budget] for budget in step.budget.tolist()], step.num_draft_tokens)
+        return Draft.from_lists([[1, 2][:budget] for budget in step.budget.tolist()], step.width)
 
 
 class Greedy(Reading):
     """Reads a layer that it did not declare."""
 
     def propose(self, step):
-        self.kv.attention(step.rows, step.kept.next_position, (0, 1))
+        self.kv.attention(step.slots, step.kept.next_position, (0, 1))
 
 
 class Silent(Reading):

@@ -29,7 +29,7 @@ class Drafting(CachedTargetProposer):
 
     @classmethod
     def needs(cls, config, target):
-        run = LayerPass(layers=config.options.layers, rows_per_pass=config.num_draft_tokens)
+        run = LayerPass(layers=config.options.layers, lookahead=config.num_draft_tokens)
         return Needs(**cls.shared_needs(config, target), history=True, target_layers=run)
 
     def build(self):
@@ -41,8 +41,8 @@ class Drafting(CachedTargetProposer):
 
     def propose(self, step):
         draft = super().propose(step)
-        for row, length, ids in zip(step.rows.tolist(), step.committed_length.tolist(), draft.token_ids, strict=True):
-            self.found.append((step.history[row, :length].tolist(), [each for each in ids.tolist() if each >= 0]))
+        for b, ids in enumerate(draft.token_ids):
+            self.found.append((step.history.token_ids(b), [each for each in ids.tolist() if each >= 0]))
         return draft
 
 

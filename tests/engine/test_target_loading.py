@@ -11,7 +11,8 @@ from engine_helpers import GREEDY, make_llm, run
 from safetensors.torch import load_file, save_file
 from scripts.small_models import small_config, small_model
 
-from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.core.model.model_support import locate_model
+from specdec.sdk import Checkpoint, ConfigError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("proven_targets")
 
@@ -198,3 +199,28 @@ def test_states_of_another_form_are_refused_before_a_step(tmp_path):
 def test_a_name_that_is_too_long_for_a_file():
     with pytest.raises(ConfigError, match="SD-E140"):
         make_llm(model="x" * 300)
+
+
+@pytest.mark.parametrize(
+    ("name", "fact", "said"),
+    [
+        ("tinny", "did you mean", "tiny"),
+        ("Tiny", "did you mean", "tiny"),
+        ("tiny/eagel3", "did you mean", "tiny/eagle3"),
+        ("tiny/llama", "packaged", "tiny/medusa"),
+        ("no hub id", "hub", "HFValidationError"),
+    ],
+)
+def test_a_name_that_nobody_can_have_is_refused_without_a_download(name, fact, said):
+    with pytest.raises(ConfigError, match="SD-E140") as target:
+        locate_model(name)
+    with pytest.raises(ConfigError, match="SD-E105") as checkpoint:
+        Checkpoint.open(name)
+    for refused in target, checkpoint:
+        assert said in refused.value.facts[fact]
+        assert refused.value.facts["fix"]
+
+
+def test_hub_ids_are_left_to_the_hub():
+    for name in ("somebody/tiny", "somebody/eagle3-tiny", "tiny-labs/target"):
+        assert locate_model(name) == name

@@ -32,7 +32,7 @@ class Watching(Scripted):
 
     def observe(self, step):
         for b, name in enumerate(step.request_ids):
-            first, count = int(step.kept.cu_rows[b]), int(step.kept.num_kept[b])
+            first, count = int(step.kept.token_offsets[b]), int(step.kept.num_kept[b])
             for i in range(first, first + count):
                 self.kept[name, int(step.kept.positions[i])] = row_of(step.kept, i)
             first, count = int(step.rejected.start[b]), int(step.rejected.num_rejected[b])

@@ -39,7 +39,7 @@ def sparse(tree: list[tuple[int, int]], ids: list[list[int]], probs: list[list[f
         sparse_probs=torch.tensor([probs]),
         replacement=replacement,
     )
-    return Draft(draft.token_ids, draft.lengths, distribution, parents=draft.parents)
+    return Draft(draft.token_ids, draft.lengths, distribution=distribution, parents=draft.parents)
 
 
 TWO = [[5, 6], [7, 4], [-1, -1], [-1, -1]]
@@ -106,3 +106,19 @@ def test_parents_of_another_shape_are_refused() -> None:
     draft = trees([(-1, 5)])
     wrong = Draft(draft.token_ids, draft.lengths, parents=torch.zeros(1, K - 1, dtype=torch.int64))
     assert refused(wrong).code == "SD-E201"
+
+
+def test_equal_siblings_without_a_distribution_are_refused_whatever_other_rows_report() -> None:
+    twins = trees([(-1, 5), (-1, 5)], [(-1, 5), (-1, 5)])
+
+    def said(second: DistributionKind) -> Draft:
+        kind = torch.tensor([DistributionKind.SPARSE, second], dtype=torch.uint8)
+        tables = {"sparse_ids": torch.tensor([TWO] * 2), "sparse_probs": torch.tensor([HALVES] * 2)}
+        distribution = DraftDistribution(kind=kind, **tables, replacement=True)
+        return Draft(twins.token_ids, twins.lengths, distribution=distribution, parents=twins.parents)
+
+    assert check(said(DistributionKind.SPARSE), SPARSE, num_requests=2).lengths == [2, 2]
+    with pytest.raises(ProposerError) as raised:
+        check(said(DistributionKind.ONE_HOT), SPARSE, num_requests=2)
+    assert raised.value.code == "SD-E292"
+    assert "row 1" in str(raised.value.facts["request"])

@@ -171,9 +171,10 @@ def test_listeners_are_shown_the_rows_of_the_path(sequences, plain):
         @hookimpl
         def on_verified(self, step):
             for each in step.requests:
-                assert step.logits[each.rows].argmax(-1).tolist() == list(each.token_ids)
+                assert step.logits[each.logits_rows].argmax(-1).tolist() == list(each.token_ids)
                 assert list(each.draft_token_ids[: each.num_accepted]) == list(each.token_ids[: each.num_accepted])
-                self.branched += each.rows != list(range(each.rows[0], each.rows[0] + len(each.rows)))
+                rows = each.logits_rows
+                self.branched += rows != list(range(rows[0], rows[0] + len(rows)))
 
     llm, listener = with_trees(sequences[True]), Listener()
     listen(llm, listener)

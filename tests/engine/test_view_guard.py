@@ -15,7 +15,8 @@ LARGE = torch.zeros(2, MOST_ENTRIES, dtype=torch.int64)
 
 @pytest.fixture
 def step():
-    return dataclasses.replace(step_view([[1, 2, 3], [4, 5]], num_draft_tokens=4), history=LARGE.clone())
+    view = step_view([[1, 2, 3], [4, 5]], num_draft_tokens=4, hidden=(torch.ones(3, 2),))
+    return dataclasses.replace(view, accepted_nodes=LARGE.clone())
 
 
 @pytest.mark.parametrize(
@@ -24,9 +25,10 @@ def step():
         (lambda step: step.budget[1:].add_(1), "step.budget: 1 entry at [1]: 4 -> 5"),
         (lambda step: step.kept.token_ids.zero_(), "step.kept.token_ids: "),
         (lambda step: step.newest_token.numpy().fill(9), "step.newest_token: 2 entries, the first at [0]: "),
-        (lambda step: step.history[1, -1].fill_(7), "step.history: written to"),
+        (lambda step: step.accepted_nodes[1, -1].fill_(7), "step.accepted_nodes: written to"),
+        (lambda step: step.kept.hidden[0].zero_(), "step.kept.hidden[0]: 6 entries"),
     ],
-    ids=["one entry", "of the kept rows", "through numpy", "large"],
+    ids=["one entry", "of the kept rows", "through numpy", "large", "hidden states"],
 )
 def test_a_write_is_named(step, write, told):
     before = Snapshot(step)
@@ -37,7 +39,7 @@ def test_a_write_is_named(step, write, told):
 
 def test_reading_changes_nothing(step):
     before = Snapshot(step)
-    _ = step.newest_token + step.history[:, 0]
+    _ = step.newest_token + step.accepted_nodes[:, 0]
     assert before.changes() == []
 
 

@@ -22,7 +22,7 @@ class InTime(CachedTargetProposer):
 
     @classmethod
     def needs(cls, config, target):
-        run = LayerPass(layers=LAYERS, rows_per_pass=config.num_draft_tokens)
+        run = LayerPass(layers=LAYERS, lookahead=config.num_draft_tokens)
         return Needs(**cls.shared_needs(config, target), target_layers=run)
 
     def build(self):

@@ -87,12 +87,15 @@ def test_penalties_and_logprobs_follow_each_nodes_own_path(cuda):
 
 
 def test_the_table_has_one_wait_more_than_for_chains_and_as_many_launches():
-    """The host looks at a tree of the device before it plans the next step."""
+    """The host looks at a tree of the device before it plans the next step.
+
+    The rows of a tree that survived are gathered, each of the hidden states on its own.
+    """
     table = expected()
     for name, form in TREES_OF_DEVICE:
         tree, chain = table[f"{name}-{form}"], table[f"{name}-{'sparse' if form == 'drawn' else 'greedy'}"]
         assert tree["waits"] == chain["waits"] + 1
         assert tree["uploads"] == chain["uploads"]
         assert tree["replays"] == chain["replays"]
-        assert tree["launches"] <= 1.2 * chain["launches"]
+        assert tree["launches"] <= 1.25 * chain["launches"]
     assert NUM_NODES > K

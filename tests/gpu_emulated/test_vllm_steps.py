@@ -28,7 +28,7 @@ CONFIG = json.loads((TINY / "target" / "config.json").read_text())
 LONGEST, NUM_ROWS = 128, 4
 PROMPTS = {"a": list(range(5, 15)), "b": list(range(30, 36)), "c": list(range(700, 720))}
 SAMPLING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "max_tokens": 200, "min_tokens": 0}
-SAMPLING |= {"extra_args": None, "stop_token_ids": [], "eos_token_id": None}
+SAMPLING |= {"extra_args": None, "structured_outputs": None, "stop_token_ids": [], "eos_token_id": None}
 
 
 class Runner:
@@ -105,7 +105,7 @@ class Runner:
         self.num_steps += 1
         batch = self._batch(order, drafts, ids, positions, counts)
         sampled = torch.tensor(num_sampled).to(self.device)
-        hidden = self.states_of[batch.input_ids] if self.width else None
+        hidden = self.states_of[batch.input_ids].chunk(self.width, dim=1) if self.width else ()
         newest = torch.tensor([[self.texts[each][-1]] for each in sorted(self.rows, key=self.rows.get)])
         last_sampled = torch.zeros(NUM_ROWS, 1, dtype=torch.int64)
         last_sampled[sorted(self.rows.values())] = newest

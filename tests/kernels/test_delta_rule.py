@@ -44,6 +44,23 @@ def test_outputs_and_state_are_those_of_modelling_code(rule, sizes, normalizes):
     assert kept is own
 
 
+def test_a_head_of_queries_and_keys_serves_adjacent_heads_of_values(rule):
+    """Modelling code repeats these heads before the call, up to transformers 5.19, or leaves that to the operator."""
+    (query, key, value), named, state = inputs(2, 5, 24, 40)
+    query, key = query[:, :, :1], key[:, :, :1]
+    repeated = (query.repeat_interleave(HEADS, dim=2), key.repeat_interleave(HEADS, dim=2), value)
+    outputs, final = expected(repeated, named, state)
+    found, kept = rule(query, key, value, **named, initial_state=state.clone())
+    torch.testing.assert_close(found, outputs, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(kept, final, atol=1e-5, rtol=1e-4)
+
+
+def test_a_text_begins_with_an_empty_state_of_the_values_heads(rule):
+    given, named, _ = inputs(1, 4, 16, 16)
+    fewer = given[0][:, :, :1], given[1][:, :, :1], given[2]
+    assert rule(*fewer, **named)[1].shape == (1, HEADS, 16, 16)
+
+
 def test_a_text_begins_with_an_empty_state(rule):
     given, named, _ = inputs(2, 4, 16, 16)
     outputs, final = expected(given, named, None, use_qk_l2norm_in_kernel=True)

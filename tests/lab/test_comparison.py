@@ -1,5 +1,6 @@
 """Comparisons: what is varied, how rows come out, live and on a recording."""
 
+import numpy as np
 import pytest
 
 from specdec.core.config.engine_config import EngineConfig
@@ -54,6 +55,24 @@ def test_every_combination_has_a_label_of_its_own():
         variants([NGRAM], [Sweep("a", (1,)), Sweep("a", (2,))])
 
 
+def test_an_option_is_swept_by_its_name_or_below_proposer_config():
+    def asked(settings, key):
+        return variants([{"method": "ngram"} | settings], [Sweep.parse(f"{key}=2,3")])
+
+    beside = [{"method": "ngram", "prompt_lookup_min": value} for value in (2, 3)]
+    below = [{"method": "ngram", "proposer_config": {"prompt_lookup_min": value}} for value in (2, 3)]
+    dotted = "proposer_config.prompt_lookup_min"
+    assert [each.speculative_config for each in asked({}, "prompt_lookup_min")] == beside
+    assert [each.speculative_config for each in asked({}, dotted)] == below
+    assert [each.label for each in asked({}, dotted)] == ["ngram prompt_lookup_min=2", "ngram prompt_lookup_min=3"]
+    for key in ("prompt_lookup_min", dotted):  # an option stays where it stands
+        assert [each.speculative_config for each in asked({"prompt_lookup_min": 1}, key)] == beside
+        set_below = {"proposer_config": {"prompt_lookup_min": 1}}
+        assert [each.speculative_config for each in asked(set_below, key)] == below
+    with pytest.raises(ConfigError, match="SD-E253"):
+        variants([NGRAM], [Sweep("a", (1,)), Sweep("proposer_config.a", (2,))])
+
+
 def counts(*steps):
     metrics = RequestMetrics()
     for drafted, accepted in steps:
@@ -62,7 +81,7 @@ def counts(*steps):
 
 
 def rows_of(sort, **several):
-    measured = [Measured(label, {}, units, [2.0, 2.0, 2.0]) for label, units in several.items()]
+    measured = [Measured(label, {}, units, [[2.0, 2.0, 2.0]]) for label, units in several.items()]
     return comparison_facts(measured, ["a", "a", "b"], [4.0, 5.0, 6.0], sort)
 
 
@@ -75,6 +94,35 @@ def test_rows_are_sorted_and_say_how_far_they_are_from_the_best():
     assert rows[1]["difference_to_best_interval"] == pytest.approx((-1.5, -1.5))
     assert rows[0]["speedup"] == pytest.approx(15 / 6)
     assert rows[0]["by_category"]["b"]["speedup"] == 3
+
+
+def test_a_row_says_what_tells_5_percent_apart():
+    units, seconds = [counts((2, 1))] * 4, [[2.0, 2.1, 1.9, 2.2], [2.1, 2.0, 2.0, 2.1]]
+    slower = [[each * 1.2 + 0.1 * (place % 2) for place, each in enumerate(repeat)] for repeat in seconds]
+    measured = [Measured("slow", {}, units, slower), Measured("fast", {}, units, seconds)]
+    fast, slow = comparison_facts(measured, ["a"] * 4, [4.0] * 4, "speedup")
+    assert fast["to_tell_apart"] is None
+    assert slow["to_tell_apart"]["share"] == 0.05
+    assert slow["to_tell_apart"]["num_prompts"] >= 3
+    assert slow["to_tell_apart"]["repeat"] >= 2
+    assert fast["seconds"] == pytest.approx(8.2)
+
+
+def test_what_is_alike_is_not_told_apart_from_the_best_of_several():
+    random = np.random.default_rng(0)
+
+    def compared(number):
+        times = {f"p{each}": random.normal(2.0, 0.02, (3, 12)) for each in range(number)}
+        measured = [Measured(label, {}, [counts((1, 1))] * 12, each) for label, each in times.items()]
+        return comparison_facts(measured, ["a"] * 12, [4.0] * 12, "speedup")
+
+    held = dict.fromkeys((2, 6), 0)
+    for number in held:
+        for _ in range(60):
+            rows = compared(number)[1:]
+            held[number] += all(low <= 0 <= high for low, high in (row["difference_to_best_interval"] for row in rows))
+    assert held[2] >= 55
+    assert held[6] >= 55
 
 
 def test_the_pareto_front_is_what_nothing_else_beats_in_both():
@@ -123,8 +171,7 @@ def test_times_on_a_recording_are_those_that_a_replay_predicts(recorded):
 
     recording = Recording.open(recorded)
     replayed = replay(recording, NGRAM)
-    each = predicted_seconds(recording, steps_of(replayed), replayed.live_propose_seconds)
+    each = predicted_seconds(recording, steps_of(replayed), replayed.live_propose_seconds_of)
     assert sum(each) == pytest.approx(replayed.predicted_seconds(recording))
-    assert sum(plain_seconds(recording)) == pytest.approx(
-        replay(recording, None).predicted_seconds(recording), rel=1e-3
-    )
+    plain = replay(recording, None).predicted_seconds(recording)
+    assert sum(plain_seconds(recording)) == pytest.approx(plain)

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from specdec import LLM
+from specdec.lab.conversation import Texts
 from specdec.lab.dataset_files import PromptRow
 from specdec.lab.datasets import load_dataset, of_category, read_prompts, spread
 from specdec.sdk import ConfigError
@@ -146,7 +148,7 @@ def test_a_byte_that_is_not_utf8_is_named_with_its_position(tmp_path):
 def test_a_text_file_gives_a_prompt_per_line_and_no_byte_order_mark(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_bytes(b"\xef\xbb\xbffirst\r\n\r\n  second \n")
-    assert read_prompts(path) == ["first", "  second "]
+    assert [row.prompt for row in read_prompts(path)] == ["first", "  second "]
 
 
 def test_prompts_are_spread_over_categories_and_stay_grouped():
@@ -161,3 +163,40 @@ def test_an_unknown_category_is_refused_with_a_hint():
     assert of_category(rows, "code") == rows[:1]
     with pytest.raises(ConfigError, match="did you mean  prose"):
         of_category(rows, "pros")
+
+
+def test_a_row_may_give_token_ids_or_messages(tmp_path):
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    path = write_lines(tmp_path / "mine.jsonl", [{"prompt_token_ids": [5, 6, 7]}, {"messages": said, "category": "c"}])
+    ids, messages = load_dataset("custom", path)
+    assert (ids, messages) == (
+        PromptRow("1", "all", "", token_ids=(5, 6, 7)),
+        PromptRow("2", "c", "", messages=tuple(said)),
+    )
+    assert len({ids, messages}) == 2
+    with LLM("tiny", max_model_len=64) as llm:
+        texts = Texts.of(llm.engine)
+        assert texts.turn(ids, (), chat=True) == [5, 6, 7]
+        assert texts.turn(messages, (), chat=False) == llm.engine.encode_chat(said)
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"prompt_token_ids": []}, "no list of integers"),
+        ({"prompt_token_ids": [1, "2"]}, "no list of integers"),
+        ({"prompt_token_ids": [True]}, "no list of integers"),
+        ({"prompt_token_ids": "12"}, "no list of integers"),
+        ({"messages": []}, "no conversation"),
+        ({"messages": "hello"}, "no conversation"),
+        ({"messages": [{"role": "user"}]}, "no content"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "a row has one of prompt, turns"),
+        ({"text": "a"}, "a row has one of prompt, turns"),
+    ],
+)
+def test_a_row_in_no_form_is_named_with_the_forms(tmp_path, row, named):
+    path = write_lines(tmp_path / "mine.jsonl", [{"prompt": "a"}, row])
+    with pytest.raises(ConfigError, match=rf"line 2: .*{named}") as raised:
+        load_dataset("custom", path)
+    assert raised.value.code == "SD-E162"
+    assert '{"prompt_token_ids": [1, 2]}' in raised.value.facts["fix"]

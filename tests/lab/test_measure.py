@@ -27,19 +27,18 @@ class Remember:
         self.following = {}
 
     def observe(self, step):
-        for row, length in zip(step.rows.tolist(), step.committed_length.tolist()):
-            tokens = step.history[row, :length].tolist()
-            for i in range(2, length):
+        for b in range(len(step)):
+            tokens = step.history.token_ids(b)
+            for i in range(2, len(tokens)):
                 self.following[tokens[i - 2], tokens[i - 1]] = tokens[i]
 
     def propose(self, step):
         drafts = []
-        for row, length, budget in zip(step.rows.tolist(), step.committed_length.tolist(), step.budget.tolist()):
-            tokens = step.history[row, length - 2 : length].tolist()
+        for tokens, budget in zip(step.history.tail(2).tolist(), step.budget.tolist()):
             while len(tokens) < budget + 2 and tuple(tokens[-2:]) in self.following:
                 tokens.append(self.following[tuple(tokens[-2:])])
             drafts.append(tokens[2:])
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 """
 
 

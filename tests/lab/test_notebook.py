@@ -1,11 +1,12 @@
 """The lab in a notebook: results show themselves, and a run has a progress bar."""
 
 import pytest
+from recordings import make
 
 from specdec import LLM, SamplingParams
 from specdec.core.engine.outputs import CompletionOutput
 from specdec.core.request.metrics import RequestMetrics
-from specdec.lab.notebook import bench, compare
+from specdec.lab.notebook import bench, compare, compare_recorded, why
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 SMALL = {"num_prompts": 2, "output_len": 8, "repeat": 1, "warmup": 0}
@@ -47,7 +48,19 @@ def test_results_are_html_and_make_reports(tmp_path):
     assert html.count("<tr>") == 3
     assert "ngram K=2" in html
     assert result.report(tmp_path / "out.html")[0].exists()
-    assert "speedup" in bench("tiny", NGRAM, quiet=True, **SMALL)._repr_html_()
+    assert "Speed-up" in bench("tiny", NGRAM, quiet=True, **SMALL)._repr_html_()
+
+
+def test_recordings_take_one_proposer_or_several_and_sweeps(tmp_path):
+    recording = make(tmp_path / "x", max_num_seqs=1, output_len=8, num_prompts=3)
+    swept = compare_recorded(
+        recording.folder, {"method": "ngram"}, sweep={"num_speculative_tokens": [1, 2]}, quiet=True
+    )
+    assert {row["label"] for row in swept["rows"]} == {"ngram K=1", "ngram K=2"}
+    assert "Tokens per target step" in swept._repr_html_()
+    explained = why(recording.folder, NGRAM, quiet=True)
+    assert [row["label"] for row in explained["rows"]] == ["ngram K=3"]
+    assert "Drafts accepted" in explained._repr_html_()
 
 
 @pytest.mark.full

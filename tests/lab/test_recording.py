@@ -151,7 +151,8 @@ def test_a_torn_shard_is_dropped_with_a_word(tmp_path, caplog):
         resumed = RecordingWriter(tmp_path / "x", MANIFEST)
     assert caplog.text.count("SD-W243") == 2
     assert resumed.done == {"r0"}
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["manifest.json", "shard-00000.parquet"]
+    whole = ["manifest.json", "shard-00000.parquet", "shard-00000.sha256"]
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == whole
 
 
 def test_a_full_disk_keeps_what_was_written_and_leaves_no_part(tmp_path, monkeypatch):

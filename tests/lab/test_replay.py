@@ -15,6 +15,7 @@ from specdec.lab.recording import Recording
 from specdec.lab.recording.probabilities import distribution_of
 from specdec.lab.recording.settings import RecordSettings
 from specdec.lab.replay.caches import Caches
+from specdec.lab.replay.clock import Moment, ProposeClock
 from specdec.lab.replay.expected import ExpectedAcceptance
 from specdec.lab.replay.result import replay_facts
 from specdec.lab.replay.run import replay
@@ -186,8 +187,36 @@ def test_predictions_come_from_the_recorded_cost():
     known = with_a_second_per_step()
     ((facts, _),) = replay_facts(known, [PROPOSERS["ngram"]])
     plain, replayed = replay(known, None), replay(known, PROPOSERS["ngram"])
-    assert facts["predicted_plain_seconds"] == pytest.approx(len(plain.step_rows), rel=0.05)
-    assert facts["predicted_speedup"] == pytest.approx(len(plain.step_rows) / len(replayed.step_rows), rel=0.05)
+    assert facts["predicted_plain_seconds"] == len(plain.step_rows)
+    assert facts["predicted_seconds"] == pytest.approx(len(replayed.step_rows) + facts["live_propose_seconds"])
+    assert facts["predicted_speedup"] == facts["predicted_plain_seconds"] / facts["predicted_seconds"]
+    assert facts["propose_seconds"] > 0
+
+
+def moment(wall, processor, num_waits=0):
+    return Moment(wall, processor, num_waits)
+
+
+def test_time_in_which_others_ran_is_none_of_the_proposers():
+    begin = moment(10.0, 1.0)
+    assert begin.displaced_until(moment(10.5, 1.2)) == pytest.approx(0.3)
+    assert begin.displaced_until(moment(10.5, 1.5)) == 0
+    assert begin.displaced_until(moment(10.5, 1.2, num_waits=1)) == 0  # it waited by itself: for a disk, or a network
+    assert moment(10.0, 1.0, None).displaced_until(moment(10.5, 1.2, None)) == 0
+
+
+def test_the_clock_leaves_out_what_fits_into_proposing(monkeypatch):
+    stages, readings = {"propose": 1.0}, iter([(0.0, 0.0), (0.5, 0.2), (1.0, 0.3), (2.0, 0.4)])
+    monkeypatch.setattr(Moment, "now", lambda: moment(*next(readings)))
+    clock = ProposeClock(stages)
+    clock.on_verified(None)
+    stages["propose"] += 0.4
+    assert clock.step_ended() == pytest.approx(0.4 - 0.3)
+    clock.on_verified(None)
+    stages["propose"] += 0.4
+    assert clock.step_ended() == pytest.approx(0.4)  # others took 0.9, so not while it proposed
+    assert (clock.wall, clock.displaced) == (pytest.approx(0.8), pytest.approx(0.3))
+    assert clock.step_ended() == 0
 
 
 def test_what_full_caches_save_is_the_difference_of_medians():
@@ -218,7 +247,7 @@ def test_a_changed_proposer_is_read_anew(tmp_path, monkeypatch):
         "    def __init__(self, config):\n"
         "        pass\n"
         "    def propose(self, step):\n"
-        "        tokens = step.newest_token[:, None].expand(-1, step.num_draft_tokens)\n"
+        "        tokens = step.newest_token[:, None].expand(-1, step.width)\n"
         "        return Draft(tokens, step.budget.clamp(max=LIMIT))\n"
     )
     path = tmp_path / "watched_proposer.py"

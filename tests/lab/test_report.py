@@ -69,6 +69,29 @@ def test_figures_are_those_of_the_result(written, result):
     assert "The target&#39;s probabilities were not kept" in written[0].read_text()
 
 
+def test_the_page_says_how_far_rows_are_apart_who_drafted_and_when(result, tmp_path):
+    again = copy.deepcopy(result)
+    again["configuration"]["times"] = "predicted"
+    again["rows"][0]["source_sha256"] = "a" * 64
+    again["rows"][1]["speculative_config"] = {"method": "ngram", "proposer_config": {"prompt_lookup_min": 3}}
+    page = write_report(again, tmp_path / "out.html")[0].read_text()
+    own = page.partition('id="data-figures"')[0]
+    for shown in ("Differences on the same prompts", "95 % interval, paired", "Times are predicted", "aaaaaaaaaaaa"):
+        assert shown in own
+    assert "{&#34;prompt_lookup_min&#34;: 3}" in own
+    assert re.search(r"Written \d{4}-\d\d-\d\d \d\d:\d\d UTC", own)
+    assert "num_draft_tokens" not in own
+    assert "drafts accepted" in own
+    (points,) = [each["figure"]["data"] for each in data_of(page, "figures") if each["name"] == "drafts"]
+    assert not any("text" in each["mode"] for each in points)
+    assert {each["name"] for each in points} >= {row["label"] for row in again["rows"]}
+
+
+def test_sources_of_proposers_are_told_apart(result):
+    sources = {row["proposer"]: row["source_sha256"] for row in result["rows"]}
+    assert len({*sources.values(), None}) == 3
+
+
 def test_acceptance_has_the_columns_of_speculators(written, result):
     rows = list(csv.DictReader(written[3].read_text().splitlines()))
     names = ["subset", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "acceptance_length"]

@@ -26,7 +26,7 @@ class SeesThreads:
 
     def propose(self, step: StepView) -> Draft:
         self.seen.add(torch.get_num_threads())
-        return Draft.from_lists([[]] * len(step), step.num_draft_tokens)
+        return Draft.from_lists([[]] * len(step), step.width)
 
 
 def in_steps(**settings) -> tuple[set[int], int]:

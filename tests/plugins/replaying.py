@@ -108,7 +108,7 @@ class Forced:
             draft = sequence[length : length + count]
             vocab_size = self.target.vocab_size
             forced.append([token if i < right else (token + 1) % vocab_size for i, token in enumerate(draft)])
-        return Draft.from_lists(forced, step.num_draft_tokens)
+        return Draft.from_lists(forced, step.width)
 
 
 class Shown:
@@ -122,10 +122,10 @@ class Shown:
         super().observe(step)
         kept = step.kept
         for b, request_id in enumerate(step.request_ids):
-            first = int(kept.cu_rows[b])
+            first = int(kept.token_offsets[b])
             for entry in range(first, first + int(kept.num_kept[b])):
                 tokens = self._sequence[request_id][: int(kept.positions[entry]) + 1]
-                self.shown[tuple(tokens)] = kept.hidden[entry].clone()
+                self.shown[tuple(tokens)] = kept.hidden_cat()[entry].clone()
 
 
 class InDeviceForm:
@@ -162,7 +162,7 @@ def reported_distribution(draft: Draft, vocab_size: int, target_ids: Tensor | No
     if draft.distribution.sparse_ids is not None:
         ids, probs = draft.distribution.sparse_ids[0], draft.distribution.sparse_probs[0]
         return whole.scatter_add(-1, ids.clamp(min=0), probs.masked_fill(ids < 0, 0))
-    probs = draft.distribution.draft_logits[0].softmax(-1)
+    probs = draft.distribution.logits[0].softmax(-1)
     if target_ids is None:
         return probs
     whole[:, target_ids] = probs

@@ -74,7 +74,7 @@ def test_needs_follow_from_the_checkpoint_and_k(tmp_path):
     assert asked.hidden_states == (2, 4, 5)
     assert asked.max_draft_tokens == BLOCK - 1
     kv = asked.draft_kv
-    assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.rows_per_pass) == (2, 2, 32, 6)
+    assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.lookahead) == (2, 2, 32, 6)
     assert not kv.depends_on_next_token
     assert (asked.distribution, asked.sampling) == ("one_hot", ())
 
@@ -100,7 +100,7 @@ def test_block_size_may_be_in_either_place(tmp_path):
 def test_a_block_that_drafts_from_its_anchor_gives_one_more(tmp_path):
     made = change(z_lab(tmp_path), **{"dflash_config.sample_from_anchor": True})
     asked = needs(made, k=BLOCK)
-    assert (asked.max_draft_tokens, asked.draft_kv.rows_per_pass) == (BLOCK, BLOCK)
+    assert (asked.max_draft_tokens, asked.draft_kv.lookahead) == (BLOCK, BLOCK)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_a_reported_distribution_is_the_one_drawn_from(form, prompts, noisy, rec
 def reported_distribution(distribution, index):
     """Of row 0 at one draft position, over the whole vocabulary: float64 [V]."""
     if DistributionKind(int(distribution.kind[0])) is DistributionKind.DENSE_LOGITS:
-        return distribution.draft_logits[0, index].double().softmax(-1)
+        return distribution.logits[0, index].double().softmax(-1)
     whole = torch.zeros(VOCAB_SIZE, dtype=torch.float64)
     ids, probs = distribution.sparse_ids[0, index], distribution.sparse_probs[0, index].double()
     return whole.index_add(0, ids.clamp(min=0), torch.where(ids >= 0, probs, 0.0))
@@ -342,7 +342,7 @@ def test_it_drafts_one_token_after_the_other_where_that_is_asked_for(tmp_path):
 def test_the_draft_kv_is_that_of_every_layer():
     config = ProposerConfig(num_draft_tokens=5, model=str(TARGET), options=DraftModelProposer.Options())
     kv = DraftModelProposer.needs(config, fake_target_info(vocab_size=VOCAB_SIZE)).draft_kv
-    assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.rows_per_pass) == (8, 2, 64, 5)
+    assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.lookahead) == (8, 2, 64, 5)
     assert not kv.depends_on_next_token
 
 

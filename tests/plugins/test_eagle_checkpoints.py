@@ -93,7 +93,7 @@ def test_eagle1_needs_the_final_hidden_state_and_rows_that_depend_on_the_next_to
     asked = needs(wrapped_eagle1(tmp_path), k=5)
     kv = asked.draft_kv
     assert asked.hidden_states == ("final",)
-    assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.rows_per_pass) == (2, 2, HEAD_DIM, 4)
+    assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.lookahead) == (2, 2, HEAD_DIM, 4)
     assert kv.depends_on_next_token
 
 

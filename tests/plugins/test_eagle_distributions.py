@@ -41,7 +41,7 @@ def reported(draft: Draft, made: Made) -> torch.Tensor:
     if draft.distribution.sparse_ids is not None:
         ids, probs = draft.distribution.sparse_ids[0], draft.distribution.sparse_probs[0]
         return whole.scatter_add(-1, ids.clamp(min=0), probs.masked_fill(ids < 0, 0))
-    return over_target_ids(draft.distribution.draft_logits[0].softmax(-1), made)
+    return over_target_ids(draft.distribution.logits[0].softmax(-1), made)
 
 
 def over_target_ids(probs: torch.Tensor, made: Made) -> torch.Tensor:

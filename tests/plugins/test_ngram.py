@@ -21,15 +21,14 @@ from specdec.sdk import (
     PADDING_TOKEN_ID,
     ConfigError,
     Draft,
-    KeptRows,
+    KeptTokens,
     Phase,
     ProposerConfig,
     RequestView,
     StepView,
 )
+from specdec.testing.fakes import FakeHistory
 
-POISON = 99_999  # fills every place of the history that a proposer may not read
-MAX_MODEL_LEN = 400
 NUM_ROWS = 3
 NAMES = "abcde"
 K = 4
@@ -59,15 +58,12 @@ def step_view(*shown: Shown) -> StepView:
     def column(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64)
 
-    history = torch.full((NUM_ROWS, MAX_MODEL_LEN), POISON)
-    for request in shown:
-        history[request.row, : len(request.tokens)] = column(request.tokens)
     none = torch.zeros(len(shown), dtype=torch.int64)
     empty = torch.zeros(0, dtype=torch.int64)
     return StepView(
-        request_ids=tuple(request.request_id for request in shown),
-        num_draft_tokens=K,
-        rows=column([request.row for request in shown]),
+        requests=tuple(request_view(each.request_id, each.row, each.generation) for each in shown),
+        width=K,
+        slots=column([request.row for request in shown]),
         generation=column([request.generation for request in shown]),
         phase=torch.full_like(none, Phase.DECODE),
         committed_length=column([len(request.tokens) for request in shown]),
@@ -75,22 +71,21 @@ def step_view(*shown: Shown) -> StepView:
         num_drafted=none,
         num_accepted=none,
         budget=column([request.budget for request in shown]),
-        kept=KeptRows(
-            cu_rows=torch.zeros(len(shown) + 1, dtype=torch.int64),
+        kept=KeptTokens(
+            token_offsets=torch.zeros(len(shown) + 1, dtype=torch.int64),
             num_kept=none,
             kept_start=none,
             positions=empty,
             token_ids=empty,
             next_token_ids=empty,
-            hidden=None,
         ),
         random=NoRandom(),
-        history=history,
+        history=FakeHistory([request.tokens for request in shown]),
     )
 
 
 def request_view(request_id: str, row: int = 0, generation: int = 0) -> RequestView:
-    return RequestView(request_id=request_id, row=row, generation=generation, prompt_token_ids=())
+    return RequestView(request_id=request_id, slot=row, generation=generation, prompt_token_ids=())
 
 
 def proposer_with(**options: int) -> NgramProposer:
@@ -189,17 +184,6 @@ def test_tokens_shown_without_a_budget_are_indexed() -> None:
     for length in (3, 6):  # chunks of the prompt
         assert drafted(run_step(proposer, Shown("a", 0, text[:length], budget=0))) == [[]]
     assert drafted(run_step(proposer, Shown("a", 0, text))) == [[3, 4, 5, 6]]
-
-
-def test_the_view_is_left_as_it_was() -> None:
-    step = step_view(Shown("a", 0, [1, 2, 3, 1, 2]))
-    assert step.history is not None
-    before = step.history.clone()
-    proposer = proposer_with()
-    proposer.on_start(request_view("a"))
-    proposer.observe(step)
-    proposer.propose(step)
-    assert torch.equal(step.history, before)
 
 
 def test_a_preempted_request_keeps_its_index_while_it_is_replayed() -> None:

@@ -236,7 +236,7 @@ def check_drawn(replayed, committed, budget, draft, uniforms):
 def reported(distribution, index):
     """Of row 0 at one draft position: float64 [V]."""
     if DistributionKind(int(distribution.kind[0])) is DistributionKind.DENSE_LOGITS:
-        return distribution.draft_logits[0, index].double().softmax(-1)
+        return distribution.logits[0, index].double().softmax(-1)
     ids, probs = distribution.sparse_ids[0, index], distribution.sparse_probs[0, index].double()
     whole = torch.zeros(SIZE, dtype=torch.float64)
     return whole.index_add(0, ids.clamp(min=0), torch.where(ids >= 0, probs, 0.0))

@@ -27,7 +27,7 @@ class Options(ModelOptions):
 class Stranger(AutoregressiveProposer):
     """Two of the target's hidden states and the next token, through a layer that was never trained."""
 
-    ROWS_ARE_SHIFTED = True
+    INPUTS_ARE_SHIFTED = True
     Options = Options
 
     @classmethod
@@ -35,7 +35,7 @@ class Stranger(AutoregressiveProposer):
         kv = draft_kv_of(
             cls.layer_config(target),
             num_layers=config.options.num_layers,
-            rows_per_pass=config.num_draft_tokens - 1,
+            lookahead=config.num_draft_tokens - 1,
             dtype=config.dtype,
             depends_on_next_token=True,
         )

@@ -45,11 +45,11 @@ def proposer_with(k=K, **options):
 
 
 def start(proposer, name, prompt, row=0):
-    proposer.on_start(RequestView(request_id=name, row=row, generation=1, prompt_token_ids=prompt))
+    proposer.on_start(RequestView(request_id=name, slot=row, generation=1, prompt_token_ids=prompt))
 
 
 def finish(proposer, name, row=0):
-    proposer.on_finish(RequestView(request_id=name, row=row, generation=1, prompt_token_ids=()))
+    proposer.on_finish(RequestView(request_id=name, slot=row, generation=1, prompt_token_ids=()))
 
 
 def run_step(proposer, k=K, **tokens_by_name) -> list[list[int]]:
@@ -203,7 +203,7 @@ def test_a_replayed_request_is_not_counted_twice():
     text = [1, 2, 7, 1, 2, 9, 1, 2, 9, 1, 2]
     run_step(proposer, 1, a=text)
     for length in (3, 9):  # replayed in chunks after a preemption, in another row
-        step = step_view([text[:length]], 1, request_ids=["a"], rows=[3], generation=[2], budget=[0])
+        step = step_view([text[:length]], 1, request_ids=["a"], slots=[3], generation=[2], budget=[0])
         proposer.observe(step)
     assert proposer._requests["a"].text.tail.length == 8
     assert run_step(proposer, 1, a=[*text, 9, 1, 2]) == [[9]]
@@ -259,9 +259,9 @@ def test_a_long_prompt_is_found_in_the_corpus_by_its_ending():
 
 def test_a_namespace_drafts_from_its_own_outputs_only(tmp_path):
     proposer = proposer_with()
-    proposer.on_start(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="one"))
+    proposer.on_start(RequestView(request_id="a", slot=0, generation=1, prompt_token_ids=(), namespace="one"))
     run_step(proposer, a=[1, 2, 3, 4, 5])
-    proposer.on_finish(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="one"))
+    proposer.on_finish(RequestView(request_id="a", slot=0, generation=1, prompt_token_ids=(), namespace="one"))
     proposer.save(tmp_path)
     again = proposer_with()
     again.load(tmp_path)
@@ -269,7 +269,7 @@ def test_a_namespace_drafts_from_its_own_outputs_only(tmp_path):
         drafts = {}
         for namespace in ("", "one", "two"):
             each.on_start(
-                RequestView(request_id=namespace, row=0, generation=1, prompt_token_ids=(), namespace=namespace)
+                RequestView(request_id=namespace, slot=0, generation=1, prompt_token_ids=(), namespace=namespace)
             )
             drafts[namespace] = run_step(each, **{namespace: [1, 2]})[0]
         assert drafts == {"": [], "one": [3, 4, 5], "two": []}
@@ -491,7 +491,7 @@ def test_the_first_draft_after_a_prompt_is_accepted_no_less_than_the_n_gram_prop
             proposer = cls(ProposerConfig(num_draft_tokens=7, options=options))
             start(proposer, "a", ())
             tokens = [*prompt["prompt_token_ids"], first]
-            step = step_view([tokens], 7, request_ids=["a"], max_model_len=512)
+            step = step_view([tokens], 7, request_ids=["a"])
             proposer.observe(step)
             (draft,) = drafted(proposer.propose(step))
             agrees = [ours == theirs for ours, theirs in zip(draft, truth, strict=False)]

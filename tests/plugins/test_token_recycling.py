@@ -9,7 +9,7 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.token_recycling import TokenRecyclingProposer
-from specdec.sdk import ConfigError, ProposerConfig, RejectedRows, RequestView
+from specdec.sdk import ConfigError, ProposerConfig, RejectedTokens, RequestView
 from specdec.testing import step_view
 from specdec.testing.fakes import fake_target_info
 
@@ -33,7 +33,7 @@ def shown(tokens, tops, rejected=(), names=("a",)):
     return replace(
         view,
         kept=replace(view.kept, top_ids=top, top_logprobs=torch.zeros(top.shape)),
-        rejected=RejectedRows(
+        rejected=RejectedTokens(
             start=torch.arange(count) * len(rejected),
             num_rejected=ints([len(rejected)] * count),
             positions=torch.zeros_like(drafts),
@@ -48,7 +48,7 @@ def shown(tokens, tops, rejected=(), names=("a",)):
 def proposer():
     proposer = TokenRecyclingProposer(ProposerConfig(num_draft_tokens=K))
     for name, namespace in (("a", "left"), ("b", "left"), ("c", "right")):
-        proposer.on_start(RequestView(request_id=name, row=0, generation=1, prompt_token_ids=(), namespace=namespace))
+        proposer.on_start(RequestView(request_id=name, slot=0, generation=1, prompt_token_ids=(), namespace=namespace))
     return proposer
 
 
@@ -80,10 +80,10 @@ def test_namespaces_used_longest_ago_are_forgotten():
     options = TokenRecyclingProposer.Options(max_namespaces=1)
     proposer = TokenRecyclingProposer(ProposerConfig(num_draft_tokens=K, options=options))
     for name in ("a", "b"):
-        proposer.on_start(RequestView(request_id=name, row=0, generation=1, prompt_token_ids=(), namespace=name))
+        proposer.on_start(RequestView(request_id=name, slot=0, generation=1, prompt_token_ids=(), namespace=name))
         proposer.observe(shown([5, 6], [6], names=(name,)))
-    proposer.on_finish(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="a"))
-    proposer.on_start(RequestView(request_id="c", row=0, generation=1, prompt_token_ids=(), namespace="b"))
+    proposer.on_finish(RequestView(request_id="a", slot=0, generation=1, prompt_token_ids=(), namespace="a"))
+    proposer.on_start(RequestView(request_id="c", slot=0, generation=1, prompt_token_ids=(), namespace="b"))
     assert drafts(proposer, shown([5], [], names=("c",))) == [[6]]
     assert len(proposer._successors) == 1
 
@@ -91,12 +91,12 @@ def test_namespaces_used_longest_ago_are_forgotten():
 def of_trees(**more):
     config = ProposerConfig(num_draft_tokens=4, tree_depth=2, **more)
     proposer = TokenRecyclingProposer(config)
-    proposer.on_start(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace=""))
+    proposer.on_start(RequestView(request_id="a", slot=0, generation=1, prompt_token_ids=(), namespace=""))
     return proposer
 
 
 def tree(proposer, newest, budget=4):
-    step = replace(shown([newest], [], names=("a",)), budget=ints([budget]), num_draft_tokens=4)
+    step = replace(shown([newest], [], names=("a",)), budget=ints([budget]), width=4)
     draft = proposer.propose(step)
     length = int(draft.lengths[0])
     return list(zip(draft.parents[0, :length].tolist(), draft.token_ids[0, :length].tolist(), strict=True))
@@ -149,9 +149,9 @@ def test_what_was_saved_is_loaded_by_namespace(proposer, tmp_path):
     other = bound()
     other.load(tmp_path)
     assert other._successors == proposer._successors
-    other.on_start(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="left"))
+    other.on_start(RequestView(request_id="a", slot=0, generation=1, prompt_token_ids=(), namespace="left"))
     assert drafts(other, shown([3], [])) == drafted
-    other.on_start(RequestView(request_id="a", row=0, generation=1, prompt_token_ids=(), namespace="right"))
+    other.on_start(RequestView(request_id="a", slot=0, generation=1, prompt_token_ids=(), namespace="right"))
     assert drafts(other, shown([3], [])) == [[]], "another tenant's are not used"
 
 

@@ -304,7 +304,7 @@ def test_a_registered_dataset_is_read_by_name(offer, tmp_path):
     ("body", "error", "told"),
     [
         ("yield {}['poem']", PluginLoadError, "dist-h:hooks 0.3.1"),
-        ("return [{'text': 'a'}]", ConfigError, 'dataset odes, row 1: no key "prompt"'),
+        ("return [{'text': 'a'}]", ConfigError, "dataset odes, row 1: a row has one of prompt"),
         ("return ['a']", ConfigError, "dataset odes, row 1: not an object"),
         ("return [{'prompt': 'a', 'prompt_id': 1}] * 2", ConfigError, "two prompts have the id '1'"),
         ("return []", ConfigError, "'dataset odes' holds no prompt"),

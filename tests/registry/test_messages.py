@@ -201,7 +201,7 @@ class Mine:
 
 
 def a_draft(step, distribution=None):
-    return Draft(torch.zeros(len(step), step.num_draft_tokens, dtype=torch.int64), step.budget.clone(), distribution)
+    return Draft(torch.zeros(len(step), step.width, dtype=torch.int64), step.budget.clone(), distribution=distribution)
 
 
 def with_distribution(step, **distribution):
@@ -214,9 +214,9 @@ def with_distribution(step, **distribution):
 
 
 def half_the_mass(step):
-    probs = torch.full((len(step), step.num_draft_tokens, 4096), 1 / 4096)
+    probs = torch.full((len(step), step.width, 4096), 1 / 4096)
     probs[1, 1] /= 2
-    return with_distribution(step, draft_probs=probs)
+    return with_distribution(step, probs=probs)
 
 
 def writing(step):
@@ -227,17 +227,17 @@ def writing(step):
 ANSWERS = {
     "E200-nothing": lambda step: None,
     "E200-generator": lambda step: ([1, 2] for _ in step.request_ids),
-    "E201-transposed-floats": lambda step: Draft(torch.zeros(step.num_draft_tokens, len(step)), step.budget.clone()),
+    "E201-transposed-floats": lambda step: Draft(torch.zeros(step.width, len(step)), step.budget.clone()),
     "E201-wrong-device": lambda step: Draft(a_draft(step).token_ids.to("meta"), step.budget.clone()),
     "E202-over-the-budget": lambda step: Draft(a_draft(step).token_ids, step.budget + 3),
     "E203-outside-the-vocabulary": lambda step: Draft(a_draft(step).token_ids + 4096, step.budget.clone()),
     "E210-raises": None,
     "E220-writes": writing,
+    "E201-floats": lambda step: Draft(a_draft(step).token_ids.float(), step.budget.clone()),
+    "E210-without-lengths": lambda step: Draft(a_draft(step).token_ids),
 }
 DISTRIBUTIONS = {
-    "E201-another-vocabulary": lambda step: with_distribution(
-        step, draft_probs=torch.ones(len(step), step.num_draft_tokens, 100)
-    ),
+    "E201-another-vocabulary": lambda step: with_distribution(step, probs=torch.ones(len(step), step.width, 100)),
     "E204-undeclared-form": lambda step: a_draft(
         step, DraftDistribution(kind=torch.full((len(step),), DistributionKind.SPARSE, dtype=torch.uint8))
     ),
@@ -291,10 +291,10 @@ class Mine:
 
     def propose(self, step):
         drafts = []
-        for row, token, budget in zip(step.rows.tolist(), step.newest_token.tolist(), step.budget.tolist()):
+        for row, token, budget in zip(step.slots.tolist(), step.newest_token.tolist(), step.budget.tolist()):
             drafts.append([self.seen.get(row, token)] * budget)
             self.seen[row] = token
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 """
 
 

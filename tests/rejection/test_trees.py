@@ -7,6 +7,7 @@ the specification, by uniforms within 1e-12 of both ends of the interval that gi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from specdec.core.kernels.philox import Stream, uniform
-from specdec.core.rejection import DistributionKind, DraftRows, StopReason, sampler
+from specdec.core.rejection import DistributionKind, DraftRows, SamplingRows, StopReason, sampler
 from specdec.core.rejection.uniforms import draw_tree_uniforms
 from specdec.testing.rejection.reference import Params
 from specdec.testing.rejection.tree_reference import TreeRule, coupled, multi_round, traversal
@@ -255,3 +256,23 @@ def test_a_lossy_rule_takes_no_tree() -> None:
     batch = problem(17, coupled, DistributionKind.ONE_HOT, PARAMS["unit"])
     with pytest.raises(ValueError, match="no trees"):
         sampler.rule_of("typical")(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
+
+
+def test_what_is_reported_of_a_one_hot_node_is_its_probability_after_its_parent() -> None:
+    """Of every node beside the path, the rejected ones included; NaN of nodes that nobody looked at."""
+    parents, ids, vocab_size, count = [-1, -1, 0, 0, 1], [0, 1, 0, 2, 1], 3, 48
+    logits = torch.randn(count, 6, vocab_size, generator=torch.Generator().manual_seed(5))
+    drafts = DraftRows(torch.tensor([ids] * count), torch.full((count,), 5), parents=torch.tensor([parents] * count))
+    ones, zeros = torch.ones(count), torch.zeros(count, dtype=torch.int64)
+    sampling = SamplingRows(ones, zeros, ones, 0 * ones, torch.arange(count), zeros, all_greedy=False, any_filter=False)
+    verdict = sampler.verify(logits.view(-1, vocab_size), torch.arange(count + 1) * 6, drafts, sampling)
+    seen = set[int]()
+    for b, path in enumerate(verdict.path.tolist()):
+        for node, parent in enumerate(parents):
+            found = float(verdict.accept_prob[b, node])
+            if parent + 1 in path:
+                assert found == pytest.approx(float(logits[b, parent + 1].softmax(-1)[ids[node]]), abs=1e-6)
+                seen.add(node)
+            else:
+                assert math.isnan(found)
+    assert seen == set(range(5))

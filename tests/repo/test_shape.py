@@ -115,17 +115,22 @@ from collections import Counter
 from pathlib import Path
 from specdec import LLM, SamplingParams
 
-root, ours = Path(sys.argv[1]), {}
+root, rooms, ours = Path(sys.argv[1]), set(json.loads(sys.argv[2])), {}
+
+def within(path):
+    # Of a file in one of our rooms: its path in the checkout, where an environment may lie too.
+    inside = path.is_absolute() and path.resolve().is_relative_to(root)
+    relative = path.resolve().relative_to(root) if inside else Path()
+    return str(relative) if rooms & set(relative.parts[:1]) else ""
 
 def count(frame, event, argument):
     name = frame.f_code.co_filename
     if event == "call":
         if name not in ours:
-            path = Path(name).resolve()
-            ours[name] = str(path.relative_to(root)) if Path(name).is_absolute() and root in path.parents else ""
+            ours[name] = within(Path(name))
         calls[ours[name]] += bool(ours[name])
 
-for speculation, num_steps in json.loads(sys.argv[2]):
+for speculation, num_steps in json.loads(sys.argv[3]):
     calls = Counter()
     engine = LLM(str(root / "assets" / "tiny" / "target"), speculative_config=speculation).engine
     for prompt in ([5, 6, 7, 8], [9, 10, 11]):
@@ -157,7 +162,7 @@ def steps() -> list[dict[str, Any]]:
     files that they lie in, and how many drafts were verified.
     """
     done = subprocess.run(
-        [sys.executable, "-c", STEPS, str(ROOT), json.dumps(SPECULATION)],
+        [sys.executable, "-c", STEPS, str(ROOT), json.dumps(ROOMS), json.dumps(SPECULATION)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,

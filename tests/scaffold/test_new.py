@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -17,7 +18,7 @@ from specdec.cli._scaffold import Names, sdk_range
 from specdec.sdk import ConfigError
 from specdec.testing import check_proposer
 
-PACKAGES = ("lookup", "draft-model", "head", "block")
+PACKAGES = ("lookup", "draft-model", "head", "block", "tree")
 KINDS = (*PACKAGES, "external")
 
 
@@ -59,7 +60,7 @@ def test_a_package_is_complete(generated, kind):
     [(name, target)] = project["entry-points"]["specdec.proposers"].items()
     assert (project["name"], name) == (folder.name, f"some-{kind}")
     module, class_name = target.split(":")
-    assert f"class {class_name}(" in (folder / "src" / module / "proposer.py").read_text()
+    assert re.search(rf"^class {class_name}\b", (folder / "src" / module / "proposer.py").read_text(), re.MULTILINE)
 
 
 def test_external_is_one_file_and_one_test(generated):

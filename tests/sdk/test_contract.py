@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import operator
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +24,7 @@ from specdec.sdk import (
     SpecdecError,
     StrictModel,
 )
+from specdec.sdk.read_tokens import ReadTokens
 from specdec.testing import FakeServices, fake_target_info, step_view
 
 
@@ -135,7 +140,7 @@ def test_no_float_bool_or_text_is_made_a_token_id(odd, found):
 
 def test_host_proposer_refuses_a_draft_of_floats():
     class Averages(HostProposer):
-        def draft(self, tokens, k):
+        def draft(self, request, tokens, k):
             return [tokens[-1] + 0.7]
 
     with pytest.raises(TypeError, match=r"a draft holds \d+\.7 \(float\)"):
@@ -147,7 +152,7 @@ class Echo(HostProposer):
         super().__init__(config)
         self.seen = []
 
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         self.seen.append(list(tokens))
         return list(tokens)[:k]
 
@@ -166,10 +171,10 @@ def test_host_proposer_sees_the_whole_history_and_its_budget():
 
 def test_host_proposer_keeps_a_request_that_changes_rows_and_forgets_a_finished_one():
     proposer = echo()
-    proposer.propose(step_view([[1, 2, 3]], 3, request_ids=["a"], rows=[0]))
-    proposer.propose(step_view([[1, 2, 3, 4]], 3, request_ids=["a"], rows=[5], generation=[9]))
+    proposer.propose(step_view([[1, 2, 3]], 3, request_ids=["a"], slots=[0]))
+    proposer.propose(step_view([[1, 2, 3, 4]], 3, request_ids=["a"], slots=[5], generation=[9]))
     assert proposer.seen[-1] == [1, 2, 3, 4]
-    proposer.on_finish(RequestView(request_id="a", row=5, generation=9, prompt_token_ids=[1, 2, 3]))
+    proposer.on_finish(RequestView(request_id="a", slot=5, generation=9, prompt_token_ids=[1, 2, 3]))
     proposer.propose(step_view([[7, 8]], 3, request_ids=["a"]))
     assert proposer.seen[-1] == [7, 8]
 
@@ -210,7 +215,7 @@ def test_host_proposer_runs_when_its_init_is_not_called():
         def __init__(self, config):
             self.window = 2
 
-        def draft(self, tokens, k):
+        def draft(self, request, tokens, k):
             return tokens[-self.window :]
 
     first, second = Own(ProposerConfig(num_draft_tokens=3)), Own(ProposerConfig(num_draft_tokens=3))
@@ -218,10 +223,62 @@ def test_host_proposer_runs_when_its_init_is_not_called():
     assert second.propose(step_view([[4, 5]], 3)).token_ids.tolist() == [[4, 5, -1]]
 
 
+CHANGES = {
+    "append": lambda tokens: tokens.append(7),
+    "extend": lambda tokens: tokens.extend([7]),
+    "insert": lambda tokens: tokens.insert(0, 7),
+    "pop": lambda tokens: tokens.pop(),
+    "remove": lambda tokens: tokens.remove(2),
+    "clear": lambda tokens: tokens.clear(),
+    "sort": lambda tokens: tokens.sort(reverse=True),
+    "reverse": lambda tokens: tokens.reverse(),
+    "item": lambda tokens: operator.setitem(tokens, 0, 7),
+    "slice": lambda tokens: operator.setitem(tokens, slice(0, 2), []),
+    "del": lambda tokens: operator.delitem(tokens, -1),
+    "+=": lambda tokens: operator.iadd(tokens, [7]),
+    "*=": lambda tokens: operator.imul(tokens, 2),
+}
+
+
+class Changes(Echo):
+    change = None
+
+    def draft(self, request, tokens, k):
+        self.seen.append(list(tokens))
+        type(self).change(tokens)
+        return []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_host_proposer_lets_nobody_change_the_tokens_that_it_keeps(change):
+    kind = type("Changing", (Changes,), {"change": staticmethod(CHANGES[change])})
+    proposer = kind(ProposerConfig(num_draft_tokens=3))
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"change list\(tokens\)"):
+            proposer.propose(step_view([[1, 2, 3]], 3))
+    assert proposer.seen == [[1, 2, 3]] * 2
+
+
+def test_every_method_that_only_a_list_has_is_refused_for_the_tokens_of_a_host_proposer():
+    changing = vars(list).keys() - vars(tuple).keys() - {"copy", "__reversed__", "__init__", "__sizeof__"}
+    assert len(changing) == 12
+    assert changing <= vars(ReadTokens).keys()
+
+
+def test_copies_of_the_tokens_of_a_host_proposer_are_lists_of_the_authors_own():
+    tokens = ReadTokens([1, 2])
+    copies = [copy.copy(tokens), copy.deepcopy(tokens), pickle.loads(pickle.dumps(tokens)), tokens[:], tokens.copy()]
+    copies += [tokens * 1]
+    for each in copies:
+        assert type(each) is list
+        each.append(7)
+    assert tokens == [1, 2]
+
+
 @pytest.mark.parametrize(("returned", "found"), [(None, "None"), (7, "'int'"), ("ab", "'str'")])
 def test_host_proposer_says_what_draft_must_return(returned, found):
     class Wrong(HostProposer):
-        def draft(self, tokens, k):
+        def draft(self, request, tokens, k):
             return returned
 
     view = step_view([[1, 2, 3]], 3)

@@ -57,7 +57,7 @@ class Uniforms:
 
 def step_of(parameters, budget=None, seed=0):
     count = len(parameters)
-    step = step_view([[1, 2]] * count, K, budget=budget, max_num_seqs=count, max_model_len=8)
+    step = step_view([[1, 2]] * count, K, budget=budget)
     return replace(step, sampling=sampling_view(parameters), random=Uniforms(seed, count))
 
 
@@ -84,7 +84,7 @@ def filtered_softmax(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
 def dense_of(distribution, row, index, size=V):
     """A reported distribution over the target's vocabulary: float64 [size]."""
     if DistributionKind(int(distribution.kind[row])) is DistributionKind.DENSE_LOGITS:
-        return distribution.draft_logits[row, index].double().softmax(-1)
+        return distribution.logits[row, index].double().softmax(-1)
     ids, probs = distribution.sparse_ids[row, index], distribution.sparse_probs[row, index].double()
     assert float(probs[ids < 0].abs().sum()) == 0
     return torch.zeros(size, dtype=torch.float64).index_add(0, ids.clamp(min=0), probs)
@@ -215,7 +215,7 @@ def test_a_mapped_vocabulary_drafts_target_ids(form):
     assert draft.token_ids[:, 0].tolist() == drawn.tolist()
     assert int(drawn[2]) == int(TARGET_IDS[logits[2].argmax()])
     if form == "dense":  # over the draft's own ids: the engine maps them
-        assert draft.distribution.draft_logits.shape == (3, K, len(TARGET_IDS))
+        assert draft.distribution.logits.shape == (3, K, len(TARGET_IDS))
     if form == "sparse":
         top = logits[1].topk(2).indices
         distribution = dense_of(draft.distribution, 1, 0, size=64)

@@ -33,7 +33,7 @@ class Given:
 def a_step(uniforms: Tensor, budgets: list[int] | None = None, **parameters: float) -> StepView:
     step = step_of([{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **parameters}] * len(uniforms))
     budget = torch.tensor(budgets or [K] * len(uniforms))
-    return replace(step, random=Given(uniforms), num_draft_tokens=K, budget=budget)
+    return replace(step, random=Given(uniforms), width=K, budget=budget)
 
 
 def state_of(states: Tensor, tokens: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def reported(draft: Draft, row: int, place: int) -> Tensor:
     """[V]."""
     said = draft.distribution
     if int(said.kind[row]) == DistributionKind.DENSE_LOGITS:
-        return said.draft_logits[row, place].softmax(0)
+        return said.logits[row, place].softmax(0)
     assert int(said.kind[row]) == DistributionKind.SPARSE
     ids, probs = said.sparse_ids[row, place], said.sparse_probs[row, place]
     return torch.zeros(V).index_add(0, ids[ids >= 0], probs[ids >= 0])

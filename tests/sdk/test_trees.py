@@ -12,6 +12,7 @@ from specdec.sdk import Draft
 from specdec.sdk.trees import (
     best_first,
     branches,
+    confidences,
     depths,
     draw_siblings,
     path_to,
@@ -67,11 +68,12 @@ def test_best_first_takes_the_most_likely_nodes_of_the_whole_tree() -> None:
         return ((token, p, depth + 1) for token, p in enumerate(probs[depth]))
 
     for size in (1, 4, 9, 39):
-        tree = best_first(children, 0, size, 3)
+        tree, told = best_first(children, 0, size, 3)
         parents = [parent for parent, _ in tree]
         paths = [tuple(tree[node][1] for node in path_to(i, parents)) for i in range(len(tree))]
         every = paths_of(probs, 3)
         scores = [every[path] for path in paths]
+        assert told == pytest.approx(scores)
         assert sorted(scores, reverse=True) == pytest.approx(scores)
         assert sum(scores) == pytest.approx(sum(sorted(every.values(), reverse=True)[:size]))
 
@@ -85,8 +87,25 @@ def test_best_first_asks_no_further_than_it_needs() -> None:
             assert token < 3, "the third sibling is never needed"
             yield token, 0.5 / (token + 1), state + 1
 
-    assert len(best_first(children, 0, 3, 2)) == 3
+    assert len(best_first(children, 0, 3, 2)[0]) == 3
     assert asked == [0, 1, 1]
+
+
+def test_confidences_are_what_the_tree_was_grown_by():
+    probs = {None: [(7, 0.5), (8, 0.4)], 7: [(9, 0.9), (7, 0.0)], 8: [(7, 0.25)]}
+    tree, scores = best_first(lambda last: ((t, p, t) for t, p in probs.get(last, ())), None, 6, 3)
+    asked = [dict(probs[None if parent < 0 else tree[parent][1]])[token] for parent, token in tree]
+    assert (7, 0.0) in {(token, score) for (_, token), score in zip(tree, scores, strict=True)}
+    assert confidences(tree, scores) == pytest.approx(asked)
+    draft = Draft.from_trees([tree, []], 8, [scores, []])
+    assert draft.confidence[0, : len(tree)].tolist() == pytest.approx(asked)
+    assert draft.confidence[0, len(tree) :].isnan().all()
+    assert draft.confidence[1].isnan().all()
+    assert Draft.from_trees([tree, []], 8).confidence is None
+
+
+def test_a_node_below_one_that_cannot_be_accepted_has_no_confidence():
+    assert confidences([(-1, 5), (0, 6)], [0.0, 0.0]) == [0.0, 0.0]
 
 
 def test_reranking_keeps_ancestors_and_puts_the_best_first() -> None:

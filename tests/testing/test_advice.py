@@ -172,7 +172,7 @@ def test_learning_in_the_order_of_rows_is_told_to_learn_in_the_order_of_ids(muta
 
 def test_a_place_in_the_step_taken_for_a_request_is_told_so():
     (result,) = check_proposer(state_mutants.DraftsByPlace, only=["row_order"])
-    assert result.facts["fix"] == "find a request by step.request_ids or step.rows, never by its place in the step"
+    assert result.facts["fix"] == "find a request by step.request_ids or step.slots, never by its place in the step"
 
 
 @pytest.mark.parametrize("proposer", [good_proposers.SharedFollowers, state_mutants.LearnsAtTheEnd, "suffix"])

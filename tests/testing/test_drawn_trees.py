@@ -20,7 +20,7 @@ class Network(AutoregressiveProposer):
     """Logits that depend on every token of a path."""
 
     DRAFTS_TREES = True
-    ROWS_ARE_SHIFTED = True
+    INPUTS_ARE_SHIFTED = True
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:

@@ -23,10 +23,9 @@ class Branches:
 
     def propose(self, step: StepView) -> Draft:
         assert step.history is not None
-        columns = (step.rows.tolist(), step.committed_length.tolist(), step.budget.tolist())
-        facts = zip(*columns, strict=True)
-        trees = [self.tree(step.history[row, :length].tolist(), budget) for row, length, budget in facts]
-        return Draft.from_trees(trees, step.num_draft_tokens)
+        facts = enumerate(step.budget.tolist())
+        trees = [self.tree(step.history.token_ids(b), budget) for b, budget in facts]
+        return Draft.from_trees(trees, step.width)
 
     def tree(self, tokens: list[int], budget: int) -> list[tuple[int, int]]:
         followers: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -37,7 +36,8 @@ class Branches:
             total = followers[token].total()
             return ((each, count / total, each) for each, count in followers[token].most_common())
 
-        return best_first(children, tokens[-1], budget, 3)
+        tree, _ = best_first(children, tokens[-1], budget, 3)
+        return tree
 
 
 class Twins(Branches):
@@ -63,7 +63,7 @@ class TakesEveryNodeForAccepted(Branches):
             self.met[name] += drafted
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
         trees = [[(-1, 5 + self.met[name] % 7)][:budget] for name, budget in wanted]
-        return Draft.from_trees(trees, step.num_draft_tokens)
+        return Draft.from_trees(trees, step.width)
 
 
 def test_a_good_proposer_of_trees_passes() -> None:

@@ -20,8 +20,8 @@ class NativeDeltaRule:
 
     def __call__(
         self,
-        query: Tensor,  # [B, N, heads, D]
-        key: Tensor,  # [B, N, heads, D]
+        query: Tensor,  # [B, N, heads, D], or fewer heads, each for as many adjacent ones of the values
+        key: Tensor,  # as query
         value: Tensor,  # [B, N, heads, Dv]
         g: Tensor,  # [B, N, heads], logarithms of decays
         beta: Tensor,  # [B, N, heads]
@@ -30,9 +30,11 @@ class NativeDeltaRule:
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
         """Outputs [B, N, heads, Dv], and the state after them: the initial one changed in place where it is fp32."""
+        if query.shape[2] != value.shape[2]:
+            query, key = (each.repeat_interleave(value.shape[2] // each.shape[2], dim=2) for each in (query, key))
         inputs = [each.float().contiguous() for each in (query, key, value, g, beta)]
         if initial_state is None:
-            shape = query.shape[0], query.shape[2], query.shape[3], value.shape[3]
+            shape = *query.shape[:1], *query.shape[2:], value.shape[3]
             state = torch.zeros(shape, dtype=torch.float32, device=query.device)
         else:
             state = initial_state.float().contiguous()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+import re
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -42,10 +43,10 @@ class Counting(HostProposer):
         self.steps = []
 
     def on_start(self, request):
-        self.told.append(("start", request.request_id, request.row, request.generation))
+        self.told.append(("start", request.request_id, request.slot, request.generation))
 
     def on_preempt(self, request):
-        self.told.append(("preempt", request.request_id, request.row))
+        self.told.append(("preempt", request.request_id, request.slot))
 
     def on_finish(self, request):
         self.told.append(("finish", request.request_id))
@@ -54,7 +55,7 @@ class Counting(HostProposer):
     def observe(self, step):
         self.steps.append(step)
 
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         return [(tokens[-1] + 1 + i) % V for i in range(k)]
 
 
@@ -73,6 +74,23 @@ class Bad:
         return answer
 
 
+class FailsNow(Counting):
+    """Raises while `now` says so, and holds it against the engine if it is shown a request that it was not told of."""
+
+    now = False
+
+    def observe(self, step):
+        started = [told[1] for told in self.told if told[0] == "start"]
+        ended = [told[1] for told in self.told if told[0] == "finish"]
+        assert set(step.request_ids) <= set(started) - set(ended)
+        super().observe(step)
+
+    def draft(self, request, tokens, k):
+        if type(self).now:
+            raise RuntimeError("on purpose")
+        return super().draft(request, tokens, k)
+
+
 class WithDistribution:
     """Drafts 1, 2, .. with a dense distribution that differs per request."""
 
@@ -88,7 +106,7 @@ class WithDistribution:
         for b, request_id in enumerate(step.request_ids):
             probs[b, :, 10 + int(request_id)] += 0.25
         kind = torch.full((len(step),), DistributionKind.DENSE_PROBS, dtype=torch.uint8)
-        return Draft(ids, step.budget, DraftDistribution(kind=kind, draft_probs=probs))
+        return Draft(ids, step.budget, distribution=DraftDistribution(kind=kind, probs=probs))
 
 
 class Reading:
@@ -117,7 +135,7 @@ class Branching:
 
     def propose(self, step):
         nodes = [(-1, 21), (-1, 22), (1, 23), (2, 24), (3, 25)]
-        draft = Draft.from_trees([nodes] * len(step), step.num_draft_tokens)
+        draft = Draft.from_trees([nodes] * len(step), step.width)
         sure = torch.full(draft.token_ids.shape, 0.9, dtype=torch.float32)
         return Draft(draft.token_ids, draft.lengths, confidence=sure, parents=draft.parents)
 
@@ -151,7 +169,7 @@ class Listener:
         self.steps.append(step)
 
 
-def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, **info):
+def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, retry_after_steps=0, **info):
     target = fake_target_info(**info)
     config = {"method": f"{__name__}:{cls.__name__}", "num_speculative_tokens": k, "on_proposer_error": policy}
     settings = PluginSettings()
@@ -165,7 +183,7 @@ def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, **in
     layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
     lookahead = speculation.lookahead if speculation.loaded.needs.draft_kv else None
     rows = RequestRows.with_blocks(target, lookahead)
-    driver = Driver(target, speculation, hooks.observers, layers, None, rows)
+    driver = Driver(target, speculation, hooks.observers, layers, None, rows, retry_after_steps=retry_after_steps)
     driver.lay_out()
     return driver
 
@@ -180,7 +198,7 @@ class Engine:
 
     def add(self, name, prompt, images=(), **params):
         values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "max_tokens": 50}
-        values["extra_args"] = None
+        values |= {"extra_args": None, "structured_outputs": None}
         values |= {"min_tokens": 0, "stop_token_ids": [], "eos_token_id": None} | params
         sampling = SimpleNamespace(**values)
         self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=sampling, mm_features=list(images))
@@ -211,7 +229,7 @@ class Engine:
             drafts=verified,
             input_ids=torch.tensor(ids, dtype=torch.int32),
             input_positions=torch.tensor(positions),
-            hidden=hidden,
+            hidden=() if hidden is None else (hidden,),
             num_draft_tokens=K,
             logits=logits,
             first_rows=[*accumulate([1 + len(verified.get(name, ())) for name in outputs], initial=0)][:-1],
@@ -232,7 +250,7 @@ def test_rows_are_stable_while_the_batch_is_reordered_and_requests_skip_steps(en
     engine.step({"a": [4], "b": [5], "c": [6]})
     engine.step({"c": [7], "a": [5]})
     engine.step({"b": [6], "c": [8], "a": [6]})
-    rows = [dict(zip(step.request_ids, step.rows.tolist(), strict=True)) for step in engine.proposer.steps]
+    rows = [dict(zip(step.request_ids, step.slots.tolist(), strict=True)) for step in engine.proposer.steps]
     assert rows == [{"a": 0, "b": 1, "c": 2}, {"c": 2, "a": 0}, {"b": 1, "c": 2, "a": 0}]
     lengths = [step.committed_length.tolist() for step in engine.proposer.steps]
     assert lengths == [[4, 4, 4], [5, 5], [5, 6, 6]]
@@ -265,8 +283,8 @@ def test_listeners_see_the_rows_that_gave_each_token_also_beside_a_chunk_of_a_pr
     engine.step({"b": [], "a": [11, 12, 40]}, chunk=2, logits=torch.rand(1 + 4, V))
     engine.step({"b": [9]})
     (first,), (second,) = (step.requests for step in listener.steps)
-    assert (first.rows, first.position, list(first.token_ids)) == ([0], 2, [10])
-    assert (second.rows, second.position, list(second.token_ids)) == ([1, 2, 3], 3, [11, 12, 40])
+    assert (first.logits_rows, first.position, list(first.token_ids)) == ([0], 2, [10])
+    assert (second.logits_rows, second.position, list(second.token_ids)) == ([1, 2, 3], 3, [11, 12, 40])
     assert (list(second.draft_token_ids), second.num_accepted) == ([11, 12, 13], 2)
 
 
@@ -279,7 +297,7 @@ def test_accepted_counts_and_kept_rows_are_those_of_the_step(engine):
     assert step.kept.token_ids.tolist() == [10, 11, 12]
     assert step.kept.next_token_ids.tolist() == [11, 12, 40]
     assert step.kept.positions.tolist() == [2, 3, 4]
-    assert step.history[0, :6].tolist() == [1, 2, 10, 11, 12, 40]
+    assert step.history.token_ids(0) == [1, 2, 10, 11, 12, 40]
     assert engine.driver.report()["num_accepted_draft_tokens"] == 2
 
 
@@ -317,7 +335,7 @@ def test_a_preempted_request_comes_back_with_the_tokens_that_the_scheduler_knew(
     engine.step({"a": [12]})
     step = engine.proposer.steps[-1]
     assert step.committed_length.tolist() == [4]
-    assert step.history[step.rows[0], :4].tolist() == [1, 2, 10, 12]
+    assert step.history.token_ids(0) == [1, 2, 10, 12]
     engine.driver.resume("unknown", [1])
 
 
@@ -344,6 +362,27 @@ def test_a_request_may_ask_for_fewer_drafts_or_none(engine, caplog):
     assert engine.step({"few": [10], "none": [20], "bad": [30]}) == {"few": [11], "none": [], "bad": []}
     (record,) = caplog.records
     assert "sped" in record.getMessage()
+
+
+def test_what_a_request_asks_for_may_be_json_as_over_http(engine, caplog):
+    for name, asked in {
+        "few": '{"num_speculative_tokens": 1}',
+        "none": '{"speculative": false}',
+        "no json": "{num_speculative_tokens: 1}",
+        "no mapping": "[1]",
+        "deep": "[" * 100_000,
+        "wrong": '{"num_speculative_tokens": "many"}',
+    }.items():
+        engine.add(name, [1, 2], extra_args={"specdec": asked})
+    names = ["few", "none", "no json", "no mapping"]
+    drafts = engine.step({name: [10] for name in names})
+    assert drafts == {"few": [11], "none": [], "no json": [], "no mapping": []}
+    engine.step({}, finished=names)
+    assert engine.step({"deep": [10], "wrong": [10]}) == {"deep": [], "wrong": []}
+    for name, record in zip(["no json", "no mapping", "deep", "wrong"], caplog.records, strict=True):
+        assert record.getMessage().startswith(f"SD-E270 request '{name}':")
+        assert "no drafts for this request" in record.getMessage()
+        assert "pydantic" not in record.getMessage()
 
 
 def test_a_preempted_request_comes_back_in_a_new_generation_from_position_0(engine):
@@ -441,6 +480,21 @@ def test_distributions_follow_their_requests_through_skipped_steps_and_other_ord
     assert engine.driver.dense_rows_of(("1",), [[1]]) is None, "consumed once"
 
 
+def test_drafts_of_a_request_with_a_grammar_are_certain_and_those_of_others_as_drawn():
+    engine = Engine(make_driver(WithDistribution, sample="probabilistic"))
+    engine.add("0", [1], temperature=1.0, structured_outputs=SimpleNamespace(regex="a*"))
+    engine.add("1", [1], temperature=1.0)
+    drafts = engine.step({"0": [2], "1": [2]})
+    assert all(drafts.values())
+    q = engine.driver.dense_rows_of(("1", "0"), [drafts["1"], drafts["0"]])
+    assert q[: len(drafts["1"]), 11].tolist() == [0.25] * len(drafts["1"])
+    assert torch.equal(q[len(drafts["1"]) :], torch.nn.functional.one_hot(torch.tensor(drafts["0"]), V).float())
+    engine.step({"1": [3]}, finished=["0"])
+    engine.add("0", [1], temperature=1.0)
+    engine.step({"0": [2]})
+    assert engine.driver.dense_rows_of(("0",), [drafts["0"]])[0, 10] == 0.25, "another request of the same name"
+
+
 def test_greedy_batches_keep_no_distributions():
     engine = Engine(make_driver(WithDistribution, sample="probabilistic"))
     engine.add("0", [1])
@@ -465,6 +519,77 @@ def test_hidden_states_come_in_the_order_of_the_needs():
     final, between = torch.full((4, 1), 9.0), [torch.full((4, 1), 2.0)]
     step = read_step(runner, scheduled, final, between, Reading.needs)
     assert boundaries(Reading.needs) == (2,)
-    assert step.hidden.tolist() == [[2, 9, 10], [2, 9, 11]]
+    assert torch.cat(step.hidden, dim=-1).tolist() == [[2, 9, 10], [2, 9, 11]]
     assert (step.token_ids.tolist(), step.token_ids.dtype) == ([0, 1], torch.int64)
     assert step.positions.tolist() == [0, 1], "vLLM's buffers are longer than the step"
+
+
+def enabled(driver):
+    (value,) = re.findall(r"^specdec:proposer_enabled\{.*\} (.*)$", driver.published(), flags=re.MULTILINE)
+    return float(value)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """An engine whose proposer was switched off after three errors, and is asked again after four steps."""
+    monkeypatch.setattr(FailsNow, "now", True)
+    engine = Engine(make_driver(FailsNow, retry_after_steps=4))
+    for name in ("ends", "stays", "moves"):
+        engine.add(name, [1, 2])
+    for token in range(3):
+        engine.step({key: [10 + token] for key in ("ends", "stays", "moves")})
+    assert enabled(engine.driver) == 0
+    return engine
+
+
+def test_a_proposer_that_was_switched_off_is_told_what_it_missed_and_asked_again(failing, monkeypatch, caplog):
+    monkeypatch.setattr(FailsNow, "now", False)
+    failing.step({"stays": [20], "moves": [20]}, finished=["ends"])
+    failing.add("new", [1, 2])
+    failing.add("passes", [1, 2])
+    failing.step({"stays": [21], "new": [21], "passes": [21]}, preempted=["moves"])
+    failing.step({"stays": [22], "new": [22]}, finished=["passes"])
+    assert failing.proposer.told[3:] == [], "nothing is told to it while it is off"
+    failing.step({"stays": [23], "new": [23]})
+    assert enabled(failing.driver) == 0
+    drafts = failing.step({"stays": [24], "new": [24], "moves": [24]})
+    assert enabled(failing.driver) == 1
+    assert drafts == {"stays": [], "new": [], "moves": []}, "it has not seen all of their tokens"
+    told = [each[:2] for each in failing.proposer.told[3:]]
+    assert told == [("finish", "ends"), ("preempt", "moves"), ("start", "new")], "passes came and went meanwhile"
+    failing.add("later", [1])
+    assert failing.step({"stays": [25], "later": [30]}) == {"stays": [], "later": [31, 32, 33]}
+    failing.step({"stays": [26]}, preempted=["new"])
+    assert failing.step({"new": [27]})["new"] == [28, 29, 30], "computed again, it was seen as a whole"
+    assert "SD-W217" in caplog.text
+
+
+def test_each_failure_after_a_pause_makes_the_next_one_twice_as_long_until_it_works(failing, monkeypatch, caplog):
+    pauses = []
+    for number in range(40):
+        failing.add(f"r{number}", [1])
+        failing.step({f"r{number}": [5]}, finished=[f"r{number - 1}"])
+        if "SD-W217" in caplog.text:
+            pauses.append(number)
+            caplog.clear()
+    assert [later - earlier for earlier, later in pairwise(pauses)] == [9, 17]
+    monkeypatch.setattr(FailsNow, "now", False)
+    for number in range(40, 140):
+        failing.add(f"r{number}", [1])
+        failing.step({f"r{number}": [5]}, finished=[f"r{number - 1}"])
+    assert enabled(failing.driver) == 1
+    monkeypatch.setattr(FailsNow, "now", True)
+    for number in (140, 141):
+        failing.add(f"r{number}", [1])
+        failing.step({f"r{number}": [5]}, finished=[f"r{number - 1}"])
+        assert enabled(failing.driver) == 1, "it worked for long enough: three errors as at the start"
+
+
+def test_without_a_pause_it_stays_off(monkeypatch):
+    monkeypatch.setattr(FailsNow, "now", True)
+    engine = Engine(make_driver(FailsNow))
+    engine.add("a", [1])
+    for token in range(30):
+        engine.step({"a": [token]})
+    assert enabled(engine.driver) == 0
+    assert engine.driver.report()["propose_calls"] == 3

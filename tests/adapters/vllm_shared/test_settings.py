@@ -99,7 +99,6 @@ def test_the_usual_plan_is_taken():
         ("model_config.is_hybrid", True, "specdec.LLM"),
         ("model_config.is_attention_free", True, "specdec.LLM"),
         ("parallel_config.pipeline_parallel_size", 2, "pipeline_parallel_size=1"),
-        ("parallel_config.data_parallel_size", 2, "one engine per replica"),
         ("model_config.enable_prompt_embeds", True, "enable_prompt_embeds=False"),
         ("speculative_config.rejection_sample_method", "synthetic", "standard"),
     ],
@@ -107,6 +106,12 @@ def test_the_usual_plan_is_taken():
 def test_a_plan_in_which_no_proposer_can_run_is_refused_with_what_would_work(field, value, reason):
     with pytest.raises(Refusal, match=reason):
         refuse_plan(plan(**{field: value}))
+
+
+def test_data_parallel_ranks_of_a_dense_target_are_independent_and_those_of_experts_are_refused():
+    refuse_plan(plan(**{"parallel_config.data_parallel_size": 2, "model_config.is_moe": False}))
+    with pytest.raises(Refusal, match="one engine per replica"):
+        refuse_plan(plan(**{"parallel_config.data_parallel_size": 2, "model_config.is_moe": True}))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,6 @@ def test_a_signature_that_changed_is_named(name):
 @pytest.mark.parametrize(
     ("needs", "name"),
     [
-        (Needs(target_top_k=2), "target_top_k"),
         (Needs(target_kv=(0,)), "target_kv"),
         (Needs(target_layers=LayerPass(layers=(0,))), "target_layers"),
     ],

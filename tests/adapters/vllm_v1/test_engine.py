@@ -6,7 +6,9 @@ import re
 from collections import Counter
 
 import pytest
+from grammar_of_five import ENGINE, PROMPT, SAMPLING, chi_square, write_target
 from listener import shown
+from lora_adapter import write_adapter
 from vllm_process import LISTENING, job_of, write_distribution
 
 from specdec import LLM, SamplingParams
@@ -17,6 +19,7 @@ from specdec.sdk.packaged import packaged
 pytestmark = pytest.mark.full
 
 NO_CORPUS = {"proposer_config": {"suffix_decoding_max_cached_requests": 0}}
+PROBABILISTIC = {"draft_sample_method": "probabilistic"}
 KEEPS_KV = {"enable_prefix_caching": False}
 POLICIES = "a failing proposer is handled as asked"
 DRAFTED = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
@@ -68,6 +71,16 @@ def test_states_between_layers_belong_to_the_kept_rows_and_the_targets_head_is_s
     assert run["reports"][0]["errors"] == {}, "the proposer checks each step"
     assert run["reports"][0]["num_accepted_draft_tokens"] > 0
     record(run, "hidden states, final and between layers", "the target's embedding and head")
+
+
+def test_the_targets_most_likely_tokens_are_shown_and_recycled_as_in_the_core(run_engine, plain, prompts, record):
+    run = run_engine("token_recycling")
+    _, accepted = same_in_the_core(prompts, "token_recycling", {}, k=4)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["errors"] == {}
+    assert counts(run) == accepted
+    record(run, "the target's most likely tokens")
 
 
 def test_no_misuse_kills_the_engine(run_engine, plain, prompts, record):
@@ -131,6 +144,22 @@ def test_sampling_parameters_are_shown(run_engine, prompts, record):
     assert run["error"] is None
     assert run["events"]["DECODE"] > len(prompts)
     record(run, "sampling parameters")
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3", "dflash"])
+def test_requests_with_a_lora_adapter_generate_what_they_do_without_speculation(
+    run_engine, plain, record, tiny_drafter, vllm_target, tmp_path, method
+):
+    lora = write_adapter(tmp_path, vllm_target)
+    specdec = {} if method == "ngram" else {"model": tiny_drafter(method)}
+    adapted = run_engine(lora=lora, **KEEPS_KV)["outputs"][0]
+    assert sum(one != other for one, other in zip(adapted, plain, strict=True)) >= 4, "it says something else"
+    run = run_engine(method, specdec=specdec, lora=lora, **KEEPS_KV)
+    assert run["error"] is None
+    assert run["outputs"][0] == adapted
+    assert run["reports"][0]["errors"] == {}
+    assert run["reports"][0]["num_accepted_draft_tokens"] > 0
+    record(run, "requests with LoRA adapters")
 
 
 def test_a_combinator_runs_as_one_proposer(run_engine, plain, record, tiny_drafter):
@@ -208,6 +237,32 @@ def test_sampled_text_follows_the_targets_distribution(
     record(run, "sampled text follows the target's distribution")
 
 
+@pytest.mark.parametrize("of", ["ours", "vLLM's own"])
+def test_sampled_text_under_a_grammar_has_the_exact_distribution_and_the_bias_of_vllms_own_drafts_shows(
+    run_engine, record, tmp_path, of
+):
+    """vLLM ends drafts before the first refused token. Its own drafts keep their probabilities, and ours do not."""
+    directory, other = tmp_path / "target", tmp_path / "other"
+    target = write_target(directory)
+    write_target(other, seed=1)
+    drawn = {"specdec": {"method": "adapter_proposers:Drawn", "on_proposer_error": "raise"}}
+    named = {"method": "draft_model", "model": str(other), "num_speculative_tokens": 2}
+    run = run_engine(
+        *(["Configured"] if of == "ours" else []),
+        k=2,
+        batches=[[PROMPT]],
+        sampling=SAMPLING | {"n": 2000},
+        model=str(directory),
+        **ENGINE,
+        **(drawn | {"speculative": PROBABILISTIC} if of == "ours" else {"speculative_config": named | PROBABILISTIC}),
+    )
+    assert run["error"] is None
+    assert (chi_square(target, run["outputs"][0][0]) <= 1) == (of == "ours")
+    if of == "ours":
+        assert 0 < run["reports"][0]["draft_acceptance_rate"] < 1
+        record(run, "sampled text follows the target's distribution")
+
+
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
 def test_two_tensor_parallel_workers_each_run_the_proposer_and_generate_what_one_does(
     run_engine, plain, record, tiny_drafter, method
@@ -231,11 +286,6 @@ REFUSED = {
         "the last stage",
     ),
     "a draft network beside a prefix cache": (EAGLE3, {"enable_prefix_caching": True}, "prefix cache skips positions"),
-    "the target's most likely tokens": (
-        {"method": "specdec.plugins.token_recycling:TokenRecyclingProposer"},
-        {},
-        "vLLM hands a drafter no logits",
-    ),
     "the target's keys and values": ({"method": "everywhere:CacheReader"}, {}, "vLLM's cache is laid out"),
     "the target's own layers": (
         {"method": "specdec.plugins.layer_skip.proposer:LayerSkipProposer", "proposer_config": {"exit_layer": 6}},

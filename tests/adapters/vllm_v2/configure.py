@@ -11,10 +11,21 @@ RUNNERS = ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner",
 OURS = "specdec.adapters.vllm.ngram"
 
 
-def configured(target, model, **more):
+IGNORED = {
+    "prompt_lookup_max": 4,
+    "quantization": "fp8",
+    "max_model_len": 64,
+    "draft_tensor_parallel_size": 2,
+    "kv_cache_dtype": "fp8",
+    "suffix_decoding_max_cached_requests": 0,
+    "parallel_drafting": True,
+}  # keys of vLLM's own speculative_config, with a value that is not the default
+
+
+def configured(target, model, keys=None, **more):
     from vllm.engine.arg_utils import EngineArgs
 
-    speculative = None if model is None else {"model": model, "num_speculative_tokens": 2}
+    speculative = None if model is None else {"model": model, "num_speculative_tokens": 2} | (keys or {})
     settings = {"dtype": "float32", "max_model_len": 128, "enforce_eager": True, "block_size": 32} | more
     try:
         config = EngineArgs(model=target, speculative_config=speculative, **settings).create_engine_config()
@@ -37,7 +48,13 @@ def main(target, out):
     result["ours"] = configured(target, OURS)
     eagle = {"additional_config": {"specdec": {"model": "tiny/eagle3"}}}
     result["draft kv"] = configured(target, "specdec.adapters.vllm.eagle3", **eagle)
+    result["lora"] = configured(target, OURS, enable_lora=True)
     result["misspelt"] = configured(target, "specdec.adapters.vllm.ngrm")
+    result["method beside"] = configured(target, OURS, {"method": "ngram"})
+    result["another module"] = configured(target, "specdec.plugins.ngram.NgramProposer")
+    result["ignored"] = {key: configured(target, OURS, {key: value}) for key, value in IGNORED.items()}
+    result["already so"] = configured(target, OURS, {"draft_tensor_parallel_size": 1, "method": "custom_class"})
+    result["vLLM's own"] = configured(target, "ngram", {"method": "ngram", "prompt_lookup_max": 4})
     result["runners"] = [name for name in RUNNERS if name in sys.modules]
     plugin.v2_differences = lambda: ("propose is gone",)
     result["unknown vLLM"] = configured(target, OURS)

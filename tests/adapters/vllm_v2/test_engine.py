@@ -75,6 +75,16 @@ def test_states_between_layers_belong_to_the_kept_rows_and_the_targets_head_is_s
     record(run, "hidden states, final and between layers", "the target's embedding and head")
 
 
+def test_the_targets_most_likely_tokens_are_shown_and_recycled_as_in_the_core(run_engine, plain, batch, record):
+    run = run_engine("token_recycling")
+    _, accepted = same_in_the_core(batch, "token_recycling", {}, k=4)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain
+    assert run["reports"][0]["errors"] == {}
+    assert counts(run) == accepted
+    record(run, "the target's most likely tokens")
+
+
 def test_no_misuse_kills_the_engine(run_engine, plain, batch, record):
     misuser = {"method": "everywhere:Misuser", "on_proposer_error": "skip_step"}
     run = run_engine("Configured", specdec=misuser, batches=[batch, batch])
@@ -243,11 +253,6 @@ REFUSED = {
         {"method": "ngram"},
         {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
         "the last stage",
-    ),
-    "the target's most likely tokens": (
-        {"method": "specdec.plugins.token_recycling:TokenRecyclingProposer"},
-        {},
-        "vLLM hands a drafter no logits",
     ),
     "the target's keys and values": ({"method": "everywhere:CacheReader"}, {}, "vLLM's cache is laid out"),
     "the target's own layers": (

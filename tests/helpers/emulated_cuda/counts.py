@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-OURS = "/specdec/", "/transformers/"
+OURS = "/src/specdec/", "/site-packages/transformers/"
 NUM_PLACES = 2
 
 

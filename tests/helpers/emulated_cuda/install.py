@@ -48,7 +48,7 @@ def emulated_cuda(num_devices: int = 1, memory: int = 64 * GIB, *, poison: bool 
         convert = torch.__future__.get_overwrite_module_params_on_conversion()
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, convert)
         torch.__future__.set_overwrite_module_params_on_conversion(True)
-        stack.enter_context(patch("specdec.core.proposing.draft_networks.safe_open", _safe_open()))
+        stack.enter_context(patch("safetensors.safe_open", _safe_open()))
         stack.enter_context(cuda.mode)
         yield cuda
 
@@ -131,13 +131,13 @@ def _loading(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _safe_open() -> Any:
     """The reader of checkpoints, which copies to a device by itself: here it reads, and torch copies."""
-    from specdec.core.proposing import draft_networks
+    import safetensors
 
     class Opened:
         def __init__(self, file: Any, framework: str, device: str = "cpu") -> None:
             self._opened, self._device = Opened.real(file, framework=framework, device="cpu"), device
 
-        real = draft_networks.safe_open
+        real = safetensors.safe_open
 
         def __enter__(self) -> Opened:
             self._opened = self._opened.__enter__()
@@ -148,6 +148,9 @@ def _safe_open() -> Any:
 
         def keys(self) -> Any:
             return self._opened.keys()
+
+        def get_slice(self, name: str) -> Any:
+            return self._opened.get_slice(name)
 
         def get_tensor(self, name: str) -> Any:
             return self._opened.get_tensor(name).to(self._device)

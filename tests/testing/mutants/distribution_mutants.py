@@ -43,7 +43,7 @@ class StopsByTheDraw(WavesThatStop):
     """Asks the step's rule with the probability of the token that it drew, and leaves that token out."""
 
     def told(self, draft):
-        return draft.distribution.draft_logits.softmax(-1).gather(2, draft.token_ids[:, :, None])[:, :, 0]
+        return draft.distribution.logits.softmax(-1).gather(2, draft.token_ids[:, :, None])[:, :, 0]
 
     def length(self, rule, told):
         return super().length(rule, told) - 1
@@ -100,11 +100,9 @@ class SparseDistribution(Waves):
             draft.distribution.kind == DistributionKind.ONE_HOT, DistributionKind.ONE_HOT, DistributionKind.SPARSE
         ).to(torch.uint8)
         ids = self.ids().expand(*draft.token_ids.shape, self.TOP_M).clone()
-        probs = torch.nn.functional.pad(draft.distribution.draft_logits, (0, self.TOP_M), value=-torch.inf)[
-            ..., : self.TOP_M
-        ]
+        probs = torch.nn.functional.pad(draft.distribution.logits, (0, self.TOP_M), value=-torch.inf)[..., : self.TOP_M]
         distribution = DraftDistribution(kind=kind, sparse_ids=ids, sparse_probs=probs.softmax(-1))
-        return Draft(draft.token_ids, draft.lengths, distribution)
+        return Draft(draft.token_ids, draft.lengths, distribution=distribution)
 
     def ids(self):
         ids = torch.arange(self.TOP_M)

@@ -40,7 +40,7 @@ class UndeclaredDistribution(Followers):
     def propose(self, step):
         draft = super().propose(step)
         distribution = DraftDistribution(kind=torch.full((len(step),), int(DistributionKind.SPARSE), dtype=torch.uint8))
-        return Draft(draft.token_ids, draft.lengths, distribution)
+        return Draft(draft.token_ids, draft.lengths, distribution=distribution)
 
 
 class FixedWidth(Followers):
@@ -61,7 +61,7 @@ class RemembersK(Followers):
 
 class IgnoresBudget(Followers):
     def draft(self, step, b, budget):
-        return super().draft(step, b, step.num_draft_tokens)
+        return super().draft(step, b, step.width)
 
 
 class DraftsWhereNothingIsWanted(Followers):
@@ -82,7 +82,7 @@ class RunsOverTheEnd(Followers):
         draft = super().propose(step)
         room = torch.zeros(self.target.max_model_len)
         for length in step.committed_length.tolist():
-            room[torch.arange(length, length + step.num_draft_tokens)] = 1
+            room[torch.arange(length, length + step.width)] = 1
         return draft
 
 

@@ -40,16 +40,16 @@ class Followers:
         self.tokens[request.request_id] = []
 
     def observe(self, step: StepView) -> None:
-        for b, (row, length) in enumerate(zip(step.rows.tolist(), step.committed_length.tolist(), strict=True)):
+        for b, (row, length) in enumerate(zip(step.slots.tolist(), step.committed_length.tolist(), strict=True)):
             self.learn(step, b, row, length)
 
     def learn(self, step: StepView, b: int, row: int, length: int) -> None:
         tokens = self.tokens[step.request_ids[b]]
-        tokens.extend(step.history[row, len(tokens) : length].tolist())
+        tokens.extend(step.history.token_ids(b, len(tokens)))
 
     def propose(self, step: StepView) -> Draft:
         drafts = [self.draft(step, b, budget) for b, budget in enumerate(step.budget.tolist())]
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
     def draft(self, step: StepView, b: int, budget: int) -> list[int]:
         return follow(self.tokens[step.request_ids[b]], budget)
@@ -89,7 +89,7 @@ class SharedFollowers(Followers):
         return self.followers.setdefault(self.namespaces[request_id], {})
 
     def observe(self, step: StepView) -> None:
-        rows, lengths = step.rows.tolist(), step.committed_length.tolist()
+        rows, lengths = step.slots.tolist(), step.committed_length.tolist()
         for b in self.places(step):
             self.learn(step, b, rows[b], lengths[b])
 
@@ -132,7 +132,7 @@ class Waves:
         greedy = step.sampling.temperature == 0
         temperature = step.sampling.temperature.masked_fill(greedy, 1.0)
         before, ids, distributions = step.newest_token, [], []
-        for index in range(step.num_draft_tokens):
+        for index in range(step.width):
             logits = self.logits(before, temperature)
             before = torch.where(greedy, logits.argmax(-1), self.draw(step, index, logits))
             ids.append(before)
@@ -142,7 +142,7 @@ class Waves:
         return Draft(
             token_ids,
             self.lengths(step, token_ids, distribution),
-            DraftDistribution(kind=kind, draft_logits=distribution),
+            distribution=DraftDistribution(kind=kind, logits=distribution),
         )
 
     def draw(self, step: StepView, index: int, logits: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class ConfidentWaves(Waves):
 
     def propose(self, step: StepView) -> Draft:
         draft = super().propose(step)
-        return replace(draft, confidence=self.confidence(draft.token_ids, draft.distribution.draft_logits))
+        return replace(draft, confidence=self.confidence(draft.token_ids, draft.distribution.logits))
 
     def confidence(self, token_ids: Tensor, distribution: Tensor) -> Tensor:
         return distribution.softmax(-1).amax(-1)
@@ -213,16 +213,16 @@ class HiddenMean:
 
     def observe(self, step: StepView) -> None:
         kept, store = step.kept, self.services.draft_kv()
-        owner = torch.repeat_interleave(step.rows, kept.num_kept)
-        keys = kept.hidden[:, None, : self.WIDTH] + kept.next_token_ids[:, None, None] % 7
+        owner = torch.repeat_interleave(step.slots, kept.num_kept)
+        keys = kept.hidden[0][:, None, : self.WIDTH] + kept.next_token_ids[:, None, None] % 7
         store.write(0, owner, kept.positions, keys, keys)
 
     def propose(self, step: StepView) -> Draft:
         drafts = []
         for row, length, budget in zip(
-            step.rows.tolist(), step.committed_length.tolist(), step.budget.tolist(), strict=True
+            step.slots.tolist(), step.committed_length.tolist(), step.budget.tolist(), strict=True
         ):
             keys, _ = self.services.draft_kv().read(0, row, length - 1) if budget else (torch.zeros(1, 1, 8), None)
             best = int((keys[:, 0].double().mean(0).float() @ self.directions).argmax())
             drafts.append([(best + self.offset + i) % self.target.vocab_size for i in range(budget)])
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)

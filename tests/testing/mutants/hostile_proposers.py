@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
+import os
+import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -15,9 +19,18 @@ from specdec.sdk.model_proposer import AutoregressiveProposer
 
 
 class Loops(HostProposer):
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
+        print("looping", file=sys.stderr, flush=True)
         while True:
             pass
+
+
+class SwallowsInterrupts(HostProposer):
+    def draft(self, request, tokens, k):
+        print("looping", file=sys.stderr, flush=True)
+        while True:
+            with suppress(BaseException):
+                time.sleep(1000)
 
 
 class SleepsThroughErrors(Followers):
@@ -32,37 +45,38 @@ class SleepsThroughErrors(Followers):
 class LoopsInC(HostProposer):
     """No signal is handled before the sum is known."""
 
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
+        print("looping", file=sys.stderr, flush=True)
         return [sum(itertools.repeat(0))]
 
 
 class Crashes(HostProposer):
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         ctypes.string_at(0)
         return []
 
 
 class DraftsTooMany(HostProposer):
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         return [1] * (k + 1)
 
 
 class ReturnsNothing(HostProposer):
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         return None
 
 
 class WithoutHistory(HostProposer):
     needs = Needs(state="per_request")
 
-    def draft(self, tokens, k):
+    def draft(self, request, tokens, k):
         return []
 
 
 class ReadsHiddenUndeclared(Followers):
     def observe(self, step):
         super().observe(step)
-        self.width = step.kept.hidden.shape[1]
+        self.width = step.kept.hidden[0].shape[1]
 
 
 class StumblesOverNone(Followers):
@@ -76,7 +90,7 @@ class StumblesOverNone(Followers):
 class HeadWithoutKV(AutoregressiveProposer):
     """One matrix from a state and a token to the next state, and the target's head."""
 
-    ROWS_ARE_SHIFTED = True
+    INPUTS_ARE_SHIFTED = True
 
     @classmethod
     def needs(cls, config, target):
@@ -114,3 +128,33 @@ class HeadThatAttends(HeadWithoutKV):
         return self.decoder(
             inputs_embeds=embedded[None], position_ids=inputs.positions[None], use_cache=False, **inputs.attention
         ).last_hidden_state[0]
+
+
+class EndsTheProcess(HostProposer):
+    def draft(self, request, tokens, k):
+        os._exit(0)
+
+
+class EndsTheProcessInC(HostProposer):
+    def draft(self, request, tokens, k):
+        ctypes.CDLL(None)._exit(0)
+
+
+class Prints(HostProposer):
+    """By every way there is."""
+
+    def bind(self, target, services):
+        print("printed in bind")
+        atexit.register(print, "printed at exit")
+
+    def draft(self, request, tokens, k):
+        print("printed in draft")
+        os.write(1, b"printed by a library\n")
+        subprocess.run(["echo", "printed by a subprocess"], check=True)
+        return []
+
+
+class Sleeps(HostProposer):
+    def draft(self, request, tokens, k):
+        time.sleep(2)
+        return []

@@ -66,7 +66,7 @@ class WritesMoreThanDeclared(HiddenMean):
     def propose(self, step):
         store, keys = self.services.draft_kv(), torch.zeros(len(step), 1, self.WIDTH)
         for ahead in range(2):
-            store.write(0, step.rows, step.committed_length - 1 + ahead, keys, keys)
+            store.write(0, step.slots, step.committed_length - 1 + ahead, keys, keys)
         return super().propose(step)
 
 

@@ -25,7 +25,7 @@ class WritesThroughNumpy(Followers):
 
     def observe(self, step):
         super().observe(step)
-        step.history.numpy()[step.rows[0], 0] = 7
+        step.budget.numpy()[0] = 7
 
 
 class ShiftsTheWeights(Followers):
@@ -82,7 +82,7 @@ class LearnsWhileItDrafts(SharedFollowers):
         pass
 
     def draft(self, step, b, budget):
-        self.learn(step, b, int(step.rows[b]), int(step.committed_length[b]))
+        self.learn(step, b, int(step.slots[b]), int(step.committed_length[b]))
         return super().draft(step, b, budget)
 
 
@@ -116,7 +116,7 @@ class OnlyTheLastChunk(Followers):
             self.learn_kept(step, b)
 
     def learn_kept(self, step, b):
-        start = int(step.kept.cu_rows[b])
+        start = int(step.kept.token_offsets[b])
         shown = step.kept.next_token_ids[start : start + int(step.kept.num_kept[b])].tolist()
         self.tokens[step.request_ids[b]] += shown
 
@@ -174,10 +174,10 @@ class KeepsByRow(Followers):
 
     def learn(self, step, b, row, length):
         tokens = self.rows.setdefault(row, [])
-        tokens.extend(step.history[row, len(tokens) : length].tolist())
+        tokens.extend(step.history.token_ids(b, len(tokens)))
 
     def draft(self, step, b, budget):
-        return follow(self.rows[int(step.rows[b])], budget)
+        return follow(self.rows[int(step.slots[b])], budget)
 
     def on_finish(self, request):
         pass
@@ -189,12 +189,12 @@ class StaleKV(HiddenMean):
     def propose(self, step):
         drafts = []
         for row, length, budget in zip(
-            *(each.tolist() for each in (step.rows, step.committed_length, step.budget)), strict=True
+            *(each.tolist() for each in (step.slots, step.committed_length, step.budget)), strict=True
         ):
             keys, _ = self.services.draft_kv().read(0, row, length)
             best = int((keys[:, 0].mean(0) @ self.directions).argmax())
             drafts.append([best] * budget)
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
 
 class KeepsFinished(Followers):

@@ -52,11 +52,11 @@ class RetrievalProposer:
         """One search for each request with a budget."""
         assert step.history is not None, "declared in needs"
         drafts: list[list[int]] = []
-        requests = zip(step.rows.tolist(), step.committed_length.tolist(), step.budget.tolist(), strict=True)
-        for row, length, budget in requests:
-            ending = step.history[row, max(length - self._index.depth, 0) : length].tolist()
+        lengths, budgets = step.committed_length.tolist(), step.budget.tolist()
+        for b, (length, budget) in enumerate(zip(lengths, budgets, strict=True)):
+            ending = step.history.token_ids(b, max(length - self._index.depth, 0))
             drafts.append(self.draft(ending, budget))
-        return Draft.from_lists(drafts, step.num_draft_tokens)
+        return Draft.from_lists(drafts, step.width)
 
     def draft(self, text: Sequence[int], k: int) -> list[int]:
         """At most `k` token ids that the corpus has after `text`."""

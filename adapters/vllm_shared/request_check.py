@@ -1,0 +1,52 @@
+"""Requests with unusable options are refused where they come in: over HTTP with status 400, and the text says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from specdec.core.host import registry
+from specdec.sdk import RequestError
+
+from .prepare import Prepared
+from .request_options import read_request
+
+IsOurs = Callable[[Any], bool]
+MethodOf = Callable[[str], str | None]
+
+
+@cache
+def install(is_ours: IsOurs, method_of: MethodOf) -> None:
+    """In a process that may take requests, once.
+
+    is_ours: whether a vLLM SpeculativeConfig names a proposer of ours. method_of: which one its `model` names.
+    """
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    InputProcessor.process_inputs = _checked(InputProcessor.process_inputs, is_ours, method_of, VLLMValidationError)
+
+
+def _checked(
+    original: Callable[..., Any], is_ours: IsOurs, method_of: MethodOf, refusal: type[Exception]
+) -> Callable[..., Any]:
+    """refusal: what vLLM answers with status 400."""
+    known: WeakKeyDictionary[Any, registry.LoadedProposer] = WeakKeyDictionary()  # by InputProcessor
+
+    @wraps(original)
+    def process_inputs(processor: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        config = processor.vllm_config
+        extra_args = getattr(params, "extra_args", None)  # parameters of pooling have none
+        if extra_args and is_ours(config.speculative_config):
+            if processor not in known:
+                method = method_of(config.speculative_config.model)
+                known[processor] = Prepared.of(method, config).speculation.loaded
+            try:
+                read_request(known[processor], extra_args, request_id)
+            except RequestError as error:
+                raise refusal(str(error)) from error
+        return original(processor, request_id, prompt, params, *args, **kwargs)
+
+    return process_inputs

@@ -1,0 +1,94 @@
+"""What one request tells the proposer in vLLM: its `extra_args`, which are `vllm_xargs` over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from specdec.core.host import registry
+from specdec.sdk import ConfigError, PluginId, RequestError, StrictModel
+from specdec.sdk.config import unknown_keys
+from specdec.sdk.ranges import LimitOrZero
+
+KEY = "specdec"
+WHERE = f'extra_args["{KEY}"]'
+
+
+class RequestLimits(StrictModel):
+    """A request's own fields of ours, under the names of our `SamplingParams`."""
+
+    speculative: bool = True
+    num_speculative_tokens: LimitOrZero | None = None
+
+
+class RequestOptions(NamedTuple):
+    """What was read of a request."""
+
+    options: BaseModel | None  # an instance of the class's RequestOptions. None: it has none
+    limits: RequestLimits
+
+
+def read_request(
+    loaded: registry.LoadedProposer, extra_args: Mapping[str, Any] | None, request_id: str
+) -> RequestOptions:
+    """`extra_args["specdec"]`, a mapping or the JSON text of one, and the proposer's own keys, there or beside it.
+
+    Other keys beside it are somebody else's. Raises RequestError SD-E270.
+    """
+    beside = dict(extra_args or {})
+    model = loaded.request_options
+    declared = frozenset() if model is None else model.key_names()
+    own = {key: value for key, value in beside.items() if key in declared}
+    try:
+        section = _mapping(beside.get(KEY, {}))
+        limits = {key: value for key, value in section.items() if key in RequestLimits.key_names()}
+        inside = {key: value for key, value in section.items() if key not in limits}
+        _require_once(inside, own)
+        unknown = [key for key in inside if key not in declared]
+        if unknown:
+            raise unknown_keys(WHERE, unknown, declared | RequestLimits.key_names())
+        read = RequestLimits.parse(limits, WHERE)
+    except ConfigError as error:
+        raise _refused(error, request_id, loaded.plugin) from error.__cause__
+    return RequestOptions(loaded.read_request(own | inside, request_id), read)
+
+
+def no_drafts(loaded: registry.LoadedProposer, request_id: str) -> RequestOptions:
+    """For a request that runs and cannot be refused any more."""
+    return RequestOptions(loaded.read_request(None, request_id), RequestLimits(speculative=False))
+
+
+def _mapping(section: object) -> Mapping[str, Any]:
+    """Over HTTP vLLM takes no mappings in `vllm_xargs`, so a text of JSON says the same."""
+    found = section
+    if isinstance(section, str):
+        try:
+            found = json.loads(section)
+        except (ValueError, RecursionError) as error:
+            raise _no_mapping(section, f"this text is no JSON: {error}") from error
+    if not isinstance(found, Mapping):
+        raise _no_mapping(section, f"found {type(found).__name__}")
+    return found
+
+
+def _no_mapping(section: object, found: str) -> ConfigError:
+    facts = {
+        "expected": "a mapping, or the JSON text of one",
+        "found": f"{str(section)[:200]!r}: {found}",
+        "fix": f'"vllm_xargs": {{"{KEY}": "{{\\"num_speculative_tokens\\": 2}}"}}',
+    }
+    return ConfigError("SD-E132", f"{WHERE} is no mapping", facts)
+
+
+def _require_once(inside: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    twice = [key for key in inside if key in own]
+    if twice:
+        facts = {key: f"{inside[key]!r} in {WHERE}, {own[key]!r} beside it" for key in twice}
+        raise ConfigError("SD-E132", f"{WHERE} says again what stands beside it", facts | {"fix": "say it once"})
+
+
+def _refused(error: ConfigError, request_id: str, plugin: PluginId) -> RequestError:
+    return RequestError("SD-E270", f"request {request_id!r}: {error.summary}", error.facts, plugin=plugin)

@@ -1,0 +1,28 @@
+"""Classes of ours that vLLM's `speculative_config` names, and vLLM would not run as a drafter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from specdec.sdk.errors import ConfigError
+
+from ..vllm import PREFIX
+
+
+def refuse_wrong_class(speculative: Any) -> None:
+    """Raise ConfigError SD-E215 if `model` names something of ours that vLLM would not run as a drafter.
+
+    speculative: vLLM's SpeculativeConfig as the user filled it in.
+    """
+    model, method = speculative.model, speculative.method
+    if not isinstance(model, str) or model.partition(".")[0] != "specdec" or Path(model).exists():
+        return
+    if not model.startswith(PREFIX) or model == PREFIX:
+        facts = {"found": f'"model": "{model}"', "fix": f'"model": "{PREFIX}NAME", where NAME is the proposer\'s name'}
+        raise ConfigError("SD-E215", "vLLM's speculative_config names no class of the adapter", facts)
+    if method not in (None, "custom_class"):
+        facts = {"found": f'"method": "{method}", "model": "{model}"'}
+        facts["effect"] = f'vLLM would run its own method "{method}", and no proposer of ours'
+        facts["fix"] = f'"model": "{model}" alone; without "model" vLLM runs its own'
+        raise ConfigError("SD-E215", "vLLM's speculative_config names a method beside the class", facts)
