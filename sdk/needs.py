@@ -76,6 +76,9 @@ class Needs(StrictModel):
         "shared state in the order of request ids",
     )
     history: bool = Field(False, description="reads the token history of its requests")
+    whole_prompt: bool = Field(
+        False, description="must be shown every position of a request: no prompt may begin behind a cached prefix"
+    )
     sampling: tuple[SamplingField, ...] = Field((), description="sampling parameters that it reads")
     deterministic: bool = Field(True, description="the same step, seed and state give the same draft")
     topology: Literal["chain", "tree"] = Field(

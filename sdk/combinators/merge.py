@@ -44,6 +44,7 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
         per_row_length=len(needs) > 1 or needs[0].per_row_length,
         state=max((each.state for each in needs), key=STATES.index),
         history=any(each.history for each in needs),
+        whole_prompt=any(each.whole_prompt for each in needs),
         sampling=tuple(field for field in get_args(SamplingField) if field in sampling),
         deterministic=all(each.deterministic for each in needs),
         multimodal=any(each.multimodal for each in needs),
