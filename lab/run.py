@@ -38,17 +38,21 @@ class RunSettings(StrictModel):
     """On what to measure, and how often. Names as in `vllm bench` where it has them."""
 
     engine: EngineConfig = Field(description="in a notebook its fields stand beside these")
-    dataset_name: str = Field("packaged", description="or another of `dataset_files`, or one that a plugin registers")
-    dataset_path: Path | None = Field(None, description="its file, for the data sets that have one")
-    category: str | None = Field(None, description="None: all")
-    num_prompts: LimitOrZero = Field(6, description="taken in turn from each category; 0: all that fit")
-    chat: bool = Field(False, description="put each prompt into the model's chat template")
-    output_len: Limit = Field(128, description="output tokens per prompt, at most")
-    temperature: Temperature = Field(0.0, description="0: greedy")
-    seed: int = Field(0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
-    repeat: Limit = Field(3, description="times each prompt is measured")
-    warmup: LimitOrZero = Field(1, description="prompts that each engine runs before anything is timed")
-    check_equal: Literal["greedy", "off"] = Field("greedy", description="compare greedy outputs with plain decoding's")
+    dataset_name: str = Field(
+        default="packaged", description="or another of `dataset_files`, or one that a plugin registers"
+    )
+    dataset_path: Path | None = Field(default=None, description="its file, for the data sets that have one")
+    category: str | None = Field(default=None, description="None: all")
+    num_prompts: LimitOrZero = Field(default=6, description="taken in turn from each category; 0: all that fit")
+    chat: bool = Field(default=False, description="put each prompt into the model's chat template")
+    output_len: Limit = Field(default=128, description="output tokens per prompt, at most")
+    temperature: Temperature = Field(default=0.0, description="0: greedy")
+    seed: int = Field(default=0, ge=0, lt=2**62, description="of the first prompt; each next one has one more")
+    repeat: Limit = Field(default=3, description="times each prompt is measured")
+    warmup: LimitOrZero = Field(default=1, description="prompts that each engine runs before anything is timed")
+    check_equal: Literal["greedy", "off"] = Field(
+        default="greedy", description="compare greedy outputs with plain decoding's"
+    )
 
     @property
     def sampling(self) -> SamplingParams:
@@ -61,8 +65,10 @@ class RunSettings(StrictModel):
 class BenchSettings(RunSettings):
     """What to measure, and on what."""
 
-    speculative_config: SpeculativeSettings = Field(None, description="None: plain")
-    baseline: Literal["auto", "off"] | Path = Field("auto", description="a path: the result of an earlier plain run")
+    speculative_config: SpeculativeSettings = Field(default=None, description="None: plain")
+    baseline: Literal["auto", "off"] | Path = Field(
+        default="auto", description="a path: the result of an earlier plain run"
+    )
 
     def resolved(self) -> BenchSettings:
         """With the target and the proposer that the model stands for, where it is a drafter's checkpoint."""

@@ -88,20 +88,26 @@ class ProposerConfig(StrictModel):
 
     num_draft_tokens: DraftLength = Field(description="K: the most drafts per request and step; of a tree, its nodes")
     tree_depth: DraftLength | None = Field(
-        None, description="the most nodes on a path, where trees are asked for. None means chains"
+        default=None, description="the most nodes on a path, where trees are asked for. None means chains"
     )
-    model: str | None = Field(None, description="the checkpoint (directory or hub id). None means that none was given")
+    model: str | None = Field(
+        default=None, description="the checkpoint (directory or hub id). None means that none was given"
+    )
     draft_sample_method: DraftSampleMethod = "greedy"
     enable_adaptive_verification: bool = Field(
-        False, description="the engine verifies only what pays: Draft.confidence is read. Otherwise it is not"
+        default=False, description="the engine verifies only what pays: Draft.confidence is read. Otherwise it is not"
     )
-    moe_backend: str | None = Field(None, description="experts implementation. None means the target's")
-    dtype: str | None = Field(None, description="dtype of the draft network. None means the target's")
+    moe_backend: str | None = Field(default=None, description="experts implementation. None means the target's")
+    dtype: str | None = Field(default=None, description="dtype of the draft network. None means the target's")
     quantization: str | None = Field(
-        None, description="how the draft network's weights are stored. None means as in the checkpoint"
+        default=None, description="how the draft network's weights are stored. None means as in the checkpoint"
     )
-    trust_remote_code: bool = Field(False, description="run modelling code that the draft checkpoint brings along")
-    options: Any = Field(None, description="an instance of the class's Options model. None means that it has none")
+    trust_remote_code: bool = Field(
+        default=False, description="run modelling code that the draft checkpoint brings along"
+    )
+    options: Any = Field(
+        default=None, description="an instance of the class's Options model. None means that it has none"
+    )
 
     @property
     def depth(self) -> int:

@@ -22,17 +22,19 @@ class DraftKV(StrictModel):
     num_layers: int = Field(ge=1, description="attention layers that keep keys and values")
     num_heads: int = Field(ge=1, description="key-value heads")
     head_dim: int = Field(ge=1, description="size of a key")
-    value_head_dim: int | None = Field(None, ge=1, description="size of a value. None means head_dim")
-    dtype: str | None = Field(None, description="torch dtype name. None means the target's")
-    lookahead: int = Field(1, ge=1, description="positions past the newest token that one draft pass writes")
-    depends_on_next_token: bool = Field(False, description="a row's KV is computed from the token that follows it")
+    value_head_dim: int | None = Field(default=None, ge=1, description="size of a value. None means head_dim")
+    dtype: str | None = Field(default=None, description="torch dtype name. None means the target's")
+    lookahead: int = Field(default=1, ge=1, description="positions past the newest token that one draft pass writes")
+    depends_on_next_token: bool = Field(
+        default=False, description="a row's KV is computed from the token that follows it"
+    )
 
 
 class LayerPass(StrictModel):
     """Layers of the target that drafting runs itself."""
 
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1, description="every layer that may be run")
-    lookahead: int = Field(1, ge=1, description="positions past the newest token that one draft writes")
+    lookahead: int = Field(default=1, ge=1, description="positions past the newest token that one draft writes")
 
 
 class Needs(StrictModel):
@@ -41,51 +43,59 @@ class Needs(StrictModel):
     The default is the cheapest proposer: token counts only, on the host, one-hot drafts, no state.
     """
 
-    placement: Placement = Field("host", description="host: compacted kept rows; device: fixed shapes, no sync")
+    placement: Placement = Field(default="host", description="host: compacted kept rows; device: fixed shapes, no sync")
     hidden_states: tuple[Annotated[int, Field(ge=0)] | Literal["final"], ...] = Field(
-        (),
+        default=(),
         description="k means the residual stream after k layers, before the final norm. 'final' means after the norm. "
         "Kept rows carry them concatenated in this order.",
     )
     target_top_k: int = Field(
-        0, ge=0, description="entries of KeptTokens.top_ids and top_logprobs: the target's most likely tokens. 0: none"
+        default=0,
+        ge=0,
+        description="entries of KeptTokens.top_ids and top_logprobs: the target's most likely tokens. 0: none",
     )
-    rejected_rows: bool = Field(False, description="shows rejected drafts, with the target's most likely tokens too")
+    rejected_rows: bool = Field(
+        default=False, description="shows rejected drafts, with the target's most likely tokens too"
+    )
     target_kv: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (), description="layers of the target whose cached keys and values it reads (`Services.target_kv`)"
+        default=(), description="layers of the target whose cached keys and values it reads (`Services.target_kv`)"
     )
     target_layers: LayerPass | None = Field(
-        None, description="layers of the target that it runs for drafting (`Services.target_layers`). None means none"
+        default=None,
+        description="layers of the target that it runs for drafting (`Services.target_layers`). None means none",
     )
-    draft_kv: DraftKV | None = Field(None, description="key-value storage of its own. None means none")
+    draft_kv: DraftKV | None = Field(default=None, description="key-value storage of its own. None means none")
     distribution: DistributionForm = Field(
-        "one_hot", description="the richest form of distribution that a draft may report"
+        default="one_hot", description="the richest form of distribution that a draft may report"
     )
-    sparse_top_m: int = Field(0, ge=0, description="entries per draft position of a sparse distribution")
+    sparse_top_m: int = Field(default=0, ge=0, description="entries per draft position of a sparse distribution")
     draft_vocabulary: tuple[int, ...] | None = Field(
-        None,
+        default=None,
         description="target id of each draft id, for dense distributions over fewer tokens. None means the target's",
     )
-    confidence: bool = Field(False, description="says of each draft token how likely it is to be accepted")
-    min_draft_tokens: int = Field(0, ge=0, description="the fewest drafts that a useful draft of this proposer has")
-    max_draft_tokens: int | None = Field(None, ge=1, description="the most it can draft. None means any K")
-    per_row_length: bool = Field(True, description="False means that all rows with drafts have the same number")
+    confidence: bool = Field(default=False, description="says of each draft token how likely it is to be accepted")
+    min_draft_tokens: int = Field(
+        default=0, ge=0, description="the fewest drafts that a useful draft of this proposer has"
+    )
+    max_draft_tokens: int | None = Field(default=None, ge=1, description="the most it can draft. None means any K")
+    per_row_length: bool = Field(default=True, description="False means that all rows with drafts have the same number")
     state: Literal["none", "per_request", "shared"] = Field(
-        "none",
+        default="none",
         description="what it keeps between steps. shared means that requests may change each other's drafts. Learn "
         "shared state in the order of request ids",
     )
-    history: bool = Field(False, description="reads the token history of its requests")
+    history: bool = Field(default=False, description="reads the token history of its requests")
     whole_prompt: bool = Field(
-        False, description="must be shown every position of a request: no prompt may begin behind a cached prefix"
+        default=False,
+        description="must be shown every position of a request: no prompt may begin behind a cached prefix",
     )
-    sampling: tuple[SamplingField, ...] = Field((), description="sampling parameters that it reads")
-    deterministic: bool = Field(True, description="the same step, seed and state give the same draft")
+    sampling: tuple[SamplingField, ...] = Field(default=(), description="sampling parameters that it reads")
+    deterministic: bool = Field(default=True, description="the same step, seed and state give the same draft")
     topology: Literal["chain", "tree"] = Field(
-        "chain", description="tree means that a draft may have parents: K is then the most nodes, at most 64"
+        default="chain", description="tree means that a draft may have parents: K is then the most nodes, at most 64"
     )
-    max_depth: int | None = Field(None, ge=1, description="the most nodes on a path of a tree. None means K")
-    multimodal: bool = Field(False, description="image or audio inputs: reserved and refused for now")
+    max_depth: int | None = Field(default=None, ge=1, description="the most nodes on a path of a tree. None means K")
+    multimodal: bool = Field(default=False, description="image or audio inputs: reserved and refused for now")
 
     @property
     def lookahead(self) -> int:

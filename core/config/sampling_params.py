@@ -32,30 +32,32 @@ class SamplingParams(StrictModel):
     changes what is sampled, so its two fields are about speed only.
     """
 
-    temperature: Temperature = Field(1.0, description="0: greedy, the lowest id wins a tie")
-    top_k: TopK = Field(0, description="0 or -1: off")
-    top_p: PositiveShare = Field(1.0, description="the likeliest tokens that make up this mass; 1: off")
-    min_p: Share = Field(0.0, description="tokens at least this likely, relative to the likeliest; 0: off")
-    seed: Seed | None = Field(None, description="None: derived from the engine's seed and the request's number")
-    max_tokens: Limit = Field(16, description="output tokens, at most")
-    min_tokens: LimitOrZero = Field(0, description="no end of sequence and no stop token before this many")
-    stop: tuple[str, ...] = Field((), description="texts that end the request; not part of its output")
-    stop_token_ids: tuple[TokenId, ...] = Field((), description="tokens that end the request")
-    ignore_eos: bool = Field(False, description="go on after an end of sequence")
-    repetition_penalty: Factor = Field(1.0, description="of prompt and output tokens")
-    frequency_penalty: Penalty = Field(0.0, description="of output tokens, for each occurrence")
-    presence_penalty: Penalty = Field(0.0, description="of output tokens, once")
-    logit_bias: dict[int, Bias] | None = Field(None, description="token id -> what is added to its logit")
-    logprobs: int | None = Field(None, ge=0, le=20, description="also return this many top log-probabilities")
-    n: Outputs = Field(1, description="independent outputs per prompt")
-    detokenize: bool = Field(True, description="False: token ids only")
-    skip_special_tokens: bool = Field(True, description="leave special tokens out of the text")
-    speculative: bool = Field(True, description="False: no drafts for this request")
-    num_speculative_tokens: LimitOrZero | None = Field(None, description="at most this many drafts a step")
+    temperature: Temperature = Field(default=1.0, description="0: greedy, the lowest id wins a tie")
+    top_k: TopK = Field(default=0, description="0 or -1: off")
+    top_p: PositiveShare = Field(default=1.0, description="the likeliest tokens that make up this mass; 1: off")
+    min_p: Share = Field(default=0.0, description="tokens at least this likely, relative to the likeliest; 0: off")
+    seed: Seed | None = Field(default=None, description="None: derived from the engine's seed and the request's number")
+    max_tokens: Limit = Field(default=16, description="output tokens, at most")
+    min_tokens: LimitOrZero = Field(default=0, description="no end of sequence and no stop token before this many")
+    stop: tuple[str, ...] = Field(default=(), description="texts that end the request; not part of its output")
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), description="tokens that end the request")
+    ignore_eos: bool = Field(default=False, description="go on after an end of sequence")
+    repetition_penalty: Factor = Field(default=1.0, description="of prompt and output tokens")
+    frequency_penalty: Penalty = Field(default=0.0, description="of output tokens, for each occurrence")
+    presence_penalty: Penalty = Field(default=0.0, description="of output tokens, once")
+    logit_bias: dict[int, Bias] | None = Field(default=None, description="token id -> what is added to its logit")
+    logprobs: int | None = Field(default=None, ge=0, le=20, description="also return this many top log-probabilities")
+    n: Outputs = Field(default=1, description="independent outputs per prompt")
+    detokenize: bool = Field(default=True, description="False: token ids only")
+    skip_special_tokens: bool = Field(default=True, description="leave special tokens out of the text")
+    speculative: bool = Field(default=True, description="False: no drafts for this request")
+    num_speculative_tokens: LimitOrZero | None = Field(default=None, description="at most this many drafts a step")
     extra_args: dict[str, Any] | None = Field(
-        None, description="what the proposer's RequestOptions read; a proposer without them sees it as it is"
+        default=None, description="what the proposer's RequestOptions read; a proposer without them sees it as it is"
     )
-    namespace: str = Field("", description="proposers share what they learn of requests within a namespace only")
+    namespace: str = Field(
+        default="", description="proposers share what they learn of requests within a namespace only"
+    )
 
     @field_validator("stop", "stop_token_ids", mode="before")
     @classmethod

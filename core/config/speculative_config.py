@@ -55,48 +55,59 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    method: str | None = Field(None, min_length=1, description="a name, 'distribution:name' or 'package.module:Class'")
+    method: str | None = Field(
+        default=None, min_length=1, description="a name, 'distribution:name' or 'package.module:Class'"
+    )
     model: Annotated[str | None, BeforeValidator(_path_as_text)] = Field(
-        None,
+        default=None,
         min_length=1,
         description="the proposer's checkpoint; without a method also 'package.module.Class'",
     )
     num_speculative_tokens: DraftLength | None = Field(
-        None, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
+        default=None, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
     )
     num_draft_nodes: TreeSize | None = Field(
-        None,
+        default=None,
         strict=True,
         description="nodes of trees num_speculative_tokens deep; None: that many tokens, nodes if it drafts only trees",
     )
     draft_sample_method: DraftSampleMethod = Field(
-        "greedy",
+        default="greedy",
         description="greedy: the most likely tokens; probabilistic: drawn, and verified with their distribution",
     )
     rejection_sample_method: Annotated[
         Literal["standard", "block", "typical", "synthetic"], BeforeValidator(_offered_rejection_method)
-    ] = Field("standard", description="how drafts are verified; standard and block are lossless, the others are not")
+    ] = Field(
+        default="standard", description="how drafts are verified; standard and block are lossless, the others are not"
+    )
     synthetic_acceptance_rate: Share | None = Field(
-        None, description="what synthetic accepts of the drafts whose predecessors stand"
+        default=None, description="what synthetic accepts of the drafts whose predecessors stand"
     )
     enable_adaptive_verification: bool = Field(
-        False, strict=True, description="verify as many drafts of the batch as pay, by confidence and measured cost"
+        default=False,
+        strict=True,
+        description="verify as many drafts of the batch as pay, by confidence and measured cost",
     )
     proposer_config: Annotated[dict[str, Any], BeforeValidator(_nothing_as_empty)] = Field(
         default_factory=dict, description="the proposer's own options"
     )
     on_proposer_error: Literal["raise", "skip_step", "disable"] = Field(
-        "raise", description="raise: after the step; skip_step: go on without drafts; disable: and ask no more after 3"
+        default="raise",
+        description="raise: after the step; skip_step: go on without drafts; disable: and ask no more after 3",
     )
     state_dir: Annotated[str | None, BeforeValidator(_path_as_text)] = Field(
-        None, min_length=1, description="shared state of the proposer: loaded from there at the start, saved at close"
+        default=None,
+        min_length=1,
+        description="shared state of the proposer: loaded from there at the start, saved at close",
     )
-    moe_backend: str | None = Field(None, description="experts implementation; None inherits the target's")
-    quantization: str | None = Field(None, description="of the draft network; None: as it is stored")
-    dtype: str | None = Field(None, description="dtype of the draft network; None inherits the target's")
-    trust_remote_code: bool = Field(False, strict=True, description="run modelling code of the draft checkpoint")
+    moe_backend: str | None = Field(default=None, description="experts implementation; None inherits the target's")
+    quantization: str | None = Field(default=None, description="of the draft network; None: as it is stored")
+    dtype: str | None = Field(default=None, description="dtype of the draft network; None inherits the target's")
+    trust_remote_code: bool = Field(
+        default=False, strict=True, description="run modelling code of the draft checkpoint"
+    )
     draft_tensor_parallel_size: Annotated[int | None, BeforeValidator(_single_rank)] = Field(
-        None, description="1; anything else is refused"
+        default=None, description="1; anything else is refused"
     )
 
     def __init__(self, /, **values: Any) -> None:

@@ -25,8 +25,8 @@ WRITTEN = "name a folder that `specdec record ... -o FOLDER` has written"
 class Cost(StrictModel):
     """The measured seconds of a step against the rows that it computes."""
 
-    rows: tuple[int, ...] = Field((), description="tokens computed in a step, ascending")
-    seconds: tuple[float, ...] = Field((), description="the median step of so many rows, without proposing")
+    rows: tuple[int, ...] = Field(default=(), description="tokens computed in a step, ascending")
+    seconds: tuple[float, ...] = Field(default=(), description="the median step of so many rows, without proposing")
 
     @model_validator(mode="after")
     def _is_a_table(self) -> Self:
@@ -56,21 +56,27 @@ class Manifest(StrictModel):
 
     schema_name: Literal["specdec.recording"] = SCHEMA
     schema_version: Literal[1] = SCHEMA_VERSION
-    source: str = Field("specdec", description='who generated: "specdec", "transformers", "speculators", "specforge"')
+    source: str = Field(
+        default="specdec", description='who generated: "specdec", "transformers", "speculators", "specforge"'
+    )
     model: str = Field(description="the target, as it was named")
-    model_fingerprint: str | None = Field(None, description="of its configuration and weights. None means unknown")
-    tokenizer_fingerprint: str | None = Field(None, description="None means unknown, or no tokenizer")
+    model_fingerprint: str | None = Field(
+        default=None, description="of its configuration and weights. None means unknown"
+    )
+    tokenizer_fingerprint: str | None = Field(default=None, description="None means unknown, or no tokenizer")
     target: dict[str, Any] = Field(default_factory=dict, description="the fields of TargetInfo")
     engine: dict[str, Any] = Field(default_factory=dict, description="the fields of EngineConfig")
     eos_token_ids: tuple[int, ...] = ()
     sampling: dict[str, Any] = Field(default_factory=dict, description="SamplingParams of the first request")
     dataset: dict[str, Any] = Field(default_factory=dict, description="name, path, hash of the prompts")
-    top_m: int = Field(0, ge=0, description="probabilities kept at each position. 0 means none")
-    hidden_states: tuple[int | Literal["final"], ...] = Field((), description="layers kept, in the order of columns")
+    top_m: int = Field(default=0, ge=0, description="probabilities kept at each position. 0 means none")
+    hidden_states: tuple[int | Literal["final"], ...] = Field(
+        default=(), description="layers kept, in the order of columns"
+    )
     full_logits: bool = False
     cost: Cost = Cost()
     environment: dict[str, Any] = Field(default_factory=dict)
-    complete: bool = Field(False, description="False: the recording was cut short, and can be resumed")
+    complete: bool = Field(default=False, description="False: the recording was cut short, and can be resumed")
 
     def write(self, folder: Path) -> None:
         """Put it into the folder in one step."""

@@ -19,19 +19,21 @@ class RecordSettings(StrictModel):
     engine: EngineConfig
     dataset_name: str = "packaged"
     dataset_path: Path | None = None
-    category: str | None = Field(None, description="None: all")
-    num_prompts: LimitOrZero = Field(0, description="taken in turn from each category; 0: all")
-    chat: bool = Field(False, description="put each prompt into the model's chat template")
+    category: str | None = Field(default=None, description="None: all")
+    num_prompts: LimitOrZero = Field(default=0, description="taken in turn from each category; 0: all")
+    chat: bool = Field(default=False, description="put each prompt into the model's chat template")
     output_len: Limit = 128
     temperature: Temperature = 0.0
-    top_k: LimitOrZero = Field(0, description="0: off")
+    top_k: LimitOrZero = Field(default=0, description="0: off")
     top_p: PositiveShare = 1.0
     min_p: Share = 0.0
-    seed: int = Field(0, ge=0, lt=2**62, description="of the first request; each next one has one more")
-    top_m: Limit = Field(20, description="likeliest tokens whose probability is kept at each position")
-    hidden_states: tuple[int | Literal["final"], ...] = Field((), description="layers, as in Needs.hidden_states")
+    seed: int = Field(default=0, ge=0, lt=2**62, description="of the first request; each next one has one more")
+    top_m: Limit = Field(default=20, description="likeliest tokens whose probability is kept at each position")
+    hidden_states: tuple[int | Literal["final"], ...] = Field(
+        default=(), description="layers, as in Needs.hidden_states"
+    )
     full_logits: bool = False
-    max_disk: Limit | None = Field(None, description="bytes; None: no limit")
+    max_disk: Limit | None = Field(default=None, description="bytes; None: no limit")
     measure_cost: bool = True
     vllm: dict[str, Any] = Field(default_factory=dict, description="further arguments of vLLM's engine, by its names")
 

@@ -31,7 +31,7 @@ class DFlashOptions(ParallelOptions):
     """Options of the DFlash family."""
 
     sample_from_anchor: bool | None = Field(
-        None, description="whether the anchor's slot drafts a token. null: what the checkpoint says"
+        default=None, description="whether the anchor's slot drafts a token. null: what the checkpoint says"
     )
 
 

@@ -33,7 +33,7 @@ class DraftModelOptions(MaskedOptions):
     """Options of the draft_model proposer."""
 
     vocabulary: Asked = Field(
-        "auto",
+        default="auto",
         description="a draft model with another tokenizer drafts the tokens that both have (intersection), or its "
         "drafts cross over as text (reencode). auto: what the tokenizers have in common decides. same: it is refused",
     )

@@ -82,7 +82,7 @@ class Eagle3Options(MaskedOptions):
     """Options of the eagle3 proposer."""
 
     aux_layer_convention: Convention = Field(
-        "auto", description="how the checkpoint numbers the target's layers; auto: by its publisher and its ids"
+        default="auto", description="how the checkpoint numbers the target's layers; auto: by its publisher and its ids"
     )
 
 

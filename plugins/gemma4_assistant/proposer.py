@@ -19,7 +19,7 @@ class Gemma4AssistantOptions(ModelOptions):
     """Options of the gemma4_assistant proposer."""
 
     rotary_position: Literal["last", "newest"] = Field(
-        "last",
+        default="last",
         description="where the queries of a round stand: at the last position that the target computed, as in vLLM and "
         "SGLang, or at the newest token, as in transformers",
     )

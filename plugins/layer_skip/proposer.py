@@ -20,7 +20,7 @@ class LayerSkipOptions(ModelOptions):
     """Options of the layer_skip proposer."""
 
     exit_layer: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="how many of the target's layers draft. None: a search at the start finds the number that promises "
         "most on a text that the target writes",

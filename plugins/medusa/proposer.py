@@ -20,7 +20,7 @@ class MedusaOptions(ParallelOptions):
     """Options of the medusa proposer."""
 
     medusa_choices: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="the tree that num_draft_nodes drafts, as paths of ranks, the best first: [[0], [0, 0], [1]]. "
         "`specdec search-tree` finds it. None: the checkpoint's, else each step's most likely paths",

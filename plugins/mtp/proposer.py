@@ -22,10 +22,13 @@ class MtpOptions(ModelOptions):
     """Options of the mtp proposer."""
 
     recycled_hidden: Recycled | None = Field(
-        None, description="what later steps read: the module's output after its final norm, or before; None: as trained"
+        default=None,
+        description="what later steps read: the module's output after its final norm, or before; None: as trained",
     )
     num_modules: int | None = Field(
-        None, ge=1, description="how many of the checkpoint's modules draft. 1: the first drafts every token; None: all"
+        default=None,
+        ge=1,
+        description="how many of the checkpoint's modules draft. 1: the first drafts every token; None: all",
     )
 
 

@@ -39,8 +39,8 @@ class NgramProposer:
     class Options(StrictModel):
         """Both lengths may be left out (2 and 5); if one is given, the other equals it, as in vLLM."""
 
-        prompt_lookup_min: int | None = Field(None, ge=1, description="fewest tokens that count as a match")
-        prompt_lookup_max: int | None = Field(None, ge=1, description="most tokens that are compared")
+        prompt_lookup_min: int | None = Field(default=None, ge=1, description="fewest tokens that count as a match")
+        prompt_lookup_max: int | None = Field(default=None, ge=1, description="most tokens that are compared")
 
         @property
         def min_length(self) -> int:

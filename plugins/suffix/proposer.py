@@ -85,19 +85,21 @@ class SuffixProposer:
         """vLLM's names and, where nothing else is said, its defaults."""
 
         suffix_decoding_max_tree_depth: int = Field(
-            8, ge=1, description="the most tokens of the context that a drafted token is chosen by (vLLM: 24)"
+            default=8, ge=1, description="the most tokens of the context that a drafted token is chosen by (vLLM: 24)"
         )
         suffix_decoding_max_cached_requests: int = Field(
-            10_000, ge=0, description="the most ended requests whose outputs are kept; 0: none"
+            default=10_000, ge=0, description="the most ended requests whose outputs are kept; 0: none"
         )
         suffix_decoding_max_cached_tokens: int = Field(
-            1_000_000, ge=4, description="the most tokens of all outputs kept; about 150 bytes each"
+            default=1_000_000, ge=4, description="the most tokens of all outputs kept; about 150 bytes each"
         )
         suffix_decoding_max_spec_factor: float | None = Field(
-            None, gt=0, description="the most drafted tokens per token of the match; None: no such limit (vLLM: 1.0)"
+            default=None,
+            gt=0,
+            description="the most drafted tokens per token of the match; None: no such limit (vLLM: 1.0)",
         )
         suffix_decoding_min_token_prob: float = Field(
-            0.1, ge=0, le=1, description="the least estimated probability of a draft up to each of its tokens"
+            default=0.1, ge=0, le=1, description="the least estimated probability of a draft up to each of its tokens"
         )
 
     @classmethod

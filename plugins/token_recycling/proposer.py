@@ -53,7 +53,9 @@ class TokenRecyclingProposer:
     class Options(StrictModel):
         """Options of the token_recycling proposer."""
 
-        max_namespaces: int = Field(64, ge=1, description="namespaces whose successors are kept, the last ones used")
+        max_namespaces: int = Field(
+            default=64, ge=1, description="namespaces whose successors are kept, the last ones used"
+        )
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:

@@ -19,7 +19,9 @@ from .combinator import Combinator
 class LengthPolicy(StrictModel, ABC):
     """Chooses the length of the next drafts from the outcome of earlier ones. Its fields are options of the user."""
 
-    memory: float = Field(0.8, ge=0, lt=1, description="the weight of a verification, relative to the one after it")
+    memory: float = Field(
+        default=0.8, ge=0, lt=1, description="the weight of a verification, relative to the one after it"
+    )
 
     @abstractmethod
     def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
@@ -35,9 +37,11 @@ class LengthPolicy(StrictModel, ABC):
 class AcceptanceThreshold(LengthPolicy):
     """Drafts the most tokens that are all accepted with a probability of at least `threshold`."""
 
-    threshold: float = Field(0.3, gt=0, lt=1, description="the least probability that a draft's last token is accepted")
-    expected_rate: float = Field(0.8, gt=0, lt=1, description="the acceptance rate of a new row")
-    expected_weight: float = Field(4.0, gt=0, description="how many tested tokens the expected rate counts for")
+    threshold: float = Field(
+        default=0.3, gt=0, lt=1, description="the least probability that a draft's last token is accepted"
+    )
+    expected_rate: float = Field(default=0.8, gt=0, lt=1, description="the acceptance rate of a new row")
+    expected_weight: float = Field(default=4.0, gt=0, description="how many tested tokens the expected rate counts for")
 
     def lengths(self, num_accepted: Tensor, num_tested: Tensor, num_draft_tokens: int) -> Tensor:
         """The largest n with rate ** n >= threshold."""

@@ -24,8 +24,8 @@ from .host_form import host_form
 class PartSettings(StrictModel):
     """What may differ between parts; None takes what `speculative_config` says for all of them."""
 
-    model: str | None = Field(None, description="this part's checkpoint")
-    num_speculative_tokens: DraftLength | None = Field(None, description="the most drafts of this part")
+    model: str | None = Field(default=None, description="this part's checkpoint")
+    num_speculative_tokens: DraftLength | None = Field(default=None, description="the most drafts of this part")
     moe_backend: str | None = None
     dtype: str | None = None
     quantization: str | None = None

@@ -32,9 +32,10 @@ class ModelOptions(StrictModel):
     """Options of every model-based proposer."""
 
     draft_distribution: Literal["sparse", "dense"] = Field(
-        "sparse", description="what a probabilistic draft reports: its most likely tokens, or the whole vocabulary"
+        default="sparse",
+        description="what a probabilistic draft reports: its most likely tokens, or the whole vocabulary",
     )
-    sparse_top_m: int = Field(256, ge=1, description="tokens that a sparse draft distribution keeps")
+    sparse_top_m: int = Field(default=256, ge=1, description="tokens that a sparse draft distribution keeps")
 
 
 class ModelProposer(ABC):

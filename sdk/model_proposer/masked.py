@@ -31,7 +31,8 @@ class MaskedOptions(ModelOptions):
     """Options of proposers that may draft in parallel."""
 
     parallel_drafting: bool | None = Field(
-        None, description="True: all drafts in one pass, by a checkpoint trained for it; None: if it was trained for it"
+        default=None,
+        description="True: all drafts in one pass, by a checkpoint trained for it; None: if it was trained for it",
     )
 
 

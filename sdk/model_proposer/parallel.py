@@ -22,7 +22,9 @@ from .sampling import Drawing, DrawRule
 class ParallelOptions(ModelOptions):
     """Options of proposers that draft all tokens in one pass."""
 
-    parallel_drafting: Literal[True] | None = Field(None, description="always on; for configurations written for vLLM")
+    parallel_drafting: Literal[True] | None = Field(
+        default=None, description="always on; for configurations written for vLLM"
+    )
 
 
 class ParallelProposer(ModelProposer):

@@ -34,7 +34,7 @@ class Fine:
 
 class WithOptions(Fine):
     class Options(StrictModel):
-        window: int = Field(4, ge=1)
+        window: int = Field(default=4, ge=1)
         name: str = "x"
 
 
@@ -404,7 +404,7 @@ def test_plain_pydantic_options_forbid_unknown_keys_all_the_same(load, refused):
     class Mine(Fine):
         class Options(BaseModel):
             window: int = 4
-            width: int = Field(1, alias="w")
+            width: int = Field(default=1, alias="w")
 
     assert load(Mine, proposer_config={"window": 5, "w": 2}).config.options.width == 2
     assert refused(Mine, ConfigError, proposer_config={"other": 5}).code == "SD-E131"

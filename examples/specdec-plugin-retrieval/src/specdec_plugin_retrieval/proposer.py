@@ -33,11 +33,13 @@ class RetrievalProposer:
         """Keys of `proposer_config`."""
 
         index: Path = Field(description="the index file; if there is none, it is built from `corpus`")
-        corpus: Path | None = Field(None, description="a folder of texts, or one file")
-        pattern: str = Field("**/*", min_length=1, description="which files of the folder, such as **/*.py")
-        min_match: int = Field(1, ge=1, description="tokens that must agree")
-        max_matches: int = Field(128, ge=1, description="places that are compared, evenly spread over all that match")
-        min_probability: float = Field(0.3, ge=0, le=1, description="of a draft up to each of its tokens")
+        corpus: Path | None = Field(default=None, description="a folder of texts, or one file")
+        pattern: str = Field(default="**/*", min_length=1, description="which files of the folder, such as **/*.py")
+        min_match: int = Field(default=1, ge=1, description="tokens that must agree")
+        max_matches: int = Field(
+            default=128, ge=1, description="places that are compared, evenly spread over all that match"
+        )
+        min_probability: float = Field(default=0.3, ge=0, le=1, description="of a draft up to each of its tokens")
 
     def __init__(self, config: ProposerConfig) -> None:
         self._options: RetrievalProposer.Options = config.options
