@@ -18,9 +18,10 @@ import importlib_metadata
 import typer
 from typer.core import TyperGroup
 
-from specdec.core.registry.discovery import SDK_DISTRIBUTION, PluginSettings
+from specdec.core.registry.discovery import PluginSettings
 from specdec.sdk import ConfigError, SpecdecError
 from specdec.sdk.explanations import explanations
+from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 from specdec.testing.calls import WATCH_S, Calls, Watch
 
 from ._session import Session

@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import specdec
-from specdec.core.registry.discovery import SDK_DISTRIBUTION, PluginEntry, PluginSettings, discover
+from specdec.core.registry.discovery import PluginEntry, PluginSettings, discover
+from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 
 IMPORT_PACKAGE = "specdec"
 PARTS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins", "assets")

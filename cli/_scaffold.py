@@ -15,8 +15,9 @@ import importlib_metadata
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import Version
 
-from specdec.core.registry.discovery import SDK_DISTRIBUTION, read_entry_points
+from specdec.core.registry.discovery import read_entry_points
 from specdec.sdk import ConfigError
+from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 
 PREFIX = "specdec-plugin-"
 _TEMPLATES = Path(__file__).parents[1] / "assets" / "scaffold"

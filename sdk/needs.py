@@ -87,7 +87,8 @@ class Needs(StrictModel):
     history: bool = Field(default=False, description="reads the token history of its requests")
     whole_prompt: bool = Field(
         default=False,
-        description="must be shown every position of a request: no prompt may begin behind a cached prefix",
+        description="must be shown every position of a request. False: the first kept row may lie behind position 0, "
+        "after a cached prefix. That was computed for the same tokens and is not shown. Draft KV is there",
     )
     sampling: tuple[SamplingField, ...] = Field(default=(), description="sampling parameters that it reads")
     deterministic: bool = Field(default=True, description="the same step, seed and state give the same draft")

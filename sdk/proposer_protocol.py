@@ -18,8 +18,20 @@ No base class is needed. A class may add these attributes. The engine looks each
 * `Options`: a nested `StrictModel` (or other pydantic model) for `proposer_config`.
 * `RequestOptions`: a nested `StrictModel`, each field with a default, for `SamplingParams.extra_args`. An instance is
   `RequestView.options`.
-* `api_version`: the version of the contract that it was written for, as "major.minor".
+* `api_version`: the version of the contract that it was written for, as "major.minor". Without it, it is the lowest of
+  the engine's major. A method that came later is then the class's own helper, and is not called.
 * any method of `Lifecycle`.
+
+What the engine and the class owe each other beside the signatures:
+
+* Places: `Options`, `RequestOptions` and `TargetInfo.config` are JSON, and the class can be imported by its path.
+  `needs` is a pure function. It is called in several processes, and any number of times before `__init__`.
+* Threads: calls come one at a time. Services are used within a call only, on its thread. A thread of the class's own
+  works on copies.
+* Ranks: every rank makes the same calls in the same order. No branch may depend on what can differ between ranks, such
+  as a clock, a process id, or a float of its own device.
+* Streams: when a call returns, all device work is ordered on the stream that was current when it began. Who uses
+  another stream makes the current one wait for it. What is enqueued after the return reuses the memory of the view.
 """
 
 from __future__ import annotations
@@ -40,7 +52,10 @@ API_VERSION = (0, 2)
 
 
 class Proposer(Protocol):
-    """A class that offers drafts. It is called after a step's tokens were committed, if any request wants drafts."""
+    """A class that offers drafts. It is called after a step's tokens were committed, if any request wants drafts.
+
+    It is also called for dummy steps (`StepView.dummy`), and a step may have no requests.
+    """
 
     def __init__(self, config: ProposerConfig) -> None: ...
 
@@ -71,7 +86,7 @@ class Lifecycle(Protocol):
         ...
 
     def observe(self, step: StepView) -> None:
-        """Called in every step before `propose`, also where no draft is wanted. So a draft KV never gets holes.
+        """Called in every step before `propose`, also where no draft is wanted.
 
         If it raises, the step's requests get no drafts until they are replayed or finished. Learn state that requests
         share in the order of request ids, never of rows, and before any draft of the step is made from it.
@@ -79,16 +94,18 @@ class Lifecycle(Protocol):
         ...
 
     def on_preempt(self, request: RequestView) -> None:
-        """The request lost its row and KV. It comes back with a new generation, replayed from position 0.
+        """The request lost its row and KV. It comes back with a new generation, and is replayed as it began.
 
-        Drop state that lies in its row or is counted by position, because the replay shows every token again.
+        Drop state that lies in its row or is counted by position, because the replay shows its tokens again.
         """
         ...
 
     def on_finish(self, request: RequestView) -> None:
         """The request ended or was aborted: drop its state. Called exactly once per `on_start`.
 
-        For requests that end in one step, it is called in the order of their ids.
+        It comes when the end is known, never before the last step that shows the request. That step may be one too
+        many: it showed tokens that are not in `request.end.output_token_ids`. Ends that become known together are told
+        in the order of ids.
         """
         ...
 
@@ -106,15 +123,15 @@ class Lifecycle(Protocol):
         Called between steps, from `LLM.update_proposer_weights`. Requests go on, and drafts that wait for their
         verification are dropped before the next step. What the proposer computed with the old weights, such as draft
         KV, is its own to keep or to drop. Raise ConfigError for tensors that do not fit, and change nothing then.
-        Since API 0.2.
         """
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Figures of the proposer's own, as they are now. Called whenever metrics are read, from the reader's thread.
+        """Figures of the proposer's own, as they are now. Called between steps, on the thread of every other call.
 
+        Readers see the last answer, which may be older than their question.
         Names are lower-case letters, digits and underscores, and begin with a letter. `LLM.get_metrics` shows each as
-        `specdec:proposer_NAME_` and its name, where NAME is the proposer's. Since API 0.2.
+        `specdec:proposer_NAME_` and its name, where NAME is the proposer's.
         """
         ...
 
@@ -128,5 +145,5 @@ LIFECYCLE_METHODS = (
     "close",
 )  # fmt: skip
 
-ADDED_METHODS = {"update_weights": (0, 2), "metrics": (0, 2)}
-"""The version that a lifecycle method came with. Classes that state an older one are not asked for it."""
+ADDED_METHODS: dict[str, tuple[int, int]] = {}
+"""The version that a lifecycle method came with. Classes that state an older one, or none, are not asked for it."""

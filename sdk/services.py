@@ -124,7 +124,11 @@ class TargetLayers(Protocol):
 
 
 class Services(Protocol):
-    """What the engine provides from `bind` until `close`."""
+    """What the engine provides from `bind` until `close`, within its calls and on their thread.
+
+    Under tensor parallelism `embed` and `lm_head` are collectives: every rank calls them in the same order, with the
+    same shapes.
+    """
 
     @property
     def target(self) -> TargetInfo:

@@ -48,7 +48,7 @@ class TargetInfo:
 
     model: str
     checkpoint_dir: Path | None  # None means a model object without a checkpoint
-    config: Mapping[str, Any]  # the checkpoint's own configuration, read only
+    config: Mapping[str, Any]  # the checkpoint's own configuration: JSON, read only
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -95,7 +95,7 @@ class KeptTokens:
 
     token_offsets: Tensor  # [B+1] int64
     num_kept: Tensor  # [B] int64
-    kept_start: Tensor  # [B] int64, position of the first kept row; a cached prefix is not shown again
+    kept_start: Tensor  # [B] int64, position of the first kept row; see `Needs.whole_prompt`
     positions: Tensor  # [N] int64
     token_ids: Tensor  # [N] int64
     next_token_ids: Tensor  # [N] int64, the token that follows; undefined in rejected rows
@@ -209,8 +209,9 @@ class StepView:
     """What a proposer sees of one step, after its tokens were committed.
 
     The view is borrowed: it is valid during the call, and nothing in it may be written. It shows every request that
-    computed anything in the step and goes on. Drafts are wanted where `budget` is positive. A request is never shown
-    before its `on_start` or after its `on_finish`.
+    computed anything in the step and is not known to have ended. Drafts are wanted where `budget` is positive. Of a
+    request whose end is not known yet, the budget may be positive too, and its draft is dropped. A request is never
+    shown before its `on_start` or after its `on_finish`.
     """
 
     requests: tuple[RequestView[Any], ...]  # [B]
@@ -237,7 +238,10 @@ class StepView:
     step is one in which the engine finds out what more tokens are worth."""
 
     dummy: bool = False
-    """The engine keeps ranks in step, or warms up: return a draft of the right form, and change no state."""
+    """The engine keeps ranks in step, or warms up: return a draft of the right form, and change no state.
+
+    Its requests, if it has any, are not started and not finished. What a pass writes to the draft KV belongs to nobody.
+    """
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -280,7 +284,8 @@ class Draft:
     """What a proposer offers for one step.
 
     With a reported distribution, the length of a row may depend on the prefix and on the distribution. It may never
-    depend on the drawn token: trimming an unlikely token changes the output distribution. One-hot drafts
+    depend on the drawn token: trimming an unlikely token changes the output distribution. That binds the engine too,
+    which cuts by prefix and budget only: a token that a mask forbids stays, and is rejected. One-hot drafts
     (`distribution` is None or the row is tagged ONE_HOT) may be trimmed at will. arXiv 2211.17192 has the rule that
     verification applies.
 

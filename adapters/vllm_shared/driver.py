@@ -120,6 +120,7 @@ class Driver:
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
         """What ended or lost its KV since the last step, before anything of the new one is computed."""
+        self._host.ask_metrics()
         self._progress.finish(self._rows.remove(finished))
         requests = [self._rows.get(request_id) for request_id in preempted]
         lost = [request for request in requests if request is not None and request.row >= 0]
@@ -256,9 +257,13 @@ class Driver:
         self._exit.callback(call)
 
     def published(self) -> str:
-        """Prometheus's text: what is counted, whether the proposer is asked, how long a call has been running."""
+        """Prometheus's text: what is counted, whether the proposer is asked, how long a call has been running.
+
+        And the proposer's own figures, as it told them last: this is the thread of a reader.
+        """
+        self._host.metrics_wanted = True
         now = {"proposer_enabled": float(self._host.enabled), "proposer_call_seconds": self._watch.seconds}
-        return prometheus_text(self.metrics.collect(of_proposer=now))
+        return prometheus_text(self.metrics.collect(of_proposer=now | self._host.own_metrics))
 
     def report(self) -> dict[str, Any]:
         """Of this worker: process id, proposer, calls of `propose`, errors by code, acceptance as the core counts."""

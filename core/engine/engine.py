@@ -56,7 +56,7 @@ class Engine:
         self.metrics = self.parts.metrics
         self.text_equality = self.parts.text_equality
         self.listeners: dict[str, Callable[[Committed], None]] = {}  # by request: called when it goes on or ends
-        self._turn = Turn(self._carry_out_aborts)
+        self._turn = Turn(self._between_steps)
         self._aborts: deque[Request] = deque()  # asked for, not yet carried out
         self._requests: dict[str, Request] = {}
         self._num_added = 0
@@ -194,16 +194,20 @@ class Engine:
         request = self._requests.get(request_id)
         if request is not None:
             self._aborts.append(request)
-            self._carry_out_aborts()
+            self._between_steps()
         return request
 
-    def _carry_out_aborts(self) -> None:
-        """Those that were asked for; where somebody is inside, that one does it on leaving."""
-        while self._aborts:
+    def _between_steps(self) -> None:
+        """What other threads asked for; where somebody is inside, that one does it on leaving."""
+        host = self.parts.host
+        while self._aborts or (host and host.metrics_wanted):
             with self._turn.alone_if_free() as free:
                 if not free:
                     return
-                self._end([self._aborts.popleft() for _ in range(len(self._aborts))])
+                if self._aborts:
+                    self._end([self._aborts.popleft() for _ in range(len(self._aborts))])
+                if host:
+                    host.ask_metrics()
 
     def _end(self, requests: Sequence[Request]) -> None:
         ended = [request for request in requests if self._requests.pop(request.request_id, None) is request]
@@ -217,10 +221,13 @@ class Engine:
             self._tell_finished(ended)
 
     def get_metrics(self) -> list[Metric]:
-        """All counters since the engine started."""
+        """All counters since the engine started. Within a step, the proposer's own figures are those it told last."""
         self.metrics.counts["one_hot_fallback_rows"] = self.parts.drafts.num_one_hot_fallbacks
-        own = self.parts.host.metrics() if self.parts.host else None
-        return self.metrics.collect(of_proposer=own)
+        host = self.parts.host
+        if host and not self._closed:
+            host.metrics_wanted = True
+            self._between_steps()
+        return self.metrics.collect(of_proposer=host.own_metrics if host else None)
 
     def export_metrics(self, exporter: str = PROMETHEUS) -> str:
         """All counters as text: "prometheus", or an exporter that a hook plugin registers.

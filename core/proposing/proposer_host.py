@@ -80,6 +80,8 @@ class ProposerHost:
         self.enabled = True
         self.keeps_pace = True  # False: the target is no real one, so nothing is said of what it costs
         self.passes: EarlyPasses | None = None  # over layers of the target, on a device
+        self.own_metrics: dict[str, float] = {}  # its own figures, as it told them last
+        self.metrics_wanted = False  # set by a reader, on any thread
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
         self._state_dir = loaded.state_dir
         self._checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device, read_late=read_late)
@@ -209,6 +211,8 @@ class ProposerHost:
 
     def close(self) -> None:
         """Save its state where that was asked for, and tell it that the engine shuts down, also if it is disabled."""
+        self.metrics_wanted = True
+        self.ask_metrics()
         try:
             if self._state_dir is not None:
                 self.save(self._state_dir)
@@ -231,14 +235,16 @@ class ProposerHost:
         require_updatable(self.plugin, self._methods)
         self._must("update_weights", as_tensors(tensors))
 
-    def metrics(self) -> dict[str, float]:
-        """Its own figures. A failure is counted and logged, and raised to nobody."""
-        try:
-            return self._attempt("metrics", partial(own_metrics, self._methods.get("metrics", dict), self.plugin))
-        except SpecdecError as error:
-            self._metrics.proposer_errors[error.code] += 1
-            logger.warning("%s", error)
-            return {}
+    def ask_metrics(self) -> None:
+        """Between steps: ask for its own figures, if they are wanted. A failure is counted, and raised to nobody."""
+        wanted, self.metrics_wanted = self.metrics_wanted, False
+        if wanted and "metrics" in self._methods:
+            try:
+                self.own_metrics = self._attempt("metrics", partial(own_metrics, self._methods["metrics"], self.plugin))
+            except SpecdecError as error:
+                self.own_metrics = {}
+                self._metrics.proposer_errors[error.code] += 1
+                logger.warning("%s", error)
 
     def _must(self, method: str, *args: object) -> None:
         """Call an optional method if it is there, and fail if it fails."""

@@ -1,10 +1,12 @@
 """Which proposers there are, and how the one that the user named is loaded. Nothing else knows of plugins."""
 
+from specdec.sdk.lifecycle import SDK_DISTRIBUTION
+
 from .attribution import author_frame, describe, is_complete
 from .catalog import CLASS_PATH_METHOD, Registrations, Registry, ResolvedProposer
 from .check import check_class
 from .checkpoint import Recogniser
-from .discovery import SDK_DISTRIBUTION, PluginEntry, PluginSettings
+from .discovery import PluginEntry, PluginSettings
 from .hooks import HookPlugins, Observers, load_hooks
 from .load import LoadedProposer, construct, load_proposer
 

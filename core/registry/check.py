@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-import importlib_metadata
-
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecWarning, did_you_mean
-from specdec.sdk.proposer_protocol import ADDED_METHODS, API_VERSION, LIFECYCLE_METHODS, Lifecycle, Proposer
-
-from .discovery import SDK_DISTRIBUTION
+from specdec.sdk.lifecycle import lifecycle_methods, own_attribute
+from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS, Lifecycle, Proposer
 
 CALLED_ELSEWHERE = {
     "load_model": "bind(target, services)",
@@ -37,12 +33,10 @@ def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     if not isinstance(candidate, type):
         facts = {"expected": "a class", "found": f"{type(candidate).__name__}: {candidate!r:.80}"}
         raise PluginLoadError("SD-E113", f'"{plugin.target}" is not a class', facts, plugin=plugin)
-    written_for = _checked_api_version(candidate, plugin)
+    implemented = lifecycle_methods(candidate, plugin)
     _check_complete(candidate, plugin)
     _check_constructor(candidate, plugin)
     check_callable(candidate, "propose", _arguments(Proposer.propose), plugin)
-    known = [name for name in LIFECYCLE_METHODS if ADDED_METHODS.get(name, written_for) <= written_for]
-    implemented = frozenset(name for name in known if _own(candidate, name) is not None)
     for name in sorted(implemented):
         check_callable(candidate, name, _arguments(getattr(Lifecycle, name)), plugin)
     _warn_about_near_misses(candidate, plugin)
@@ -51,7 +45,7 @@ def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
 
 def check_callable(cls: type, name: str, arguments: tuple[str, ...], plugin: PluginId) -> None:
     """Raise SD-E111 unless the attribute can be called by position with `arguments` (self or cls first)."""
-    raw = _own(cls, name)
+    raw = own_attribute(cls, name)
     expected = f"{name}({', '.join(arguments)})"
     if not callable(raw) and not isinstance(raw, classmethod):
         raise _wrong_signature(cls, expected, f"{name} is a {type(raw).__name__}, not a method", plugin)
@@ -64,34 +58,8 @@ def check_callable(cls: type, name: str, arguments: tuple[str, ...], plugin: Plu
         raise _wrong_signature(cls, expected, found, plugin)
 
 
-def _checked_api_version(cls: type, plugin: PluginId) -> tuple[int, int]:
-    """The version that the class was written for: ours where it states none."""
-    stated = getattr(cls, "api_version", None)
-    if stated is None:
-        return API_VERSION
-    match = re.fullmatch(r"(\d+)\.(\d+)", stated) if isinstance(stated, str) else None
-    if match is None:
-        facts = {
-            "expected": f'"major.minor", such as "{API_VERSION[0]}.{API_VERSION[1]}"',
-            "found": repr(stated),
-        }
-        raise PluginLoadError("SD-E119", f"{cls.__name__}.api_version is not a version", facts, plugin=plugin)
-    major, minor = API_VERSION
-    written_for = int(match[1]), int(match[2])
-    if written_for[0] == major and written_for[1] <= minor:
-        return written_for
-    facts = {
-        "accepted here": f"{major}.0 - {major}.{minor}",
-        "fix": f"upgrade {SDK_DISTRIBUTION}, or install a version of "
-        f"{plugin.distribution or plugin.name} that was written for API {major}.{minor}",
-    }
-    installed = importlib_metadata.version(SDK_DISTRIBUTION)
-    summary = f"it targets proposer API {stated}, and {SDK_DISTRIBUTION} {installed} provides {major}.{minor}"
-    raise PluginLoadError("SD-E120", summary, facts, plugin=plugin)
-
-
 def _check_complete(cls: type, plugin: PluginId) -> None:
-    missing = ["propose"] if _own(cls, "propose") is None else []
+    missing = ["propose"] if own_attribute(cls, "propose") is None else []
     missing += sorted(getattr(cls, "__abstractmethods__", ()))
     if not missing:
         return
@@ -158,13 +126,6 @@ def _bound(raw: Any, cls: type) -> Callable[..., Any]:
     except (AttributeError, TypeError):  # a callable that does not bind
         return raw  # type: ignore[no-any-return]
     return bound
-
-
-def _own(cls: type, name: str) -> Any:
-    """The attribute as it is stored, or None; the empty body inherited from a protocol counts as none."""
-    raw = inspect.getattr_static(cls, name, None)
-    stubs = (inspect.getattr_static(protocol, name, None) for protocol in (Proposer, Lifecycle))
-    return None if any(raw is stub for stub in stubs) else raw
 
 
 def _accepts(function: Callable[..., Any], num_arguments: int) -> bool:

@@ -15,13 +15,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from specdec.sdk.errors import ConfigError, PluginId
+from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 
 from .class_path import DOTTED
 
 Kind = Literal["proposers", "plugins"]
 Status = Literal["ok", "broken", "duplicate", "blocked"]
 
-SDK_DISTRIBUTION = "specdec-sdk"
 TARGET = re.compile(rf"(?P<module>{DOTTED})\s*(:\s*(?P<attribute>{DOTTED}))?\s*(\[.*\])?")
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from specdec.sdk.config import ProposerConfig, StrictModel, unknown_keys, wrong_values
 from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
+from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 from specdec.sdk.needs import Needs
 from specdec.sdk.proposer_protocol import API_VERSION, Proposer
 from specdec.sdk.types import TargetInfo
@@ -23,7 +24,6 @@ from ..config.vllm_keys import asked, vllm_keys
 from .attribution import attributing
 from .catalog import ResolvedProposer
 from .check import check_callable, check_class
-from .discovery import SDK_DISTRIBUTION
 from .proposer_state import as_path, find_state, has_state, require_state
 from .request_options import read_request_options, request_options_model
 

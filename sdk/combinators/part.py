@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..config import ProposerConfig, StrictModel
 from ..errors import ConfigError, Refusal
+from ..lifecycle import api_version_of, lifecycle_methods
 from ..needs import Needs, needs_of
-from ..proposer_protocol import LIFECYCLE_METHODS, Proposer
+from ..proposer_protocol import Proposer
 from ..ranges import DraftLength
 from ..types import Draft, KeptTokens, RejectedTokens, RequestView, SamplingView, StepView, TargetInfo
 from .host_form import host_form
@@ -69,8 +70,10 @@ class PartPlan:
     ) -> PartPlan:
         """The part's configuration and needs; it drafts at most as many tokens as it can.
 
-        Raises ConfigError SD-E132 if it is to draft more than all together, Refusal if it cannot draft as few.
+        Raises ConfigError SD-E132 if it is to draft more than all together, Refusal if it cannot draft as few,
+        PluginLoadError SD-E119 or SD-E120 for its `api_version`.
         """
+        api_version_of(part)
         settings = dict(section)
         limit = settings["num_speculative_tokens"] or config.num_draft_tokens
         if limit > config.num_draft_tokens:
@@ -100,7 +103,7 @@ class Part:
         self._hidden_places = [whole.hidden_states.index(wanted) for wanted in plan.needs.hidden_states]
         self._changes_form = whole.placement != plan.needs.placement
         self._methods: dict[str, Callable[..., object]] = {
-            name: getattr(self.proposer, name) for name in LIFECYCLE_METHODS if hasattr(plan.cls, name)
+            name: getattr(self.proposer, name) for name in lifecycle_methods(plan.cls)
         }
 
     def has(self, method: str) -> bool:

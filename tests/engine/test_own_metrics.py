@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from engine_helpers import GREEDY
+from inside import proposer_of
 
 from specdec import LLM
 from specdec.sdk import Draft
@@ -28,6 +32,28 @@ class Counting:
         return {"asked": self.asked} if self.published is None else self.published
 
 
+class AskedMeanwhile(Counting):
+    """Its figures are read by another thread in the middle of each step."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.threads = set()  # on which it was asked for figures
+        self.seen = []  # how often it had been asked for drafts, and what a reader saw then
+
+    def propose(self, step):
+        with ThreadPoolExecutor(1) as reader:
+            self.seen.append((self.asked, reader.submit(self.read).result()))
+        return super().propose(step)
+
+    def read(self):
+        (value,) = [each.value for each in self.llm.get_metrics() if each.name.endswith("_asked")] or [None]
+        return value
+
+    def metrics(self):
+        self.threads.add(threading.get_ident())
+        return super().metrics()
+
+
 class Both(Chain):
     parts = (Counting,)
 
@@ -47,6 +73,24 @@ def test_a_figure_is_shown_and_exported_under_the_proposers_name(proposer, name)
     assert metric.labels["proposer"].endswith(proposer)
     assert f"# TYPE specdec:proposer_{name} gauge" in text
     assert f"\nspecdec:proposer_{name}{{" in text
+
+
+def test_figures_are_asked_for_between_steps_and_a_reader_sees_the_last_answer():
+    config = {"method": f"{__name__}:AskedMeanwhile", "num_speculative_tokens": 2}
+    with LLM("tiny", speculative_config=config) as llm:
+        proposer = proposer_of(llm)
+        proposer.llm = llm
+        llm.generate(["def f("], GREEDY.replace(max_tokens=5))
+        assert proposer.seen == [(0, None), (1, 1), (2, 2)], "each question is answered behind its step"
+        assert proposer.threads == {threading.get_ident()}
+        assert proposer.read() == 3
+
+
+def test_the_last_figures_are_those_of_the_end():
+    llm = LLM("tiny", speculative_config={"method": f"{__name__}:Counting", "num_speculative_tokens": 2})
+    llm.generate(["def f("], GREEDY.replace(max_tokens=4))
+    llm.close()
+    assert {each.name: each for each in llm.get_metrics()}["specdec:proposer_counting_asked"].value == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.registry import PluginSettings, ResolvedProposer, check, construct, load_proposer
+from specdec.core.registry import PluginSettings, ResolvedProposer, construct, load_proposer
 from specdec.core.registry.discovery import discover
 from specdec.sdk import (
     ConfigError,
@@ -18,6 +18,7 @@ from specdec.sdk import (
     Proposer,
     Refusal,
     StrictModel,
+    lifecycle,
 )
 from specdec.sdk.errors import SpecdecWarning
 
@@ -325,12 +326,28 @@ def test_newer_api_version_is_refused_with_what_is_accepted(refused, version):
     [("1.0", True), ("1.3", True), ("1.4", True), ("1.5", False), ("2.0", False), ("2.4", False), ("0.9", False)],
 )
 def test_a_minor_adds_and_a_major_may_break(load, refused, monkeypatch, version, accepted):
-    monkeypatch.setattr(check, "API_VERSION", (1, 4))
+    monkeypatch.setattr(lifecycle, "API_VERSION", (1, 4))
     plugin = type("Mine", (Fine,), {"api_version": version})
     if accepted:
         assert load(plugin).cls is plugin
     else:
         assert "1.0 - 1.4" in str(refused(plugin))
+
+
+@pytest.mark.parametrize(
+    ("version", "is_called"), [({}, False), ({"api_version": "1.1"}, False), ({"api_version": "1.2"}, True)]
+)
+def test_a_method_that_came_after_the_version_of_the_class_is_its_own_helper(
+    load, refused, monkeypatch, version, is_called
+):
+    monkeypatch.setattr(lifecycle, "API_VERSION", (1, 4))
+    monkeypatch.setattr(lifecycle, "ADDED_METHODS", {"metrics": (1, 2)})
+    helper = type("Mine", (Fine,), version | {"metrics": lambda self, kind: kind})
+    if is_called:
+        assert refused(helper).code == "SD-E111"
+    else:
+        assert "metrics" not in load(helper).methods
+    assert ("metrics" in load(type("Mine", (Fine,), version | {"metrics": lambda self: {}})).methods) == is_called
 
 
 @pytest.mark.parametrize(

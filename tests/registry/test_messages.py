@@ -16,9 +16,9 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.registry import PluginSettings, Registry, check, load_proposer
+from specdec.core.registry import PluginSettings, Registry, load_proposer
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, SpecdecError, StepStats
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, SpecdecError, StepStats, lifecycle
 from specdec.testing import check_proposer
 
 MESSAGES = Path(__file__).parent / "messages"
@@ -131,7 +131,7 @@ def test_two_plugins_with_one_name(same, author, refused, install):
 
 
 def test_api_version_of_the_class(same, author, refused, monkeypatch):
-    monkeypatch.setattr(check, "API_VERSION", (1, 4))
+    monkeypatch.setattr(lifecycle, "API_VERSION", (1, 4))
     author(ANY + '    api_version = "2.1"\n')
     same("E120-api-version", refused(method="mine"))
 

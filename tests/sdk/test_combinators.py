@@ -21,11 +21,13 @@ from specdec.sdk import (
     DraftKV,
     HostProposer,
     Needs,
+    PluginLoadError,
     ProposerConfig,
     ProposerError,
     Refusal,
     RequestView,
     StrictModel,
+    lifecycle,
 )
 from specdec.sdk.combinators import AcceptanceThreshold, Adaptive, Chain, LengthPolicy
 from specdec.sdk.combinators.host_form import host_form
@@ -193,6 +195,32 @@ def test_every_part_hears_of_requests_even_if_one_raises():
     with pytest.raises(KeyError, match="a"):
         chain.on_finish(request())
     assert [name for name, _ in chain.members[1].proposer.log] == ["on_start", "on_finish"]
+
+
+def test_a_method_that_came_after_a_parts_version_is_not_called(monkeypatch):
+    class WithHelper(Spy):
+        api_version = "1.1"
+
+        def metrics(self, kind):
+            return {kind: 1.0}
+
+    class Newer(Spy):
+        api_version = "1.2"
+
+        def metrics(self):
+            return {"asked": 1.0}
+
+    monkeypatch.setattr(lifecycle, "API_VERSION", (1, 4))
+    monkeypatch.setattr(lifecycle, "ADDED_METHODS", {"metrics": (1, 2)})
+    assert bound(Chain.of(WithHelper, Newer)).metrics() == {"newer_asked": 1.0}
+
+
+def test_a_part_of_a_version_that_is_not_served_is_refused_by_its_name():
+    class FromTomorrow(Spy):
+        api_version = "99.0"
+
+    with pytest.raises(PluginLoadError, match=r"SD-E120.*FromTomorrow targets proposer API 99\.0"):
+        bound(Chain.of(First, FromTomorrow))
 
 
 def test_parts_save_and_load_below_their_names(tmp_path):
