@@ -10,6 +10,7 @@ what stands below them, where `...` is anything.
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import tempfile
 from contextlib import chdir
@@ -125,6 +126,12 @@ def pages() -> Sybil:
 
     parsers = [CodeBlockParser("python", run_python), CodeBlockParser("console", run_transcript)]
     return Sybil(parsers=parsers, patterns=PAGES, setup=open_page, teardown=close_page)
+
+
+def pytest_configure() -> None:
+    """A shell starts jobs in the background with SIGINT ignored. Tests send it, and their processes inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

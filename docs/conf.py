@@ -12,6 +12,7 @@ release = metadata.version("specdec-sdk")
 extensions = ["myst_parser", "sphinx_copybutton", "symbols"]
 myst_heading_anchors = 3
 exclude_patterns = ["full-run.json"]
+suppress_warnings = ["toc.not_included"]  # decisions: their index lists them, and the sidebar does not
 html_theme = "furo"
 html_title = f"specdec {release}"
 html_static_path = ["_static"]

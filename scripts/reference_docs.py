@@ -133,7 +133,8 @@ def lab() -> str:
     intro = f"# The lab from Python\n\n`from specdec.lab.notebook import ...`. {docstring(notebook)}\n{WRITTEN}"
     fields = _keys_of("Settings of a run", RunSettings, "Of `bench` and `compare`, beside those of `EngineConfig`.")
     names = ["bench", "compare", "compare_recorded", "why", "Result"]
-    return "\n".join([intro, *described(notebook, names), fields])
+    here = fields.replace("(#engineconfig)", "(configuration.md#engine)")
+    return "\n".join([intro, "## Functions\n", *described(notebook, names), here])
 
 
 def command_line() -> str:

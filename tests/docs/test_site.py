@@ -14,7 +14,7 @@ import specdec
 import specdec.sdk
 from specdec.sdk import Needs
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"
 ANCHOR = re.compile(r'id="(specdec\.[\w.]+)"')
 
@@ -58,3 +58,10 @@ def test_commands_are_wrapped_and_can_be_copied_without_their_prompt(site):
     assert "copybutton.js" in page
     assert "pre-wrap" in (site / "_static" / "site.css").read_text()
     assert "formatCopyText(text, '$ '" in (site / "_static" / "copybutton.js").read_text()
+
+
+def test_the_index_of_decisions_lists_them_all():
+    folder = DOCS / "decisions"
+    pages = {page.name for page in folder.glob("0*.md")}
+    assert pages == set(re.findall(r"\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "index.md").read_text()))
+    assert len(pages) <= 27

@@ -47,7 +47,7 @@ NEARNESS = 1e-5
 
 def assert_same_up_to_ties(found, expected, prompts, model):
     """Texts by request index are equal, or part where the uniform lies at a boundary of the distribution (see
-    decision 0006).
+    decision 0023).
 
     At most one request may part, and only one whose logits are not adjusted by earlier tokens.
     """

@@ -1,7 +1,7 @@
 """Layers on a CPU: linear ones in the layouts that products of few rows read fastest, norms by our kernel.
 
 PyTorch's `linear` repacks its weights in every call with more rows than a matrix-vector product takes, and spends more
-time on beginning a small product than on computing it. Two forms avoid both (figures: decision 0022):
+time on beginning a small product than on computing it. Two forms avoid both (figures: decision 0021):
 
 * `NativeLinear`, by our kernel in C.
 * `PackedLinear`, by oneDNN: in bfloat16 where the processor multiplies matrices of it (AMX), which our kernel does not,
