@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,9 @@ HEAD = f"""\
 
 The same proposer classes in our own core, in [vLLM](../how-to/run-in-vllm.md) and in
 [transformers](../how-to/run-in-transformers.md). This page is written by `python -m scripts.engine_table` from
-`engines.json`, and that by tests which ran the engines (`.ci/engines`). A cell names its tests, and says how often the
-proposer's `propose` was called in each worker. A refusal has its reason from the error that the test provoked.
+`engines.json`, and that by tests which ran the engines (`.ci/engines`). A cell leads to the file of its test. Its
+title names the test, and says how often each worker called `propose`. A refusal has its reason from the error that the
+test provoked.
 "{NOT_SHOWN}" means just that: it may work, or make no sense for this engine.
 
 """
@@ -71,37 +71,27 @@ Record = Mapping[str, Mapping[str, Sequence[Shown]]]
 
 
 def page(record: Record) -> str:
-    """A row per capability, a column per engine, and the tests as footnotes."""
-    numbers = count(1)
-    rows, notes = [], []
-    for capability in CAPABILITIES:
-        cells = []
-        for capabilities in record.values():
-            shown = capabilities.get(capability, ())
-            number = next(numbers) if shown else None
-            cells.append(_cell(shown) if number is None else f"{_cell(shown)}[^{number}]")
-            if number is not None:
-                notes.append(f"[^{number}]: {_tests(shown)}")
-        rows.append(f"| {capability} | " + " | ".join(cells) + " |")
-    head = ["| capability | " + " | ".join(record) + " |", "|---" * (len(record) + 1) + "|"]
-    return HEAD + "\n".join([*head, *rows]) + "\n\n" + "\n".join(notes) + "\n"
+    """A row per capability, a column per engine. A cell leads to the file of its first test, and names that test."""
+    rows = [
+        [capability, *(_cell(capabilities.get(capability, ())) for capabilities in record.values())]
+        for capability in CAPABILITIES
+    ]
+    head = [["capability", *record], ["---"] * (len(record) + 1)]
+    return HEAD + "\n".join(f"| {' | '.join(row)} |" for row in (*head, *rows)) + "\n"
 
 
 def _cell(shown: Sequence[Shown]) -> str:
     if not shown:
         return NOT_SHOWN
     reasons = dict.fromkeys(each["refused"] for each in shown)
-    if set(reasons) == {None}:
-        return "yes"
-    if None in reasons:
+    if None in reasons and len(reasons) > 1:
         raise ValueError(f"shown and refused: {', '.join(each['test'] for each in shown)}")
-    return "refused: " + "; ".join(reason.replace("|", "\\|") for reason in reasons)
-
-
-def _tests(shown: Sequence[Shown]) -> str:
-    """Names and calls, ordered by name."""
-    each = sorted((one["test"], " + ".join(map(str, one["propose_calls"]))) for one in shown)
-    return ", ".join(f"`{test}`" + (f" ({calls} calls)" if calls else "") for test, calls in each)
+    first = min(shown, key=lambda each: str(each["test"]))
+    file, _, test = first["test"].partition("::")
+    calls = "".join(f", {number} calls" for number in first["propose_calls"])
+    word = "yes" if None in reasons else "refused"
+    said = "" if None in reasons else ": " + "; ".join(reason.replace("|", "\\|") for reason in reasons)
+    return f'[{word}](../../{file} "{test.partition("[")[0]}{calls}"){said}'
 
 
 def main(new: Path | None) -> None:

@@ -18,16 +18,18 @@ def test_the_page_is_that_of_the_record():
 
 def test_a_cell_says_what_was_shown_by_which_test_or_that_nothing_was():
     record = {
-        "A": {"host proposers": [shown("b", 3, 4), shown("a", 5)], "drafts in trees": [shown("c", refused="x|y")]},
-        "B": {"host proposers": [shown("d", 1)]},
+        "A": {
+            "host proposers": [shown("t/x.py::b", 3), shown("t/x.py::a[1]", 5)],
+            "drafts in trees": [shown("t/x.py::c", refused="x|y")],
+        },
+        "B": {"host proposers": [shown("t/y.py::d", 1, 2)]},
     }
     lines = page(record).splitlines()
     assert "| capability | A | B |" in lines
-    assert "| host proposers | yes[^1] | yes[^2] |" in lines
-    assert f"| drafts in trees | refused: x\\|y[^3] | {NOT_SHOWN} |" in lines
+    assert '| host proposers | [yes](../../t/x.py "a, 5 calls") | [yes](../../t/y.py "d, 1 calls, 2 calls") |' in lines
+    assert f'| drafts in trees | [refused](../../t/x.py "c"): x\\|y | {NOT_SHOWN} |' in lines
     assert f"| pipeline parallelism | {NOT_SHOWN} | {NOT_SHOWN} |" in lines
-    assert lines[-3:] == ["[^1]: `a` (5 calls), `b` (3 + 4 calls)", "[^2]: `d` (1 calls)", "[^3]: `c`"]
-    assert sum(line.startswith("| ") for line in lines) == 1 + len(CAPABILITIES)
+    assert sum(line.startswith("| ") for line in lines) == 2 + len(CAPABILITIES)
 
 
 def test_shown_and_refused_is_no_result():
