@@ -31,7 +31,6 @@ SLOW_PAGES = {  # in .ci/run too
     "better-proposer.md",
     "record-and-replay.md",
     "cost-and-break-even.md",
-    "confidence.md",
 }
 PROMPT = "$ "
 FOR_PYTEST = "tests/"

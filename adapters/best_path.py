@@ -20,7 +20,6 @@ from specdec.core.host import (
 from specdec.sdk.needs import Needs
 from specdec.sdk.trees import ROOT
 from specdec.sdk.types import (
-    DistributionKind,
     DraftDistribution,
     KeptTokens,
     RejectedTokens,
@@ -38,8 +37,7 @@ def on_best_path(draft: CheckedDraft) -> tuple[CheckedDraft, list[list[int]]]:
 
     The path is the leftmost one: the first child at each place, which is drawn from the reported distribution itself.
     Later siblings are drawn from what is left, and a choice among them would depend on what was drawn. So for drawn
-    nodes no other choice is lossless. Of one-hot nodes with a confidence, the path is that of which most is expected to
-    be accepted.
+    nodes no other choice is lossless.
     """
     reports = [report for report in draft.reports if report is not None]
     if all(report.parents is None for report in reports):
@@ -56,8 +54,6 @@ def _best_path(report: DraftReport) -> list[int]:
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
     best = {node: min(each) for node, each in children.items()}  # the first child of each place
-    if report.confidence and report.kind == DistributionKind.ONE_HOT:
-        best = _likeliest(parents, report.confidence)
     path: list[int] = []
     place = ROOT
     while place in best:
@@ -66,24 +62,9 @@ def _best_path(report: DraftReport) -> list[int]:
     return path
 
 
-def _likeliest(parents: Sequence[int], confidence: Sequence[float]) -> dict[int, int]:
-    """By place the child below which most nodes are expected to be accepted. What is not known (NaN) counts as 0."""
-    expected = [0.0] * len(parents)  # a node and what follows it, if its parent was accepted
-    best: dict[int, int] = {}
-    for node in reversed(range(len(parents))):  # children come behind their parents
-        below = expected[best[node]] if node in best else 0.0
-        known = confidence[node] == confidence[node]
-        expected[node] = confidence[node] * (1 + below) if known else 0.0
-        rival = best.get(parents[node])
-        if rival is None or expected[node] >= expected[rival]:  # of equals the first
-            best[parents[node]] = node
-    return best
-
-
 def _along(report: DraftReport, path: Sequence[int]) -> DraftReport:
-    told = [report.confidence[node] for node in path] if report.confidence else ()
     token_ids = [report.token_ids[node] for node in path]
-    return DraftReport(len(path), len(path), report.kind, token_ids, told)
+    return DraftReport(len(path), len(path), report.kind, token_ids)
 
 
 def _distribution_along(distribution: DraftDistribution, paths: Sequence[Sequence[int]]) -> DraftDistribution:

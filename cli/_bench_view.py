@@ -39,9 +39,6 @@ def _parts(result: Result) -> Iterator[RenderableType]:
     if drafts:
         yield Text()
         yield _positions(result)
-    if result.get("verification"):
-        yield Text()
-        yield _reliability(result["verification"])
     yield Text()
     yield _categories(result, drafts=drafts)
     if result["time_shares"]:
@@ -104,9 +101,6 @@ def _total_rows(result: Result) -> Iterator[tuple[str, str, str]]:
         yield "Draft acceptance rate", f"{100 * result['draft_acceptance_rate']:.1f} %", counts
     if result["drafted_trees"]:
         yield from _tree_rows(result["drafted_trees"])
-    if result.get("verification"):
-        left_out = result["verification"]["num_unverified_draft_tokens"]
-        yield "Draft tokens not verified", str(left_out), "the engine's whole run: they would not have paid"
     if result["num_replayed_rows"]:
         yield "Rows read again", str(result["num_replayed_rows"]), "accepted drafts, by layers that keep a state"
     yield "Tokens per second", f"{result['tokens_per_second']:.1f}", _repeats_remark(result)
@@ -143,21 +137,6 @@ def _interval_remark(result: Result) -> str:
     if result["configuration"]["baseline"] == "auto":
         return "one repeat: no interval"
     return "against an earlier run: not paired"
-
-
-def _reliability(told: Mapping[str, Any]) -> Table:
-    """How often tokens of each confidence were accepted."""
-    table, errors = _table(), told["expected_calibration_error"]
-    table.add_column("Confidence")
-    for each in told["reliability"]:
-        table.add_column(f"{each['confidence']:.2f}", justify="right")
-    table.add_column("", style="dim")
-    table.add_row("tokens", *(str(each["num_tokens"]) for each in told["reliability"]), "")
-    remarks = {"acceptance": f"expected calibration error {errors['told']:.3f}"}
-    remarks |= {"calibrated": f"{errors['calibrated']:.3f}"}
-    for label, key in (("accepted", "acceptance"), ("calibrated", "calibrated")):
-        table.add_row(label, *(f"{each[key]:.2f}" for each in told["reliability"]), remarks[key])
-    return table
 
 
 def _positions(result: Result) -> Table:

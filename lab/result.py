@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from specdec.core.engine.engine import Engine
-from specdec.core.host import EngineView
 from specdec.core.request.metrics import RequestMetrics
 
 from .equality import Difference
@@ -184,31 +182,6 @@ def _raw_times(timing: Timing, baseline: Baseline | None) -> list[dict[str, Any]
         }
         for number, repeat in enumerate(timing.repeats)
     ]
-
-
-def verification_facts(engine: Engine) -> dict[str, Any] | None:
-    """What adaptive verification left out, and how often tokens of each confidence were accepted. None: it is off.
-
-    Of all that the engine ran, warm-up included: a map that is learned has no repeats.
-    """
-    budget = EngineView.of(engine).budget
-    if budget is None:
-        return None
-    told, calibrated = budget.calibration.errors
-    return {
-        "num_unverified_draft_tokens": engine.metrics.counts["num_unverified_draft_tokens"],
-        "expected_calibration_error": {"told": told, "calibrated": calibrated},
-        "reliability": [
-            {
-                "num_tokens": int(each.count),
-                "confidence": each.confidence / each.count,
-                "calibrated": each.expected / each.count,
-                "acceptance": each.accepted / each.count,
-            }
-            for each in budget.calibration.bins
-            if each.count
-        ],
-    }
 
 
 def equality_facts(differences: Sequence[Difference] | None, num_prompts: int, tokenizer: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from .environment import environment
 from .equality import Difference, compare
 from .measure import Repeat, TimedEngine, measure, outputs_of
 from .prompts import BenchPrompt, Chosen, choose, prompts_sha256
-from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts, verification_facts
+from .result import SCHEMA_VERSION, Baseline, Timing, equality_facts, request_facts, run_facts
 from .source import source_sha256
 from .token_texts import token_texts
 
@@ -141,7 +141,6 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
         "num_prompts": len(chosen.prompts),
         "num_prompts_skipped": chosen.num_skipped,
         **run_facts(repeats, reference.baseline if reference else None),
-        "verification": verification_facts(engine.engine),
         **equality_facts(differences, len(chosen.prompts), engine.engine.tokenizer),
         "requests": request_facts(chosen.prompts, repeats[0].passes),
         "token_texts": token_texts(engine.engine.tokenizer, repeats[0].passes),

@@ -35,7 +35,6 @@ from .types import (
     RequestView,
     SamplingView,
     StepView,
-    StopRule,
     TargetInfo,
 )
 
@@ -81,7 +80,6 @@ __all__ = [
     "SpecdecWarning",
     "StepStats",
     "StepView",
-    "StopRule",
     "StrictModel",
     "TargetInfo",
     "TargetKV",

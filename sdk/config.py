@@ -94,9 +94,6 @@ class ProposerConfig(StrictModel):
         default=None, description="the checkpoint (directory or hub id). None means that none was given"
     )
     draft_sample_method: DraftSampleMethod = "greedy"
-    enable_adaptive_verification: bool = Field(
-        default=False, description="the engine verifies only what pays: Draft.confidence is read. Otherwise it is not"
-    )
     moe_backend: str | None = Field(default=None, description="experts implementation. None means the target's")
     dtype: str | None = Field(default=None, description="dtype of the draft network. None means the target's")
     quantization: str | None = Field(

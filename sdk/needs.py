@@ -73,7 +73,6 @@ class Needs(StrictModel):
         default=None,
         description="target id of each draft id, for dense distributions over fewer tokens. None means the target's",
     )
-    confidence: bool = Field(default=False, description="says of each draft token how likely it is to be accepted")
     min_draft_tokens: int = Field(
         default=0, ge=0, description="the fewest drafts that a useful draft of this proposer has"
     )

@@ -20,7 +20,6 @@ __all__ = [
     "Tree",
     "best_first",
     "branches",
-    "confidences",
     "depths",
     "draw_siblings",
     "path_to",
@@ -89,8 +88,7 @@ def best_first(
 ) -> tuple[Tree, list[float]]:
     """The most likely nodes of a tree by the product of probabilities on their path, the most likely first.
 
-    Returns the tree, and this product for each node: its score. `rerank`, `confidences` and `Draft.from_trees` take
-    them.
+    Returns the tree, and this product for each node: its score, which `rerank` takes.
 
     children: what may follow a state: (token id, probability, state after it), the most likely first. It is asked once
         for each state that is reached, and no further than needed.
@@ -120,15 +118,6 @@ def best_first(
         if depth < max_depth:
             wait(len(tree) - 1, depth + 1, -score, iter(children(state)))
     return tree, scores
-
-
-def confidences(tree: Tree, scores: Sequence[float]) -> list[float]:
-    """How likely each node is to be accepted, given that its parent was: its score over its parent's.
-
-    scores: cumulative probabilities, as `best_first` returns them.
-    """
-    above = [1.0 if parent < 0 else scores[parent] for parent, _ in tree]
-    return [score / before if before > 0 else 0.0 for score, before in zip(scores, above, strict=True)]
 
 
 def rerank(tree: Tree, scores: Sequence[float], num_nodes: int) -> Tree:

@@ -6,7 +6,6 @@ V target vocabulary, Vd draft vocabulary, M entries of a sparse draft distributi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 from typing_extensions import TypeVar
 
 from .token_ids import token_id
-from .trees import confidences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -179,20 +177,6 @@ class DraftRandom(Protocol):
         ...
 
 
-class StopRule(Protocol):
-    """Says where a draft should end: by the engine's measured costs, and by what it learned of confidences.
-
-    It was made of earlier steps alone, and one row's answer depends on no other row.
-    """
-
-    def goes_on(self, confidence: Sequence[float]) -> bool:
-        """Whether one more draft token pays in a row, behind the tokens that it has.
-
-        confidence: how likely each of these is to be accepted, given that those before it were. At least one.
-        """
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class SamplingView:
     """The sampling parameters that a proposer declared. None means that a parameter was not declared."""
@@ -232,11 +216,6 @@ class StepView:
     accepted_nodes: Tensor | None = None
     """[B, K] int64, the nodes of the verified trees that were accepted, from the root on, padded with -1. A chain's are
     0, 1, 2 and so on. None means that the proposer drafts chains."""
-    stop_rule: StopRule | None = None
-    """Where drafting ends early. A row that it ends has a shorter draft; a proposer need not ask it. None means that
-    every row should draft to its budget: adaptive verification is off, no confidence or a device was declared, or the
-    step is one in which the engine finds out what more tokens are worth."""
-
     dummy: bool = False
     """The engine keeps ranks in step, or warms up: return a draft of the right form, and change no state.
 
@@ -297,29 +276,16 @@ class Draft:
     lengths: Tensor  # [B] int64, 0 .. K
     _: KW_ONLY
     distribution: DraftDistribution | None = None  # None means that every row is one-hot
-    confidence: Tensor | None = None
-    """[B, K] float32: how likely each token is to be accepted, given that those before it were. In a tree: given that
-    its parent was. Needs.confidence declares it. NaN means that the proposer cannot tell, and None that it can tell
-    nowhere.
-
-    It may shorten what is verified. So with a reported distribution, the value at i may depend on the prefix, on the
-    drafted tokens before i, and on the distribution at i. It may never depend on the token drawn at i."""
     parents: Tensor | None = None
     """[B, K] int64: node i hangs from node parents[i] < i, or from the newest token where it is -1, as in padding. None
     means that every row is a chain."""
 
     @classmethod
-    def from_trees(
-        cls,
-        trees: Sequence[Sequence[tuple[int, int]]],
-        width: int,
-        scores: Sequence[Sequence[float]] | None = None,
-    ) -> Draft:
+    def from_trees(cls, trees: Sequence[Sequence[tuple[int, int]]], width: int) -> Draft:
         """A one-hot draft on the CPU, one tree per request.
 
         trees: (parent, token id) of each node, in an order in which a parent stands before its children.
         width: `step.width`, the most nodes of a tree.
-        scores: of each tree the scores of `best_first`, which become confidences. None means that there are none.
 
         Raises as `from_lists` does.
         """
@@ -328,12 +294,7 @@ class Draft:
         tokens = cls.from_lists([[token for _, token in tree] for tree in trees], width)
         padded = [[*(parent for parent, _ in tree), *[-1] * (width - len(tree))] for tree in trees]
         parents = torch.tensor(padded, dtype=torch.int64).reshape(len(trees), width)
-        confidence = None
-        if scores is not None:
-            known = [confidences(list(tree), each) for tree, each in zip(trees, scores, strict=True)]
-            filled = [[*row, *[math.nan] * (width - len(row))] for row in known]
-            confidence = torch.tensor(filled, dtype=torch.float32).reshape(len(trees), width)
-        return cls(tokens.token_ids, tokens.lengths, parents=parents, confidence=confidence)
+        return cls(tokens.token_ids, tokens.lengths, parents=parents)
 
     @classmethod
     def from_lists(cls, drafts: Sequence[Sequence[int]], width: int) -> Draft:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,7 +44,6 @@ class Node:
     drawn: Tensor  # [V] float64, the distribution of the draw
     distribution: DraftDistribution | None  # what was reported, in its first row
     uniform: dict[int, float]  # a number that draws each token
-    confidence: dict[int, float] = field(default_factory=dict)  # by the token that is drawn; empty: none was told
     parent: int | None = None  # the earlier draft that it hangs from, -1: the newest token. None: drafts are a chain
 
 
@@ -88,9 +87,7 @@ class Tree:
             drawn[token] += boundary - low
             low = boundary
         uniform = {int(token): chosen for token, chosen in zip(tokens, uniforms, strict=True) if token is not None}
-        told = zip(tokens, shown.confidence, strict=True)
-        confidence = {int(token): each[len(path)] for token, each in told if token is not None and each}
-        return Node(drawn, shown.distribution, uniform, confidence, parent)
+        return Node(drawn, shown.distribution, uniform, parent)
 
     def _boundaries(self, path: tuple[float, ...], points: list[float], tokens: list[int]) -> list[tuple[float, int]]:
         """Where the drawn token changes as its uniform grows, with the token drawn before each change; ends at 1."""

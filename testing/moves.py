@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -50,7 +49,6 @@ class Shown:
     drafts: list[list[int]]  # in the view's order; empty where none was asked for
     parents: list[list[int]]  # of each draft's nodes; of a chain, those before them
     distribution: DraftDistribution | None
-    confidence: list[Sequence[float]]  # of each draft's tokens; empty where the proposer told nothing
     written: list[str]  # fields of the view that were changed
 
     def draft_of(self, name: str) -> list[int]:

@@ -12,7 +12,6 @@ from specdec.core.host import CheckedDraft, DistributionBuffers, DraftReport, Dr
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
-from .compare import DISTRIBUTION_TOLERANCE
 from .drawn_tree import Node
 
 Prefix = tuple[int, ...]
@@ -27,13 +26,6 @@ class SmallDrafter:
     num_drafts: int
     vocab_size: int
     needs: Needs
-    least_confidence: float = 0.0  # drafts are cut before the first token that has less
-
-    @property
-    def middle_confidence(self) -> float | None:
-        """A little less than half of its tokens have. None: it told no confidence. NaN tells none."""
-        told = sorted(each for node in self.nodes.values() for each in node.confidence.values() if each == each)
-        return told[len(told) // 2] - DISTRIBUTION_TOLERANCE if told else None
 
     @property
     def distribution(self) -> DraftDistribution | None:
@@ -94,13 +86,9 @@ class SmallDrafter:
             distributions = taken.put_in(torch.empty(0), sent)[0].distributions
         return rejection.DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
 
-    def _verifies(self, row: Prefix, position: int) -> bool:
-        node = self.nodes.get(row[:position])
-        return node is not None and not node.confidence.get(row[position], 1.0) < self.least_confidence
-
     def verified(self, row: Prefix) -> Prefix:
-        """Those of a row's drafts that are: up to the first that has too little confidence."""
-        return row[: next((i for i in range(len(row)) if not self._verifies(row, i)), len(row))]
+        """Those of a row's drafts that it makes."""
+        return row[: next((i for i in range(len(row)) if row[:i] not in self.nodes), len(row))]
 
     def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:
         """The reported tensors, place by place from the step in which what hangs there was drawn."""

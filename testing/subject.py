@@ -97,15 +97,9 @@ class Subject:
         k: int | None = None,
         probabilistic: bool | None = None,
         info: TargetInfo | None = None,
-        adaptive: bool = False,
     ) -> registry.LoadedProposer:
-        """Checked, and admitted on the target, as the engine does it. `adaptive`: confidences are read.
-
-        Raises SpecdecError.
-        """
+        """Checked, and admitted on the target, as the engine does it. Raises SpecdecError."""
         changes: dict[str, Any] = {} if k is None else self._with_drafts(k)
-        if adaptive:
-            changes["enable_adaptive_verification"] = True
         if probabilistic is not None:
             changes["draft_sample_method"] = "probabilistic" if probabilistic else "greedy"
         info = info or self.target.info
@@ -125,7 +119,6 @@ class Subject:
         *,
         k: int | None = None,
         probabilistic: bool | None = None,
-        adaptive: bool = False,
         world: World | None = None,
         max_num_seqs: int = MAX_NUM_SEQS,
         max_model_len: int = MAX_MODEL_LEN,
@@ -134,7 +127,7 @@ class Subject:
         """A new instance on a new stage. `shown`: changes of the needs that views are built for."""
         world = world or self.target
         info = replace(world.info, max_num_seqs=max_num_seqs, max_model_len=max_model_len, block_size=BLOCK_SIZE)
-        loaded = self.load(k=k, probabilistic=probabilistic, info=info, adaptive=adaptive)
+        loaded = self.load(k=k, probabilistic=probabilistic, info=info)
         given = None if shown is None else Needs(**(dict(loaded.needs) | dict(shown)))
         return Stage(loaded, info, world, seed=self.seed, shown=given)
 
@@ -149,11 +142,6 @@ class Subject:
             plugin_settings=self.plugin_settings,
             **settings,
         )
-
-    def need_confidence(self) -> None:
-        """Raises NotApplicable for proposers that say nothing of their drafts."""
-        if not self.load(adaptive=True).needs.confidence:
-            raise NotApplicable("it gives no confidence (Needs.confidence is False)")
 
     def need_determinism(self) -> None:
         """Raises NotApplicable for a proposer that does not promise it."""

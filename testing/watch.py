@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.host import CheckedDraft, DraftReport, EngineMetrics, ProposerHost, Snapshot, ViewBuilder, registry
-from specdec.sdk import StepStats, StepView, StopRule, TargetInfo
+from specdec.sdk import StepStats, StepView, TargetInfo
 
 from .moves import GivenUniforms, Shown
 
@@ -31,7 +31,6 @@ class WatchedHost(ProposerHost):
     ) -> None:
         """`reads`: takes the names of the fields that are read."""
         super().__init__(loaded, info, device, "raise", metrics, lambda error: None, views)
-        self.stop_rule: StopRule | None = None  # what steps show
         self._reads = reads
 
     def begin(self, number: int, seed: int, width: int | None, uniforms: Tensor | None) -> None:
@@ -42,7 +41,7 @@ class WatchedHost(ProposerHost):
 
     def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         """See `ProposerHost`."""
-        step = replace(step, width=self.num_draft_tokens, stop_rule=self.stop_rule)
+        step = replace(step, width=self.num_draft_tokens)
         if self._uniforms is not None:
             step = replace(step, random=GivenUniforms(self._uniforms))
         before = Snapshot(step)
@@ -54,7 +53,6 @@ class WatchedHost(ProposerHost):
             checked.token_ids if checked else [[] for _ in budgets],
             [_parents(each) if each else [] for each in checked.reports] if checked else [[] for _ in budgets],
             checked.distribution if checked else None,
-            [each.confidence[: each.length] if each else () for each in checked.reports] if checked else [],
             [str(change) for change in before.changes()],
         )
         return checked

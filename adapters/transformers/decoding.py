@@ -34,7 +34,6 @@ from specdec.sdk.errors import ConfigError, Refusal
 from specdec.sdk.types import SamplingView, TargetInfo
 
 from ..best_path import PathViews, why_no_trees
-from ..verification import refuse_adaptive
 from .call import Call
 from .compiled import as_generated
 from .refusals import refused
@@ -86,7 +85,6 @@ def speculative(
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
     _refuse_needs(speculation)
-    refuse_adaptive(speculation.config, "transformers")
     return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
 
 

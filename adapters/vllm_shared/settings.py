@@ -11,8 +11,6 @@ from specdec.core.host import SpeculativeConfig
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.ranges import LimitOrZero
 
-from ..verification import refuse_adaptive
-
 
 class Supervision(StrictModel):
     """The adapter's own keys beside those of our `speculative_config`: how a proposer is looked after."""
@@ -34,8 +32,7 @@ def read_settings(
 ) -> SpeculativeConfig:
     """The proposer `method`, or the one that `additional_config["specdec"]` names, with the settings that stand there.
 
-    Raises ConfigError: SD-E131, SD-E132 (a wrong key or value), SD-E133 (no proposer named), SD-E196 (said twice),
-    SD-E237.
+    Raises ConfigError: SD-E131, SD-E132 (a wrong key or value), SD-E133 (no proposer named), SD-E196 (said twice).
     """
     values, _ = _split(additional_config)
     twice = [key for key in _VLLMS if key in values]
@@ -52,7 +49,6 @@ def read_settings(
         num_speculative_tokens=num_draft_tokens,
         draft_sample_method=draft_sample_method,
     )
-    refuse_adaptive(config, "vLLM")
     return config
 
 

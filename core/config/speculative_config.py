@@ -83,11 +83,6 @@ class SpeculativeConfig(BaseModel):
     synthetic_acceptance_rate: Share | None = Field(
         default=None, description="what synthetic accepts of the drafts whose predecessors stand"
     )
-    enable_adaptive_verification: bool = Field(
-        default=False,
-        strict=True,
-        description="verify as many drafts of the batch as pay, by confidence and measured cost",
-    )
     proposer_config: Annotated[dict[str, Any], BeforeValidator(_nothing_as_empty)] = Field(
         default_factory=dict, description="the proposer's own options"
     )

@@ -43,7 +43,6 @@ from ..request.metrics import EngineMetrics
 from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
-from ..runner.tree_budget import budget_for
 from .device import Working
 from .memory import num_kv_blocks
 from .paged_cache import PagedCache
@@ -127,8 +126,6 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     else:
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
-    if plan.is_adaptive and host is not None and stand_in is None:  # a replay has no costs, and repeats what is asked
-        runner.budget = budget_for(host.needs, plan.num_draft_tokens, cache.scheduler.running, drafts, metrics)
     runner.on_verified = plan.hooks.observers.on_verified
     return Parts(
         info=plan.info,
@@ -249,7 +246,7 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     rule: VerificationRule = verify
     if speculation is not None:
         buffers, rule = speculation.distribution_buffers(info, device), speculation.rule
-        if plan.profile.keeps_drafts and not plan.is_adaptive and not plan.draws_trees:  # those the host looks at
+        if plan.profile.keeps_drafts and not plan.draws_trees:  # those the host looks at
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)

@@ -72,11 +72,6 @@ class Plan:
         return self.speculation is not None and self.speculation.loaded.needs.topology == "tree"
 
     @property
-    def is_adaptive(self) -> bool:
-        """Whether only the drafts that pay are verified."""
-        return self.speculation is not None and self.speculation.config.enable_adaptive_verification
-
-    @property
     def num_recorded_tokens(self) -> int:
         """Tokens of the largest passes that are recorded, one of the target and one of a drafter; 0: none are."""
         if self.profile.recorder is None or self.config.cuda_graphs is False:

@@ -13,7 +13,6 @@ from ..proposing.proposer_host import ProposerHost
 from ..registry.hooks import HookPlugins
 
 if TYPE_CHECKING:
-    from ..runner.draft_budget import DraftBudget
     from .engine import Engine
 
 
@@ -27,7 +26,6 @@ class EngineView:
     num_kv_blocks: int
     eos_token_ids: frozenset[int]
     host: ProposerHost | None  # None: it decodes plainly
-    budget: DraftBudget | None  # what decides how many drafts are verified; None: all are
     hooks: HookPlugins  # `add` lets an object of this process listen
 
     @classmethod
@@ -41,6 +39,5 @@ class EngineView:
             num_kv_blocks=parts.scheduler.pool.num_blocks,
             eos_token_ids=parts.eos_token_ids,
             host=parts.host,
-            budget=parts.runner.budget,
             hooks=parts.hooks,
         )

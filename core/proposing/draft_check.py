@@ -14,7 +14,6 @@ from specdec.sdk.errors import PluginId, ProposerError
 from specdec.sdk.needs import DistributionForm, Needs
 from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepView
 
-from .confidence import require_declared, require_probabilities
 from .draft_support import target_to_draft
 from .draft_table import CheckedDraft, DraftReport, measure
 from .tree_check import by_node, tree_error
@@ -35,7 +34,7 @@ SUM_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 1e-2,
 class DraftChecker:
     """Checks the drafts of one proposer.
 
-    Raises ProposerError SD-E200 .. SD-E206, SD-E235, SD-E236, SD-E290 .. SD-E293, naming it.
+    Raises ProposerError SD-E200 .. SD-E206, SD-E290 .. SD-E293, naming it.
     """
 
     def __init__(
@@ -70,8 +69,6 @@ class DraftChecker:
         else:
             reports = self._read(draft, kinds)
             self.check_reports(step.request_ids, budgets, reports, draft)
-            if draft.confidence is not None:
-                require_probabilities(reports, step.request_ids, self._plugin)
             checked = CheckedDraft.read(reports, draft.distribution)
         if due:
             self._check_sums(draft, step.request_ids)
@@ -90,8 +87,6 @@ class DraftChecker:
         if wrong is not None:
             raise self._error(*wrong)
         self.check_reports(step.request_ids, budgets, reports, nodes)
-        if draft.confidence is not None:
-            require_probabilities(reports, step.request_ids, self._plugin)
         if due:
             self._check_sums(nodes, step.request_ids)
         return CheckedDraft.read(reports, draft.distribution)
@@ -129,9 +124,6 @@ class DraftChecker:
         self._check_form("lengths", draft.lengths, (len(step),), _INTEGERS)
         if draft.parents is not None:
             self._check_form("parents", draft.parents, (len(step), width), _INTEGERS)
-        if draft.confidence is not None:
-            require_declared(self._needs, self._plugin)
-            self._check_form("confidence", draft.confidence, (len(step), width), {torch.float32})
         return draft
 
     def _check_form(self, field: str, found: object, shape: tuple[int, ...], dtypes: Set[torch.dtype]) -> None:
@@ -313,10 +305,7 @@ class DraftChecker:
             if draft.parents is not None:
                 trees = zip(reports, draft.parents.tolist(), strict=True)
                 reports = [each._replace(parents=parents) for each, parents in trees]
-        if draft.confidence is None:
-            return reports
-        told = zip(reports, draft.confidence.tolist(), strict=True)
-        return [each._replace(confidence=confidence) for each, confidence in told]
+        return reports
 
     def _error(self, code: str, summary: str, facts: Mapping[str, object]) -> ProposerError:
         return ProposerError(code, summary, facts, plugin=self._plugin)

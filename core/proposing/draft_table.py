@@ -28,7 +28,6 @@ class DraftReport(NamedTuple):
     num_usable: int  # tokens before the first that cannot be verified
     kind: int  # DistributionKind
     token_ids: list[int]  # [K], as the proposer returned them
-    confidence: Sequence[float] = ()  # [K], as it returned them; empty: it brought none, or they were not read
     parents: list[int] | None = None  # [K], of a tree's nodes. None: a chain
 
     @classmethod

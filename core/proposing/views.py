@@ -129,7 +129,6 @@ class ViewBuilder:
             history=history,
             accepted_nodes=sent["accepted_nodes"].view(len(committed), -1) if self._draws_trees else None,
             rejected=rejected,
-            stop_rule=None,  # the host adds it
         )
 
     def _device_view(

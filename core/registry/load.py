@@ -60,7 +60,6 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         num_draft_tokens=config.num_speculative_tokens or 1,
         model=resolved.model,
         draft_sample_method=config.draft_sample_method,
-        enable_adaptive_verification=config.enable_adaptive_verification,
         moe_backend=config.moe_backend,
         dtype=config.dtype,
         quantization=config.quantization,

@@ -6,13 +6,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specdec.sdk.types import RequestView, StopRule
+from specdec.sdk.types import RequestView
 
 from ..proposing.draft_store import DraftStore, TakenDrafts
 from ..proposing.draft_table import CheckedDraft, DraftReport
@@ -127,12 +126,11 @@ class RequestProgress:
         computed: Computed,
         hidden: Sequence[Tensor],
         top: TopTokens | None = None,
-        stop: StopRule | None = None,
     ) -> CheckedDraft | None:
         """Store a draft for each request that goes on; see `draft_budgets` for `most`.
 
         computed: the step's tokens. hidden: L of [N, H], their states. top: the target's most likely tokens after
-        them. stop: where drafts end early. Returns the drafts; None means none.
+        them. Returns the drafts; None means none.
         """
         host = self._host
         if host is None or not host.enabled or not going_on:
@@ -140,8 +138,6 @@ class RequestProgress:
         budgets = draft_budgets(going_on, host, most)
         with torch.inference_mode():
             view, own_rows = host.views.build(going_on, budgets, computed, hidden, top, may_pad=self._may_pad)
-            if stop is not None:
-                view = replace(view, stop_rule=stop)
             draft = host.draft(view, budgets)
         if draft is not None:
             rows, generations = [each.row for each in going_on], [each.generation for each in going_on]

@@ -28,7 +28,6 @@ from ..request.request import Committed, Request
 from ..request.verified_tree import VerifiedTree
 from .accepted_path import accepted_paths, on_path
 from .batch import Batch, SamplingTable, build_batch
-from .draft_budget import DraftBudget
 from .request_progress import RequestProgress, uninterrupted
 from .sampling import adjust_logits, likely, on_its_way, read_likely
 from .scheduler import Scheduling
@@ -65,7 +64,6 @@ class Runner:
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable()
         self._num_steps = 0
-        self.budget: DraftBudget | None = None  # None: every draft is verified
         self.on_verified: Any = None  # the hook that is told of what was verified; None: nobody is
         self.last_stats: StepStats | None = None  # of the last step that committed anything
 
@@ -80,13 +78,12 @@ class Runner:
             try:
                 self._advance(committed)
             finally:
-                if committed and self._host:
-                    self._learn(committed, time.perf_counter() - start, self._host)
+                if committed and self._host and self.last_stats:
+                    self._host.keep_pace(self.last_stats, time.perf_counter() - start)
 
     def _advance(self, committed: list[Committed]) -> None:
         with self._timed("schedule"):
-            num_drafts = self._num_useful_drafts
-            plan = self._scheduler.schedule(self.budget.plan(num_drafts) if self.budget else num_drafts)
+            plan = self._scheduler.schedule(self._num_useful_drafts)
             self.progress.preempt(plan.preempted)
             if not plan.shares:  # an interrupted step took the state of all of them
                 return
@@ -110,11 +107,7 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                most = self.budget.depth if self.budget else self._host.num_draft_tokens
-                stop = self.budget.stop_rule if self.budget else None
-                drafts = self.progress.propose(going_on, most, batch.inputs, output.hidden, top, stop)
-                if self.budget:
-                    self.budget.num_made = sum(drafts.lengths) if drafts else 0
+                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden, top)
             if batch.numbers.shape[1]:
                 names = [item.scheduled.request.request_id for item in batch.items]
                 self.progress.check_late(names, batch.taken, reports)
@@ -219,13 +212,6 @@ class Runner:
             num_accepted_tokens=sum([each.num_accepted for each in drafted]),
             num_committed_tokens=sum([len(each.token_ids) for each in committed]),
         )
-
-    def _learn(self, committed: Sequence[Committed], seconds: float, host: ProposerHost) -> None:
-        """What a step cost."""
-        if self.budget:
-            self.budget.learn(committed, seconds, host.draft_seconds)
-        if self.last_stats:
-            host.keep_pace(self.last_stats, seconds)
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
         return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED

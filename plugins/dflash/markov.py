@@ -76,48 +76,26 @@ class RecurrentMarkovHead(MarkovHead):
 HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RecurrentMarkovHead}
 
 
-class ConfidenceHead(nn.Module):
-    """Says how likely each draft is to be accepted, given those before it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, 1)
-
-    def forward(self, *parts: Tensor) -> Tensor:
-        """Probabilities [...] from a slot's output, and the embedding of the token before it if that was trained in."""
-        score: Tensor = self.proj(torch.cat(parts, dim=-1))[..., 0]
-        return score.float().sigmoid()
-
-
 class MarkovWalk(Walk):
-    """From left to right; the token before a slot biases its logits, and goes into its confidence."""
+    """From left to right; the token before a slot biases its logits."""
 
     def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
         """Raises CheckpointError SD-E170, SD-E171 for what the configuration says of the heads."""
         super().__init__()
         rank = required(checkpoint, "markov_rank", int)
         self.markov_head = head_type(checkpoint)(rank, spec) if rank else None
-        confidence_width = _confidence_width(checkpoint, spec.width, rank)
-        self.confidence_head = ConfidenceHead(confidence_width) if confidence_width else None
-        self._confidence_reads_token = confidence_width > spec.width
 
     def draw(self, drawing: Drawing, block: Block) -> None:
         """See `Walk.draw`."""
         head, token, state = self.markov_head, block.anchors, None
         for index, output in enumerate(block.drafting.unbind(dim=1)):
-            logits, embedded = block.logits[:, index], None
+            logits = block.logits[:, index]
             if head is not None:
                 embedded = head.markov_w1(token)
                 state = head.start(embedded, block.outputs[:, : block.first_slot]) if state is None else state
                 bias, state = head(embedded, output, state)
                 logits = logits + bias
-            token = drawing.draw(logits, self._confidence(output, embedded) if block.wants_confidence else None)
-
-    def _confidence(self, output: Tensor, embedded: Tensor | None) -> Tensor | None:
-        if self.confidence_head is None:
-            return None
-        told: Tensor = self.confidence_head(output, *([embedded] if self._confidence_reads_token else []))
-        return told
+            token = drawing.draw(logits)
 
 
 def head_type(checkpoint: Checkpoint) -> type[MarkovHead]:
@@ -127,22 +105,3 @@ def head_type(checkpoint: Checkpoint) -> type[MarkovHead]:
         facts = {"field": "markov_head_type", "file": checkpoint.config_file, "expected": ", ".join(HEADS)}
         raise CheckpointError("SD-E171", "the draft checkpoint's 'markov_head_type' is none", facts | {"found": found})
     return HEADS[found]
-
-
-def _confidence_width(checkpoint: Checkpoint, width: int, rank: int) -> int:
-    """What the confidence head reads; 0 without one. Where the configuration is silent, its tensor says it.
-
-    Raises CheckpointError SD-E171 if it reads tokens through a Markov head that is not there.
-    """
-    enabled = anywhere(checkpoint, "enable_confidence_head", bool)
-    with_token = anywhere(checkpoint, "confidence_head_with_markov", bool)
-    stored = checkpoint.shapes.get("confidence_head.proj.weight")
-    if not (stored is not None if enabled is None else enabled):
-        return 0
-    if with_token is None:
-        with_token = bool(rank) and stored != (1, width)  # a third shape is found when it is loaded
-    if with_token and not rank:
-        facts = {"field": "confidence_head_with_markov", "file": checkpoint.config_file}
-        facts |= {"expected": "false where markov_rank is 0", "found": True}
-        raise CheckpointError("SD-E171", "the draft checkpoint's confidence head reads a head that is absent", facts)
-    return width + (rank if with_token else 0)

@@ -165,9 +165,7 @@ class DFlashProposer(ParallelProposer):
         """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
         slots, starts, anchors, *seen = inputs
         outputs, logits = self._run_block(slots, starts, anchors)
-        wants_confidence = self.config.enable_adaptive_verification
-        embed, project = self.network.embed, self.network.project
-        block = Block(anchors, outputs, logits, num_tokens, wants_confidence, tuple(seen), embed, project)
+        block = Block(anchors, outputs, logits, num_tokens, tuple(seen), self.network.embed, self.network.project)
         self.network.walk.draw(drawing, block)
 
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:

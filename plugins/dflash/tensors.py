@@ -29,7 +29,7 @@ def open_weights(checkpoint: Checkpoint, services: Services, spec: DFlashSpec) -
     weights = Weights(tensors, checkpoint.directory)
     for old, new in {"model.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}.items():
         weights.rename(old, new)
-    weights.drop("t2d", "verifier_*")  # for training alone
+    weights.drop("t2d", "verifier_*", "confidence_head.*")  # for training alone, and for sizing what is verified
     return weights
 
 

@@ -20,7 +20,6 @@ class Block:
     outputs: Tensor  # [b, W, h], of every slot, behind the final norm
     all_logits: Tensor  # [b, W or W-1, D], of the slots that can draft
     num_tokens: int  # n
-    wants_confidence: bool
     seen: tuple[Tensor, ...]  # what the walk took from the step
     embed: Callable[[Tensor], Tensor]  # embeddings [..., h] of target ids
     project: Callable[[Tensor], Tensor]  # context rows [b, h] of hidden states [b, A*H]

@@ -48,7 +48,7 @@ class ModuleChain:
         slots, starts = step.slots, step.kept.next_position
         if chosen is not None:
             slots, starts = slots[chosen], starts[chosen]
-        return self._chain.draft(step, sampler, num_tokens, slots, starts, self._decided[slots])
+        return self._chain.draft(sampler, num_tokens, slots, starts, self._decided[slots])
 
     def _observe_each(
         self, slots: Tensor, starts: Tensor, num_kept: Tensor, before: Tensor, token_ids: Tensor, hidden: Tensor
@@ -84,9 +84,6 @@ class ModuleChain:
         tokens = drawing.draw(self._modules[0].logits(decided[:, 0]))[:, None]
         outputs = decided[:, :0]
         for depth in range(1, num_tokens):
-            slots, starts, decided, outputs, tokens = drawing.going_on(slots, starts, decided, outputs, tokens)
-            if not len(slots):
-                break
             edge, each = decided[:, depth - 1], torch.arange(len(slots), device=slots.device)
             previous = torch.cat([outputs, edge[:, None]], dim=1)  # one for each row here; the last is not read
             token_offsets = torch.arange(len(slots) + 1, device=slots.device) * depth

@@ -58,5 +58,4 @@ def _moved(draft: Draft, device: torch.device) -> Draft:
     if distribution is not None:
         moved = {name: value.to(device) for name, value in vars(distribution).items() if isinstance(value, Tensor)}
         distribution = DraftDistribution(**moved, replacement=distribution.replacement)
-    confidence = None if draft.confidence is None else draft.confidence.to(device)
-    return Draft(draft.token_ids.to(device), draft.lengths.to(device), distribution=distribution, confidence=confidence)
+    return Draft(draft.token_ids.to(device), draft.lengths.to(device), distribution=distribution)

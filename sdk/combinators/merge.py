@@ -38,7 +38,6 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
         distribution=distribution,
         sparse_top_m=max(each.sparse_top_m for each in needs),
         draft_vocabulary=_draft_vocabulary(plans) if distribution == "dense" else None,
-        confidence=any(each.confidence for each in needs),
         min_draft_tokens=min(each.min_draft_tokens for each in needs),
         max_draft_tokens=None if None in limits else max(limit for limit in limits if limit is not None),
         per_row_length=len(needs) > 1 or needs[0].per_row_length,
@@ -111,23 +110,7 @@ def merged_draft(pieces: Sequence[Piece], num_requests: int, whole: Needs, width
         ids = _widened(piece.draft.token_ids, width, PADDING_TOKEN_ID)
         token_ids = torch.where(piece.used[:, None], ids, token_ids)
         lengths = torch.where(piece.used, piece.draft.lengths, lengths)
-    return Draft(
-        token_ids,
-        lengths,
-        distribution=_merged_distribution(pieces, whole, width),
-        confidence=_merged_confidence(pieces, width),
-    )
-
-
-def _merged_confidence(pieces: Sequence[Piece], width: int) -> Tensor | None:
-    """NaN in the rows of pieces that bring none."""
-    merged: Tensor | None = None
-    for piece in pieces:
-        if piece.draft.confidence is not None:
-            values = _widened(piece.draft.confidence, width, torch.nan)
-            merged = torch.full_like(values, torch.nan) if merged is None else merged
-            merged = torch.where(piece.used[:, None], values, merged)
-    return merged
+    return Draft(token_ids, lengths, distribution=_merged_distribution(pieces, whole, width))
 
 
 def _merged_distribution(pieces: Sequence[Piece], whole: Needs, width: int) -> DraftDistribution | None:

@@ -109,7 +109,7 @@ class AutoregressiveProposer(ModelProposer):
         budget = self.most_wanted(step)
         if budget == 0:
             return sampler.draft()
-        return self._chain.draft(step, sampler, budget, *self._starts(step, chosen))
+        return self._chain.draft(sampler, budget, *self._starts(step, chosen))
 
     def _starts(self, step: StepView, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, the position of the first drafted token, and the states before it."""
@@ -119,17 +119,11 @@ class AutoregressiveProposer(ModelProposer):
         return slots, position if self.INPUTS_ARE_SHIFTED else position + 1, states
 
     def _drawn(self, rule: DrawRule, num_tokens: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Tokens drawn one after the other. tensors: what `_starts` gave, and numbers. See `DraftChain`.
-
-        A row that stops is run no more; the next step writes its draft KV.
-        """
+        """Tokens drawn one after the other. tensors: what `_starts` gave, and numbers. See `DraftChain`."""
         slots, positions, states, *numbers = tensors
         drawing = rule.drawing(numbers, num_tokens)
         drawn = drawing.draw(self._compiled_logits(states))
         for index in range(num_tokens - 1):
-            slots, positions, states, drawn = drawing.going_on(slots, positions, states, drawn)
-            if not len(slots):
-                break
             states, logits = self._compiled_next(states, drawn, *self._places(slots, positions + index))
             drawn = drawing.draw(logits)
         return drawing.result()

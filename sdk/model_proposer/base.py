@@ -74,7 +74,6 @@ class ModelProposer(ABC):
         shared: dict[str, Any] = {
             "placement": "host" if target.device == "cpu" else "device",
             "deterministic": True,
-            "confidence": config.enable_adaptive_verification,
         }
         form = distribution_form(config)
         if config.tree_depth is not None and cls.DRAFTS_TREES:
@@ -224,7 +223,6 @@ class ModelProposer(ABC):
             distribution_form(self.config),
             sparse_top_m=min(self.options.sparse_top_m, self.target.vocab_size),
             vocabulary=self.vocabulary,
-            confident=self.config.enable_adaptive_verification,
         )
 
     def wanted(self, step: StepView) -> Tensor | None:

@@ -72,7 +72,7 @@ class DraftTrees:
         return self._captured[key]
 
     def _likeliest(self, rule: DrawRule, num_nodes: int, depth: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return self._grow(Candidates(rule.vocabulary, num_nodes, depth, rule.confident), *inputs)
+        return self._grow(Candidates(rule.vocabulary, num_nodes, depth), *inputs)
 
     def _drawn(self, rule: DrawRule, shape: DrawnShape, *tensors: Tensor) -> tuple[Tensor, ...]:
         *inputs, budgets, numbers = tensors
@@ -88,12 +88,4 @@ def _merged(greedy: Draft, drawn: Draft) -> Draft:
         token_ids=torch.maximum(greedy.token_ids, drawn.token_ids),
         lengths=greedy.lengths + drawn.lengths,
         parents=torch.maximum(greedy.parents, drawn.parents),
-        confidence=_known(greedy.confidence, drawn.confidence),
     )
-
-
-def _known(greedy: Tensor | None, drawn: Tensor | None) -> Tensor | None:
-    """Of both, what is no NaN."""
-    if greedy is None or drawn is None:
-        return greedy if drawn is None else drawn
-    return torch.fmax(greedy, drawn)

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..trees import depths, draw_siblings, shape_of_rates
-from .confidence import top_probability
 from .greedy_tree import BEAM, Level
 from .most_likely import target_ids
 from .sampling import DrawRule, FilteredDrawing
@@ -97,7 +96,6 @@ class DrawnNodes:
         self._num_run = self._level = 0
         table = torch.full((len(budgets), num_nodes + 1), -1, device=budgets.device)  # the last column is for no node
         self._token_ids, self._parents = table, table.clone()
-        self._confidence = [table.float().fill_(torch.nan)] if rule.confident else []
         self._parts: list[Tensor] = []  # [b, places, M], and a last row for no place
         self._new: Level
 
@@ -114,8 +112,6 @@ class DrawnNodes:
         uniforms = self._numbers.gather(1, nodes.clamp(max=self._num_nodes - 1))
         entries = slots.drawn(probs, uniforms.masked_fill(~places.sampled.view(count, width)[:, :1], 0.0))
         drawn = ids.view(count, width, -1)[torch.arange(count, device=ids.device)[:, None], slots.places, entries]
-        for whole in self._confidence:
-            self._note_confidence(whole, top_probability(logits), nodes, slots)
         self._keep(target_ids(drawn, self._rule.vocabulary), nodes, slots, level)
 
     def _slots(self, possible: Tensor, level: Level | None) -> Slots:
@@ -139,12 +135,6 @@ class DrawnNodes:
         self._drawn = self._drawn + slots.exist.sum(dim=1)
         self._new, self._level = Level(token_ids, above, nodes, slots.scores), self._level + 1
 
-    @staticmethod
-    def _note_confidence(whole: Tensor, sure: Tensor, nodes: Tensor, slots: Slots) -> None:
-        """A first sibling has that of its place, of `sure` [b, w]. It does not say how likely the others are."""
-        is_first = slots.numbers % slots.num_ranks == 0
-        whole.scatter_(1, nodes, sure.gather(1, slots.places).masked_fill(~is_first, torch.nan))
-
     def next_level(self) -> Level:
         """The most likely nodes of the new ones: as many as may have children."""
         new, width = self._new, min(BEAM, self._widest[self._level])
@@ -163,8 +153,6 @@ class DrawnNodes:
             whole[rows, places.clamp(max=self._num_nodes)] = part.view(count, width, -1)
 
     def result(self) -> tuple[Tensor, ...]:
-        """Token ids and parents [b, n] of the nodes, -1 where is none; distributions of places [b, n, ...]; if the rule
-        is `confident`, confidences [b, n].
-        """
-        found = (self._token_ids, self._parents, *self._parts, *self._confidence)
+        """Token ids and parents [b, n] of the nodes, -1 where is none; distributions of places [b, n, ...]."""
+        found = (self._token_ids, self._parents, *self._parts)
         return tuple(each[:, : self._num_nodes] for each in found)

@@ -59,7 +59,7 @@ class CachedTargetProposer(ModelProposer):
         inputs = [step.slots, step.kept.next_position, step.newest_token, *self.first_states(step)]
         if chosen is not None:
             inputs = [each[chosen] for each in inputs]
-        return self._chain.draft(step, sampler, num_tokens, *inputs)
+        return self._chain.draft(sampler, num_tokens, *inputs)
 
     def _drawn(
         self, rule: DrawRule, num_tokens: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *given: Tensor
@@ -71,9 +71,6 @@ class CachedTargetProposer(ModelProposer):
         logits, *states = self.advance(0, slots, lengths, token_ids, *states)
         drawn = drawing.draw(logits)
         for index in range(1, num_tokens):
-            slots, lengths, drawn, *states = drawing.going_on(slots, lengths, drawn, *states)
-            if not len(slots):
-                break
             logits, *states = self.advance(index, slots, lengths, drawn, *states)
             drawn = drawing.draw(logits)
         return drawing.result()

@@ -37,9 +37,9 @@ class Level:
 class Candidates:
     """All nodes that a tree may have. A child's score is never above its parent's, so the best ones are a tree."""
 
-    def __init__(self, vocabulary: DraftVocabulary | None, num_nodes: int, depth: int, confident: bool) -> None:
+    def __init__(self, vocabulary: DraftVocabulary | None, num_nodes: int, depth: int) -> None:
         self.num_nodes, self.depth = num_nodes, min(depth, num_nodes)
-        self._vocabulary, self._confident = vocabulary, confident
+        self._vocabulary = vocabulary
         self._num_run = 0
         self._columns: list[tuple[Tensor, Tensor, Tensor]] = []  # token ids, parents, scores: [b, children] by level
         self._run: Tensor  # [b, children] of the last level: the run node that each hangs from
@@ -68,17 +68,15 @@ class Candidates:
         return Level(tokens.gather(1, places), self._run.gather(1, places), places + first, scores)
 
     def result(self) -> tuple[Tensor, ...]:
-        """Token ids, parents and, if `confident`, probabilities [b, n] of the most likely nodes, the best first."""
-        return _likeliest(self._columns, self.num_nodes, self._confident)
+        """Token ids and parents [b, n] of the most likely nodes, the best first."""
+        return _likeliest(self._columns, self.num_nodes)
 
 
-def tree_of_positions(
-    logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None, confident: bool
-) -> tuple[Tensor, ...]:
+def tree_of_positions(logits: Tensor, num_nodes: int, vocabulary: DraftVocabulary | None) -> tuple[Tensor, ...]:
     """The most likely nodes where each depth has a distribution of its own, whatever its parent (arXiv 2604.12989).
 
-    logits: [b, depth, D]. Returns token ids, parents and, if `confident`, probabilities [b, num_nodes]. There are as
-    many nodes, as the first position alone has so many candidates.
+    logits: [b, depth, D]. Returns token ids and parents [b, num_nodes]. There are as many nodes, as the first position
+    alone has so many candidates.
     """
     scores, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[2]))
     tokens, most = target_ids(ids, vocabulary), ids.shape[2]
@@ -87,22 +85,18 @@ def tree_of_positions(
         level, places = (columns[-1][2][:, :, None] + scores[:, depth, None]).flatten(1).topk(most)
         above = places.div(most, rounding_mode="floor") + (depth - 1) * most
         columns.append((tokens[:, depth].gather(1, places % most), above, level))
-    return _likeliest(columns, num_nodes, confident)
+    return _likeliest(columns, num_nodes)
 
 
-def _likeliest(columns: Sequence[tuple[Tensor, Tensor, Tensor]], num_nodes: int, confident: bool) -> tuple[Tensor, ...]:
+def _likeliest(columns: Sequence[tuple[Tensor, Tensor, Tensor]], num_nodes: int) -> tuple[Tensor, ...]:
     """Token ids and parents [b, num_nodes] of the nodes with the largest scores, of those of all levels.
 
-    confident: whether their probabilities [b, num_nodes] after their parents follow.
     columns: token ids, parents and scores [b, n] of each level. A parent's number counts all levels.
     """
     tokens, parents, scores = (torch.cat(each, dim=1) for each in zip(*columns, strict=True))
-    scores, order = (each[:, :num_nodes] for each in scores.sort(dim=1, descending=True, stable=True))
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :num_nodes]
     place = torch.full_like(parents, -1)
     place.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
     above = parents.gather(1, order)
     above = place.gather(1, above.clamp(min=0)).masked_fill(above < 0, -1)
-    if not confident:
-        return tokens.gather(1, order), above
-    of_path = scores.gather(1, above.clamp(min=0)).masked_fill(above < 0, 0.0)
-    return tokens.gather(1, order), above, (scores - of_path).exp()
+    return tokens.gather(1, order), above

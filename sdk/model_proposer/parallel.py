@@ -84,12 +84,11 @@ class ParallelProposer(ModelProposer):
     def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
         """The trees of requests that draw nothing: target ids and parents [b, n]. The most likely paths.
 
-        Confidences [b, n] may follow. Without them the engine learns how often such nodes are accepted. A device may
-        record this (see `Services.capture`).
+        A device may record this (see `Services.capture`).
 
         logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
         """
-        return tree_of_positions(logits, num_nodes, self.vocabulary, self.config.enable_adaptive_verification)
+        return tree_of_positions(logits, num_nodes, self.vocabulary)
 
     def _pass(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
         """The pass for so many tokens, drawn by a rule."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..needs import DistributionForm
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution, SamplingView, StepView
-from .confidence import top_probability
 from .most_likely import largest, most_likely, target_ids
 from .vocabulary import DraftVocabulary
 
@@ -30,7 +29,6 @@ class DraftSampler:
         do the same.
     sparse_top_m: M, the entries of a sparse distribution.
     vocabulary: the draft vocabulary. None means the target's.
-    confident: whether the draft says how likely its tokens are to be accepted.
     """
 
     def __init__(
@@ -41,14 +39,13 @@ class DraftSampler:
         *,
         sparse_top_m: int = 0,
         vocabulary: DraftVocabulary | None = None,
-        confident: bool = False,
     ) -> None:
         self._step = step
         self._chosen = chosen
         sampling = None if form == "one_hot" or step.sampling is None or step.sampling.all_greedy else step.sampling
         self._sampling = {} if sampling is None else _columns_of(sampling, chosen)
         form = "one_hot" if sampling is None else form
-        self.rule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary, confident)
+        self.rule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary)
         self._uniforms: list[Tensor] = []
         self._drawing: Drawing | None = None
 
@@ -63,13 +60,13 @@ class DraftSampler:
         budget = self._step.budget
         return budget if self._chosen is None else budget[self._chosen]
 
-    def draw(self, logits: Tensor, confidence: Tensor | None = None) -> Tensor:
-        """The next draft token of every row, as target ids [b], from its logits [b, D]. See `Drawing.draw`."""
+    def draw(self, logits: Tensor) -> Tensor:
+        """The next draft token of every row, as target ids [b], from its logits [b, D]."""
         if self._drawing is None:
             self._drawing = FORMS[self.rule.form](self.rule, self._sampling, self._uniforms)
         if not self.is_greedy:
             self._uniforms.append(self._uniform(len(self._uniforms)))
-        return self._drawing.draw(logits, confidence)
+        return self._drawing.draw(logits)
 
     def numbers(self, num_tokens: int) -> tuple[Tensor, ...]:
         """All that `DrawRule.drawing` needs, in one tensor of a row per request; nothing if greedy."""
@@ -87,27 +84,20 @@ class DraftSampler:
     def draft_of(self, drawn: Tensor, *parts: Tensor) -> Draft:
         """A draft of target ids [b, n], each row cut to its budget, and of what they were drawn from (`DrawRule`)."""
         step = self._step
-        num_parts = len(FORMS[self.rule.form].parts)
-        confidence = [self._placed(each, torch.nan) for each in parts[num_parts:]]
         token_ids = self._placed(drawn, PADDING_TOKEN_ID)
         lengths = step.budget.clamp(max=drawn.shape[1])
         if self._chosen is not None:
             lengths = torch.zeros_like(lengths).index_copy(0, self._chosen, lengths[self._chosen])
         beyond = torch.arange(step.width, device=lengths.device) >= lengths[:, None]
         token_ids = token_ids.masked_fill(beyond, PADDING_TOKEN_ID)
-        return Draft(
-            token_ids,
-            lengths,
-            distribution=None if self.is_greedy else self._reported(parts[:num_parts]),
-            confidence=confidence[0] if confidence else None,
-        )
+        return Draft(token_ids, lengths, distribution=None if self.is_greedy else self._reported(parts))
 
     def draft_of_trees(self, drawn: Tensor, parents: Tensor, *parts: Tensor) -> Draft:
         """A draft of nodes: target ids and parents [b, n], each row cut to its budget; an id of -1 ends a row.
 
-        parts: the distributions of places [b, n, ...], see `DraftDistribution`; then perhaps confidences [b, n].
+        parts: the distributions of places [b, n, ...], see `DraftDistribution`.
         """
-        draft = self.draft_of(drawn, *parts[: None if self.rule.confident else len(FORMS[self.rule.form].parts)])
+        draft = self.draft_of(drawn, *parts)
         lengths = (draft.token_ids != PADDING_TOKEN_ID).sum(dim=1)
         return replace(draft, lengths=lengths, parents=self._placed(parents, -1))
 
@@ -143,14 +133,13 @@ class DrawRule:
     """How tokens are drawn, without the tensors that change with every step: what recorded work is made with.
 
     A result is target ids [b, n], then what they were drawn from: nothing for "one_hot", sparse_ids and sparse_probs
-    [b, n, M] for "sparse", logits [b, n, D] for "dense". Last, if `confident`, come confidences [b, n].
+    [b, n, M] for "sparse", logits [b, n, D] for "dense".
     """
 
     form: DistributionForm
     columns: tuple[str, ...]  # the sampling parameters that are known of each row
     sparse_top_m: int
     vocabulary: DraftVocabulary | None
-    confident: bool = False
 
     def drawing(self, numbers: Sequence[Tensor], num_tokens: int) -> Drawing:
         """A new drawing of so many tokens, from what `DraftSampler.numbers` gave. It may be recorded."""
@@ -174,31 +163,17 @@ class Drawing:
     def __init__(self, rule: DrawRule, sampling: Mapping[str, Tensor], uniforms: Sequence[Tensor]) -> None:
         self._rule, self._uniforms = rule, uniforms
         self._drawn: list[tuple[Tensor, ...]] = []
-        self._confidence: list[Tensor] = []
 
-    def draw(self, logits: Tensor, confidence: Tensor | None = None) -> Tensor:
-        """The next token of every row, as target ids [b], from its logits [b, D].
-
-        confidence: how likely the token is to be accepted, [b] float32 (`Draft.confidence`). It is known before the
-            token is drawn. None means the probability of the most likely token. Without `DrawRule.confident` it is not
-            read.
-        """
+    def draw(self, logits: Tensor) -> Tensor:
+        """The next token of every row, as target ids [b], from its logits [b, D]."""
         ids, *parts = self._draw(logits)
         ids = target_ids(ids, self._rule.vocabulary)
         self._drawn.append((ids, *parts))
-        if self._rule.confident:
-            self._confidence.append(top_probability(logits) if confidence is None else confidence)
         return ids
-
-    def going_on(self, *of_rows: Tensor) -> Sequence[Tensor]:
-        """Of tensors [b, ...] the rows that draw once more: all of them, unless the step shows a `StopRule`."""
-        return of_rows
 
     def draw_each(self, logits: Tensor) -> None:
         """The next n tokens of every row, from logits [b, n, D] that are known together."""
         self._drawn += [(each,) for each in self.most_likely(logits).unbind(dim=1)]
-        if self._rule.confident:
-            self._confidence += top_probability(logits).unbind(dim=1)
 
     def most_likely(self, logits: Tensor) -> Tensor:
         """Target ids [...] of the largest logits [..., D], which are not drawn by this."""
@@ -207,8 +182,7 @@ class Drawing:
     def result(self) -> tuple[Tensor, ...]:
         """See `DrawRule`."""
         drawn, *parts = (torch.stack(each, dim=1) for each in zip(*self._drawn, strict=True))
-        confidence = [torch.stack(self._confidence, dim=1)] if self._confidence else []
-        return drawn, *self.reported(*parts), *confidence
+        return drawn, *self.reported(*parts)
 
     def reported(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """The parts of a distribution [..., M] as they are reported: in target ids, M entries wide."""

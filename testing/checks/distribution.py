@@ -4,16 +4,14 @@ would notice.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from specdec.core.host import SUM_TOLERANCE
 from specdec.sdk.errors import SpecdecError
-from specdec.sdk.types import DistributionKind, StopRule
+from specdec.sdk.types import DistributionKind
 
 from ..compare import DISTRIBUTION_TOLERANCE, distributions_of, reported_by
 from ..drawn_tree import NUM_TWINS, twins
@@ -61,27 +59,11 @@ def _tolerance(shown: Shown) -> float:
 @CHECKS.at("standard")
 def length_ignores_the_draw(subject: Subject) -> None:
     """With a reported distribution, whether a position is drafted depends on what stands before it, never on its own
-    token. So does the parent of a node in a tree. All of this holds where `step.stop_rule` ends drafts too.
+    token. So does the parent of a node in a tree.
     """
     subject.need_distribution()
     for _, shown in _twins(subject):
         _require_one_answer(shown)
-    if subject.needs.topology == "chain" and subject.load(adaptive=True).needs.confidence:
-        told = [each for _, shown in _twins(subject, adaptive=True) for row in shown.confidence for each in row[1:]]
-        rule = _LastAtLeast(sorted(told)[len(told) // 2] if told else 0.5)
-        for _, shown in _twins(subject, adaptive=True, stop=rule):
-            _require_one_answer(shown)
-
-
-@dataclass(frozen=True)
-class _LastAtLeast:
-    """Goes on behind a token that is likely enough."""
-
-    least: float
-
-    def goes_on(self, confidence: Sequence[float]) -> bool:
-        """See `StopRule`."""
-        return confidence[-1] >= self.least - DISTRIBUTION_TOLERANCE
 
 
 def _require_one_answer(shown: Shown) -> None:
@@ -124,29 +106,6 @@ def distribution_ignores_the_draw(subject: Subject) -> None:
                 )
 
 
-@CHECKS.at("standard")
-def confidence_ignores_the_draw(subject: Subject) -> None:
-    """With a reported distribution, the confidence of a draft token depends on what stands before it, never on its own
-    token: requests with the same text give the same confidence.
-    """
-    subject.need_distribution()
-    subject.need_confidence()
-    for _, shown in _twins(subject, adaptive=True):
-        seen: dict[Nodes, float] = {}
-        for row, confidences in enumerate(shown.confidence):
-            for position, confidence in enumerate(confidences if _has_distribution(shown) else ()):
-                prefix = shown.before(row, position)
-                known = seen.setdefault(prefix, confidence)
-                if abs(known - confidence) > DISTRIBUTION_TOLERANCE or math.isnan(known) != math.isnan(confidence):
-                    raise Violation(
-                        expected=f"one confidence after the drafts {_describe(shown, prefix)}, whatever is drawn then",
-                        found=f"{known:.4g} and {confidence:.4g}: the same text, other random numbers",
-                        where=f"{shown.where}; row {row}, draft position {position}",
-                        fix="compute it from q, or from the tokens before, as DSpark does; a draft that is cut where "
-                        "its own token is unlikely changes what is generated",
-                    )
-
-
 def _describe(shown: Shown, nodes: Nodes) -> list[int] | list[tuple[int, int]]:
     """Tokens of a chain, (parent, token) of a tree."""
     is_chain = all(parents == [*range(-1, len(parents) - 1)] for parents in shown.parents)
@@ -157,7 +116,7 @@ def _has_distribution(shown: Shown) -> bool:
     return shown.distribution is not None and bool((shown.distribution.kind != DistributionKind.ONE_HOT).any())
 
 
-def _twins(subject: Subject, *, adaptive: bool = False, stop: StopRule | None = None) -> Iterator[tuple[Stage, Shown]]:
+def _twins(subject: Subject) -> Iterator[tuple[Stage, Shown]]:
     """Steps in which every request has the same text and random numbers of its own.
 
     Also on a few tokens, if it runs there: then several requests draw the same first drafts.
@@ -166,8 +125,7 @@ def _twins(subject: Subject, *, adaptive: bool = False, stop: StopRule | None = 
     worlds += [FewTokens()] if subject.resolved.model is None else []
     for world in worlds:
         try:
-            stage = subject.stage(probabilistic=True, adaptive=adaptive, world=world, max_num_seqs=NUM_TWINS)
-            stage.host.stop_rule = stop
+            stage = subject.stage(probabilistic=True, world=world, max_num_seqs=NUM_TWINS)
             steps = [twins(stage, stage.script.prompt(f"text {length}", length)) for length in (9, 16, 30)]
         except (SpecdecError, Violation):
             if world is subject.target:
@@ -205,6 +163,6 @@ def output_distribution_is_exact(subject: Subject) -> None:
     On a vocabulary of four tokens the distribution that drafts are drawn from is measured by bisection of the random
     numbers, what is reported passes through the engine's own store, and the distribution of the output is computed by
     bisection of the verifier's uniforms: no sampling, no false alarm. One-hot drafts are lossless whatever drew them,
-    and shown to be. Drafts with confidences are verified whole, and cut where these are low.
+    and shown to be.
     """
     require_exact_output(subject)

@@ -102,20 +102,6 @@ def declared_distribution_is_reported(subject: Subject) -> None:
 
 
 @CHECKS.at("standard")
-def declared_confidence_is_given(subject: Subject) -> None:
-    """A proposer that declares confidences gives them where the engine reads them."""
-    subject.need_confidence()
-    for shown in lockstep(subject.stage(adaptive=True)):
-        if any(map(len, shown.confidence)):
-            return
-    raise Violation(
-        expected="drafts with a confidence, as Needs(confidence=True) says",
-        found='with "enable_adaptive_verification": true no draft has one',
-        fix="Draft(..., confidence=...), or take confidence out of Needs",
-    )
-
-
-@CHECKS.at("standard")
 def lengths_as_declared(subject: Subject) -> None:
     """No draft is shorter than min_draft_tokens, and without per_row_length rows of equal budget draft equally many."""
     needs = subject.needs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import pytest
@@ -23,8 +22,8 @@ TOKENS = [10, 11, 12, 13, 14, 15]
 ONE_HOT = DistributionKind.ONE_HOT
 
 
-def tree(confidence=(), kind=ONE_HOT, length=6):
-    return DraftReport(length, length, kind, [*TOKENS, -1], confidence, [*TREE, -1])
+def tree(kind=ONE_HOT, length=6):
+    return DraftReport(length, length, kind, [*TOKENS, -1], [*TREE, -1])
 
 
 def path_of(report, distribution=None):
@@ -43,25 +42,11 @@ def test_a_cut_tree_has_the_path_of_what_is_left():
     assert path_of(tree(length=0)) == []
 
 
-@pytest.mark.parametrize(
-    ("confidence", "path"),
-    [
-        ((0.5, 0.4, 0.5, 0.9, 0.9, 0.9), [1, 4, 5]),  # 0.4 * (1 + 0.9 * 1.9) is more than 0.5 * 1.9
-        ((0.5, 0.2, 0.5, 0.9, 0.9, 0.9), [0, 3]),
-        ((0.5, 0.5, 0.7, 0.7, 0.7, 0.0), [0, 2]),  # of equals the first
-        ((math.nan, 0.1, 0.9, 0.9, 0.9, 0.9), [1, 4, 5]),
-    ],
-)
-def test_confidence_chooses_the_path_of_which_most_is_expected_to_be_accepted(confidence, path):
-    assert path_of(tree(confidence)) == path
-
-
-def test_drawn_nodes_keep_the_leftmost_path_and_its_distributions_whatever_the_confidence():
+def test_drawn_nodes_keep_the_leftmost_path_and_its_distributions():
     kind, tables = int(DistributionKind.DENSE_PROBS), torch.eye(7)[None].repeat(2, 1, 1)
     told = DraftDistribution(kind=torch.tensor([kind, 0], dtype=torch.uint8), probs=tables)
-    reports = [tree((0.1, 0.9, 0.1, 0.9, 0.9, 0.9), kind), tree((0.1, 0.9, 0.1, 0.9, 0.9, 0.9))]
-    draft, paths = on_best_path(CheckedDraft.read(reports, told))
-    assert paths == [[0, 2], [1, 4, 5]]
+    draft, paths = on_best_path(CheckedDraft.read([tree(kind), tree()], told))
+    assert paths == [[0, 2], [0, 2]]
     places = draft.distribution.probs[0].argmax(dim=-1).tolist()
     assert places[:2] == [0, 1], "node 0 hangs from place 0, and node 2 from node 0, which is place 1"
 

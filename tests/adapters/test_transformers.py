@@ -387,12 +387,6 @@ def test_the_targets_cache_is_the_calls_and_so_refused(model, record, method, ca
     record(None, capability, refused=refused.value.reason)
 
 
-def test_adaptive_verification_is_refused(model):
-    settings = {"method": "ngram", "num_speculative_tokens": 3, "enable_adaptive_verification": True}
-    with pytest.raises(ConfigError, match="SD-E237"):
-        speculative(model, settings)
-
-
 def test_another_model_is_refused(model, small_model, prompts, counting):
     with pytest.raises(ConfigError, match="another model"):
         greedy(small_model, torch.tensor([[1, 2]]), custom_generate=counting, max_new_tokens=4)

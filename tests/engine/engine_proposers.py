@@ -209,7 +209,6 @@ class Recorder(Scripted):
         history: bool = False
         sampling: tuple[str, ...] = ()
         min_draft_tokens: int = 0
-        confidence: bool = False
         distribution: str = "one_hot"
 
     @classmethod
@@ -422,10 +421,6 @@ def _with_probs(draft: Draft, change: Callable[[Tensor], Tensor]) -> Draft:
     return _with_distribution(draft, DistributionKind.DENSE_PROBS, probs=change(_uniform_distribution(draft)))
 
 
-def _with_confidence(draft: Draft, confidence: Tensor) -> Draft:
-    return Draft(draft.token_ids, draft.lengths, confidence=confidence)
-
-
 def signs(probs: Tensor) -> Tensor:
     """Alternately -0.1 and 0.1 along the vocabulary."""
     return 0.1 * (2 * (torch.arange(probs.shape[-1]) % 2) - 1)
@@ -464,11 +459,6 @@ WRONG: dict[str, Callable[[Draft, StepView], object]] = {
     "probabilities of half the mass": lambda draft, step: _with_probs(draft, lambda probs: probs / 2),
     "negative probabilities": lambda draft, step: _with_probs(draft, lambda probs: probs + signs(probs)),
     "probabilities that are no numbers": lambda draft, step: _with_probs(draft, lambda probs: probs * torch.nan),
-    "a confidence that was not declared": lambda draft, step: _with_confidence(draft, draft.token_ids * 0.0),
-    "confidences of a request too few": lambda draft, step: _with_confidence(draft, draft.token_ids[1:] * 0.0),
-    "confidences of integers": lambda draft, step: _with_confidence(draft, draft.token_ids * 0),
-    "a confidence above 1": lambda draft, step: _with_confidence(draft, draft.token_ids * 0.0 + 1.5),
-    "a confidence below 0": lambda draft, step: _with_confidence(draft, draft.token_ids * 0.0 - 0.5),
 }
 ODD: dict[str, Callable[[Draft, StepView], object]] = {"sleep": _sleeping, "write to the step": _writing}
 """What is no wrong draft and not right either."""

@@ -23,13 +23,7 @@ DISTRIBUTIONS = {
     "negative probabilities": "dense",
     "probabilities that are no numbers": "dense",
 }
-CONFIDENT = {
-    "confidences of a request too few",
-    "confidences of integers",
-    "a confidence above 1",
-    "a confidence below 0",
-}
-ARMED = ("nothing", "an unknown kind", "a confidence above 1")
+ARMED = ("nothing", "an unknown kind")
 CODES = {
     "nothing": "SD-E200",
     "a list": "SD-E200",
@@ -61,11 +55,6 @@ CODES = {
     "probabilities of half the mass": "SD-E205",
     "negative probabilities": "SD-E205",
     "probabilities that are no numbers": "SD-E205",
-    "a confidence that was not declared": "SD-E235",
-    "confidences of a request too few": "SD-E201",
-    "confidences of integers": "SD-E201",
-    "a confidence above 1": "SD-E236",
-    "a confidence below 0": "SD-E236",
 }
 
 
@@ -88,7 +77,6 @@ def faulty(sequences, where, policy="raise", *, fault="raise", after=0, times=1_
         "times": times,
         "sequences": sequences,
         "distribution": distribution,
-        "confidence": fault in CONFIDENT,
     }
     speculative = {"on_proposer_error": policy}
     speculative |= {"draft_sample_method": "probabilistic"} if distribution == "dense" else {}
@@ -96,7 +84,7 @@ def faulty(sequences, where, policy="raise", *, fault="raise", after=0, times=1_
 
 
 def declared(fault):
-    return DISTRIBUTIONS.get(fault, "one_hot"), fault in CONFIDENT
+    return DISTRIBUTIONS.get(fault, "one_hot")
 
 
 def generate(llm, prompts, params=PARAMS):

@@ -100,7 +100,6 @@ def hydra(path: Path) -> tuple[str, dict[str, Any]]:
     return "tiny", at("hydra", made.save(path / "draft"))
 
 
-ADAPTIVE = {"enable_adaptive_verification": True}
 LAYER_SKIP = {"method": "layer_skip", "proposer_config": {"exit_layer": 6}}
 COMPARED: dict[str, Callable[[Path], tuple[str, dict[str, Any]]]] = {
     "pard2": checkpoint(pard_checkpoints.pard2, "draft_model"),
@@ -108,8 +107,7 @@ COMPARED: dict[str, Callable[[Path], tuple[str, dict[str, Any]]]] = {
     "hydra": hydra,
     "target_kv": assistant,
     "target_layers": lambda path: ("tiny", LAYER_SKIP),
-    "adaptive": lambda path: ("tiny", serving.DEVICE["eagle3"] | ADAPTIVE),
-    "adaptive-tree": lambda path: ("tiny", serving.DEVICE["eagle3"] | ADAPTIVE | {"num_draft_nodes": 6}),
+    "tree": lambda path: ("tiny", serving.DEVICE["eagle3"] | {"num_draft_nodes": 6}),
 }
 
 

@@ -94,7 +94,7 @@ class DSparkReplay(WalkReplay):
         w1, w2 = t["markov_head.markov_w1.weight"], t["markov_head.markov_w2.weight"]
         anchor = tokens[length - 1]
         state = torch.zeros(w1.shape[1])
-        walked = Walked([], torch.empty(0), [])
+        walked = Walked([], torch.empty(0))
         rows = []
         # p_j of slot j: slot 0 reads the anchor; one that is not used reads it too, and so does the slot behind it
         previous = [anchor] if self.made.first_slot == 0 else [anchor, anchor]
@@ -118,11 +118,6 @@ class DSparkReplay(WalkReplay):
                 bias = w2 @ torch.tanh(o)
             if slot < self.made.first_slot:
                 continue
-            if "confidence_head.proj.weight" in t:
-                both = torch.cat([out[slot], embedded])[: t["confidence_head.proj.weight"].shape[1]]
-                walked.confidence.append(
-                    float(torch.sigmoid(linear(both, t["confidence_head.proj.weight"], t["confidence_head.proj.bias"])))
-                )
             rows.append(self.head(out[slot][None])[0] + bias)
             walked.ids.append(self.chosen(rows[-1], given, len(walked.ids)))
             previous.append(walked.ids[-1])

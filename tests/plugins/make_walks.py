@@ -100,7 +100,7 @@ class DFlash2Replay(WalkReplay):
     def walked(self, tokens: Sequence[int], length: int, k: int, given: Sequence[int] = ()) -> Walked:
         t = self.t
         out = self.outputs(tokens, length, k, length - 1)[self.made.first_slot :]
-        walked, rows, previous = Walked([], torch.empty(0), []), [], tokens[length - 1]
+        walked, rows, previous = Walked([], torch.empty(0)), [], tokens[length - 1]
         for unary, state in zip(self.head(out), out, strict=True):
             best = unary.sort(descending=True, stable=True).indices[:TOP_K]
             projected = t["candidate_selector.hidden_projection.weight"] @ state
@@ -147,7 +147,7 @@ class DominoReplay(WalkReplay):
         out = self.outputs(tokens, length, k, length - 1)[self.made.first_slot :]
         gru = torch.nn.GRU(H, STATE, bias=False)
         gru.load_state_dict({name: t[f"prefix_gru.{name}"] for name in gru.state_dict()})
-        walked, rows = Walked([], torch.empty(0), []), []
+        walked, rows = Walked([], torch.empty(0)), []
         for index, (base, state) in enumerate(zip(self.head(out), out, strict=True)):
             logits = base
             if index >= fields["pure_draft_prefix_len"]:
@@ -218,7 +218,7 @@ class XPressReplay(WalkReplay):
                 refined.append(each + r["mlp_down.weight"] @ (gate * (r["mlp_up.weight"] @ each)))
             logits = base + torch.stack([r["readout.weight"] @ each for each in refined])
             guess = [self.chosen(row, (), 0) for row in logits]
-        return Walked(guess[first:], logits[first:], [])
+        return Walked(guess[first:], logits[first:])
 
 
 # LiLiCorr
@@ -295,7 +295,7 @@ class LiLiCorrReplay(DFlash2Replay):
         )
         leaving, entering = (unit(self.linear(factors, name)) for name in ("out_head", "in_head"))
         previous = unit(self.linear(anchor, "anchor_out_head"))
-        walked, rows = Walked([], torch.empty(0), []), []
+        walked, rows = Walked([], torch.empty(0)), []
         for s in range(k):
             rows.append(torch.full((V,), -torch.inf))
             rows[-1][ids[s]] = 10 * (entering[s * TOP_K : (s + 1) * TOP_K] @ previous)

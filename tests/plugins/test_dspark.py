@@ -15,14 +15,12 @@ from inside import proposer_of
 from make_dflash import BLOCK, Made, N, Replay, V
 from make_dspark import DSparkReplay, deepspec, dspark_of_speculators, dspark_over_trained
 from plugin_helpers import TargetStates
-from replaying import continued
 from sweeps import slow_unless
 from test_dflash_checkpoints import change, needs, spec, start
 
-from specdec import LLM, SamplingParams
+from specdec import LLM
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.dflash.recognise import is_dflash, is_dspark
-from specdec.plugins.dflash.walks import walk_of
 from specdec.plugins.draft_model.recognise import is_language_model
 from specdec.sdk import Checkpoint, ConfigError, Refusal
 
@@ -123,27 +121,6 @@ def test_reported_distributions_are_conditioned_on_the_drawn_tokens(make, distri
     made = make(tmp_path / "draft").save()
     llm = speculate(made, 4, method="make_dflash:Recording", speculative=facts.probabilistic(distribution))
     assert_drawn_from(llm, walked(DSparkReplay(made, target)), made, 12)
-
-
-@pytest.mark.parametrize("make", [deepspec, gated, fill_in], ids=lambda make: make.__name__)
-def test_confidence_is_that_of_a_replay_and_never_of_the_drawn_token(make, prompt, target, tmp_path):
-    made = make(tmp_path / "draft").save()
-    speculative = {"draft_sample_method": "probabilistic", "enable_adaptive_verification": True}
-    llm = speculate(made, 4, method="make_dflash:Recording", speculative=speculative)
-    params = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True, seed=1)
-    (sequence,) = continued(llm, [prompt], params)
-    replay = DSparkReplay(made, target)
-    for length, draft in proposer_of(llm).steps:
-        count = int(draft.lengths[0])
-        drawn = draft.token_ids[0, :count].tolist()
-        expected = replay.walked(sequence, length, 4, drawn).confidence[:count]
-        torch.testing.assert_close(draft.confidence[0, :count], torch.tensor(expected), rtol=1e-4, atol=1e-5)
-
-
-def test_adaptive_verification_reads_it_and_changes_no_text(prompt, sequence, tmp_path):
-    made = dspark_over_trained(tmp_path).save()
-    llm = speculate(made, 7, speculative={"enable_adaptive_verification": True})
-    assert continued(llm, [prompt]) == [sequence]
 
 
 # The layout of the slots
@@ -273,12 +250,7 @@ def test_an_unknown_type_of_head_is_an_error(tmp_path):
     assert "vanilla, gated, rnn" in str(caught.value)
 
 
-def test_a_confidence_head_that_reads_an_absent_head_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="SD-E171"):
-        needs(change(deepspec(tmp_path), markov_rank=0))
-
-
-@pytest.mark.parametrize("tensor", ["markov_head.markov_w1.weight", "confidence_head.proj.bias"])
+@pytest.mark.parametrize("tensor", ["markov_head.markov_w1.weight"])
 def test_a_missing_tensor_is_an_error(tensor, tmp_path):
     made = deepspec(tmp_path)
     del made.tensors[tensor]
@@ -297,21 +269,3 @@ def test_a_head_of_another_rank_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="SD-E175") as caught:
         start(change(deepspec(tmp_path), markov_rank=16))
     assert "expected [4096, 16], found [4096, 8]" in str(caught.value)
-
-
-@pytest.mark.parametrize(("confidence", "width"), [("none", 0), ("outputs", 256), ("tokens", 264)])
-def test_where_the_configuration_is_silent_tensors_say_what_the_confidence_head_reads(confidence, width, tmp_path):
-    made = deepspec(tmp_path, confidence=confidence)
-    made = change(made, enable_confidence_head=None, confidence_head_with_markov=None)
-    read = spec(made)
-    with torch.device("meta"):
-        head = walk_of(Checkpoint.open(made.path), read).confidence_head
-    assert (0 if head is None else head.proj.in_features) == width
-
-
-def test_a_confidence_head_of_no_known_width_is_an_error(tmp_path):
-    made = change(deepspec(tmp_path), enable_confidence_head=None, confidence_head_with_markov=None)
-    made.tensors["confidence_head.proj.weight"] = torch.zeros(1, 100)
-    with pytest.raises(ConfigError, match="SD-E175") as caught:
-        start(made)
-    assert "expected [1, 264], found [1, 100]" in str(caught.value)

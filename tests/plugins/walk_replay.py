@@ -18,7 +18,6 @@ class Walked:
 
     ids: list[int]  # of the target
     logits: Tensor  # [K, D]
-    confidence: list[float]
 
 
 class WalkReplay(Replay):

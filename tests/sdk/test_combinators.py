@@ -357,28 +357,6 @@ class Distributions(Spy):
         return Draft(draft.token_ids, draft.lengths, distribution=distribution)
 
 
-class Confident(Spy):
-    needs = Needs(confidence=True)
-
-    def propose(self, step):
-        draft = super().propose(step)
-        return Draft(draft.token_ids, draft.lengths, confidence=torch.full(draft.token_ids.shape, 0.1 * self.token))
-
-
-def test_confidences_of_parts_stand_in_their_rows_and_nan_in_the_others():
-    cls = Chain.of(Confident, First, type("Other", (Confident,), {}))
-    options = {"confident": {"lengths": (2, 0, 0), "token": 1, "num_speculative_tokens": 2}}
-    options |= {"first": {"lengths": (0, 3, 0)}, "other": {"token": 5}}
-    proposer = bound(cls, **options)
-    assert proposer.merged.confidence
-    confidence = run_step(proposer).confidence
-    assert confidence.shape == (3, K)
-    assert confidence[0, :2].tolist() == pytest.approx([0.1] * 2)
-    assert confidence[1].isnan().all()
-    assert confidence[2].tolist() == pytest.approx([0.5] * K)
-    assert run_step(bound(Chain.of(First, Second))).confidence is None
-
-
 @pytest.mark.parametrize("form", ["sparse", "dense"])
 def test_distributions_of_several_parts_are_mixed_by_row(form):
     widths = (3, 5) if form == "sparse" else (0, 0)

@@ -94,25 +94,6 @@ def sampler_for(step, form, chosen=None, vocabulary=None, top_m=V):
     return DraftSampler(step, chosen, form, sparse_top_m=top_m, vocabulary=vocabulary)
 
 
-@pytest.mark.parametrize("chosen", [None, [0, 2]])
-@pytest.mark.parametrize("form", ["one_hot", "dense", "sparse"])
-def test_a_confidence_is_the_largest_probability_whatever_is_drawn(form, chosen):
-    logits, places = logits_of(2, B, V), None if chosen is None else torch.tensor(chosen)
-    told = []
-    for seed in (0, 1):
-        sampler = DraftSampler(step_of(PARAMETERS, seed=seed), places, form, sparse_top_m=4, confident=True)
-        for each in logits:
-            sampler.draw(each if places is None else each[places])
-        draft = sampler.draft()
-        told.append(draft.confidence)
-        assert (draft.distribution is None) == (form == "one_hot")
-    rows = list(range(B)) if chosen is None else chosen
-    expected = logits.softmax(-1).amax(-1).T
-    assert torch.allclose(told[0][rows, :2], expected[rows], atol=1e-6)
-    assert torch.equal(told[0][rows, :2], told[1][rows, :2]), "other random numbers"
-    assert told[0][:, 2:].isnan().all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_the_distribution_is_the_filtered_softmax(form, dtype):
@@ -275,18 +256,6 @@ def test_chosen_rows_are_drafted_as_if_all_were(form):
                 assert torch.equal(
                     dense_of(found.distribution, row, index), dense_of(expected.distribution, row, index)
                 )
-
-
-@pytest.mark.parametrize("form", ["one_hot", "dense", "sparse"])
-def test_confidence_stands_beside_the_token_that_was_drawn_with_it(form):
-    step, places = step_of(PARAMETERS[:3], budget=[2, 0, 1]), torch.tensor([0, 2])
-    sampler = DraftSampler(step, places, form, sparse_top_m=V, confident=True)
-    for each in logits_of(2, 2, V):
-        sampler.draw(each, each[:, 0].sigmoid())
-    found = sampler.draft().confidence
-    assert found.shape == (3, K)
-    assert found[1].isnan().all()
-    assert torch.equal(found[[0, 2], :2], logits_of(2, 2, V)[:, :, 0].sigmoid().T)
 
 
 def test_the_same_stream_gives_the_same_draft_and_another_seed_another():

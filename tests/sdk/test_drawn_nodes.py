@@ -45,8 +45,8 @@ def logits_of(states: Tensor) -> Tensor:
     return 2 * torch.sin(states[..., None] * torch.linspace(0.1, 3, V))
 
 
-def grown(step: StepView, form: str = "sparse", *, confident: bool = False) -> Draft:
-    sampler = DraftSampler(step, None, form, sparse_top_m=V, confident=confident)
+def grown(step: StepView, form: str = "sparse") -> Draft:
+    sampler = DraftSampler(step, None, form, sparse_top_m=V)
     shape = DrawnShape.of(K, DEPTH, step.budget.device)
     nodes = DrawnNodes(sampler.rule, shape, sampler.budgets, *sampler.numbers(K))
     known = ROOT.expand(len(step), 1)
@@ -153,10 +153,7 @@ def test_greedy_rows_take_the_likeliest_siblings_and_are_one_hot() -> None:
 
 
 def likeliest(num_nodes: int) -> tuple[Tensor, ...]:
-    found, known = (
-        Candidates(None, num_nodes, DEPTH, confident=True),
-        ROOT.expand(ROWS, 1) + torch.arange(ROWS)[:, None],
-    )
+    found, known = Candidates(None, num_nodes, DEPTH), ROOT.expand(ROWS, 1) + torch.arange(ROWS)[:, None]
     found.add(logits_of(known), None)
     for _ in range(found.depth - 1):
         level = found.next_level()
@@ -171,24 +168,3 @@ def test_a_smaller_tree_of_likeliest_nodes_is_the_beginning_of_a_larger_one(num_
     """Though fewer nodes are run for it."""
     for small, large in zip(likeliest(num_nodes), likeliest(24), strict=True):
         torch.testing.assert_close(small, large[:, :num_nodes])
-
-
-def test_a_node_of_likeliest_nodes_tells_its_own_probability() -> None:
-    token_ids, parents, chances = likeliest(6)
-    at_root = logits_of(ROOT + torch.arange(ROWS)).softmax(-1)
-    is_first = parents < 0
-    torch.testing.assert_close(chances[is_first], at_root.gather(1, token_ids)[is_first])
-    assert ((chances > 0) & (chances <= 1)).all()
-
-
-def test_first_siblings_tell_how_sure_their_place_is_and_others_tell_nothing() -> None:
-    step = a_step(uniforms())
-    draft = grown(step, confident=True)
-    for row, tree in enumerate(trees(draft)):
-        seen: set[int] = set()
-        for node, (parent, _) in enumerate(tree):
-            told = float(draft.confidence[row, node])
-            sure = float(reported(draft, row, parent + 1).max())
-            assert told == pytest.approx(sure, rel=1e-5) if parent not in seen else told != told
-            seen.add(parent)
-    assert grown(step).confidence is None

@@ -12,7 +12,6 @@ from specdec.sdk import Draft
 from specdec.sdk.trees import (
     best_first,
     branches,
-    confidences,
     depths,
     draw_siblings,
     path_to,
@@ -89,23 +88,6 @@ def test_best_first_asks_no_further_than_it_needs() -> None:
 
     assert len(best_first(children, 0, 3, 2)[0]) == 3
     assert asked == [0, 1, 1]
-
-
-def test_confidences_are_what_the_tree_was_grown_by():
-    probs = {None: [(7, 0.5), (8, 0.4)], 7: [(9, 0.9), (7, 0.0)], 8: [(7, 0.25)]}
-    tree, scores = best_first(lambda last: ((t, p, t) for t, p in probs.get(last, ())), None, 6, 3)
-    asked = [dict(probs[None if parent < 0 else tree[parent][1]])[token] for parent, token in tree]
-    assert (7, 0.0) in {(token, score) for (_, token), score in zip(tree, scores, strict=True)}
-    assert confidences(tree, scores) == pytest.approx(asked)
-    draft = Draft.from_trees([tree, []], 8, [scores, []])
-    assert draft.confidence[0, : len(tree)].tolist() == pytest.approx(asked)
-    assert draft.confidence[0, len(tree) :].isnan().all()
-    assert draft.confidence[1].isnan().all()
-    assert Draft.from_trees([tree, []], 8).confidence is None
-
-
-def test_a_node_below_one_that_cannot_be_accepted_has_no_confidence():
-    assert confidences([(-1, 5), (0, 6)], [0.0, 0.0]) == [0.0, 0.0]
 
 
 def test_reranking_keeps_ancestors_and_puts_the_best_first() -> None:

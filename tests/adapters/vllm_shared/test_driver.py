@@ -124,8 +124,8 @@ class Reading:
 class Branching:
     """Drafts two paths of which the second is longer, in 8 nodes, and remembers which were accepted."""
 
-    needs = Needs(topology="tree", confidence=True)
-    path = (22, 23, 24, 25)  # nodes 1, 2, 3, 4
+    needs = Needs(topology="tree")
+    path = (22, 23, 24, 25)  # nodes 0, 2, 3, 4
 
     def __init__(self, config):
         self.accepted = []
@@ -134,10 +134,8 @@ class Branching:
         self.accepted.append(step.accepted_nodes[:, :4].tolist())
 
     def propose(self, step):
-        nodes = [(-1, 21), (-1, 22), (1, 23), (2, 24), (3, 25)]
-        draft = Draft.from_trees([nodes] * len(step), step.width)
-        sure = torch.full(draft.token_ids.shape, 0.9, dtype=torch.float32)
-        return Draft(draft.token_ids, draft.lengths, confidence=sure, parents=draft.parents)
+        nodes = [(-1, 22), (-1, 21), (0, 23), (2, 24), (3, 25)]
+        return Draft.from_trees([nodes] * len(step), step.width)
 
 
 class Embedding(Counting):
@@ -263,7 +261,7 @@ def test_of_a_tree_vllm_gets_as_much_of_the_best_path_as_it_verifies_and_the_nod
     drafts = engine.step({"a": [20], "b": [20]})
     assert drafts == {"a": list(Branching.path[:K]), "b": list(Branching.path[:K])}
     engine.step({"b": [22, 23, 7], "a": [9]})
-    assert engine.proposer.accepted == [[[-1] * 4] * 2, [[1, 2, -1, -1], [-1] * 4]]
+    assert engine.proposer.accepted == [[[-1] * 4] * 2, [[0, 2, -1, -1], [-1] * 4]]
 
 
 def test_drafts_stand_in_the_order_of_the_batch_as_python_ints(engine):

@@ -43,7 +43,6 @@ def test_a_class_path_stands_in_additional_config():
         (None, {}, "SD-E133"),
         ("ngram", ["proposer_config"], "SD-E132"),
         ("ngram", {"on_proposer_error": "ignore"}, "SD-E132"),
-        ("ngram", {"enable_adaptive_verification": True}, "SD-E237"),
     ],
 )
 def test_what_is_said_twice_or_wrongly_is_refused_by_code(method, section, code):

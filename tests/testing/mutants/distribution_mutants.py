@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from good_proposers import ConfidentWaves, Waves, WavesThatStop, inverse_cdf
+from good_proposers import Waves, inverse_cdf
 
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs
 
@@ -23,36 +23,6 @@ class TrimsFromTheSecond(Waves):
         likely = distribution.softmax(-1).gather(2, token_ids[:, :, None])[:, :, 0] > 1.2 / self.vocab_size
         likely[:, 0] = True
         return torch.minimum(step.budget, likely.long().cumprod(1).sum(1))
-
-
-class SaysHowLikelyTheDrawIs(ConfidentWaves):
-    """Its confidence is the probability of the token that it drew."""
-
-    def confidence(self, token_ids, distribution):
-        return distribution.softmax(-1).gather(2, token_ids[:, :, None])[:, :, 0]
-
-
-class SaysWhatComesOfIt(ConfidentWaves):
-    """Its confidence is that of the token behind: a function of the token itself."""
-
-    def confidence(self, token_ids, distribution):
-        return super().confidence(token_ids, distribution).roll(-1, dims=1)
-
-
-class StopsByTheDraw(WavesThatStop):
-    """Asks the step's rule with the probability of the token that it drew, and leaves that token out."""
-
-    def told(self, draft):
-        return draft.distribution.logits.softmax(-1).gather(2, draft.token_ids[:, :, None])[:, :, 0]
-
-    def length(self, rule, told):
-        return super().length(rule, told) - 1
-
-
-class DeclaresItsConfidenceOnly(Waves):
-    """Announces what it never gives."""
-
-    needs = Waves.needs.replace(confidence=True)
 
 
 class SharpensAfterTheDraw(Waves):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -153,36 +152,6 @@ class Waves:
 
     def lengths(self, step: StepView, token_ids: Tensor, distribution: Tensor) -> Tensor:
         return step.budget
-
-
-class ConfidentWaves(Waves):
-    """The same, and says how likely the likeliest token is."""
-
-    needs = Waves.needs.replace(confidence=True)
-
-    def propose(self, step: StepView) -> Draft:
-        draft = super().propose(step)
-        return replace(draft, confidence=self.confidence(draft.token_ids, draft.distribution.logits))
-
-    def confidence(self, token_ids: Tensor, distribution: Tensor) -> Tensor:
-        return distribution.softmax(-1).amax(-1)
-
-
-class WavesThatStop(ConfidentWaves):
-    """The same, and ends a row where the step's rule says so."""
-
-    def propose(self, step: StepView) -> Draft:
-        draft = super().propose(step)
-        if step.stop_rule is None:
-            return draft
-        lengths = [self.length(step.stop_rule, row) for row in self.told(draft).tolist()]
-        return replace(draft, lengths=torch.minimum(step.budget, torch.tensor(lengths)))
-
-    def told(self, draft: Draft) -> Tensor:
-        return draft.confidence
-
-    def length(self, rule, told):
-        return next((n for n in range(1, len(told)) if not rule.goes_on(told[:n])), len(told))
 
 
 def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
