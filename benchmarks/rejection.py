@@ -27,8 +27,8 @@ import torch
 from benchmarks.verification_cost import Step, minimum_bytes
 from torch import Tensor
 
+from specdec.core.kernels.cuda.workspace import Workspace
 from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, SamplingRows, verify
-from specdec.core.rejection.workspace import Workspace
 from specdec.lab.environment import environment
 
 VOCABS = {"32k": 32_000, "128k": 128_256, "152k": 151_936, "262k": 262_144}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.core.kernels.launch import TILE, splits_of
-from specdec.core.kernels.row_filter import num_passes
+from specdec.core.kernels.cuda.launch import TILE, splits_of
+from specdec.core.kernels.cuda.row_filter import num_passes
 
 BYTES_OF_TILE_STATS = 8  # a maximum and a sum, float32
 

@@ -123,14 +123,18 @@ def check_compiler() -> Finding:
 def check_kernels() -> Finding:
     """Whether our kernels for a CPU can be had; they are built here if they were not."""
     try:
-        from specdec.core.kernels.cpu.native.build import BuildError
-        from specdec.core.kernels.cpu.native.kernels import NativeKernels
+        import torch
+
+        from specdec.core.engine.device import profile_of
+        from specdec.sdk import ConfigError
     except Exception as error:  # torch, of which another check tells
         return Finding("kernels for a CPU", "note", f"not examined: {type(error).__name__}: {error}")
     try:
-        NativeKernels.load()
-    except BuildError as error:
-        return Finding("kernels for a CPU", "note", f"PyTorch's: {error}", "install gcc, for faster steps")
+        profile_of(torch.device("cpu"), "native")
+    except ConfigError as error:
+        return Finding(
+            "kernels for a CPU", "note", f"PyTorch's: {error.facts['because']}", "install gcc, for faster steps"
+        )
     return Finding("kernels for a CPU", "ok", "native, built for this processor")
 
 
@@ -139,19 +143,13 @@ def check_text_equality() -> Iterator[Finding]:
     try:
         import torch
 
-        from specdec.core.kernels.cpu.backend import CpuBackend, NativeBackend
-        from specdec.core.kernels.cpu.native.build import BuildError
-        from specdec.core.model.text_equality import ON_A_GPU, TextEquality
+        from specdec.core.engine.device import device_of, profile_of
     except Exception:  # torch, of which another check tells
         return
-    try:
-        backend: CpuBackend = NativeBackend.load()
-    except BuildError:
-        backend = CpuBackend()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    profile = profile_of(device_of("auto"))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        promise = ON_A_GPU if device.type == "cuda" else TextEquality.of_cpu(dtype, backend)
-        subject = f"text in {str(dtype).removeprefix('torch.')} on this {device.type}"
+        promise = profile.text_equality(dtype)
+        subject = f"text in {str(dtype).removeprefix('torch.')} on this {profile.device.type}"
         yield Finding(subject, "ok" if promise.level == "bits" else "note", promise.sentence, promise.fix)
 
 

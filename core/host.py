@@ -6,8 +6,8 @@ It is not for users, whose names are in `specdec`, nor for plugins, which know `
 from __future__ import annotations
 
 from . import registry, rejection
+from .cache.addressing import BlockTable
 from .cache.block_pool import BlockPool
-from .cache.block_table import BlockTable
 from .cache.host_addressing import CacheView, HostAddressing
 from .cache.kv_cache import KVCache, LayerShape
 from .cache.row_table import RowTable

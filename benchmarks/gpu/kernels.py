@@ -6,9 +6,8 @@ import torch
 from benchmarks.rejection import Shape, case_of, ours
 
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.layers.operations import LAYER_KERNELS
+from specdec.core.kernels.backend import backend_of
 from specdec.core.kernels.paged_attention import Pages
-from specdec.core.kernels.paged_attention.dispatch import PAGED_ATTENTION
 
 from . import figures
 from .run import Run
@@ -43,13 +42,13 @@ def _attention_seconds(run: Run, batch: int, length: int) -> float:
     bounds = torch.arange(batch + 1, dtype=torch.int32, device=run.device)
     pages = Pages(table, num_keys, bounds, BLOCK_SIZE, 1, length)
     keys, values = (normal(num_blocks * BLOCK_SIZE, KV_HEADS, DIM) for _ in range(2))
-    query, attend = normal(batch, HEADS, DIM), PAGED_ATTENTION[run.device.type]
+    query, attend = normal(batch, HEADS, DIM), backend_of(run.device.type).attend_pages
     return run.device_seconds(lambda: attend(query, keys, values, pages, AttentionSpec(DIM**-0.5)))
 
 
 def _layer_operations(run: Run) -> None:
     """What lies between the products of a layer, at batch 1 and as large as a prompt."""
-    kernels = LAYER_KERNELS["cuda"]()
+    kernels = backend_of("cuda").layers
     for rows in (1, 64, 2048):
         stream, gate = (torch.randn(rows, size, device=run.device, dtype=run.dtype) for size in (4096, 28672))
         gain = stream[0].clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from ..kernels.attention_spec import AttentionContext, Mode, StoredAttention, TreeAttention, TreeRows
 from ..request.request import Request
 from .block_pool import BlockPool
-from .block_table import BlockTable
 from .kv_cache import KVCache
 
 Trees = Sequence[Sequence[int]]
@@ -35,6 +34,16 @@ class Rows(Protocol):
     def pool(self) -> BlockPool: ...
     @property
     def running(self) -> list[Request]: ...
+
+
+class BlockTable(Protocol):
+    """Each row's blocks, on a device."""
+
+    pad_row: int  # the row that no request has
+
+    def update(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+        """Bring rows up to date, each with its generation and the blocks of the request that has it now."""
+        ...
 
 
 class Addressing(Protocol):

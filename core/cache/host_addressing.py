@@ -11,9 +11,9 @@ from torch import Tensor
 
 from specdec.sdk.trees import path_to
 
+from ..kernels.attention import Span, SpanBatch, attend_by_span
 from ..kernels.attention_spec import AttentionSpec, Mode, TreeRows
 from ..kernels.backend import Backend
-from ..kernels.cpu.attention import Span, SpanBatch, attend_by_span
 from ..request.request import Request
 from .addressing import Extent, Rows, Trees
 from .kv_cache import KVCache

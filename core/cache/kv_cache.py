@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from ..device_memory import lazy_zeros
-from ..kernels.path_move import Paths
-from ..kernels.path_move.dispatch import MOVE_PATHS
 from .state_store import StateStore
 from .transfer import upload
 
@@ -55,6 +53,11 @@ class KVCache:
         storage = storage or [(self._zeros(each, each.key_dim), self._zeros(each, each.value_dim)) for each in layers]
         self.keys, self.values = [keys for keys, _ in storage], [values for _, values in storage]
 
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """Keys of every layer, then values."""
+        return (*self.keys, *self.values)
+
     @cached_property
     def addresses(self) -> Tensor:
         """[L, 2] int64 of keys and values, for kernels."""
@@ -63,18 +66,14 @@ class KVCache:
     @cached_property
     def sized_addresses(self) -> Tensor:
         """[2 L, 2] int64 on the cache's device: of keys, then of values, the address and the bytes per slot."""
-        rows = [[each.data_ptr(), each[:1].nbytes] for each in (*self.keys, *self.values)]
+        rows = [[each.data_ptr(), each[:1].nbytes] for each in self.stored]
         (table,) = upload([list(chain.from_iterable(rows))], self.device)
         return table.view(-1, 2)
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy keys and values of every layer from slots [n] to slots [n]; all are read before one is written."""
-        for stored in (*self.keys, *self.values):
+        for stored in self.stored:
             stored.index_copy_(0, destinations, stored.index_select(0, sources))
-
-    def move_paths(self, paths: Paths) -> None:
-        """Put the keys and values of accepted nodes where those of a chain lie, in every layer."""
-        MOVE_PATHS[self.device.type]((*self.keys, *self.values), self.sized_addresses, paths)
 
     def _zeros(self, layer: LayerShape, dim: int) -> Tensor:
         shape = (self.num_slots, layer.num_kv_heads, dim)

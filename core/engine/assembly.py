@@ -9,17 +9,12 @@ from typing import Any
 
 import torch
 
-from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import TargetInfo
 
 from ..cache.block_pool import BlockPool
-from ..cache.host_addressing import CacheView
-from ..cache.kv_cache import KVCache
 from ..config.engine_config import EngineConfig
 from ..device_memory import spare_memory
 from ..kernels.backend import Backend
-from ..kernels.cpu.attention import Span, SpanBatch
-from ..model.compiled import CompiledFunction, compile_target
 from ..model.inference_form import prepare
 from ..model.model_support import longest_length
 from ..model.partial_target import PartialTarget
@@ -35,21 +30,15 @@ from ..proposing.services import EngineServices
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins
-from ..rejection import plan as plan_workspace
-from ..rejection import verify, verify_block
-from ..rejection.sampler import VerificationRule
-from ..rejection.warm_up import warm_up
+from ..rejection.sampler import VerificationRule, verify, warmed_up
 from ..request.metrics import EngineMetrics
-from ..runner.graphs import Graphs
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
 from .device import Working
 from .memory import num_kv_blocks
 from .paged_cache import PagedCache
 from .plan import Plan
-from .recorded import graphs_of
 from .threads import Threads
-from .warm_up import warm_up_target
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 """What a step runs with instead of the model, from the engine's scheduler: a replay knows the model's answers."""
@@ -108,8 +97,8 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     """
     config = plan.config
     metrics = EngineMetrics(str(config.model), plan.proposer)
-    graphs = graphs_of(config.cuda_graphs, plan.profile, model.target, plan.info.max_num_seqs)
-    services = _services(plan, model, graphs)
+    passes = plan.profile.capture(config.cuda_graphs, model.target, plan.info.max_num_seqs)
+    services = _services(plan, model, passes)
     drafts, rule = _verification(plan)
     host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)
     cache = build_cache(plan, model.target)
@@ -122,7 +111,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     served: Target
     scheduler: Scheduling = cache.scheduler
     if stand_in is None:
-        served = _served(plan, model, cache, graphs)
+        served = _served(plan, model, cache, passes)
     else:
         served, scheduler, rule = stand_in(cache.scheduler)
     runner = Runner(served, cache.kv, scheduler, drafts, metrics, host, config.enable_profiling, cache.addressing, rule)
@@ -205,7 +194,7 @@ def build_cache(plan: Plan, target: TargetModel) -> PagedCache:
     return PagedCache.build(plan.profile, info, target, pool, most, lookahead, num_drafts)
 
 
-def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineServices | None:
+def _services(plan: Plan, model: LoadedModel, passes: Any) -> EngineServices | None:
     """What the proposer is bound to. None means plain decoding."""
     speculation, config = plan.speculation, plan.config
     if speculation is None:
@@ -217,8 +206,8 @@ def _services(plan: Plan, model: LoadedModel, graphs: Graphs | None) -> EngineSe
         model.tokenizer,
         plan.profile.backend,
         config.moe_backend,
-        graphs.function if graphs else None,
-        CompiledFunction if config.torch_compile else None,
+        passes.function if passes else None,
+        plan.compiler.CompiledFunction if plan.compiler else None,
         partial(PartialTarget, model.target),
     )
 
@@ -249,39 +238,22 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
         if plan.profile.keeps_drafts and not plan.draws_trees:  # those the host looks at
             table = speculation.draft_table(info, device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
-    workspace = plan_workspace(info.max_num_seqs, plan.num_draft_tokens, info.vocab_size, device, draft_vocab)
-    if workspace is not None and rule in (verify, verify_block):
-        logits = torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device)
-        warm_up(rule, workspace, logits, buffers.examples, trees=plan.draws_trees)
-    return DraftStore(buffers, table, keeps_trees=plan.draws_trees), partial(rule, workspace=workspace)
+    logits = torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device)
+    most = info.max_num_seqs, plan.num_draft_tokens, draft_vocab
+    rule = warmed_up(rule, logits, *most, buffers.examples, trees=plan.draws_trees)
+    return DraftStore(buffers, table, keeps_trees=plan.draws_trees), rule
 
 
-def _served(plan: Plan, model: LoadedModel, cache: PagedCache, graphs: Graphs | None) -> Target:
+def _served(plan: Plan, model: LoadedModel, cache: PagedCache, passes: Any) -> Target:
     """The target in the form that steps call: compiled where that was asked for, recorded where that is possible.
 
     Raises ConfigError SD-E261 where compiling was asked for that layers with a state do not take.
     """
-    if plan.config.torch_compile:
-        _refuse_states(cache.kv)
+    if plan.compiler is not None:
         with model.threads.used():  # the compiler builds their number in
-            compile_target(model.target, partial(_vacant_view, cache.kv, plan.profile.backend))
-    if cache.addressing.table is None:
+            plan.compiler.compile_target(model.target, cache.kv, plan.profile.backend)
+    if passes is None:
         return model.target
     num_nodes = plan.num_draft_tokens if plan.draws_trees else 0
-    warm_up_target(model.target, cache.kv, cache.addressing.table, num_nodes)
-    if graphs is None:
-        return model.target
-    return graphs.target(model.target, cache.kv, cache.addressing.table, plan.num_draft_tokens, num_nodes)
-
-
-def _refuse_states(cache: KVCache) -> None:
-    """How many inputs layers with a state read again differs from step to step."""
-    if cache.states is not None:
-        facts = {"asked": "torch_compile", "fix": "leave it out"}
-        raise ConfigError("SD-E261", "a model whose layers keep a state is not compiled", facts)
-
-
-def _vacant_view(cache: KVCache, backend: Backend, num_tokens: int) -> CacheView:
-    """Serves a pass of so many tokens while no request owns the cache: all of them use its first slot."""
-    slots = torch.zeros(num_tokens, dtype=torch.int64, device=cache.device)
-    return CacheView(cache, SpanBatch((Span(0, num_tokens, num_tokens, slots, cache.device),)), backend)
+    target: Target = passes.target(model.target, cache.kv, cache.addressing, plan.num_draft_tokens, num_nodes)
+    return target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,24 +10,17 @@ from typing import Any, Literal
 
 import torch
 
-from specdec.sdk.errors import ConfigError, message
+from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing, Rows
-from ..cache.device_addressing import DeviceAddressing
 from ..cache.host_addressing import HostAddressing
 from ..config.engine_config import EngineConfig
-from ..kernels.backend import Backend
-from ..kernels.cpu.backend import CpuBackend, NativeBackend
-from ..kernels.cpu.native.build import BuildError
-from ..kernels.layers.backend import GpuBackend
+from ..kernels.backend import Backend, Form, backend_of
 from ..model.target import TargetModel
 from ..model.text_equality import ON_A_GPU, TextEquality
-from ..runner.recording import CudaRecorder, Recorder
 from .memory import left_by_a_step, quarter_of_free
 from .threads import Threads
-
-logger = logging.getLogger("specdec")
 
 CpuKernels = Literal["auto", "native", "torch"]
 Working = Callable[[], AbstractContextManager[object]]
@@ -41,10 +33,10 @@ class DeviceProfile:
     device: torch.device
     backend: Backend  # computes attention over spans, and lays networks out
     default_dtype: torch.dtype | None  # None: the checkpoint's own
-    addressing: Callable[[Rows, TargetInfo, int], Addressing]  # of rows, a target and the lookahead
+    table: Form | None  # makes an addressing by block tables on the device; None: the host's lists address
     current: Callable[[], AbstractContextManager[object]]  # inside, what asks for no device by name gets this one
     working: Callable[[Threads], Working]  # what an engine's calls happen in: its threads, and the device as current
-    recorder: Callable[[torch.device], Recorder] | None  # records work for replay; None: nothing does
+    passes: Any  # a class that warms passes up and records them for replay; None: they run as they are
     kv_budget: Callable[[EngineConfig, TargetModel, int], int]  # bytes for the KV cache where the user names none
     threads: Callable[[int | None, Any], Threads]  # of what was asked for, and a model
     text_equality: Callable[[torch.dtype], TextEquality]  # of a model whose every layer the backend computes
@@ -52,7 +44,26 @@ class DeviceProfile:
     @property
     def keeps_drafts(self) -> bool:
         """Whether drafts wait there for their verification: where nothing that a pass needs is read by the host."""
-        return self.addressing is by_table
+        return self.table is not None
+
+    def addressing(self, rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
+        """How passes find the blocks of these rows. lookahead: positions past the newest token that drafts write."""
+        if self.table is None:
+            return HostAddressing(rows, self.backend)
+        width = -(-(info.max_model_len + lookahead) // rows.pool.block_size)
+        addressing: Addressing = self.table(rows, info.max_num_seqs, width, torch.device(info.device))
+        return addressing
+
+    def capture(self, asked: bool | None, target: TargetModel, max_num_seqs: int) -> Any:
+        """What warms passes up and records them. None where the device has none of that.
+
+        asked: as `EngineConfig.cuda_graphs`. Raises ConfigError SD-E147, SD-E234 if they were asked for in vain.
+        """
+        if self.passes is not None:
+            return self.passes.of(asked, self.device, target, max_num_seqs)
+        if asked:
+            raise ConfigError("SD-E147", f"cuda_graphs were asked for, and device {str(self.device)!r} has none")
+        return None
 
     def dtype(self, asked: str, stored: torch.dtype | None) -> torch.dtype:
         """asked: as in `EngineConfig`. stored: the checkpoint's. None means that it states none."""
@@ -83,22 +94,18 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def by_table(rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
-    """Slots by a block table on the device."""
-    width = -(-(info.max_model_len + lookahead) // rows.pool.block_size)
-    return DeviceAddressing(rows, info.max_num_seqs, width, torch.device(info.device))
-
-
 def _of_cpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
-    backend = _cpu_backend(cpu_kernels)
+    backend = backend_of(device.type).load(cpu_kernels)
+    if cpu_kernels == "native" and not backend.is_batch_invariant:
+        raise ConfigError("SD-E137", "the kernels for a CPU cannot be had", {"because": "their package is missing"})
     return DeviceProfile(
         device,
         backend,
         default_dtype=torch.float32,
-        addressing=lambda rows, info, lookahead: HostAddressing(rows, backend),
+        table=backend.addressing,
         current=nullcontext,
         working=lambda threads: threads.used if threads.chosen else nullcontext,
-        recorder=None,
+        passes=backend.passes,
         kv_budget=quarter_of_free,
         threads=Threads.choose,
         text_equality=partial(TextEquality.of_cpu, backend=backend),
@@ -109,14 +116,15 @@ def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
     if cpu_kernels != "auto":
         facts = {"found": cpu_kernels, "device": device, "fix": "leave it out"}
         raise ConfigError("SD-E137", "cpu_kernels chooses what a CPU computes with", facts)
+    backend = backend_of(device.type).load(cpu_kernels)
     return DeviceProfile(
         device,
-        GpuBackend(),
+        backend,
         default_dtype=None,
-        addressing=by_table,
+        table=backend.addressing,
         current=partial(torch.cuda.device, device),
         working=lambda threads: partial(_on_device, device, threads),
-        recorder=CudaRecorder,
+        passes=backend.passes,
         kv_budget=left_by_a_step,
         threads=lambda asked, model: Threads(asked, None),
         text_equality=lambda dtype: ON_A_GPU,
@@ -131,17 +139,3 @@ def _on_device(device: torch.device, threads: Threads) -> Iterator[None]:
 
 PROFILES: dict[str, Callable[[torch.device, CpuKernels], DeviceProfile]] = {"cpu": _of_cpu, "cuda": _of_gpu}
 """What makes a profile, for each type of device."""
-
-
-def _cpu_backend(choice: CpuKernels) -> CpuBackend:
-    if choice == "torch":
-        return CpuBackend()
-    try:
-        return NativeBackend.load()
-    except BuildError as error:
-        facts = {"because": str(error)}
-        if choice == "native":
-            raise ConfigError("SD-E137", "the kernels for a CPU cannot be had", facts) from error
-        facts |= {"so": "PyTorch computes, more slowly", "fix": "install gcc, or set cpu_kernels='torch'"}
-        logger.warning("%s", message("SD-W304", "the kernels for a CPU cannot be had", facts))
-        return CpuBackend()

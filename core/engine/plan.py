@@ -12,6 +12,7 @@ from specdec.sdk.errors import ConfigError, UnsupportedModelError
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
+from ..kernels.backend import compiler
 from ..model.inference_form import check_quantization
 from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length, state_layers
@@ -20,7 +21,6 @@ from ..model.target import experts_settings, load_config
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
-from ..runner.buckets import buckets
 from .device import DeviceProfile, device_of, profile_of
 from .memory import bytes_per_row, require_memory
 
@@ -74,10 +74,15 @@ class Plan:
     @property
     def num_recorded_tokens(self) -> int:
         """Tokens of the largest passes that are recorded, one of the target and one of a drafter; 0: none are."""
-        if self.profile.recorder is None or self.config.cuda_graphs is False:
+        if self.profile.passes is None or self.config.cuda_graphs is False:
             return 0
-        largest = buckets(self.info.max_num_seqs, self.num_draft_tokens)[0].num_tokens
+        largest: int = self.profile.passes.num_tokens(self.info.max_num_seqs, self.num_draft_tokens)
         return largest * (1 + (self.speculation is not None))
+
+    @property
+    def compiler(self) -> Any:
+        """The module that compiles passes; None where that was not asked for, or it cannot be imported."""
+        return compiler() if self.config.torch_compile else None
 
     @property
     def proposer(self) -> str:

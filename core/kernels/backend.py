@@ -1,24 +1,73 @@
-"""What computes attention over spans, and in which form the layers of a network are served: chosen once per device."""
+"""What a kind of device computes in a way of its own, and the one table that finds these ways.
+
+A backend stands in a room of this package that nothing imports: it is loaded by its name in `BACKENDS`, for a device of
+its kind. Where it cannot be imported, PyTorch computes everything as it is written in the modules beside this one.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from typing import TypeGuard
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from .cpu.attention import attend_in_torch
+from .attention import attend_in_torch
+from .paged_attention import attend_pages
+from .philox import draft_uniforms
+from .trees import move_paths, tree_masks
+
+logger = logging.getLogger("specdec")
+
+Form = Callable[..., Any]
+
+BACKENDS: dict[str, tuple[str, ...]] = {
+    "cpu": ("specdec.core.kernels.cpu.backend:CpuBackend",),
+    "cuda": ("specdec.core.kernels.cuda.triton_backend:TritonBackend", "specdec.core.kernels.cuda.backend:CudaBackend"),
+}
+"""By type of device: subclasses of `Backend`, the first of which can be imported serves."""
+
+COMPILER = "specdec.core.kernels.compiled"
+"""The module that compiles functions and passes. There is no plain form: what is not compiled runs as it is."""
 
 
 class Backend:
-    """PyTorch as it is, on any device: every layer stays in its own form."""
+    """PyTorch as it is, on any device. What a subclass leaves as it is here has no form of its own there."""
 
-    attend: Callable[..., Tensor] = staticmethod(attend_in_torch)
+    attend: Callable[..., Tensor] = staticmethod(attend_in_torch)  # over spans that the host knows
     is_batch_invariant = False  # whether a row's bits do not depend on the rows beside it
+
+    # Operations on tensors of the device. Their plain forms say what they compute.
+    attend_pages: ClassVar[Callable[..., Tensor]] = staticmethod(attend_pages)
+    tree_masks: ClassVar[Form] = staticmethod(tree_masks)
+    move_paths: ClassVar[Form] = staticmethod(move_paths)
+    draft_uniforms: ClassVar[Callable[..., Tensor]] = staticmethod(draft_uniforms)
+
+    # Verification, by `rejection.torch_backend`, `rejection.block` and `rejection.tree` where it is None.
+    verify: ClassVar[Form | None] = None
+    verify_block: ClassVar[Form | None] = None
+    verify_trees: ClassVar[Form | None] = None
+    plan_verification: ClassVar[Form | None] = None  # makes the memory of all calls; None: a call takes its own
+    warm_up_verification: ClassVar[Form | None] = None
+
+    # What an engine does its own way.
+    addressing: ClassVar[Form | None] = None  # by block tables on the device; None: by the host's lists
+    passes: ClassVar[Any] = None  # a class that warms passes up and captures them; None: they run as they are
+
+    @classmethod
+    def load(cls, choice: str) -> Backend:
+        """That of this machine. choice: as `EngineConfig.cpu_kernels`. Raises Unavailable where "native" cannot be."""
+        return cls()
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """Whether attention with heads of such sizes is batch-invariant."""
+        return False
+
+    def serves(self, module: nn.Module) -> bool:
+        """Whether a module is of a form of this backend's that is batch-invariant."""
         return False
 
     def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
@@ -38,6 +87,33 @@ class Backend:
         room: the most bytes that second copies of weights may take. None means as many as there are. drop: whether
         first copies that nothing needs leave the network.
         """
+
+
+class Unavailable(Exception):
+    """A form cannot be had on this machine; the text says why."""
+
+
+@cache
+def backend_of(kind: str) -> type[Backend]:
+    """The class that serves a type of device. Imported here because an engine needs one of them at most."""
+    for name in BACKENDS.get(kind, ()):
+        try:
+            found: type[Backend] = resolve_name(name)
+        except ImportError as error:  # triton has wheels for Linux only
+            logger.warning("%s cannot be imported (%s): a plainer form serves", name, error)
+        else:
+            return found
+    return Backend
+
+
+@cache
+def compiler() -> Any:
+    """The module `COMPILER`. None, with a warning, where it cannot be imported."""
+    try:
+        return resolve_name(COMPILER)
+    except ImportError as error:
+        logger.warning("%s cannot be imported (%s): nothing is compiled", COMPILER, error)
+        return None
 
 
 def is_plain_linear(layer: nn.Module | None) -> TypeGuard[nn.Linear]:

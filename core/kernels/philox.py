@@ -75,6 +75,15 @@ def uniform(seed: Tensor, position: Tensor, stream: Tensor | int, step: Tensor |
     return (cells.double() + 0.5) * 2.0**-52
 
 
+def draft_uniforms(keys: Tensor, positions: Tensor, count: int) -> Tensor:
+    """The uniforms of a step's drafts, all of them at once: float64 [count, B], row i for draft tokens at index i.
+
+    keys, positions: int64 [B], as `draft_key` gives the first. They are the same on every device, bit for bit.
+    """
+    steps = torch.arange(count, device=keys.device).unsqueeze(1)
+    return uniform(keys, positions, Stream.DRAFT, steps)
+
+
 def draft_key(seed: Tensor) -> Tensor:
     """The key of a request's draft stream, int64 of the shape of seed.
 

@@ -17,7 +17,6 @@ from specdec.sdk.errors import Refusal, UnsupportedModelError
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext, AttentionSpec
-from ..kernels.layers.rotary import by_token
 from .masks import ASKING_NAME, Limits
 
 ATTENTION_NAME = "specdec"
@@ -69,8 +68,8 @@ def paged_attention(  # noqa: PLR0913  # transformers' interface
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = specdec_context.attend(
         layer,
-        query[0].transpose(0, 1) if type(query) is Tensor else by_token(query),
-        key[0].transpose(0, 1) if type(key) is Tensor else by_token(key),
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         _plain_spec(scale, sliding_window, softcap)
         if chunk is None and s_aux is None

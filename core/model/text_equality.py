@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from specdec.sdk.errors import message
 
 from ..kernels.backend import Backend
-from ..kernels.cpu.layers import NativeLinear
 
 if TYPE_CHECKING:
     from .target import TargetModel
@@ -58,7 +57,7 @@ class TextEquality:
         """What is left of a machine's promise for a model in the form in which it runs."""
         if self.level == "distribution":
             return self
-        others = dict(_computed_by_others(target.model))
+        others = dict(_computed_by_others(target.model, backend))
         wide = target.dtype == torch.float32 and all(dtype == torch.float32 for dtype in others.values())
         level: Level = "ties" if wide else "distribution"
         if not backend.is_batch_invariant:
@@ -89,10 +88,10 @@ _DTYPES = 'dtype="float32" or "bfloat16"'
 _KERNELS = 'install gcc and leave cpu_kernels at "auto"'
 
 
-def _computed_by_others(model: Any) -> Iterator[tuple[str, torch.dtype | None]]:
-    """Every module with matrices that our kernels do not multiply by; None for matrices in a form of their own."""
+def _computed_by_others(model: Any, backend: Backend) -> Iterator[tuple[str, torch.dtype | None]]:
+    """Every module with matrices that the backend does not multiply by; None for matrices in a form of their own."""
     for name, module in model.named_modules():
-        if isinstance(module, NativeLinear | nn.Embedding):
+        if isinstance(module, nn.Embedding) or backend.serves(module):
             continue
         for each in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
             if each.dim() >= 2:

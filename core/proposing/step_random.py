@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from ..kernels.draft_uniforms import DRAFT_UNIFORMS
+from ..kernels.backend import backend_of
 
 
 @dataclass(frozen=True)
@@ -29,4 +29,4 @@ class StepRandom:
         return self._first(self.num_draft_tokens)
 
     def _first(self, count: int) -> Tensor:
-        return DRAFT_UNIFORMS[self.keys.device.type](self.keys, self.positions, count)
+        return backend_of(self.keys.device.type).draft_uniforms(self.keys, self.positions, count)

@@ -33,7 +33,6 @@ from .types import (
     Verdict,
 )
 from .uniforms import draw_block_uniforms, draw_uniforms
-from .workspace import Workspace
 
 
 def verify_block(
@@ -42,7 +41,7 @@ def verify_block(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None = None,
-    workspace: Workspace | None = None,  # unused: for kernels
+    workspace: object | None = None,  # unused: for kernels
 ) -> Verdict:
     """See `verify_block` in `sampler.py`: the batched torch form."""
     one_at_a_time = verify(logits, cu_rows, drafts, sampling, uniforms or draw_uniforms(drafts, sampling))

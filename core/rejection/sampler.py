@@ -1,80 +1,25 @@
-"""Verification, plain sampling, the tables that choose a backend by device type, and rules by their names."""
+"""Verification and plain sampling, by the backend of the logits' device, and rules by their names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache, partial
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..kernels.backend import BACKENDS, Form, backend_of
 from . import block, torch_backend
 from .lossy import verify_synthetic, verify_typical
 from .tree import verify_trees
-from .types import DraftRows, SamplingRows, Uniforms, Verdict
-from .workspace import Workspace
+from .types import DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 
-Backend = TypeVar("Backend")
-
-
-class VerifyBackend(Protocol):
-    """One implementation of `verify`."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        cu_rows: Tensor,
-        drafts: DraftRows,
-        sampling: SamplingRows,
-        uniforms: Uniforms | None,
-        workspace: Workspace | None,
-    ) -> Verdict: ...
-
-
-@cache
-def _has_kernels() -> bool:
-    """triton is installed: CUDA and ROCm on Linux. Without it the torch forms serve a device too."""
-    return find_spec("triton") is not None
-
-
-class TreeBackend(Protocol):
-    """One implementation of `tree.verify_trees`."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        cu_rows: Tensor,
-        drafts: DraftRows,
-        sampling: SamplingRows,
-        uniforms: Uniforms | None,
-        workspace: Workspace | None,
-        *,
-        together: bool,
-    ) -> Verdict: ...
-
-
-@cache
-def _device_rules() -> tuple[VerifyBackend, VerifyBackend, TreeBackend]:
-    """`verify`, `verify_block` and `verify_trees` of a device."""
-    if not _has_kernels():
-        return torch_backend.verify, block.verify_block, verify_trees
-    from . import triton_backend
-
-    return triton_backend.verify, triton_backend.verify_block, triton_backend.verify_trees
-
-
-VERIFY_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
-    {"cpu": torch_backend.verify, "cuda": lambda *call, **named: _device_rules()[0](*call, **named)}
+PLAIN: Mapping[str, Form] = MappingProxyType(
+    {"verify": torch_backend.verify, "verify_block": block.verify_block, "verify_trees": verify_trees}
 )
-BLOCK_BACKENDS: Mapping[str, VerifyBackend] = MappingProxyType(
-    {"cpu": block.verify_block, "cuda": lambda *call, **named: _device_rules()[1](*call, **named)}
-)
-TREE_BACKENDS: Mapping[str, TreeBackend] = MappingProxyType(
-    {"cpu": verify_trees, "cuda": lambda *call, **named: _device_rules()[2](*call, **named)}
-)
+"""The forms of a device whose backend has none of its own."""
 
 
 def verify(
@@ -83,7 +28,7 @@ def verify(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None = None,
-    workspace: Workspace | None = None,
+    workspace: object | None = None,
 ) -> Verdict:
     """Keep some drafts and emit one more token per request, so that the output follows the target's distribution.
 
@@ -98,9 +43,9 @@ def verify(
     """
     _check(logits, cu_rows, drafts, sampling, uniforms)
     if drafts.parents is not None:
-        backend = _backend(TREE_BACKENDS, logits)
-        return backend(logits, cu_rows, drafts, sampling, uniforms, workspace, together=False)
-    return _backend(VERIFY_BACKENDS, logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
+        form = _form("verify_trees", logits)
+        return form(logits, cu_rows, drafts, sampling, uniforms, workspace, together=False)
+    return _form("verify", logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
 def verify_block(
@@ -109,7 +54,7 @@ def verify_block(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None = None,
-    workspace: Workspace | None = None,
+    workspace: object | None = None,
 ) -> Verdict:
     """`verify` with the block rule for requests whose drafts come with their distribution. Same arguments, same
     distribution.
@@ -118,29 +63,50 @@ def verify_block(
     """
     _check(logits, cu_rows, drafts, sampling, uniforms)
     if drafts.parents is not None:
-        backend = _backend(TREE_BACKENDS, logits)
-        return backend(logits, cu_rows, drafts, sampling, uniforms, workspace, together=True)
-    return _backend(BLOCK_BACKENDS, logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
+        form = _form("verify_trees", logits)
+        return form(logits, cu_rows, drafts, sampling, uniforms, workspace, together=True)
+    return _form("verify_block", logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
 
 
 def plan(
     max_requests: int, max_drafts: int, vocab_size: int, device: torch.device, draft_vocab_size: int = 0
-) -> Workspace | None:
+) -> object | None:
     """The memory of every later call, or None on a device without kernels, whose calls allocate what they need.
 
     draft_vocab_size > 0 if draft distributions may come as logits.
     """
-    if device.type != "cuda" or not _has_kernels():
-        return None
-    return Workspace.plan(max_requests, max_drafts, vocab_size, device, draft_vocab_size)
+    plan_of = backend_of(device.type).plan_verification
+    return None if plan_of is None else plan_of(max_requests, max_drafts, vocab_size, device, draft_vocab_size)
 
 
-def _backend(backends: Mapping[str, Backend], logits: Tensor) -> Backend:
-    backend = backends.get(logits.device.type)
-    if backend is None:
-        known = ", ".join(backends)
-        raise ValueError(f"no rejection sampler for device type {logits.device.type!r}; there is one for: {known}")
-    return backend
+def warmed_up(
+    rule: VerificationRule,
+    logits: Tensor,
+    max_requests: int,
+    max_drafts: int,
+    draft_vocab_size: int,
+    distributions: Callable[[int], Sequence[DraftDistributions]],
+    *,
+    trees: bool,
+) -> VerificationRule:
+    """A rule with the memory of every later call, compiled where a device has kernels.
+
+    logits [1, V]: of the dtype and device of later calls, never read. The numbers: see `plan`. distributions: one of
+    each kind that drafts may come with, for so many requests. trees: whether drafts may have parents.
+    """
+    workspace = plan(max_requests, max_drafts, logits.shape[1], logits.device, draft_vocab_size)
+    warm_up = backend_of(logits.device.type).warm_up_verification
+    if workspace is not None and warm_up is not None and rule in (verify, verify_block):
+        warm_up(rule, workspace, logits, distributions, trees=trees)
+    return partial(rule, workspace=workspace)
+
+
+def _form(name: str, logits: Tensor) -> Callable[..., Verdict]:
+    kind = logits.device.type
+    if kind not in BACKENDS:
+        known = ", ".join(BACKENDS)
+        raise ValueError(f"no rejection sampler for device type {kind!r}; there is one for: {known}")
+    return getattr(backend_of(kind), name) or PLAIN[name]
 
 
 def sample(logits: Tensor, sampling: SamplingRows, uniforms: Uniforms | None = None) -> Verdict:
@@ -204,7 +170,7 @@ class VerificationRule(Protocol):
         drafts: DraftRows,
         sampling: SamplingRows,
         *,
-        workspace: Workspace | None = None,
+        workspace: object | None = None,
     ) -> Verdict: ...
 
 
@@ -233,7 +199,7 @@ def _with_rows(
     drafts: DraftRows,
     sampling: SamplingRows,
     *,
-    workspace: Workspace | None = None,
+    workspace: object | None = None,
 ) -> Verdict:
     """A lossy rule, of chains alone; a step of prompt chunks only has no row for it."""
     if drafts.parents is not None:

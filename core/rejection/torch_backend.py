@@ -33,7 +33,6 @@ from .types import (
     Verdict,
 )
 from .uniforms import draw_uniforms
-from .workspace import Workspace
 
 
 def verify(
@@ -42,7 +41,7 @@ def verify(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None,
-    workspace: Workspace | None = None,
+    workspace: object | None = None,
 ) -> Verdict:
     """See `verify` in `sampler.py`. Allocates what it needs; the workspace is for kernels."""
     if not len(logits):

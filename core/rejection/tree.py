@@ -33,7 +33,6 @@ from .types import (
     Verdict,
 )
 from .uniforms import draw_tree_uniforms
-from .workspace import Workspace
 
 
 def verify_trees(
@@ -42,7 +41,7 @@ def verify_trees(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None = None,
-    workspace: Workspace | None = None,  # unused: for kernels
+    workspace: object | None = None,  # unused: for kernels
     *,
     together: bool,
 ) -> Verdict:

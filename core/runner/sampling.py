@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..cache.transfer import upload
-from ..kernels.tree_masks import TREE_MASKS
+from ..kernels.backend import backend_of
 from ..request.request import Request
 
 _NEVER = float("-inf")
@@ -78,7 +78,7 @@ def adjust_logits(
 
 def _paths(parents: Tensor) -> Tensor:
     """Which nodes lie on the path to each place: [A, K + 1, K] bool."""
-    ancestors, _ = TREE_MASKS[parents.device.type](parents)
+    ancestors, _ = backend_of(parents.device.type).tree_masks(parents)
     nodes = torch.arange(parents.shape[1], device=parents.device)
     return pad((ancestors[:, :, None] >> nodes) & 1 == 1, (0, 0, 1, 0))
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.core.engine.device import PROFILES, by_table
+from specdec.core.engine.device import PROFILES
+from specdec.core.kernels.cuda.addressing import DeviceAddressing
+from specdec.core.kernels.cuda.graphs import Passes
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.eagle.proposer import Eagle3Proposer, EagleProposer
@@ -37,7 +41,13 @@ def give_cpu(monkeypatch, **ways):
 
 def address_by_table(monkeypatch):
     """Engines on a CPU address KV as on a GPU."""
-    give_cpu(monkeypatch, addressing=by_table)
+    give_cpu(monkeypatch, table=DeviceAddressing)
+
+
+def record_with(monkeypatch, recorder):
+    """Engines on a CPU record their passes. recorder: makes what records, of a device."""
+    passes = SimpleNamespace(of=partial(Passes.of, recorder=recorder), num_tokens=Passes.num_tokens)
+    give_cpu(monkeypatch, passes=passes)
 
 
 class Waits(TorchFunctionMode):

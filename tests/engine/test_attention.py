@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.core.device_memory import lazy_zeros
-from specdec.core.kernels.cpu.attention import AttentionSpec, Span, attend_by_span
+from specdec.core.kernels.attention import AttentionSpec, Span, attend_by_span
 
 CPU = torch.device("cpu")
 

@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from specdec import LLM, SamplingParams
 from specdec.core.cache.host_addressing import CacheView
 from specdec.core.cache.kv_cache import KVCache, LayerShape
+from specdec.core.kernels.attention import Span, SpanBatch
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.cpu.attention import Span, SpanBatch
+from specdec.core.kernels.compiled import MOST_COMPILED, CompiledFunction
 from specdec.core.kernels.cpu.backend import NativeBackend
 from specdec.core.kernels.cpu.layers import NativeLinear
 from specdec.core.model.attention import CONTEXT
-from specdec.core.model.compiled import MOST_COMPILED, CompiledFunction
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 by_onednn = pytest.mark.skipif(
@@ -278,7 +278,7 @@ def test_a_network_that_does_not_fit_its_cache_stays_as_it_is(dtype):
     """Compiled attention knows where the cache lies, not what it stores."""
     cpu = torch.device("cpu")
     cache = KVCache([LayerShape(1, 64, 64)], 1, 16, torch.float32, cpu)
-    view = CacheView(cache, SpanBatch((Span(0, 2, 2, slice(0, 2), cpu),)), NativeBackend.load())
+    view = CacheView(cache, SpanBatch((Span(0, 2, 2, slice(0, 2), cpu),)), NativeBackend.load("native"))
     network, heads = Attending(), torch.randn(2, 1, 64).to(dtype)
     forward = compile_network(network)
     with torch.inference_mode():

@@ -9,10 +9,10 @@ from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, tokens
 from inside import addressing_of
 
 from specdec.core.cache.block_pool import BlockPool
-from specdec.core.cache.block_table import BlockTable
-from specdec.core.cache.device_addressing import DeviceAddressing
 from specdec.core.cache.row_table import RowTable
 from specdec.core.engine.device import PROFILES
+from specdec.core.kernels.cuda.addressing import DeviceAddressing
+from specdec.core.kernels.cuda.block_table import BlockTable
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.eagle.proposer import Eagle3Proposer

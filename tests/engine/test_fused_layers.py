@@ -12,16 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdec import LLM, SamplingParams
-from specdec.core.cache.block_table import BlockTable
 from specdec.core.cache.kv_cache import KVCache, LayerShape
-from specdec.core.cache.paged_view import PagedView
-from specdec.core.engine.device import by_table
+from specdec.core.kernels.cpu.backend import CpuBackend
+from specdec.core.kernels.cuda.addressing import DeviceAddressing
+from specdec.core.kernels.cuda.backend import CudaBackend
+from specdec.core.kernels.cuda.block_table import BlockTable
+from specdec.core.kernels.cuda.layers.deferred import Sum
+from specdec.core.kernels.cuda.layers.fusion import KernelRMSNorm, WaitingSiLU
+from specdec.core.kernels.cuda.layers.rotary import Rotated
+from specdec.core.kernels.cuda.paged_view import PagedView
 from specdec.core.kernels.layers import naive
-from specdec.core.kernels.layers.backend import GpuBackend
-from specdec.core.kernels.layers.deferred import Sum
-from specdec.core.kernels.layers.fusion import KernelRMSNorm, WaitingSiLU
-from specdec.core.kernels.layers.rotary import Rotated
-from specdec.core.kernels.paged_attention.dispatch import PAGED_ATTENTION
 from specdec.core.model.attention import ATTENTION_NAME, attention_arguments
 from specdec.core.model.inference_form import prepare
 
@@ -66,8 +66,8 @@ class CountedKernels:
 @pytest.fixture
 def launches(monkeypatch):
     counts = Launches()
-    attend = counts.as_kernels(PAGED_ATTENTION["cpu"], 2)  # over ranges of keys, and their join
-    monkeypatch.setitem(PAGED_ATTENTION, "cpu", attend)
+    attend = counts.as_kernels(CpuBackend.attend_pages, 2)  # over ranges of keys, and their join
+    monkeypatch.setattr(CpuBackend, "attend_pages", staticmethod(attend))
     return counts
 
 
@@ -98,7 +98,9 @@ def launches_of_a_layer(name, launches, *, fused):
     for num_layers in (1, 2):
         model = model_of(name, num_layers)
         if fused:
-            prepare(model, None, GpuBackend(CountedKernels(launches)))
+            backend = CudaBackend()
+            backend.layers = CountedKernels(launches)
+            prepare(model, None, backend)
         launches.found.clear()
         with launches:
             decode(model)
@@ -123,7 +125,7 @@ def test_fused_layers_compute_and_store_what_they_did(name, dtype):
     others = {"num_local_experts": 4} if name == "mixtral" else {"pad_token_id": 0} if name in ("phi3", "glm4") else {}
     model = model_of(name, 2, dtype, **others)
     expected, plain_cache = decode(model)
-    prepare(model, None, GpuBackend(naive))
+    prepare(model, None, CudaBackend())
     found, cache = decode(model)
     near = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
     torch.testing.assert_close(found, expected, atol=near, rtol=near)
@@ -136,7 +138,7 @@ def test_fused_layers_compute_and_store_what_they_did(name, dtype):
 def test_everything_but_joined_products_keeps_every_bit(name, dtype):
     model = model_of(name, 2, dtype)
     expected, plain_cache = decode(model)
-    GpuBackend(naive).lay_out(model, room=None, drop=True)
+    CudaBackend().lay_out(model, room=None, drop=True)
     found, cache = decode(model)
     assert torch.equal(found, expected)
     stored, plain_stored = cache.keys + cache.values, plain_cache.keys + plain_cache.values
@@ -145,7 +147,7 @@ def test_everything_but_joined_products_keeps_every_bit(name, dtype):
 
 def test_models_share_nothing_that_is_changed():
     fused, other = model_of("llama", 1), model_of("llama", 1)
-    prepare(fused, None, GpuBackend(naive))
+    prepare(fused, None, CudaBackend())
     assert type(fused.model.norm) is KernelRMSNorm
     assert type(fused.model.layers[0].mlp.act_fn) is WaitingSiLU
     seen = []
@@ -164,7 +166,7 @@ def test_a_rotation_that_is_not_stored_is_computed():
     network = nn.ModuleList([attention])
     rotate = type(attention).forward.__globals__["apply_rotary_pos_emb"]
     query, keys, cos, sin = (torch.randn(1, *shape) for shape in ((4, 3, 16), (2, 3, 16), (3, 16), (3, 16)))
-    GpuBackend(naive).lay_out(network, room=None, drop=True)
+    CudaBackend().lay_out(network, room=None, drop=True)
     ours = attention.forward.__func__.__globals__["apply_rotary_pos_emb"]
     waiting = ours(query, keys, cos, sin)
     assert [type(each) for each in waiting] == [Rotated, Rotated]
@@ -177,7 +179,7 @@ def test_a_rotation_that_is_not_stored_is_computed():
 
 @pytest.fixture
 def as_a_gpu(monkeypatch):
-    give_cpu(monkeypatch, addressing=by_table, backend=GpuBackend(naive))
+    give_cpu(monkeypatch, table=DeviceAddressing, backend=CudaBackend())
 
 
 @pytest.mark.parametrize("name", [None, "eagle3", "draft"])

@@ -101,7 +101,7 @@ def test_fused_layers_are_prepared_like_any_others(quantization):
     values = torch.randn(1, 4, 64)
     with torch.inference_mode():
         expected = attention.k_proj(values)
-        prepare(attention, quantization, NativeBackend.load())
+        prepare(attention, quantization, NativeBackend.load("native"))
         torch.testing.assert_close(attention.k_proj(values), expected, atol=0.02 if quantization else 1e-5, rtol=0.02)
 
 

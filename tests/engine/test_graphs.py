@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from device_steps import DRAFTERS, Replayer, address_by_table, give_cpu
+from device_steps import DRAFTERS, Replayer, address_by_table, record_with
 from engine_helpers import GREEDY, assert_same_tokens, make_llm, tokens
 from inside import addressing_of, pool_of, served_target_of
 from sweeps import slow_unless
 
 from specdec import SamplingParams
-from specdec.core.kernels.paged_attention import dispatch
-from specdec.core.runner.buckets import MOST_TOKENS, Bucket, batch_sizes, buckets
-from specdec.core.runner.graphs import GraphedFunction, GraphedTarget
+from specdec.core.kernels.cpu.backend import CpuBackend
+from specdec.core.kernels.cuda.buckets import MOST_TOKENS, Bucket, batch_sizes, buckets
+from specdec.core.kernels.cuda.graphs import GraphedFunction, GraphedTarget
 from specdec.sdk import ConfigError
 
 
@@ -39,7 +39,7 @@ def by_table(monkeypatch):
 @pytest.fixture
 def recorder(by_table, monkeypatch):
     made = Replayer()
-    give_cpu(monkeypatch, recorder=lambda device: made)
+    record_with(monkeypatch, lambda device: made)
     return made
 
 
@@ -96,13 +96,13 @@ def test_passes_of_a_drafter_are_replayed_and_draft_the_same(name, recorder, pro
 @pytest.mark.parametrize("name", slow_unless("dflash", PASSES))
 def test_no_pass_of_a_decoding_step_runs_outside_what_is_recorded(name, recorder, prompts, target_path, monkeypatch):
     outside = []
-    attend = dispatch.PAGED_ATTENTION["cpu"]
+    attend = CpuBackend.attend_pages
 
     def seen(*args):
         outside.append(not recorder.is_running)
         return attend(*args)
 
-    monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", seen)
+    monkeypatch.setattr(CpuBackend, "attend_pages", staticmethod(seen))
     speculative = {"model": str(target_path.parent / name)}
     llm = make_llm(f"device_steps:{DRAFTERS[name].__name__}", k=3, speculative=speculative, max_num_seqs=4)
     for index in range(3):
@@ -194,7 +194,7 @@ def test_a_function_is_recorded_once_per_size_and_padded_with_its_first_row():
 
 
 def test_a_target_that_cannot_be_recorded_runs_without_or_is_refused(by_table, monkeypatch, caplog, prompts, truth):
-    give_cpu(monkeypatch, recorder=Refuser)
+    record_with(monkeypatch, Refuser)
     with caplog.at_level(logging.WARNING, "specdec"):
         llm = make_llm(max_num_seqs=2)
     assert "cannot be recorded" in caplog.text

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow, address_by_table, give_cpu
+from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow, address_by_table, record_with
 from engine_helpers import GREEDY, make_llm
 from inside import host_of
 from sweeps import covering
 
 from specdec import SamplingParams
 from specdec.core.cache.transfer import aligned
-from specdec.core.kernels.draft_uniforms import DRAFT_UNIFORMS
-from specdec.core.kernels.paged_attention import dispatch
-from specdec.core.rejection import sampler, torch_backend
+from specdec.core.kernels.cpu.backend import CpuBackend
+from specdec.core.rejection import torch_backend
 from specdec.sdk.model_proposer import most_likely
 
 K = 3
@@ -35,9 +34,9 @@ def verdict_on_device(*args):
 def waits(monkeypatch):
     mode = Waits()
     address_by_table(monkeypatch)
-    monkeypatch.setitem(dispatch.PAGED_ATTENTION, "cpu", mode.kernel(dispatch.PAGED_ATTENTION["cpu"]))
-    monkeypatch.setattr(sampler, "VERIFY_BACKENDS", {"cpu": mode.kernel(verdict_on_device)})
-    monkeypatch.setitem(DRAFT_UNIFORMS, "cpu", mode.kernel(DRAFT_UNIFORMS["cpu"]))
+    forms = {"attend_pages": CpuBackend.attend_pages, "verify": verdict_on_device}
+    for name, form in (forms | {"draft_uniforms": CpuBackend.draft_uniforms}).items():
+        monkeypatch.setattr(CpuBackend, name, staticmethod(mode.kernel(form)))
     monkeypatch.delitem(most_likely.ARGMAX, "cpu")
     return mode
 
@@ -94,7 +93,7 @@ def test_a_step_with_drafts_from_a_device_waits_once(
     name, graphs, waits, prompts, target_path, mtp_target, monkeypatch
 ):
     if graphs:
-        give_cpu(monkeypatch, recorder=Replayer)
+        record_with(monkeypatch, Replayer)
     llm = drafting(name, target_path, mtp_target)
     assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
     assert waits.num_sent == 2 * NUM_STEPS, "before the pass, and what became of it"

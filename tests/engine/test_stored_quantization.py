@@ -94,7 +94,7 @@ def test_a_layer_that_quantises_its_input_keeps_its_own_forward():
     plain = nn.Linear(32, 32)
     network.other = plain
     network.q_proj.forward = lambda input: input.round()
-    backend = NativeBackend.load()
+    backend = NativeBackend.load("native")
     for change in (
         backend.fuse,
         lambda each: backend.narrow(each, plain),

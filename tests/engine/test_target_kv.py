@@ -10,10 +10,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from specdec import LLM
 from specdec.core.cache.block_pool import BlockPool
-from specdec.core.cache.device_addressing import DeviceAddressing
 from specdec.core.cache.kv_cache import KVCache, LayerShape
 from specdec.core.cache.row_table import RowTable
 from specdec.core.kernels.attention_spec import AttentionSpec
+from specdec.core.kernels.cuda.addressing import DeviceAddressing
 from specdec.core.model.attention import CONTEXT
 from specdec.core.proposing.target_access import CachedKV
 from specdec.sdk import Draft, Needs, Refusal

@@ -10,8 +10,8 @@ from engine_helpers import make_llm
 from inside import text_equality_of
 
 from specdec.core.engine.device import profile_of
+from specdec.core.kernels.attention import Span, SpanBatch, attend_in_torch
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.cpu.attention import Span, SpanBatch, attend_in_torch
 
 has_amx = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 BY_SETTINGS = {

@@ -11,8 +11,8 @@ from inside import pool_of, served_target_of
 
 from specdec import LLM, SamplingParams
 from specdec.core.cache.transfer import upload
-from specdec.core.runner.graphs import GraphedTarget
-from specdec.core.runner.recording import CudaRecorder
+from specdec.core.kernels.cuda.capture import CudaRecorder
+from specdec.core.kernels.cuda.graphs import GraphedTarget
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=48, ignore_eos=True, seed=3)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdec.core.kernels import paged_attention as naive
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.layers import kernel as layers
+from specdec.core.kernels.cuda.layers import kernel as layers
+from specdec.core.kernels.cuda.paged_attention import kernel, varlen
 from specdec.core.kernels.layers import naive as plain_layers
-from specdec.core.kernels.paged_attention import Pages, kernel, naive, varlen
+from specdec.core.kernels.paged_attention import Pages
 from specdec.core.rejection import DraftRows, SamplingRows, verify
 
 BLOCK_SIZE = 16

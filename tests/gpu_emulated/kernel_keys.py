@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
 from keys import Keys
 from serving import churn, engine, make_mtp_target
 
-from specdec.core.kernels.draft_uniforms.kernel import draft_uniforms
-from specdec.core.kernels.layers import kernel
-from specdec.core.kernels.paged_attention import warmed
-from specdec.core.kernels.path_move.kernel import move_paths
-from specdec.core.kernels.tree_masks.kernel import tree_masks
+from specdec.core.kernels.cuda.draft_uniforms import draft_uniforms
+from specdec.core.kernels.cuda.layers import kernel
+from specdec.core.kernels.cuda.paged_attention import warmed
+from specdec.core.kernels.cuda.path_move import move_paths
+from specdec.core.kernels.cuda.tree_masks import tree_masks
 
 LAUNCHING = {
     "attend_pages": warmed.attend_pages,

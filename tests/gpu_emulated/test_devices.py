@@ -13,8 +13,8 @@ from inside import info_of, pool_of
 from serving import TINY, engine, prompt
 
 from specdec import LLM, SamplingParams
-from specdec.core.runner.graphs import GraphedFunction
-from specdec.core.runner.recording import CudaRecorder
+from specdec.core.kernels.cuda.capture import CudaRecorder
+from specdec.core.kernels.cuda.graphs import GraphedFunction
 from specdec.sdk import ConfigError
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from aot import flat, main
 
-from specdec.core.kernels.launch import next_power_of_two
-from specdec.core.kernels.layers.kernel import (
+from specdec.core.kernels.cuda.launch import next_power_of_two
+from specdec.core.kernels.cuda.layers.kernel import (
     OPTIONS,
     WIDTH,
     rms_norm_kernel,

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from aot import DTYPES, flat, main
 
-from specdec.core.kernels.launch import ATTENTION
-from specdec.core.kernels.paged_attention.kernel import (
+from specdec.core.kernels.cuda.launch import ATTENTION
+from specdec.core.kernels.cuda.paged_attention.kernel import (
     MODES,
     attend_pages_kernel,
     join_ranges_kernel,

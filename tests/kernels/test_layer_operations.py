@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from specdec.core.kernels.layers import kernel, naive
-from specdec.core.kernels.layers.deferred import Activated, Addend, Deferred, Sum
+from specdec.core.kernels.cuda.layers import kernel
+from specdec.core.kernels.cuda.layers.deferred import Activated, Addend, Deferred, Sum
+from specdec.core.kernels.layers import naive
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE.type == "cuda" else [])]

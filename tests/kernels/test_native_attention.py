@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdec.core.kernels.attention import Span, SpanBatch, attend_in_torch
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.cpu.attention import Span, SpanBatch, attend_in_torch
 from specdec.core.kernels.cpu.native.kernels import NativeKernels
 
 CPU = torch.device("cpu")

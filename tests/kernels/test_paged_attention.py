@@ -18,9 +18,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
+from specdec.core.kernels import paged_attention as naive
+from specdec.core.kernels.attention import Span, attend_by_span
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.cpu.attention import Span, attend_by_span
-from specdec.core.kernels.paged_attention import kernel, naive, varlen
+from specdec.core.kernels.cuda.paged_attention import kernel, varlen
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of 0 / 0 in rows that pad a tile
 MODES = ("causal", "causal_block", "full_block")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from paged_inputs import DEVICE
 
-from specdec.core.kernels.path_move import Paths, kernel, naive
+from specdec.core.kernels import trees as naive
+from specdec.core.kernels.cuda import path_move as kernel
+from specdec.core.kernels.trees import Paths
 
 BLOCK_SIZE = 4
 PLACES = [[0, 1, 2, 3], [0, 2, 5, 6], [0, 6, -1, -1], [0, -1, -1, -1], [-1, -1, -1, -1]]

@@ -8,11 +8,14 @@ import pytest
 import torch
 from paged_inputs import BLOCK_SIZE, DEVICE, inputs
 
+from specdec.core.kernels import paged_attention as naive
+from specdec.core.kernels import trees as masks
+from specdec.core.kernels.attention import Span, attend_by_span
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.cpu.attention import Span, attend_by_span
-from specdec.core.kernels.paged_attention import TreeMask, dispatch, kernel, naive
-from specdec.core.kernels.tree_masks import kernel as masks_kernel
-from specdec.core.kernels.tree_masks import naive as masks
+from specdec.core.kernels.cuda import paged_attention as dispatch
+from specdec.core.kernels.cuda import tree_masks as masks_kernel
+from specdec.core.kernels.cuda.paged_attention import kernel
+from specdec.core.kernels.paged_attention import TreeMask
 from specdec.sdk.trees import depths, path_to
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of 0 / 0 in rows that pad a tile
@@ -108,9 +111,7 @@ def test_requests_without_nodes_get_what_they_get_without_a_mask():
 
 
 def test_torchs_own_form_takes_no_trees(monkeypatch):
-    monkeypatch.setattr(
-        dispatch, "_implementation", lambda device, dtype, block_size, is_plain: lambda *given: is_plain
-    )
+    monkeypatch.setattr(dispatch, "_serving", lambda device, dtype, block_size, is_plain: lambda *given: is_plain)
     *given, pages = tree_inputs()
-    assert not dispatch._on_cuda(*given, pages, SPECS["all"])
-    assert dispatch._on_cuda(*given, replace(pages, tree=None), SPECS["all"])
+    assert not dispatch.attend_pages(*given, pages, SPECS["all"])
+    assert dispatch.attend_pages(*given, replace(pages, tree=None), SPECS["all"])

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import DraftRows, SamplingRows, Uniforms, Verdict, triton_backend
-from specdec.core.rejection.workspace import Workspace
+from specdec.core.kernels.cuda import verification as triton_backend
+from specdec.core.kernels.cuda.workspace import Workspace
+from specdec.core.rejection import DraftRows, SamplingRows, Uniforms, Verdict
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a kernel means inf - inf to be NaN

@@ -22,11 +22,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import jit
 from triton.runtime.driver import driver
 
+from specdec.core.kernels.cuda import verification as triton_backend
+from specdec.core.kernels.cuda.warm_up import warm_up_verification
+from specdec.core.kernels.cuda.workspace import Workspace
 from specdec.core.proposing.draft_store import DistributionBuffers
-from specdec.core.rejection import triton_backend
 from specdec.core.rejection.types import DraftRows, SamplingRows
-from specdec.core.rejection.warm_up import warm_up
-from specdec.core.rejection.workspace import Workspace
 
 CPU = torch.device("cpu")
 DEVICE = {
@@ -98,7 +98,7 @@ def check(keys, name, rule, form, *, vocab, width, most=256, k=5, t2d=False, tre
         buffers = DistributionBuffers.allocate(form, (most, k, width), mapping, CPU)
     workspace = Workspace.plan(most, k, vocab, CPU, width if form == "dense" else 0)
     logits = torch.empty(most * (k + 1), vocab, dtype=torch.bfloat16)
-    warm_up(rule, workspace, logits[:1], buffers.examples, trees=trees)
+    warm_up_verification(rule, workspace, logits[:1], buffers.examples, trees=trees)
     before = set(keys.found)
     kinds = {"one_hot": [], "sparse": [3], "dense": [1, 2]}[form]
     for count, drafted, filters, skew in product((1, 2, 15, 16, 17, 64, 129, 256), range(k + 1), (False, True), (0, 1)):

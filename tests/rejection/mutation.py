@@ -14,7 +14,7 @@ import specdec.core.kernels
 import specdec.core.rejection
 
 TREES = {"kernels": specdec.core.kernels, "rejection": specdec.core.rejection}
-OF_OTHERS = ("kernels/cpu/attention.py", "kernels/cpu/layers.py")
+OF_OTHERS = ("kernels/compiled.py", "kernels/cpu/layers.py")
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 from aot import DTYPES, Build, flat, main
 
-from specdec.core.kernels.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
-from specdec.core.kernels.row_filter import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, num_passes
-from specdec.core.kernels.row_filter.kernel import filter_rows_kernel
-from specdec.core.kernels.row_stats.kernel import draft_stats_kernel, row_stats_kernel
-from specdec.core.kernels.tree_verdict import Trees
-from specdec.core.kernels.tree_verdict.kernel import tree_verdict_kernel
-from specdec.core.kernels.verdict import (
+from specdec.core.kernels.cuda.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
+from specdec.core.kernels.cuda.row_filter import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, num_passes
+from specdec.core.kernels.cuda.row_filter.kernel import filter_rows_kernel
+from specdec.core.kernels.cuda.row_stats.kernel import draft_stats_kernel, row_stats_kernel
+from specdec.core.kernels.cuda.tree_verdict import Trees
+from specdec.core.kernels.cuda.tree_verdict.kernel import tree_verdict_kernel
+from specdec.core.kernels.cuda.verdict import (
     DenseDistribution,
     Distributions,
     Outputs,
@@ -26,7 +26,7 @@ from specdec.core.kernels.verdict import (
     SparseDistribution,
     Variant,
 )
-from specdec.core.kernels.verdict.kernel import verdict_kernel
+from specdec.core.kernels.cuda.verdict.kernel import verdict_kernel
 
 TILES = 32  # tiles of 8192 that a vocabulary of up to 262144 needs
 

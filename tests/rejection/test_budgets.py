@@ -16,7 +16,7 @@ import torch
 from aot import faults, named, reports
 from benchmarks.verification_cost import Step, minimum_bytes, moved_bytes, num_launches
 
-from specdec.core.kernels.launch import TILE
+from specdec.core.kernels.cuda.launch import TILE
 
 SCRIPT = Path(__file__).with_name("sampler_aot.py")
 STATS_BUDGET, RESIDUAL_BUDGET = 8, 16  # SASS instructions per element on sm_90

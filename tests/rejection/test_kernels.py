@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.core.kernels.cuda.row_filter import SearchScratch
+from specdec.core.kernels.cuda.row_filter import kernel as filter_kernel
+from specdec.core.kernels.cuda.row_filter import naive as filter_naive
+from specdec.core.kernels.cuda.row_stats import TileStats
+from specdec.core.kernels.cuda.row_stats import kernel as stats_kernel
+from specdec.core.kernels.cuda.row_stats import naive as stats_naive
 from specdec.core.kernels.filters import FilterRows
-from specdec.core.kernels.row_filter import SearchScratch
-from specdec.core.kernels.row_filter import kernel as filter_kernel
-from specdec.core.kernels.row_filter import naive as filter_naive
-from specdec.core.kernels.row_stats import TileStats
-from specdec.core.kernels.row_stats import kernel as stats_kernel
-from specdec.core.kernels.row_stats import naive as stats_naive
 
 from .interpreted import DEVICE, quiet
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.core.rejection import DistributionKind, DraftRows, triton_backend, verify, verify_block
+from specdec.core.kernels.cuda import verification as triton_backend
+from specdec.core.rejection import DistributionKind, DraftRows, verify, verify_block
 from specdec.core.rejection.lossy import verify_synthetic, verify_typical
 from specdec.testing.rejection import reference
 from specdec.testing.rejection.reference import Params

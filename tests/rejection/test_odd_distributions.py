@@ -9,15 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.core.rejection import (
-    DistributionKind,
-    DraftDistributions,
-    DraftRows,
-    Uniforms,
-    triton_backend,
-    verify,
-    verify_block,
-)
+from specdec.core.kernels.cuda import verification as triton_backend
+from specdec.core.rejection import DistributionKind, DraftDistributions, DraftRows, Uniforms, verify, verify_block
 from specdec.core.rejection.uniforms import draw_block_uniforms
 from specdec.testing.rejection import reference
 from specdec.testing.rejection.block_reference import verify_block_request

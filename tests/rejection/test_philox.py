@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.core.kernels.draft_uniforms import kernel, naive
+from specdec.core.kernels import philox as naive
+from specdec.core.kernels.cuda import draft_uniforms as kernel
 from specdec.core.kernels.philox import FEW, Stream, draft_key, philox, philox_block, uniform
 from specdec.core.proposing.step_random import StepRandom
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from specdec.core.kernels import row_distribution as row_distribution_module
+from specdec.core.kernels.cuda.row_filter import SearchScratch
+from specdec.core.kernels.cuda.row_filter import kernel as filter_kernel
+from specdec.core.kernels.cuda.row_filter import naive as filter_naive
+from specdec.core.kernels.cuda.row_stats import TileStats
+from specdec.core.kernels.cuda.row_stats import naive as stats_naive
 from specdec.core.kernels.filters import FilterRows, apply_filters, largest
 from specdec.core.kernels.pick import empty_tiles
 from specdec.core.kernels.row_distribution import LOG2_E, RowDistribution, row_distribution, scale_of
-from specdec.core.kernels.row_filter import SearchScratch
-from specdec.core.kernels.row_filter import kernel as filter_kernel
-from specdec.core.kernels.row_filter import naive as filter_naive
-from specdec.core.kernels.row_stats import TileStats
-from specdec.core.kernels.row_stats import naive as stats_naive
 from specdec.testing.rejection.reference import Params, target_distribution
 
 from .interpreted import DEVICE, quiet

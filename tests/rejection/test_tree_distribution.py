@@ -15,7 +15,8 @@ import pytest
 import torch
 from tests.helpers.sweeps import covering
 
-from specdec.core.rejection import DistributionKind, sampler, triton_backend
+from specdec.core.kernels.cuda import verification as triton_backend
+from specdec.core.rejection import DistributionKind, sampler
 from specdec.testing.rejection.reference import Params
 from specdec.testing.rejection.tree_reference import TreeRule, coupled, traversal
 

@@ -85,7 +85,7 @@ def batches_of_kernels() -> list[tuple[TreeRule, TreeBatch]]:
 
 def kernels_contradict(package: ModuleType) -> bool:
     """Whether the kernels of trees and the specification differ in a decision."""
-    backend = importlib.import_module(f"{package.__name__}.triton_backend")
+    backend = importlib.import_module(f"{package.__package__.rpartition('.')[0]}.kernels.cuda.verification")
     return any(
         verified(batch, with_tile(4, partial(backend.verify_trees, together=rule is traversal))) != batch.expected
         for rule, batch in batches_of_kernels()

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.core.rejection import STATUS_BAD_ROW, DistributionKind, Uniforms, plan, sample, triton_backend, verify
+from specdec.core.kernels.cuda import verification as triton_backend
+from specdec.core.kernels.cuda.workspace import Workspace
+from specdec.core.rejection import STATUS_BAD_ROW, DistributionKind, Uniforms, plan, sample, verify
 from specdec.core.rejection.block import verify_block
 from specdec.core.rejection.uniforms import draw_uniforms
-from specdec.core.rejection.workspace import Workspace
 
 from .batches import Batch, Shape, close, equal, random_batch, select, tensors_of
 from .interpreted import Verify, poisoned, quiet, with_tile, workspace_for

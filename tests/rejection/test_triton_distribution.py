@@ -14,7 +14,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specdec.core.rejection import triton_backend, verify
+from specdec.core.kernels.cuda import verification as triton_backend
+from specdec.core.rejection import verify
 from specdec.core.rejection.block import verify_block
 from specdec.testing.rejection.exact_distribution import ExactDistribution, Problem, exact_distribution
 from specdec.testing.rejection.reference import Params

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from specdec.core.kernels.cuda.workspace import Workspace
 from specdec.core.rejection import DistributionKind, verify, verify_block
-from specdec.core.rejection.workspace import Workspace
 
 from .batches import Shape, close, random_batch
 from .interpreted import poisoned, quiet
 from .mutation import Mutant, mutated
 
 pytestmark = quiet
-TILES, RESIDUAL = "kernels/row_tiles.py", "kernels/verdict/residual.py"
-VERIFY, BLOCK = "kernels/verdict/standard.py", "kernels/verdict/block.py"
-KERNEL, STATS, FILTER = "kernels/verdict/kernel.py", "kernels/row_stats/kernel.py", "kernels/row_filter/kernel.py"
+TILES, RESIDUAL = "kernels/cuda/row_tiles.py", "kernels/cuda/verdict/residual.py"
+VERIFY, BLOCK = "kernels/cuda/verdict/standard.py", "kernels/cuda/verdict/block.py"
+KERNEL, STATS, FILTER = (f"kernels/cuda/{each}/kernel.py" for each in ("verdict", "row_stats", "row_filter"))
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,6 @@ def differs(backend: object, fixture: Fixture) -> bool:
 @pytest.mark.parametrize("mutant", CASES, ids=lambda mutant: mutant.name)
 def test_mutant_of_a_kernel_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     with mutated(mutant, tmp_path) as package:
-        backend = importlib.import_module(f"{package.__name__}.triton_backend")
+        backend = importlib.import_module(f"{package.__package__.rpartition('.')[0]}.kernels.cuda.verification")
         fixture = FIXTURES[mutant.problem]
         assert differs(backend.verify_block if fixture.block else backend.verify, fixture)

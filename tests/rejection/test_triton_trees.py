@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.rejection import DistributionKind, DraftRows, triton_backend, verify
+from specdec.core.kernels.cuda import verification as triton_backend
+from specdec.core.rejection import DistributionKind, DraftRows, verify
 from specdec.core.rejection.tree import verify_trees
 from specdec.testing.rejection.tree_reference import TreeRule, coupled, traversal
 

@@ -1,12 +1,15 @@
-"""The backends of a CPU."""
+"""The backends of a CPU: by our kernels in C, and by PyTorch where there is no compiler."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from specdec.sdk.errors import ConfigError, message
 
 from ..backend import Backend
 from ..layers.fused_linear import fuse_linears
@@ -22,11 +25,29 @@ from .layers import (
     pack_linears,
     packable_bytes,
 )
+from .native.build import BuildError
 from .native.kernels import DTYPES, NativeKernels
+
+logger = logging.getLogger("specdec")
 
 
 class CpuBackend(Backend):
     """PyTorch on a CPU, with fewer and larger operations."""
+
+    @classmethod
+    def load(cls, choice: str) -> CpuBackend:
+        """See `Backend`. Raises ConfigError SD-E137 where "native" cannot be had; "auto" warns, SD-W304."""
+        if choice == "torch":
+            return cls()
+        try:
+            return NativeBackend(NativeKernels.load())
+        except BuildError as error:
+            facts = {"because": str(error)}
+            if choice == "native":
+                raise ConfigError("SD-E137", "the kernels for a CPU cannot be had", facts) from error
+            facts |= {"so": "PyTorch computes, more slowly", "fix": "install gcc, or set cpu_kernels='torch'"}
+            logger.warning("%s", message("SD-W304", "the kernels for a CPU cannot be had", facts))
+            return cls()
 
     def fuse(self, network: nn.Module) -> None:
         """See `Backend`."""
@@ -61,14 +82,13 @@ class NativeBackend(CpuBackend):
         self.kernels = kernels
         self.attend = kernels.attend
 
-    @classmethod
-    def load(cls) -> NativeBackend:
-        """With this machine's kernels. Raises BuildError."""
-        return cls(NativeKernels.load())
-
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
         """See `Backend`."""
         return self.kernels.serves_heads(dtype, *sizes)
+
+    def serves(self, module: nn.Module) -> bool:
+        """See `Backend`."""
+        return isinstance(module, NativeLinear)
 
     def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
         """See `Backend`."""

@@ -11,13 +11,11 @@ from unittest.mock import patch
 
 import torch
 
-from specdec.core.kernels import draft_uniforms, tree_masks
+from specdec.core.kernels import paged_attention, philox, trees
+from specdec.core.kernels.cuda.backend import CudaBackend
+from specdec.core.kernels.cuda.triton_backend import TritonBackend
 from specdec.core.kernels.layers import naive as layers
-from specdec.core.kernels.layers.operations import LAYER_KERNELS
-from specdec.core.kernels.paged_attention import dispatch, naive
-from specdec.core.kernels.path_move import dispatch as moving
-from specdec.core.kernels.path_move import naive as plain_moves
-from specdec.core.rejection import block, sampler, torch_backend, tree
+from specdec.core.rejection import block, torch_backend, tree
 from specdec.core.rejection.types import Verdict
 
 from .cuda import EmulatedCuda
@@ -31,22 +29,21 @@ FUSED = ("rms_norm", "add_rms_norm", "silu_mul", "rotate", "rotate_and_store")
 @contextmanager
 def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
     """Inside, calls of the engine's kernels count as launches, and compute what their plain forms do."""
+    fused = {name: cuda.kernel(getattr(layers, name), 1) for name in FUSED}
+    forms = {
+        "draft_uniforms": cuda.kernel(philox.draft_uniforms, 1),
+        "tree_masks": cuda.kernel(trees.tree_masks, 1),
+        "move_paths": cuda.kernel(trees.move_paths, 1),
+        "verify": _verification(cuda, torch_backend.verify),
+        "verify_block": _verification(cuda, block.verify_block),
+        "verify_trees": _verification(cuda, tree.verify_trees),
+    }
+    attend = cuda.kernel(paged_attention.attend_pages, LAUNCHES["attention"])
     with ExitStack() as stack:
-        attend = cuda.kernel(naive.attend_pages, LAUNCHES["attention"])
-        stack.enter_context(patch.dict(dispatch.PAGED_ATTENTION, cuda=attend))
-        uniforms = cuda.kernel(draft_uniforms.naive.draft_uniforms, 1)
-        stack.enter_context(patch.dict(draft_uniforms.DRAFT_UNIFORMS, cuda=uniforms))
-        masks = cuda.kernel(tree_masks.naive.tree_masks, 1)
-        stack.enter_context(patch.dict(tree_masks.TREE_MASKS, cuda=masks))
-        moves = cuda.kernel(plain_moves.move_paths, 1)
-        stack.enter_context(patch.dict(moving.MOVE_PATHS, cuda=moves))
-        fused = {name: cuda.kernel(getattr(layers, name), 1) for name in FUSED}
-        stack.enter_context(patch.dict(LAYER_KERNELS, cuda=lambda: SimpleNamespace(**fused)))
-        verify = {"VERIFY_BACKENDS": torch_backend.verify, "BLOCK_BACKENDS": block.verify_block}
-        verify["TREE_BACKENDS"] = tree.verify_trees
-        for name, plain in verify.items():
-            forms = dict(getattr(sampler, name)) | {"cuda": _verification(cuda, plain)}
-            stack.enter_context(patch.object(sampler, name, forms))
+        stack.enter_context(patch.object(CudaBackend, "attend_pages", staticmethod(attend)))
+        for name, form in forms.items():
+            stack.enter_context(patch.object(TritonBackend, name, staticmethod(form)))
+        stack.enter_context(patch.object(TritonBackend, "layers", SimpleNamespace(**fused)))
         yield
 
 

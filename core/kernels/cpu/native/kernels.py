@@ -10,8 +10,8 @@ from threading import Lock
 import torch
 from torch import Tensor, nn
 
+from ...attention import Span, SpanBatch, attend_in_torch
 from ...attention_spec import AttentionSpec
-from ..attention import Span, SpanBatch, attend_in_torch
 from .build import BuildError, load_library
 
 SOURCES = Path(__file__).parent

@@ -1,0 +1,74 @@
+"""Slots by a block table on the device: nothing that a pass needs is read back from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...cache.addressing import Extent, Rows, Trees
+from ...cache.kv_cache import KVCache
+from ..attention_spec import Mode, TreeRows
+from .block_table import BlockTable
+from .paged_view import PagedView
+
+
+class DeviceAddressing:
+    """See `Addressing`. The table is brought up to date with every batch; passes in between find it so."""
+
+    def __init__(self, scheduler: Rows, num_rows: int, width: int, device: torch.device) -> None:
+        """`width`: blocks of the longest request."""
+        pool = scheduler.pool
+        self.block_size = pool.block_size
+        self.num_pad_blocks = int(pool.null_block is None)
+        pad_block = pool.num_blocks if pool.null_block is None else pool.null_block
+        self.table = BlockTable(num_rows, width, pad_block, device)
+
+    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
+        """See `Addressing`."""
+        rows = [extent.row for extent in extents]
+        starts = [extent.start for extent in extents]
+        bounds = [0, *(extent.first_query + extent.num_queries for extent in extents)]
+        changes = self.table.changes((extent.row, extent.generation, extent.blocks) for extent in extents)
+        return [rows, starts, bounds, *changes]
+
+    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> PagedView:
+        """See `Addressing`."""
+        rows, starts, cu_queries, places, entries = columns
+        self.table.write(places, entries)
+        most = max(extent.num_queries for extent in extents)
+        return PagedView(cache, self.table, rows, starts, cu_queries, most)
+
+    def of_trees(
+        self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
+    ) -> PagedView:
+        """See `Addressing`."""
+        return replace(self.of_batch(cache, extents, columns), tree=trees)
+
+    def of_rows(
+        self,
+        cache: KVCache,
+        rows: Tensor,
+        starts: Tensor,
+        cu_queries: Tensor,
+        mode: Mode,
+        parents: Tensor | None = None,
+    ) -> PagedView:
+        """See `Addressing`."""
+        tree = None if parents is None else TreeRows(parents, torch.full_like(rows, parents.shape[1]))
+        return PagedView(cache, self.table, rows, starts, cu_queries, None, mode, tree)
+
+    def num_computed(self, rows: Tensor) -> Tensor:
+        """See `Addressing`."""
+        raise NotImplementedError("rows lie on the device, and reading them would wait for it")
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """See `Addressing`."""
+        return self.table.slots(rows, positions, self.block_size)
+
+    def slots_of_row(self, cache: KVCache, row: int, length: int) -> Tensor:
+        """See `Addressing`."""
+        positions = torch.arange(length, device=cache.device)
+        return self.slots(torch.full_like(positions, row), positions)

@@ -1,0 +1,56 @@
+"""Each row's blocks, on the device: what attention and storage there are addressed by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...cache.transfer import upload
+
+
+class BlockTable:
+    """Kept from step to step; only blocks that are new are sent.
+
+    Entries behind a row's blocks, and all of the last row, name a block that no request owns. What computes for
+    padding, or past the end of a request, writes there, and no one reads it.
+    """
+
+    def __init__(self, num_rows: int, width: int, pad_block: int, device: torch.device) -> None:
+        """`width`: blocks of the longest request."""
+        self.pad_row = num_rows
+        self.blocks = torch.full((num_rows + 1, width), pad_block, dtype=torch.int32, device=device)  # [rows+1, P]
+        self._pad_block = pad_block
+        self._sent: dict[int, tuple[int, int]] = {}  # row -> generation, number of blocks
+
+    def update(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+        """Bring rows up to date, each with its generation and the blocks of the request that has it now."""
+        changes = self.changes(owned)
+        if changes[0]:
+            self.write(*upload(changes, self.blocks.device))
+
+    def changes(self, owned: Iterable[tuple[int, int, Sequence[int]]]) -> tuple[list[int], list[int]]:
+        """What `update` would write: places in the table, and the blocks there. They count as written from now on."""
+        places: list[int] = []
+        entries: list[int] = []
+        for row, generation, blocks in owned:
+            of, count = self._sent.get(row, (generation, 0))
+            same = count if of == generation else 0
+            new = [*blocks[same:], *[self._pad_block] * (count - len(blocks))]
+            if new:
+                first = row * self.blocks.shape[1] + same
+                places += range(first, first + len(new))
+                entries += new
+                self._sent[row] = (generation, len(blocks))
+        return places, entries
+
+    def write(self, places: Tensor, entries: Tensor) -> None:
+        """Put entries [n] at their places [n]."""
+        if len(places):
+            self.blocks.view(-1).index_copy_(0, places, entries.int())
+
+    def slots(self, rows: Tensor, positions: Tensor, block_size: int) -> Tensor:
+        """Where the tokens at (rows [N], positions [N]) lie in a cache: [N] int64."""
+        column = (positions // block_size).clamp(max=self.blocks.shape[1] - 1)
+        return self.blocks[rows, column].long() * block_size + positions % block_size

@@ -1,0 +1,269 @@
+"""Work of a few shapes, recorded once on a device and replayed: its many launches cost the host one.
+
+What is recorded reads its inputs from fixed places and leaves its outputs in fixed places. Work of any other shape is
+padded to the next recorded one, or runs as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdec.sdk.errors import ConfigError, message
+
+from ...cache.addressing import Addressing
+from ...cache.kv_cache import KVCache
+from ...cache.state_store import EvenPass, StatePass
+from ...model.forward_input import ForwardInput
+from ...model.target import Target, TargetModel, TargetOutput
+from .block_table import BlockTable
+from .buckets import Bucket, batch_sizes, buckets, stateful_buckets
+from .capture import CudaRecorder, Recorder, Work, copy_together
+from .paged_view import PagedView
+from .static_inputs import StaticInputs
+from .warm_up import warm_up_target
+
+logger = logging.getLogger("specdec")
+
+Rows = Tensor | tuple[Tensor, ...]  # with one row per request
+
+
+class GraphedTarget:
+    """A target whose steps of few tokens are replayed. Its outputs are valid until the next step."""
+
+    def __init__(
+        self, target: Target, cache: KVCache, table: BlockTable, shapes: Sequence[Bucket], num_nodes: int = 0
+    ) -> None:
+        """`shapes`: the largest first. `num_nodes`: the most of a tree; 0: no step has one."""
+        self._target = target
+        self._cache, self._table = cache, table
+        most = max(bucket.num_requests for bucket in shapes)
+        self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, cache.device, num_nodes)
+        self._shapes = shapes
+        self._replays: dict[Bucket, Work] = {}
+        self._logits: Tensor | None = None  # [most tokens, V]
+        self._hidden: tuple[Tensor, ...] = ()  # L of [most tokens, H]
+
+    def record(self, recorder: Recorder) -> None:
+        """Record every shape. Raises RuntimeError if the model cannot be recorded."""
+        for bucket in self._shapes:
+            self._replays[bucket] = recorder.record(partial(self._run, bucket))
+
+    def _run(self, bucket: Bucket) -> None:
+        inputs, count, requests = self._inputs, bucket.num_tokens, bucket.num_requests
+        view = PagedView(
+            self._cache,
+            self._table,
+            inputs.rows[:requests],
+            inputs.starts[:requests],
+            inputs.cu_queries[: requests + 1],
+            bucket.num_queries,
+            tree=inputs.trees_of(bucket),
+        )
+        states = None
+        if self._cache.states is not None:
+            store, num_drafts = self._cache.states, bucket.num_queries - 1
+            states = EvenPass(store, rows=view.rows, num_replayed=bucket.num_replayed, num_drafts=num_drafts)
+        output = self._target.forward(
+            ForwardInput(inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[:count], view, states)
+        )
+        if self._logits is None:  # the largest, run before anything is recorded
+            self._logits = torch.empty_like(output.logits)
+            self._hidden = tuple([torch.empty_like(state) for state in output.hidden])
+        self._logits[:count].copy_(output.logits)
+        for kept, state in zip(self._hidden, output.hidden, strict=True):
+            kept[:count].copy_(state)
+
+    def forward(self, batch: ForwardInput) -> TargetOutput:
+        """See `TargetModel.forward`."""
+        assert isinstance(batch.cache, PagedView), "the view of a device"
+        bucket = self.bucket_of(batch.cache, batch.states)
+        if bucket is None:
+            return self._target.forward(batch)
+        assert self._logits is not None, "made when the shape was recorded"
+        self._inputs.load(batch, batch.cache, bucket)
+        with nullcontext() if batch.states is None else batch.states.store.passing(batch.states):
+            self._replays[bucket]()
+        hidden = tuple([state[: len(batch.token_ids)] for state in self._hidden])
+        return TargetOutput(self._logits[: len(batch.logits_rows)], hidden)
+
+    def bucket_of(self, view: PagedView, states: StatePass | None = None) -> Bucket | None:
+        """The smallest recorded shape that has room for a pass; None if none has."""
+        requests, most = len(view.rows), view.max_queries
+        assert most is not None, "the host plans a step"
+        even = None if states is None else states.even
+        if states is not None and even is None:
+            return None
+        fitting = [bucket for bucket in self._replays if bucket.holds(requests, most, even and even[0])]
+        return min(fitting, key=lambda bucket: bucket.num_tokens, default=None)
+
+
+class GraphedFunction:
+    """A function of tensors with one row per request, recorded for each number of rows when it is first needed.
+
+    Missing rows are copies of others: they are computed again, and what they write is written twice. The result is
+    valid until the next call. Where recording fails, and where nothing is computed because the result is a view of an
+    argument, the function runs as it is from then on.
+    """
+
+    def __init__(self, function: Callable[..., Rows], recorder: Recorder, sizes: Sequence[int]) -> None:
+        self._function = function
+        self._recorder: Recorder | None = recorder
+        self._sizes = sizes
+        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, Rows]] = {}
+        self._largest: dict[tuple[object, ...], Tensor] = {}  # what the places of all sizes are the front of
+
+    def __call__(self, *tensors: Tensor) -> Rows:
+        """The function's result, row by row."""
+        count = len(tensors[0])
+        size = next((size for size in self._sizes if size >= count), None)
+        if size is None or self._recorder is None:
+            return self._function(*tensors)
+        key = (size, *((tensor.shape[1:], tensor.dtype) for tensor in tensors))
+        if key not in self._recorded:
+            try:
+                recorded = self._record(self._recorder, size, tensors)
+            except RuntimeError as error:
+                logger.warning("a draft network cannot be recorded as a CUDA graph and runs without: %s", error)
+                recorded = None
+            if recorded is None:
+                self._recorder = None
+                return self._function(*tensors)
+            self._recorded[key] = recorded
+        inputs, replay, results = self._recorded[key]
+        _fill(inputs, tensors)
+        replay()
+        return results[:count] if isinstance(results, Tensor) else tuple([each[:count] for each in results])
+
+    def _record(
+        self, recorder: Recorder, size: int, tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Work, Rows] | None:
+        """The places of the arguments, what replays the function upon them, and where it leaves its results."""
+        inputs = [self._place(index, size, tensor) for index, tensor in enumerate(tensors)]
+        _fill(inputs, tensors)
+        with _Computing() as computing:
+            found = self._function(*inputs)
+        if not computing.seen:
+            return None
+        results = [self._place(f"result {index}", size, each) for index, each in enumerate(_each(found))]
+
+        def work() -> None:
+            copy_together(results, _each(self._function(*inputs)))
+
+        return inputs, recorder.record(work), results[0] if isinstance(found, Tensor) else tuple(results)
+
+    def _place(self, name: object, size: int, like: Tensor) -> Tensor:
+        """Memory outside of the graphs' pool for so many rows."""
+        key = (name, like.shape[1:], like.dtype)
+        if key not in self._largest:
+            self._largest[key] = like.new_empty(self._sizes[-1], *like.shape[1:])
+        return self._largest[key][:size]
+
+
+def _each(result: Rows) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else result
+
+
+class _Computing(TorchDispatchMode):
+    """Whether anything inside computes: an operator that is no view."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen = self.seen or not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+def _fill(inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Put rows in; a size is at most twice as large as the rows are many, so that these also serve as the others."""
+    places: list[Tensor] = []
+    values: list[Tensor] = []
+    for place, given in zip(inputs, tensors, strict=True):
+        places += [place[: len(given)], place[len(given) :]]
+        values += [given, given[: len(place) - len(given)]]
+    copy_together(places, values)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What an engine records: its target's steps at the start, its proposer's passes when they are first needed."""
+
+    recorder: Recorder | None  # None: passes run as they are
+    max_num_seqs: int
+    required: bool  # whether a target that cannot be recorded is an error
+
+    @classmethod
+    def of(
+        cls,
+        asked: bool | None,
+        device: torch.device,
+        target: TargetModel,
+        max_num_seqs: int,
+        recorder: Callable[[torch.device], Recorder] = CudaRecorder,
+    ) -> Passes:
+        """asked: as `EngineConfig.cuda_graphs`. Raises ConfigError SD-E234 if the target cannot be recorded then."""
+        if asked is False:
+            return cls(None, max_num_seqs, required=False)
+        if target.waits_for_experts:
+            _refuse(asked)
+            return cls(None, max_num_seqs, required=False)
+        return cls(recorder(device), max_num_seqs, required=asked is True)
+
+    @staticmethod
+    def num_tokens(max_num_seqs: int, num_draft_tokens: int) -> int:
+        """Those of the largest pass that is recorded."""
+        return buckets(max_num_seqs, num_draft_tokens)[0].num_tokens
+
+    def target(
+        self, target: Target, cache: KVCache, addressing: Addressing, num_draft_tokens: int, num_nodes: int = 0
+    ) -> Target:
+        """The target, warmed up, with its small steps recorded; itself where that fails.
+
+        num_nodes: the most of a tree; 0: drafts are chains. Raises ConfigError SD-E147 if it is required.
+        """
+        table = addressing.table
+        if not isinstance(table, BlockTable):
+            return target
+        warm_up_target(target, cache, table, num_nodes)
+        if self.recorder is None:
+            return target
+        shapes = buckets if cache.states is None else stateful_buckets
+        graphed = GraphedTarget(target, cache, table, shapes(self.max_num_seqs, num_draft_tokens), num_nodes)
+        try:
+            graphed.record(self.recorder)
+        except RuntimeError as error:
+            if self.required:
+                raise ConfigError("SD-E147", "the target cannot be recorded", {"because": error}) from error
+            logger.warning("the target cannot be recorded as CUDA graphs and runs without: %s", error)
+            return target
+        return graphed
+
+    def function(self, function: Callable[..., Rows]) -> Callable[..., Rows]:
+        """A function with one row per request, recorded."""
+        if self.recorder is None:
+            return function
+        return GraphedFunction(function, self.recorder, batch_sizes(self.max_num_seqs))
+
+
+def _refuse(asked: bool | None) -> None:
+    """Raises ConfigError SD-E234 if recording was asked for; warns else."""
+    what = "a step with moe_backend='eager' cannot be recorded"
+    facts = {
+        "because": "it waits for the device in every layer, to read which experts are wanted",
+        "fix": "leave moe_backend out, or set grouped_mm or batched_mm",
+    }
+    if asked:
+        raise ConfigError("SD-E234", what, facts)
+    logger.warning("%s", message("SD-W306", what, facts | {"so": "each of its kernels is launched, more slowly"}))

@@ -1,0 +1,1 @@
+"""Layers of a network in fewer kernels: what waits for its reader, and the kernels that compute both."""

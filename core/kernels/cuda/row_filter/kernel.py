@@ -1,0 +1,319 @@
+"""Row filters as one Triton kernel: a search between two values, narrowed at several pivots in each pass over a row.
+
+Both top-k and top-p ask for the largest logit such that those at or above it are k in number, or hold a share of
+the mass. A float's bits, suitably flipped, order like the float, so the search runs over integers and ends at an
+exact logit. A pass reads only tiles whose maximum reaches the lowest value still possible.
+
+A program that has a row to itself makes all passes. Where rows are few, programs share each: then every pass is a
+launch, and the last program to arrive narrows the search for the next.
+"""
+
+# ruff: noqa: ANN001, ANN201, C901, PLR0913, RUF059
+# mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...filters import FilterRows
+from ..launch import MIN_TILES, PER_ROW, next_power_of_two, splits_of
+from ..row_stats import TileStats
+from ..row_tiles import MINUS_INF, last_to_arrive, load_stats, load_tile, row_scale
+from . import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, SearchScratch, num_passes
+
+COUNT = tl.constexpr(0)  # what a search adds up: logits, for top-k
+MASS = tl.constexpr(1)  # their mass, for top-p
+DONE = tl.constexpr(2)
+
+
+@triton.jit
+def keys_of(values, SHIFT: tl.constexpr):
+    """int32 that order as fp32 values do, without the low bits in which values of a narrower dtype never differ."""
+    bits = values.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+
+
+@triton.jit
+def value_of(key, SHIFT: tl.constexpr):
+    """The fp32 value of an int64 key; the bits left out of a negative value's key were ones."""
+    low = tl.where(key < 0, (1 << SHIFT) - 1, 0).to(tl.int64)
+    bits = ((key << SHIFT) | low).to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def key_of(value, SHIFT: tl.constexpr):
+    return keys_of(value, SHIFT).to(tl.int64)
+
+
+@triton.jit
+def top_p_search(cutoff, top, scale, top_p, SHIFT: tl.constexpr):
+    """(what, least, beyond, wanted) of the search for top-p among the survivors of the other filters.
+
+    A wanted amount below 0 is not known before the mass of the survivors is.
+    """
+    floor = tl.maximum(cutoff, top - 150.0 / scale)  # what lies lower has no mass in fp32
+    what = tl.where(top_p < 1, MASS, DONE)
+    return what, key_of(floor, SHIFT), key_of(top, SHIFT) + 1, tl.full([], -1.0, tl.float64)
+
+
+@triton.jit
+def kth_tile_maximum(maxima, k, TILES: tl.constexpr):
+    """The k-th largest tile maximum: at least k logits reach it. -inf where there are fewer tiles."""
+    descending = tl.sort(maxima, descending=True)
+    return tl.max(tl.where(tl.arange(0, TILES) == k - 1, descending, MINUS_INF), 0)
+
+
+@triton.jit
+def first_search(
+    maxima, top, scale, temperature, top_k, top_p, min_p, vocab_size, bad, TILES: tl.constexpr, SHIFT: tl.constexpr
+):
+    """(what, least, beyond, wanted, cutoff) before any pass: top-k if one is asked for, else top-p, else nothing."""
+    what = tl.full([], DONE, tl.int32)
+    least = tl.full([], 0, tl.int64)
+    beyond = tl.full([], 0, tl.int64)
+    wanted = tl.full([], 0.0, tl.float64)
+    cutoff = tl.full([], MINUS_INF, tl.float32)
+    if (temperature > 0) & (bad == 0):
+        if min_p > 0:
+            cutoff = tl.minimum(top + tl.log2(min_p) / scale, top)
+        what, least, beyond, wanted = top_p_search(cutoff, top, scale, top_p, SHIFT)
+        if (top_k > 0) & (top_k < vocab_size):
+            what = tl.full([], COUNT, tl.int32)
+            least = key_of(kth_tile_maximum(maxima, top_k, TILES), SHIFT)
+            wanted = top_k.to(tl.float64)
+    return what, least, beyond, wanted, cutoff
+
+
+@triton.jit
+def stored_search(state_ptr, cutoff_ptr):
+    """(what, least, beyond, wanted, cutoff) as the launch before left them."""
+    what = tl.load(state_ptr).to(tl.int32)
+    least = tl.load(state_ptr + 1).to(tl.int64)
+    beyond = tl.load(state_ptr + 2).to(tl.int64)
+    return what, least, beyond, tl.load(state_ptr + 3), tl.load(cutoff_ptr)
+
+
+@triton.jit
+def store_search(state_ptr, what, least, beyond, wanted):
+    tl.store(state_ptr, what.to(tl.float64))
+    tl.store(state_ptr + 1, least.to(tl.float64))
+    tl.store(state_ptr + 2, beyond.to(tl.float64))
+    tl.store(state_ptr + 3, wanted)
+
+
+@triton.jit
+def pivot_step(least, beyond, PIVOTS: tl.constexpr):
+    return tl.maximum((beyond - least + PIVOTS - 1) // PIVOTS, 1)
+
+
+@triton.jit
+def amounts_above(
+    row_ptr,
+    maxima_ptr,
+    top,
+    scale,
+    cutoff,
+    what,
+    least,
+    beyond,
+    split,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    PIVOTS: tl.constexpr,
+):
+    """Number or mass (of what reaches the cutoff) of this program's logits at or above each pivot, fp64 [PIVOTS].
+
+    Pivots rise from `least` in equal steps; one that is not below `beyond` has nothing above it.
+    """
+    lanes = tl.arange(0, PIVOTS)
+    step = pivot_step(least, beyond, PIVOTS)
+    amounts = tl.full([PIVOTS], 0.0, tl.float64)
+    for tile in range(split, num_tiles, tl.num_programs(0)):
+        if key_of(tl.load(maxima_ptr + tile), SHIFT) >= least:
+            values = load_tile(row_ptr, tile, vocab_size, TILE)
+            if what == MASS:
+                each = tl.where(values >= cutoff, tl.exp2((values - top) * scale), 0.0)
+            else:
+                each = tl.where(values > MINUS_INF, 1.0, 0.0)
+            keys = keys_of(values, SHIFT)
+            for i in range(PIVOTS):
+                pivot = tl.minimum(least + i * step, beyond - 1).to(tl.int32)
+                amount = tl.sum(tl.where(keys >= pivot, each, 0.0), 0).to(tl.float64)
+                amounts += tl.where((lanes == i) & (least + i * step < beyond), amount, 0.0)
+    return amounts
+
+
+@triton.jit
+def narrowed(
+    what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT: tl.constexpr, PIVOTS: tl.constexpr
+):
+    """(what, least, beyond, wanted, cutoff) after a pass: the next pass of this search, the next search, or done.
+
+    `least` always has the wanted amount at or above it, `beyond` never has.
+    """
+    lanes = tl.arange(0, PIVOTS)
+    step = pivot_step(least, beyond, PIVOTS)
+    wanted = tl.where(wanted < 0, top_p.to(tl.float64) * tl.max(amounts, 0), wanted)
+    reached = (amounts >= wanted) & (least + lanes * step < beyond)
+    least += tl.max(tl.where(reached, lanes, 0), 0) * step
+    beyond = tl.minimum(beyond, least + step)
+    if beyond - least <= 1:
+        cutoff = tl.minimum(tl.maximum(cutoff, value_of(least, SHIFT)), top)
+        if what == COUNT:
+            what, least, beyond, wanted = top_p_search(cutoff, top, scale, top_p, SHIFT)
+        else:
+            what = tl.full([], DONE, tl.int32)
+    return what, least, beyond, wanted, cutoff
+
+
+@triton.jit
+def survivor_sums(
+    row_ptr,
+    maxima_ptr,
+    sums_ptr,
+    scale,
+    cutoff,
+    split,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+):
+    """Replace the sums of this program's tiles by those of what reaches the cutoff."""
+    for tile in range(split, num_tiles, tl.num_programs(0)):
+        tile_top = tl.load(maxima_ptr + tile)
+        kept = tl.full([], 0.0, tl.float32)
+        if tile_top >= cutoff:
+            values = load_tile(row_ptr, tile, vocab_size, TILE)
+            origin = tl.where(tile_top == MINUS_INF, 0.0, tile_top)
+            kept = tl.sum(tl.where(values >= cutoff, tl.exp2((values - origin) * scale), 0.0), 0)
+        tl.store(sums_ptr + tile, kept)
+
+
+CHANGING = ["cu_rows_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "num_places", "turn"]
+
+
+@triton.jit(do_not_specialize=CHANGING)
+def filter_rows_kernel(
+    logits_ptr,
+    row_stride,
+    cu_rows_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    maxima_ptr,
+    sums_ptr,
+    cutoff_ptr,
+    state_ptr,
+    partial_ptr,
+    counter_ptr,
+    vocab_size,
+    num_places,
+    num_tiles,
+    turn,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    SHARED: tl.constexpr,
+    SHIFT: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    LAST_TURN: tl.constexpr,
+):
+    """Grid [splits, places, B]. With splits, pass number `turn`; the last one makes the new sums."""
+    split, request = tl.program_id(0), tl.program_id(2)
+    place = request.to(tl.int64) * num_places + tl.program_id(1)
+    row = tl.load(cu_rows_ptr + request) + tl.program_id(1)
+    if row >= tl.load(cu_rows_ptr + request + 1):
+        return
+    temperature = tl.load(temperature_ptr + request)
+    scale = row_scale(temperature)
+    row_ptr = logits_ptr + row * row_stride
+    maxima_ptr += place * num_tiles
+    sums_ptr += place * num_tiles
+    cutoff_ptr += place
+    if turn < LAST_TURN:
+        maxima, masses, top, mass, bad = load_stats(maxima_ptr, sums_ptr, scale, num_tiles, TILES)
+        top_p = tl.load(top_p_ptr + request)
+        if turn == 0:
+            what, least, beyond, wanted, cutoff = first_search(
+                maxima, top, scale, temperature, tl.load(top_k_ptr + request), top_p, tl.load(min_p_ptr + request),
+                vocab_size, bad, TILES, SHIFT,
+            )  # fmt: skip
+        else:
+            what, least, beyond, wanted, cutoff = stored_search(state_ptr + place * 4, cutoff_ptr)
+        lanes = tl.arange(0, PIVOTS)
+        writes = (turn == 0) & (split == 0)
+        going = what != DONE
+        while going:
+            amounts = amounts_above(
+                row_ptr, maxima_ptr, top, scale, cutoff, what, least, beyond, split, vocab_size, num_tiles,
+                TILE, SHIFT, PIVOTS,
+            )  # fmt: skip
+            writes = tl.full([], 1, tl.int1)
+            if SHARED:
+                partial = partial_ptr + place * tl.num_programs(0) * PIVOTS + lanes
+                tl.store(partial + split * PIVOTS, amounts)
+                writes = last_to_arrive(counter_ptr + place, SHARED)
+                if writes:
+                    amounts = tl.full([PIVOTS], 0.0, tl.float64)
+                    for other in range(tl.num_programs(0)):
+                        amounts += tl.load(partial + other * PIVOTS, cache_modifier=".cg")
+            if writes:
+                what, least, beyond, wanted, cutoff = narrowed(
+                    what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT, PIVOTS
+                )
+            going = (what != DONE) & (not SHARED)
+        if writes:
+            tl.store(cutoff_ptr, cutoff)
+            if SHARED:
+                store_search(state_ptr + place * 4, what, least, beyond, wanted)
+    if (turn == LAST_TURN) | (not SHARED):
+        tl.debug_barrier()
+        cutoff = tl.load(cutoff_ptr)
+        if cutoff > MINUS_INF:
+            survivor_sums(row_ptr, maxima_ptr, sums_ptr, scale, cutoff, split, vocab_size, num_tiles, TILE)
+
+
+def filter_rows(
+    logits: Tensor,
+    cu_rows: Tensor,
+    temperature: Tensor,
+    filters: FilterRows,
+    stats: TileStats,
+    cutoff: Tensor,
+    scratch: SearchScratch,
+) -> None:
+    """See `naive.filter_rows`."""
+    num_requests, num_places, num_tiles = stats.maxima.shape
+    splits = splits_of(num_requests * num_places, num_tiles)
+    last_turn = num_passes(logits.dtype) - 1
+    for turn in range(1 if splits == 1 else last_turn + 1):
+        filter_rows_kernel[(splits, num_places, num_requests)](
+            logits,
+            logits.stride(0),
+            cu_rows,
+            temperature,
+            filters.top_k,
+            filters.top_p,
+            filters.min_p,
+            stats.maxima,
+            stats.sums,
+            cutoff,
+            scratch.state,
+            scratch.partial,
+            scratch.counter,
+            logits.shape[1],
+            num_places,
+            num_tiles,
+            turn,
+            stats.tile,
+            next_power_of_two(max(MIN_TILES, num_tiles)),
+            splits > 1,
+            32 - KEY_BITS[logits.dtype],
+            PIVOTS_OF_ONE if splits == 1 else PIVOTS_OF_MANY,
+            last_turn,
+            **PER_ROW,
+        )

@@ -1,0 +1,33 @@
+"""The backend of a GPU with Triton, by which ROCm is served too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..backend import Form
+from . import verification
+from .backend import CudaBackend
+from .draft_uniforms import draft_uniforms
+from .layers import kernel
+from .layers.operations import LayerKernels
+from .path_move import move_paths
+from .tree_masks import tree_masks
+from .warm_up import warm_up_verification
+from .workspace import Workspace
+
+
+class TritonBackend(CudaBackend):
+    """Our kernels wherever there is one."""
+
+    tree_masks: ClassVar[Form] = staticmethod(tree_masks)
+    move_paths: ClassVar[Form] = staticmethod(move_paths)
+    draft_uniforms: ClassVar[Callable[..., Tensor]] = staticmethod(draft_uniforms)
+    verify: ClassVar[Form | None] = staticmethod(verification.verify)
+    verify_block: ClassVar[Form | None] = staticmethod(verification.verify_block)
+    verify_trees: ClassVar[Form | None] = staticmethod(verification.verify_trees)
+    plan_verification: ClassVar[Form | None] = Workspace.plan
+    warm_up_verification: ClassVar[Form | None] = staticmethod(warm_up_verification)
+    layers: ClassVar[LayerKernels] = kernel

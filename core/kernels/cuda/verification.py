@@ -1,0 +1,289 @@
+"""Verification by Triton kernels, without a copy of the logits and without host reads.
+
+Statistics of the rows; statistics of draft logits, if distributions come as such; cutoffs, if a request filters; the
+verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...rejection import block, torch_backend, tree
+from ...rejection.types import DistributionKind, DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
+from ..filters import FilterRows
+from .launch import MIN_TILES, next_power_of_two, splits_of
+from .row_filter.kernel import filter_rows
+from .row_stats import TileStats
+from .row_stats.kernel import draft_stats, row_stats
+from .tree_verdict import Trees
+from .tree_verdict.kernel import tree_verdict
+from .verdict import DenseDistribution, Distributions, Outputs, Requests, Rows, SparseDistribution, Variant
+from .verdict.kernel import verdict
+from .workspace import Workspace
+
+MIN_PLACES = 16  # as with MIN_TILES, for drafts of up to 15
+
+
+def verify(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    uniforms: Uniforms | None,
+    workspace: Workspace | None = None,
+) -> Verdict:
+    """See `verify` in `sampler.py`. float64 logits, which no kernel takes, are left to the torch backend."""
+    if logits.dtype == torch.float64 or not len(drafts.lengths):
+        return torch_backend.verify(logits, cu_rows, drafts, sampling, uniforms)
+    return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=False)
+
+
+def verify_block(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    uniforms: Uniforms | None,
+    workspace: Workspace | None = None,
+) -> Verdict:
+    """See `verify_block` in `sampler.py`."""
+    if logits.dtype == torch.float64 or not len(drafts.lengths):
+        return block.verify_block(logits, cu_rows, drafts, sampling, uniforms)
+    return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=drafts.distributions is not None)
+
+
+def verify_trees(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    uniforms: Uniforms | None,
+    workspace: Workspace | None = None,
+    *,
+    together: bool,
+) -> Verdict:
+    """See `tree.verify_trees`."""
+    if logits.dtype == torch.float64 or not len(drafts.lengths):
+        return tree.verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=together)
+    assert drafts.parents is not None, "its caller looked"
+    parents, given = drafts.parents.contiguous(), drafts.distributions
+    replacement = None if given is None else given.replacement
+    workspace = workspace or _own_workspace(logits, drafts)
+    cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
+    num_requests, num_drafts = drafts.token_ids.shape
+    stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=False)
+    distributions = _distributions(drafts, workspace)
+    outputs, path = workspace.outputs(num_requests, num_drafts), workspace.paths(num_requests, num_drafts)
+    most_places, filters = workspace.max_drafts + 1, sampling.any_filter
+    variant = _variant(stats, most_places, given, distributions, filters, uniforms is not None)
+    tree_verdict(
+        _rows(logits, cu_rows, stats, workspace),
+        _requests(drafts, sampling, uniforms),
+        Trees(parents, parents if replacement is None else replacement.contiguous(), path),
+        distributions,
+        workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
+        outputs,
+        variant._replace(skip_last=False, block=together),
+        put_back=replacement is not None,
+    )
+    return replace(_verdict(outputs, sampling), path=path)
+
+
+def _own_workspace(logits: Tensor, drafts: DraftRows) -> Workspace:
+    given = drafts.distributions
+    draft_vocab = 0 if given is None or given.draft_logits is None else given.draft_logits.shape[2]
+    num_requests, num_drafts = drafts.token_ids.shape
+    return Workspace.plan(num_requests, num_drafts, logits.shape[1], logits.device, draft_vocab)
+
+
+def _statistics(
+    logits: Tensor, cu_rows: Tensor, sampling: SamplingRows, num_drafts: int, workspace: Workspace, *, skip_last: bool
+) -> TileStats:
+    """Of all rows, and their cutoffs if a request filters."""
+    stats = workspace.stats(len(cu_rows) - 1, num_drafts + 1, logits.shape[1])
+    row_stats(logits, cu_rows, sampling.temperature, stats, skip_last=skip_last)
+    if sampling.any_filter:
+        filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
+        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff, workspace.search)
+    return stats
+
+
+def _launch(
+    logits: Tensor,
+    cu_rows: Tensor,
+    drafts: DraftRows,
+    sampling: SamplingRows,
+    uniforms: Uniforms | None,
+    workspace: Workspace | None,
+    *,
+    together: bool,
+) -> Verdict:
+    num_requests, num_drafts = drafts.token_ids.shape
+    workspace = workspace or _own_workspace(logits, drafts)
+    cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
+    stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=not sampling.any_filter)
+    distributions = _distributions(drafts, workspace)
+    outputs = workspace.outputs(num_requests, num_drafts)
+    splits = _splits(stats, distributions, sampling.any_filter)
+    variant = _variant(
+        stats, workspace.max_drafts + 1, drafts.distributions, distributions, sampling.any_filter, uniforms is not None
+    )
+    verdict(
+        _rows(logits, cu_rows, stats, workspace),
+        _requests(drafts, sampling, uniforms),
+        distributions,
+        workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
+        outputs,
+        variant._replace(block=together, shared=splits > 1 or not together),
+        splits,
+    )
+    return _verdict(outputs, sampling)
+
+
+def _verdict(outputs: Outputs, sampling: SamplingRows) -> Verdict:
+    return Verdict(
+        output_ids=outputs.token_ids,
+        num_accepted=outputs.num_accepted,
+        status=outputs.status,
+        stop_reason=outputs.stop_reason,
+        accept_prob=None if sampling.all_greedy else outputs.accept_prob,
+        logprobs=None if sampling.all_greedy else outputs.logprobs,
+        residual_mass=None if sampling.all_greedy else outputs.residual_mass,
+    )
+
+
+def _packed_drafts(drafts: DraftRows) -> DraftRows:
+    """With vectors that a kernel can index; they are copied only where they are not dense already."""
+    distributions = drafts.distributions
+    if distributions is not None:
+        distributions = replace(
+            distributions,
+            kind=distributions.kind.contiguous(),
+            draft_probs=_packed(distributions.draft_probs),
+            draft_logits=_packed(distributions.draft_logits),
+        )
+    token_ids = drafts.token_ids if drafts.token_ids.stride(1) == 1 else drafts.token_ids.contiguous()
+    return DraftRows(token_ids, drafts.lengths.contiguous(), distributions)
+
+
+def _packed_sampling(sampling: SamplingRows) -> SamplingRows:
+    return SamplingRows(
+        temperature=sampling.temperature.contiguous(),
+        top_k=sampling.top_k.contiguous(),
+        top_p=sampling.top_p.contiguous(),
+        min_p=sampling.min_p.contiguous(),
+        seed=sampling.seed.contiguous(),
+        position=sampling.position.contiguous(),
+        all_greedy=sampling.all_greedy,
+        any_filter=sampling.any_filter,
+    )
+
+
+def _rows(logits: Tensor, cu_rows: Tensor, stats: TileStats, workspace: Workspace) -> Rows:
+    return Rows(
+        logits=logits,
+        stride=logits.stride(0),
+        cu_rows=cu_rows,
+        maxima=stats.maxima,
+        sums=stats.sums,
+        cutoff=workspace.cutoff,
+        vocab_size=logits.shape[1],
+        num_places=0,
+        num_tiles=stats.maxima.shape[2],
+    )
+
+
+def _requests(drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms | None) -> Requests:
+    output = sampling.seed if uniforms is None else uniforms.output.double().contiguous()
+    accept = output if uniforms is None or uniforms.accept is None else uniforms.accept.double().contiguous()
+    return Requests(
+        token_ids=drafts.token_ids,
+        token_stride=drafts.token_ids.stride(0),
+        lengths=drafts.lengths,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+        position=sampling.position,
+        accept=accept,
+        output=output,
+        num_drafts=drafts.token_ids.shape[1],
+    )
+
+
+def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
+    """The given distributions. In place of a missing one stands a tensor that the kernel's variant never reads."""
+    distributions, any_tensor = drafts.distributions, workspace.counter
+    nothing = DenseDistribution(any_tensor, 0, 0, 0, workspace.draft_maxima, workspace.draft_sums, 0, 0)
+    no_ids = SparseDistribution(any_tensor, any_tensor, 0, 0)
+    if distributions is None or not drafts.token_ids.shape[1]:
+        return Distributions(any_tensor, nothing, nothing, no_ids, any_tensor)
+    logits = nothing
+    if distributions.draft_logits is not None:
+        stats = workspace.draft_stats(*distributions.draft_logits.shape)
+        draft_stats(
+            distributions.draft_logits, drafts.lengths, distributions.kind, DistributionKind.DENSE_LOGITS, stats
+        )
+        logits = _dense(distributions.draft_logits, stats)
+    sparse = no_ids
+    if distributions.sparse_ids is not None and distributions.sparse_probs is not None:
+        ids = distributions.sparse_ids.contiguous()
+        sparse = SparseDistribution(ids, distributions.sparse_probs.contiguous(), ids.shape[2], 0)
+    probs = (
+        nothing
+        if distributions.draft_probs is None
+        else _dense(distributions.draft_probs, TileStats(nothing.maxima, nothing.sums, 0))
+    )
+    return Distributions(
+        distributions.kind,
+        probs,
+        logits,
+        sparse,
+        any_tensor if distributions.t2d is None else distributions.t2d.contiguous(),
+    )
+
+
+def _dense(values: Tensor, stats: TileStats) -> DenseDistribution:
+    size = values.shape[2]
+    return DenseDistribution(values, 0, size, size, stats.maxima, stats.sums, stats.maxima.shape[-1], 0)
+
+
+def _packed(values: Tensor | None) -> Tensor | None:
+    """Dense distributions [B, K, Vd] without gaps, as those of an engine are."""
+    if values is not None and values.shape[2] > 1 and values.stride(2) != 1:
+        raise ValueError(
+            f"expected draft distributions with a contiguous last dimension, got strides {values.stride()}"
+        )
+    return None if values is None else values.contiguous()
+
+
+def _splits(stats: TileStats, distributions: Distributions, filters: bool) -> int:
+    """Programs per request: one, unless a pass over the vocabulary may be left, for a residual or the last row."""
+    num_requests, _, num_tiles = stats.maxima.shape
+    dense = distributions.probs.size > 0 or distributions.logits.size > 0
+    return splits_of(num_requests, num_tiles) if dense or not filters else 1
+
+
+def _variant(
+    stats: TileStats,
+    most_places: int,
+    given: DraftDistributions | None,
+    distributions: Distributions,
+    filters: bool,
+    uniforms: bool,
+) -> Variant:
+    """As few variants as possible: `warm_up` compiles all that an engine can need."""
+    num_tiles = stats.maxima.shape[2]
+    return Variant(
+        tile=stats.tile,
+        tiles=next_power_of_two(max(MIN_TILES, num_tiles, distributions.logits.num_tiles)),
+        places=next_power_of_two(max(MIN_PLACES, most_places)),
+        probs=distributions.probs.size > 0,
+        logits=distributions.logits.size > 0,
+        sparse=next_power_of_two(distributions.sparse.num_ids) if distributions.sparse.num_ids else 0,
+        mapped=given is not None and given.t2d is not None,
+        filters=filters,
+        uniforms=uniforms,
+        skip_last=not filters,
+    )

@@ -1,0 +1,127 @@
+"""The memory that verification on a device works in, allocated once so that a call allocates nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .launch import TILE
+from .row_filter import SearchScratch
+from .row_stats import TileStats
+from .verdict import Outputs, Scratch
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Flat buffers, of which each call uses the front; a verdict made in them is valid until the next call.
+
+    Its size is fixed at `plan`, so that a captured graph may be replayed. Arrival counters are zeroed once: every
+    launch leaves them at zero.
+    """
+
+    tile: int  # logits per tile
+    max_requests: int
+    max_drafts: int
+    maxima: Tensor  # float32
+    sums: Tensor  # float32
+    draft_maxima: Tensor  # float32
+    draft_sums: Tensor  # float32
+    cutoff: Tensor  # float32
+    search: SearchScratch
+    residual: Tensor  # float32
+    counter: Tensor  # int32
+    token_ids: Tensor  # int64
+    path: Tensor  # int64
+    num_accepted: Tensor  # int64
+    accept_prob: Tensor  # float32
+    logprobs: Tensor  # float32
+    status: Tensor  # int64
+    stop_reason: Tensor  # uint8
+    residual_mass: Tensor  # float32
+
+    @classmethod
+    def plan(
+        cls,
+        max_requests: int,
+        max_drafts: int,
+        vocab_size: int,
+        device: torch.device,
+        draft_vocab_size: int = 0,
+        tile: int = TILE,
+    ) -> Workspace:
+        """Room for max_requests requests of max_drafts drafts; draft_vocab_size > 0 if distributions come as logits."""
+        places = max_requests * (max_drafts + 1)
+        tiles, draft_tiles = -(-vocab_size // tile), -(-draft_vocab_size // tile)
+
+        def floats(count: int) -> Tensor:
+            return torch.empty(count, dtype=torch.float32, device=device)
+
+        def integers(count: int) -> Tensor:
+            return torch.empty(count, dtype=torch.int64, device=device)
+
+        return cls(
+            tile=tile,
+            max_requests=max_requests,
+            max_drafts=max_drafts,
+            maxima=floats(places * tiles),
+            sums=floats(places * tiles),
+            draft_maxima=floats(max_requests * max_drafts * draft_tiles),
+            draft_sums=floats(max_requests * max_drafts * draft_tiles),
+            cutoff=floats(places),
+            search=SearchScratch.allocate(device),
+            residual=floats(places * tiles),
+            counter=torch.zeros(max_requests, dtype=torch.int32, device=device),
+            token_ids=integers(places),
+            path=integers(places),
+            num_accepted=integers(max_requests),
+            accept_prob=floats(max_requests * max_drafts),
+            logprobs=floats(places),
+            status=integers(max_requests),
+            stop_reason=torch.empty(max_requests, dtype=torch.uint8, device=device),
+            residual_mass=floats(max_requests),
+        )
+
+    def stats(self, num_requests: int, num_places: int, vocab_size: int) -> TileStats:
+        """Room for the statistics of the target's rows."""
+        shape = (num_requests, num_places, -(-vocab_size // self.tile))
+        return TileStats(_front(self.maxima, *shape), _front(self.sums, *shape), self.tile)
+
+    def draft_stats(self, num_requests: int, num_drafts: int, draft_vocab_size: int) -> TileStats:
+        """Room for the statistics of draft distributions given as logits."""
+        shape = (num_requests, num_drafts, -(-draft_vocab_size // self.tile))
+        return TileStats(_front(self.draft_maxima, *shape), _front(self.draft_sums, *shape), self.tile)
+
+    def scratch(self, num_requests: int, num_places: int, vocab_size: int) -> Scratch:
+        """What the programs of a request share."""
+        num_tiles = -(-vocab_size // self.tile)
+        return Scratch(_front(self.residual, num_requests, num_places, num_tiles), _front(self.counter, num_requests))
+
+    def outputs(self, num_requests: int, num_drafts: int) -> Outputs:
+        """Where the verdict goes."""
+        return Outputs(
+            token_ids=_front(self.token_ids, num_requests, num_drafts + 1),
+            num_accepted=_front(self.num_accepted, num_requests),
+            accept_prob=_front(self.accept_prob, num_requests, num_drafts),
+            logprobs=_front(self.logprobs, num_requests, num_drafts + 1),
+            status=_front(self.status, num_requests),
+            stop_reason=_front(self.stop_reason, num_requests),
+            residual_mass=_front(self.residual_mass, num_requests),
+        )
+
+    def paths(self, num_requests: int, num_drafts: int) -> Tensor:
+        """Where the paths in trees go: [B, K + 1]."""
+        return _front(self.path, num_requests, num_drafts + 1)
+
+
+def _front(buffer: Tensor, *shape: int) -> Tensor:
+    """The front of a flat buffer in a shape; ValueError where the plan was for less."""
+    count = 1
+    for size in shape:
+        count *= size
+    if count > len(buffer):
+        raise ValueError(
+            f"the workspace holds {len(buffer)} elements where {list(shape)} are needed; plan a larger one"
+        )
+    return buffer[:count].view(shape)
