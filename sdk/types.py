@@ -219,7 +219,8 @@ class StepView:
     dummy: bool = False
     """The engine keeps ranks in step, or warms up: return a draft of the right form, and change no state.
 
-    Its requests, if it has any, are not started and not finished. What a pass writes to the draft KV belongs to nobody.
+    On the host it has no requests. On a device it may have some, which are never started or finished: what a pass
+    writes to their draft KV belongs to nobody.
     """
 
     def __len__(self) -> int:

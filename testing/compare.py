@@ -115,6 +115,17 @@ def _same_distributions(one: tuple[Shown, str], other: tuple[Shown, str], stage:
     return True
 
 
+def with_fix(steps: Iterator[Shown], fix: str) -> Iterator[Shown]:
+    """The same steps. An exception of the proposer gets this fix."""
+    try:
+        yield from steps
+    except Violation as violation:
+        if violation.cause == DIFFERENCE:
+            raise
+        told = {label: value for label, value in violation.facts.items() if label != "fix"}
+        raise Violation(**told, fix=fix, cause=violation.cause) from violation
+
+
 class FreshPrefill:
     """A second instance, which is shown each request's tokens as one prefill and must draft the same."""
 

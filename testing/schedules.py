@@ -65,7 +65,8 @@ def wander(stage: Stage, num_steps: int, *, num_names: int = 6) -> Iterator[Show
     """Anything that may happen: requests come and go, ids and rows are reused at once, some skip steps.
 
     Prompts arrive in chunks, requests are preempted and replayed, aborted in the middle of a prompt, and end on their
-    own; the order of a step is arbitrary. With one name only, that request is preempted and nobody ends.
+    own, some of them one step late; the order of a step is arbitrary. With one name only, that request is preempted and
+    nobody ends.
     """
     dice = random.Random(f"wander:{stage.seed}")
     several = num_names > 1
@@ -83,7 +84,7 @@ def _come_and_go(stage: Stage, dice: random.Random, num_names: int, *, several: 
         if happens < 0.1 and stage.requests[name].row >= 0:
             stage.preempt(name)
         elif happens < 0.15 and several:
-            stage.finish(name)
+            stage.finish(name, late=dice.random() < 0.5)
     for name in (f"name-{number}" for number in range(num_names)):
         if name not in stage.requests and dice.random() < 0.5:
             max_tokens = dice.randint(2, 40) if several else 10_000

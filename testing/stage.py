@@ -19,20 +19,21 @@ from specdec.core.host import (
     Request,
     RowTable,
     Runner,
+    TopTokens,
     ViewBuilder,
     profile_of,
     registry,
 )
 from specdec.sdk.errors import ProposerError
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import TargetInfo
+from specdec.sdk.types import StepView, TargetInfo
 
 from .moves import LONG, PARAMS, Move, Shown
 from .report import Violation, cause_of
 from .scripted import Scripted
-from .step_tensors import StandInTarget
+from .step_tensors import Cached, Nothing, StandInTarget
 from .text import Script
-from .watch import WatchedHost
+from .watch import Uses, WatchedHost
 from .worlds import World
 
 CPU = torch.device("cpu")
@@ -54,8 +55,9 @@ class Stage:
         self.info, self.needs, self.seed = info, loaded.needs, seed
         self._loaded = loaded
         self.script = Script(seed, info.vocab_size)
-        self.reads: set[str] = set()
+        self.uses = Uses()
         self.number = 0
+        self._lengths: dict[str, int] = {}  # of the last step's requests, before it
         self.num_preemptions = 0
         self._probabilistic = loaded.config.draft_sample_method == "probabilistic"
         shown, k = shown or loaded.needs, loaded.config.num_draft_tokens
@@ -64,10 +66,12 @@ class Stage:
         pool = BlockPool(longest * info.max_num_seqs, info.block_size, region_size=longest)
         rows = RowTable(info.max_num_seqs, pool)
         metrics = EngineMetrics(info.model, loaded.plugin.label)
-        self._host = WatchedHost(loaded, info, CPU, ViewBuilder(shown, k, info, CPU), metrics, self.reads)
+        self._host = WatchedHost(loaded, info, CPU, ViewBuilder(shown, k, info, CPU), metrics, self.uses)
         shapes = world.layer_shapes if loaded.needs.target_kv or loaded.needs.target_layers else ()
         cache = KVCache(shapes, pool.num_blocks, info.block_size, getattr(torch, info.dtype), CPU)
-        self._host.bind(info, world.services(info, loaded.needs, rows, cache, self.reads))
+        services = world.services(info, loaded.needs, rows, cache, self.uses)
+        self._cached = Cached(loaded.needs, services, cache)
+        self._host.bind(info, services)
         self._host.warm_up()
         self._scripted = Scripted(self.script, rows, lookahead)
         self.requests = self._scripted.requests  # those that have not ended
@@ -112,6 +116,19 @@ class Stage:
         )
         return self.requests[name]
 
+    def add_behind(self, name: str, other: str, num_cached: int, prompt: Sequence[int]) -> Request:
+        """A request with a row, whose first `num_cached` tokens are in the cache: those that another one begins with.
+
+        Draft KV and the target's keys are carried over, as an engine's prefix cache does.
+        """
+        request, source = self.add(name, prompt), self.requests[other]
+        assert prompt[:num_cached] == source.token_ids[:num_cached], "the same tokens"
+        self._scripted.rows.seat(request)
+        self._scripted.rows.pool.extend(request.blocks, num_cached)
+        self._cached.carry(source, request, num_cached)
+        request.num_computed_tokens = num_cached
+        return request
+
     def preempt(self, name: str) -> None:
         """Take the request's row and KV; its next move replays it from position 0."""
         request = self.requests[name]
@@ -120,9 +137,44 @@ class Stage:
         request.num_computed_tokens = 0
         self._call(lambda: self._runner.progress.preempt([request]))
 
-    def finish(self, name: str) -> None:
-        """End the request where it stands: done, or aborted."""
-        self._call(lambda: self._runner.finish([self.requests[name]]))
+    def finish(self, name: str, *, late: bool = False) -> None:
+        """End the request where it stands: done, or aborted.
+
+        late: it had ended before its last step, which showed it once too many.
+        """
+        request = self.requests[name]
+        if late:
+            del request.token_ids[max(self._lengths.get(name, 0), len(request.prompt_token_ids)) :]
+        request.abort()
+        self._call(lambda: self._runner.finish([request]))
+
+    def ask_metrics(self) -> None:
+        """What a reader of metrics does between steps. Raises Violation for what cannot be shown."""
+        self._call(self._host.told_metrics)
+
+    def idle(self, *, dummy: bool) -> None:
+        """A step without requests."""
+        self._host.begin(self.number, self.seed, dummy=dummy)
+        self._call(lambda: self._host.draft(self._no_requests(), []))
+
+    def idle_with(self, num_requests: int) -> None:
+        """A dummy step of requests that are not started and not finished."""
+        names = [f"nobody {number}" for number in range(num_requests)]
+        for name in names:
+            self.add(name, 5).started = True
+        self._scripted.moves = [Move(name) for name in names]
+        self._host.begin(self.number, self.seed, dummy=True)
+        self._call(lambda: self._runner.step([]), "a dummy step")
+        for name in names:
+            self.finish(name)
+
+    def _no_requests(self) -> StepView:
+        needs, none = self._host.views.needs, torch.zeros(0, dtype=torch.int64)
+        hidden = torch.zeros(0, self.info.hidden_size, dtype=getattr(torch, self.info.dtype))
+        top = None
+        if needs.target_top_k:
+            top = TopTokens.of(torch.zeros(0, self.info.vocab_size), none, 0, needs.target_top_k)
+        return self._host.views.build([], [], Nothing(none, none), [hidden] * len(needs.hidden_states), top)[0]
 
     def step(self, moves: Sequence[Move], *, width: int | None = None, uniforms: Tensor | None = None) -> Shown | None:
         """One step in the order of `moves`; None if no request goes on.
@@ -131,6 +183,7 @@ class Stage:
         caller wants to choose them.
         """
         self.number += 1
+        self._lengths = {move.name: len(self.requests[move.name].token_ids) for move in moves}
         self._host.begin(self.number, self.seed, width, uniforms)
         self._scripted.moves = moves
         self._call(lambda: self._runner.step([]), f"step {self.number} of seed {self.seed}")
@@ -147,7 +200,7 @@ class Stage:
         assert shown is not None, "the original goes on"
         return shown
 
-    def _call(self, call: Callable[[], None], where: str = "") -> None:
+    def _call(self, call: Callable[[], object], where: str = "") -> None:
         try:
             call()
         except ProposerError as error:

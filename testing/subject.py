@@ -133,7 +133,7 @@ class Subject:
 
     def llm(self, **settings: Any) -> LLM:
         """The real engine with this proposer. Raises NotApplicable if its class cannot be imported by its path."""
-        if not isinstance(self.asked, str) and not _is_importable(self.asked):
+        if not isinstance(self.asked, str) and not is_importable(self.asked):
             raise NotApplicable(f"the engine imports by path, and {self.label} is not at the top of a module")
         return LLM(
             self.target.model,
@@ -174,7 +174,7 @@ def _path_of(cls: type[Any]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _is_importable(cls: type[Any]) -> bool:
+def is_importable(cls: type[Any]) -> bool:
     """Whether its path leads back to it."""
     found: Any = sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):

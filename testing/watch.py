@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,24 @@ from specdec.sdk import StepStats, StepView, TargetInfo
 from .moves import GivenUniforms, Shown
 
 Record = TypeVar("Record")
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Uses:
+    """What a proposer uses while it is checked."""
+
+    reads: set[str] = field(default_factory=set)  # names of fields and services: "history", "kept.hidden", "draft_kv"
+    collectives: list[str] = field(default_factory=list)  # calls of services that all ranks make together, with shapes
+    astray: list[str] = field(default_factory=list)  # calls of services outside of calls, or on other threads
+    inside: int | None = None  # the thread of the call that runs. None means that none runs
+
+    def service(self, name: str, *shape: int) -> None:
+        """One is called. shape: of its input, where it is a collective."""
+        if threading.get_ident() != self.inside:
+            self.astray.append(name)
+        if shape:
+            self.collectives.append(f"{name}{shape}")
 
 
 class WatchedHost(ProposerHost):
@@ -27,25 +46,30 @@ class WatchedHost(ProposerHost):
         device: torch.device,
         views: ViewBuilder,
         metrics: EngineMetrics,
-        reads: set[str],
+        uses: Uses,
     ) -> None:
-        """`reads`: takes the names of the fields that are read."""
+        """`uses`: takes what is used."""
         super().__init__(loaded, info, device, "raise", metrics, lambda error: None, views)
-        self._reads = reads
+        self._uses = uses
 
-    def begin(self, number: int, seed: int, width: int | None, uniforms: Tensor | None) -> None:
-        """A step begins. `width`: its K, if not the usual. `uniforms` [B, K]: its random numbers, if chosen."""
+    def begin(
+        self, number: int, seed: int, width: int | None = None, uniforms: Tensor | None = None, *, dummy: bool = False
+    ) -> None:
+        """A step begins. `width`: its K, if not the usual. `uniforms` [B, K]: its random numbers, if chosen.
+
+        dummy: see `StepView.dummy`.
+        """
         self.shown: Shown | None = None  # None as well where no request goes on
         self.num_draft_tokens = self.views.num_draft_tokens if width is None else width
-        self._number, self._seed, self._uniforms = number, seed, uniforms
+        self._number, self._seed, self._uniforms, self._dummy = number, seed, uniforms, dummy
 
     def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         """See `ProposerHost`."""
-        step = replace(step, width=self.num_draft_tokens)
+        step = replace(step, width=self.num_draft_tokens, dummy=self._dummy)
         if self._uniforms is not None:
             step = replace(step, random=GivenUniforms(self._uniforms))
         before = Snapshot(step)
-        checked = super().draft(watched(step, self._reads), budgets)
+        checked = super().draft(watched(step, self._uses.reads), budgets)
         self.shown = Shown(
             f"step {self._number} of seed {self._seed}, requests {_some(step.request_ids)}",
             step,
@@ -56,6 +80,13 @@ class WatchedHost(ProposerHost):
             [str(change) for change in before.changes()],
         )
         return checked
+
+    def _attempt(self, method: str, call: Callable[[], Answer]) -> Answer:
+        outer, self._uses.inside = self._uses.inside, threading.get_ident()
+        try:
+            return super()._attempt(method, call)
+        finally:
+            self._uses.inside = outer
 
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
         """Nothing: no target runs that drafts could save time of."""

@@ -29,6 +29,7 @@ from specdec.sdk.types import TargetInfo
 
 from .fakes import FakeDraftKV, FakeServices, fake_target_info
 from .text import Script
+from .watch import Uses
 
 NUM_PROMPTS = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -45,8 +46,8 @@ class World(Protocol):
         """What the target caches in each layer."""
         ...
 
-    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, reads: set[str]) -> Services:
-        """Services for one proposer; what it takes of them enters `reads`, as "draft_kv".
+    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
+        """Services for one proposer; what it takes of them enters `uses`.
 
         cache: what stands in for the target's.
         """
@@ -56,34 +57,44 @@ class World(Protocol):
 class _WatchedServices(EngineServices):
     """The engine's own services, which remember what was asked for."""
 
-    def __init__(self, info: TargetInfo, llm: LLM, store: BlockDraftKV | None, needs: Needs, reads: set[str]) -> None:
+    def __init__(self, info: TargetInfo, llm: LLM, store: BlockDraftKV | None, needs: Needs, uses: Uses) -> None:
         parts = parts_of(llm)
         access = TargetAccess(needs, partial(PartialTarget, parts.target))
         super().__init__(info, parts.target, parts.tokenizer, store, parts.backend, access=access)
-        self._reads = reads
+        self._uses = uses
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        self._uses.service("embed", *token_ids.shape)
+        return super().embed(token_ids)
+
+    def lm_head(self, hidden: Tensor) -> Tensor:
+        self._uses.service("lm_head", *hidden.shape)
+        return super().lm_head(hidden)
 
     def draft_kv(self) -> DraftKVStore:
-        self._reads.add("draft_kv")
+        self._uses.reads.add("draft_kv")
+        self._uses.service("draft_kv")
         return super().draft_kv()
 
     def target_kv(self) -> TargetKV:
-        self._reads.add("target_kv")
+        self._uses.reads.add("target_kv")
         return super().target_kv()
 
     def target_layers(
         self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None
     ) -> TargetLayers:
-        self._reads.add("target_layers")
+        self._uses.reads.add("target_layers")
         return super().target_layers(layers, adapter)
 
 
 class _FakeServices(FakeServices):
-    def __init__(self, info: TargetInfo, spec: DraftKV | None, reads: set[str]) -> None:
+    def __init__(self, info: TargetInfo, spec: DraftKV | None, uses: Uses) -> None:
         super().__init__(info, spec)
-        self._reads = reads
+        self._uses = uses
 
     def draft_kv(self) -> FakeDraftKV:
-        self._reads.add("draft_kv")
+        self._uses.reads.add("draft_kv")
+        self._uses.service("draft_kv")
         return super().draft_kv()
 
 
@@ -105,7 +116,7 @@ class RealTarget:
     def layer_shapes(self) -> Sequence[LayerShape]:
         return parts_of(self.llm).target.layer_shapes
 
-    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, reads: set[str]) -> Services:
+    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
         """The engine's services, with draft KV on the rows' blocks."""
         parts = parts_of(self.llm)
         addressing = HostAddressing(rows, parts.backend)
@@ -113,7 +124,7 @@ class RealTarget:
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             store = BlockDraftKV(spec, dtype, parts.target.device).lay_out(rows.pool.num_blocks, addressing)
-        services = _WatchedServices(info, self.llm, store, needs, reads)
+        services = _WatchedServices(info, self.llm, store, needs, uses)
         services.use_cache(cache, addressing)
         return services
 
@@ -161,6 +172,6 @@ class FewTokens:
     def layer_shapes(self) -> Sequence[LayerShape]:
         return ()
 
-    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, reads: set[str]) -> Services:
+    def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
         """The fakes of this package."""
-        return _FakeServices(info, needs.draft_kv, reads)
+        return _FakeServices(info, needs.draft_kv, uses)

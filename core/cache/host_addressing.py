@@ -169,13 +169,13 @@ class HostAddressing:
     def num_computed(self, rows: Tensor) -> Tensor:
         """See `Addressing`."""
         requests = self._requests()
-        return torch.tensor([requests[row].num_computed_tokens for row in rows.tolist()])
+        return torch.tensor([requests[row].num_computed_tokens for row in rows.tolist()], dtype=torch.int64)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """See `Addressing`."""
         requests, places = self._requests(), zip(rows.tolist(), positions.tolist(), strict=True)
         slots = [self.slot(requests[row].blocks, position) for row, position in places]
-        return torch.tensor(slots, device=rows.device)
+        return torch.tensor(slots, dtype=torch.int64, device=rows.device)
 
     def slots_of_row(self, cache: KVCache, row: int, length: int) -> slice | Tensor:
         """See `Addressing`."""

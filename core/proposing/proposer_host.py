@@ -177,7 +177,7 @@ class ProposerHost:
             self._contained("propose", check, request_ids, failed=None)
 
     def _asked(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
-        if not self._observes(step) or not any(budgets):
+        if not self._observes(step) or not (step.dummy or any(budgets)):
             return None
         self._metrics.counts["proposer_propose_calls"] += 1
         return self._contained("propose", partial(self._proposed, step, budgets), step.request_ids, failed=None)
@@ -240,11 +240,15 @@ class ProposerHost:
         wanted, self.metrics_wanted = self.metrics_wanted, False
         if wanted and "metrics" in self._methods:
             try:
-                self.own_metrics = self._attempt("metrics", partial(own_metrics, self._methods["metrics"], self.plugin))
+                self.own_metrics = self.told_metrics()
             except SpecdecError as error:
                 self.own_metrics = {}
                 self._metrics.proposer_errors[error.code] += 1
                 logger.warning("%s", error)
+
+    def told_metrics(self) -> dict[str, float]:
+        """Its own figures, now. Raises ProposerError."""
+        return self._attempt("metrics", partial(own_metrics, self._methods["metrics"], self.plugin))
 
     def _must(self, method: str, *args: object) -> None:
         """Call an optional method if it is there, and fail if it fails."""

@@ -53,7 +53,7 @@ class ViewBuilder:
         *,
         may_pad: bool = False,
     ) -> tuple[StepView, Tensor]:
-        """The view of the requests that go on, at least one, and their rows [B] where no proposer can write to them.
+        """The view of the requests that go on, perhaps none, and their rows [B] where no proposer can write to them.
 
         hidden, L of [N, H], and top: of the whole batch. may_pad: whether a draft pass may write past a request's
         blocks, where nobody reads it.
@@ -127,7 +127,9 @@ class ViewBuilder:
             random=StepRandom(sent["draft_key"], sent["committed_length"], self.num_draft_tokens),
             sampling=self._sampling(committed, sent) if self.needs.sampling else None,
             history=history,
-            accepted_nodes=sent["accepted_nodes"].view(len(committed), -1) if self._draws_trees else None,
+            accepted_nodes=sent["accepted_nodes"].view(len(committed), self.num_draft_tokens)
+            if self._draws_trees
+            else None,
             rejected=rejected,
         )
 
@@ -161,7 +163,7 @@ class ViewBuilder:
             positions=positions,
             token_ids=token_ids,
             hidden=tuple([state.to(self.device) for state in hidden]),
-            most_tokens=max(each.num_rows for each in committed) if may_pad else None,
+            most_tokens=max([each.num_rows for each in committed], default=0) if may_pad else None,
             **(top.fields(sent["places"] if places else None) if top else {}),
         )
         rejected = rejected_on_device(shown, sent["num_rejected"]) if self.needs.rejected_rows else None

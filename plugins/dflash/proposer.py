@@ -125,6 +125,8 @@ class DFlashProposer(ParallelProposer):
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Write the context rows of everything that the step committed."""
+        if not len(step):
+            return
         kept = step.kept
         hidden = kept.hidden_cat()
         width = width_of(step)

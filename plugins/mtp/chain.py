@@ -29,19 +29,23 @@ class ModuleChain:
         shape = target.max_num_seqs, len(modules), target.hidden_size
         self._decided = torch.zeros(shape, dtype=dtype, device=services.device)
         """Of the request in each row the last output of each module whose tokens are decided."""
+        self._generation = torch.full(shape[:1], -1, device=services.device)
         self._captured_observe = services.capture(self._observe_each)
         self._chain = DraftChain(services, self._drawn)
 
     def observe(self, step: StepView) -> None:
         """Run the rows whose tokens the step decided."""
+        if not len(step):
+            return
         kept, width = step.kept, width_of(step)
-        places, before = (step.slots, kept.kept_start, kept.num_kept), self._decided[step.slots]
+        places, is_new = (step.slots, kept.kept_start, kept.num_kept), self._generation[step.slots] != step.generation
+        before = self._decided[step.slots].masked_fill(is_new[:, None, None], 0)  # perhaps behind a cached prefix
         columns = kept.next_token_ids, kept.hidden_cat()
         if width is None:
             decided = self._observe(*places, before, kept.token_offsets, *columns)
         else:
             decided = self._captured_observe(*places, before, *per_request(step, width, *columns))
-        self._decided[step.slots] = decided
+        self._decided[step.slots], self._generation[step.slots] = decided, step.generation
 
     def propose(self, step: StepView, chosen: Tensor | None, num_tokens: int, sampler: DraftSampler) -> Draft:
         """Draft so many tokens for the requests at the places `chosen` [b], None for all."""

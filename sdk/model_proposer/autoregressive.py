@@ -87,6 +87,8 @@ class AutoregressiveProposer(ModelProposer):
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Run the tokens that the step committed, and keep the states that `propose` starts from."""
+        if not len(step):
+            return
         width = width_of(step)
         if width is None:
             self._states = self._compiled_first(

@@ -239,7 +239,7 @@ class ModelProposer(ABC):
     def most_wanted(step: StepView) -> int:
         """The largest budget of the step, 0 in an empty one. On a device it is K, so that nothing waits."""
         if step.budget.device.type != "cpu":
-            return step.width
+            return step.width if len(step) else 0
         return max(step.budget.tolist(), default=0)
 
     def _is_targets(self, table: Tensor) -> bool:

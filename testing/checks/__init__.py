@@ -12,8 +12,11 @@ from .history import CHECKS as HISTORY
 from .isolation import CHECKS as ISOLATION
 from .machine import CHECKS as MACHINE
 from .needs import CHECKS as NEEDS
+from .obligations import CHECKS as OBLIGATIONS
 
-ALL_CHECKS: tuple[Check, ...] = (*FORM, *ISOLATION, *HISTORY, *NEEDS, *DISTRIBUTION, *END_TO_END, *GROWTH, *MACHINE)
+ALL_CHECKS: tuple[Check, ...] = (
+    *FORM, *ISOLATION, *HISTORY, *OBLIGATIONS, *NEEDS, *DISTRIBUTION, *END_TO_END, *GROWTH, *MACHINE,
+)  # fmt: skip
 
 __all__ = ["ALL_CHECKS", "Check", "checks_of"]
 

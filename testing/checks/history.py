@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..compare import FreshPrefill
+from ..compare import FreshPrefill, require_same, with_fix
 from ..moves import LONG, Move, Shown
 from ..reachable import holds
-from ..report import Violation
+from ..report import NotApplicable, Violation
 from ..schedules import lockstep, wander
 from ..stage import Stage
 from ..subject import Subject
 from .collection import Collection
 
 CHECKS = Collection()
+NUM_CACHED = 11  # tokens of a prompt
 SHORT = LONG.replace(max_tokens=8)
 
 
@@ -102,6 +103,72 @@ def aborted_requests(subject: Subject) -> None:
         yield from _steps(stage, [Move("stays")], [Move("stays")])
 
     _require_fresh(subject, schedule)
+
+
+@CHECKS.at("standard")
+def ends_known_late(subject: Subject) -> None:
+    """A request may be shown one step after its end. `on_finish` follows, and knows fewer tokens than were shown."""
+    fix = (
+        "take an output from request.end.output_token_ids, as it is: steps may have shown more of it or less.\n"
+        "In on_finish(request) drop what is kept of the request, whatever was shown"
+    )
+    shared = subject.needs.state == "shared"
+    for probabilistic in subject.modes:
+        stage = subject.stage(probabilistic=probabilistic)
+        fresh = FreshPrefill(subject, probabilistic=probabilistic)
+        for shown in with_fix(_ending_late(stage), fix):
+            if not shared and subject.needs.deterministic and not subject.needs.target_top_k:
+                fresh.require(stage, shown)
+
+
+def _ending_late(stage: Stage) -> Iterator[Shown]:
+    for name in ("stays", "ends"):
+        stage.add(name, 15)
+    for moves in (["stays", "ends"], ["ends", "stays"], ["stays", "ends"]):
+        yield from _all(stage, *moves)
+    stage.finish("ends", late=True)
+    yield from _all(stage, "stays")
+    stage.add("next in its row", 9)
+    for _ in range(3):
+        yield from _all(stage, "next in its row", "stays")
+
+
+def _all(stage: Stage, *names: str) -> Iterator[Shown]:
+    shown = stage.step([Move(name) for name in names])
+    assert shown is not None, "these requests are long"
+    yield shown
+
+
+@CHECKS.at("standard")
+def cached_prefix(subject: Subject) -> None:
+    """The first kept row of a request may lie behind a cached prefix, and nothing of its row's last owner is in it."""
+    if subject.needs.whole_prompt:
+        raise NotApplicable("it declares whole_prompt: an engine with a prefix cache computes all of its prompts")
+    subject.need_determinism()
+    subject.need_own_state()
+    fix = (
+        "a row's state begins anew when its generation changes (step.generation), never at kept_start == 0;\n"
+        "read the whole text with Needs(history=True); or declare Needs(whole_prompt=True)"
+    )
+    for probabilistic in subject.modes:
+        stages = [subject.stage(probabilistic=probabilistic) for _ in range(2)]
+        new, used = (with_fix(_cached(stage, ended), fix) for stage, ended in zip(stages, (False, True), strict=True))
+        for one, other in zip(new, used, strict=True):
+            require_same(one, other, "behind", stages[0], ("a row that nobody had", "a row that somebody had"), fix)
+
+
+def _cached(stage: Stage, other_ended: bool) -> Iterator[Shown]:
+    """A request behind a prefix that another one left in the cache, in the row of an ended one or in a new one."""
+    for name, length in (("first", 20), ("other", 18)):
+        stage.add(name, length)
+    for _ in range(3):
+        stage.step([Move("first"), Move("other")])
+    if other_ended:
+        stage.finish("other")
+    prompt = stage.requests["first"].token_ids[: NUM_CACHED + 1]
+    stage.add_behind("behind", "first", NUM_CACHED, [*prompt, *stage.script.prompt("behind", 6)])
+    for _ in range(4):
+        yield from _all(stage, "behind", "first")
 
 
 @CHECKS.at("standard")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 from specdec.sdk.needs import Needs
 
 from ..compare import require_same
@@ -47,7 +45,7 @@ def needs_are_enough(subject: Subject) -> None:
     generous = subject.stage(shown=extra)
     undeclared = "needs = Needs(history=True, hidden_states=..., sampling=(...)): declare every field that you read"
     offered = list(lockstep(generous))
-    read = sorted(generous.reads & _declared(Needs(**(declared | extra))) - _declared(subject.needs))
+    read = sorted(generous.uses.reads & _declared(Needs(**(declared | extra))) - _declared(subject.needs))
     stage = subject.stage()
     try:
         given = list(lockstep(stage))
@@ -76,7 +74,7 @@ def needs_are_used(subject: Subject) -> None:
         for _ in lockstep(stage):
             pass
         declared |= _declared(stage.needs)
-        reads |= stage.reads
+        reads |= stage.uses.reads
     unused = declared - reads
     if unused:
         raise Violation(
@@ -117,21 +115,3 @@ def lengths_as_declared(subject: Subject) -> None:
                 where=shown.where,
                 fix="declare min_draft_tokens and per_row_length as they are",
             )
-
-
-@CHECKS.at("full")
-def config_can_be_pickled(subject: Subject) -> None:
-    """Its configuration survives pickling, so that it can be constructed in another process."""
-    config = subject.load().config
-    try:
-        copy = pickle.loads(pickle.dumps(config))
-    except Exception as error:
-        found = f"{type(error).__name__}: {error}"
-    else:
-        found = "" if copy == config else f"{copy!r} from {config!r}"
-    if found:
-        raise Violation(
-            expected="an equal copy of ProposerConfig, its options included",
-            found=found,
-            fix="put plain values into Options: numbers, texts, tuples; make the rest in __init__",
-        )

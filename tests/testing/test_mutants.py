@@ -6,6 +6,7 @@ import distribution_mutants
 import form_mutants
 import good_proposers
 import needs_mutants
+import obligation_mutants
 import pytest
 import state_mutants
 
@@ -63,7 +64,6 @@ CAUGHT = [
     ("greedy_equality", state_mutants.ShiftsTheWeights),
     ("saved_state", state_mutants.SavesNothing),
     ("saved_state", state_mutants.OnlySaves),
-    ("config_can_be_pickled", needs_mutants.OptionsOfCode),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.ReportsAnotherTemperature),
     ("drawn_distribution_is_reported_distribution", distribution_mutants.OneNumberForAll),
     ("output_distribution_is_exact", distribution_mutants.OnePercentOff),
@@ -71,6 +71,22 @@ CAUGHT = [
     ("greedy_equality_under_pressure", state_mutants.ShiftsTheWeightsWhenPreempted),
     ("memory_does_not_grow", state_mutants.CountsForever),
     ("state_machine", state_mutants.KeepsByRow),
+]
+BROKEN = [
+    ("ends_known_late", obligation_mutants.MissesTokensAtTheEnd, "request.end.output_token_ids"),
+    ("cached_prefix", obligation_mutants.KeptByRow, "step.generation"),
+    ("cached_prefix", obligation_mutants.ExpectsAWholePrompt, "whole_prompt=True"),
+    ("idle_steps", obligation_mutants.TakesTheMostOfNone, "default=0"),
+    ("idle_steps", obligation_mutants.CountsDummies, "step.dummy"),
+    ("idle_steps", obligation_mutants.LooksUpDummies, "step.dummy"),
+    ("metrics_between_steps", obligation_mutants.TellsWhatIsNoNumber, "finite numbers"),
+    ("metrics_between_steps", obligation_mutants.ForgetsWhenAsked, "change nothing"),
+    ("services_within_calls", obligation_mutants.EmbedsOnAThread, "copies"),
+    ("same_calls_on_every_rank", obligation_mutants.EmbedsByInstance, "every rank has alike"),
+    ("needs_are_pure", obligation_mutants.AsksForMoreEachTime, "arguments alone"),
+    ("options_are_json", obligation_mutants.RequestOptionsOfCode, "plain values"),
+    ("options_are_json", needs_mutants.OptionsOfCode, "plain values"),
+    ("class_is_importable", obligation_mutants.Elsewhere, "top of a module"),
 ]
 GOOD = [
     pytest.param(good_proposers.Followers, marks=pytest.mark.slow),
@@ -95,8 +111,23 @@ def test_mutant_is_caught_by_the_check_meant_for_it(check, mutant):
     assert {"expected", "found", "reproduce"} <= result.facts.keys()
 
 
+@pytest.mark.parametrize(("check", "mutant", "fix"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
+def test_a_broken_obligation_fails_its_own_check_with_the_fix(check, mutant, fix):
+    (result,) = check_proposer(mutant, only=[check])
+    assert (result.check, result.status) == (check, "failed")
+    assert fix in result.facts["fix"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("check", "mutant", "fix"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
+def test_a_broken_obligation_fails_no_other_check(check, mutant, fix):
+    level = "full" if check == "class_is_importable" else "standard"
+    results = check_proposer(mutant, level=level)
+    assert [each.check for each in results if each.status == "failed"] == [check]
+
+
 def test_every_check_has_a_mutant():
-    assert {check.name for check in ALL_CHECKS} == {check for check, _ in CAUGHT}
+    assert {check.name for check in ALL_CHECKS} == {check for check, *_ in (*CAUGHT, *BROKEN)}
 
 
 @pytest.mark.parametrize("good", GOOD, ids=lambda each: each.__name__)
