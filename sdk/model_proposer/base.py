@@ -258,6 +258,7 @@ class TargetEmbedding(torch.nn.Module):
         self._embed = services.embed
 
     def forward(self, token_ids: Tensor) -> Tensor:
+        """[...] int64 -> [..., H]."""
         return self._embed(token_ids)
 
 
@@ -273,6 +274,7 @@ class TargetHead(torch.nn.Module):
         self._scale = services.logit_scale if logit_scale is None else logit_scale
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., H] -> [..., V]."""
         logits = self._head(hidden.to(self._dtype))
         return logits if self._scale == 1 else logits * self._scale
 
