@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from specdec.core.kernels.cuda.launch import TILE, splits_of
-from specdec.core.kernels.cuda.row_filter import num_passes
+from specdec.core.kernels.cuda.launch import TILE
 
 BYTES_OF_TILE_STATS = 8  # a maximum and a sum, float32
 
@@ -24,7 +21,6 @@ class Step:
     distribution_statistics: bool = False  # the dense distribution is logits whose maximum and mass are not known yet
     sparse_ids: int = 0
     filters: bool = False
-    dtype: torch.dtype = torch.bfloat16  # of the logits; it decides how many passes a search makes
 
 
 def minimum_bytes(step: Step, acceptance: float) -> float:
@@ -63,11 +59,6 @@ def moved_bytes(step: Step, acceptance: float) -> float:
 
 
 def num_launches(step: Step) -> int:
-    """Kernels launched: statistics (none for plain sampling, whose only row the verdict reads), filters, verdict.
-
-    Filters are one launch, or one for each pass where rows are so few that programs share them.
-    """
+    """Kernels launched: statistics (none for plain sampling, whose only row the verdict reads), filters, verdict."""
     statistics = 1 if step.num_drafts or step.filters else 0
-    num_rows, num_tiles = step.num_requests * (step.num_drafts + 1), -(-step.vocab_size // TILE)
-    passes = num_passes(step.dtype) if splits_of(num_rows, num_tiles) > 1 else 1
-    return statistics + step.distribution_statistics + passes * step.filters + 1
+    return statistics + step.distribution_statistics + step.filters + 1

@@ -29,7 +29,7 @@ def workspace_for(logits: Tensor, drafts: DraftRows, tile: int) -> Workspace:
 
 
 def poisoned(workspace: Workspace) -> Workspace:
-    for name, buffer in [*vars(workspace).items(), *vars(workspace.search).items()]:
+    for name, buffer in vars(workspace).items():
         if isinstance(buffer, Tensor) and name != "counter":
             buffer.fill_(torch.nan if buffer.is_floating_point() else 77)
     return workspace

@@ -11,8 +11,7 @@ from typing import Any
 from aot import DTYPES, Build, flat, main
 
 from specdec.core.kernels.cuda.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
-from specdec.core.kernels.cuda.row_filter import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, num_passes
-from specdec.core.kernels.cuda.row_filter.kernel import filter_rows_kernel
+from specdec.core.kernels.cuda.row_filter.kernel import KEY_BITS, PIVOTS, filter_rows_kernel
 from specdec.core.kernels.cuda.row_stats.kernel import draft_stats_kernel, row_stats_kernel
 from specdec.core.kernels.cuda.tree_verdict import Trees
 from specdec.core.kernels.cuda.tree_verdict.kernel import tree_verdict_kernel
@@ -44,14 +43,11 @@ def draft_statistics(dtype: str) -> Build:
     return flat(draft_stats_kernel, types, {"TILE": TILE}, STREAMING)
 
 
-def row_filters(dtype: str, shared: bool) -> Build:
+def row_filters(dtype: str) -> Build:
     types = {"logits_ptr": f"*{dtype}", "row_stride": "i64", "cu_rows_ptr": "*i64", "temperature_ptr": "*fp32"}
     types |= {"top_k_ptr": "*i64", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32", "maxima_ptr": "*fp32"}
-    types |= {"sums_ptr": "*fp32", "cutoff_ptr": "*fp32", "state_ptr": "*fp64", "partial_ptr": "*fp64"}
-    types |= {"counter_ptr": "*i32", "vocab_size": "i32", "num_places": "i32", "num_tiles": "i32", "turn": "i32"}
-    constants = {"TILE": TILE, "TILES": TILES, "SHARED": shared, "SHIFT": 32 - KEY_BITS[DTYPES[dtype]]}
-    constants |= {"PIVOTS": PIVOTS_OF_MANY if shared else PIVOTS_OF_ONE}
-    constants |= {"LAST_TURN": num_passes(DTYPES[dtype]) - 1}
+    types |= {"sums_ptr": "*fp32", "cutoff_ptr": "*fp32", "vocab_size": "i32", "num_places": "i32", "num_tiles": "i32"}
+    constants = {"TILE": TILE, "TILES": TILES, "SHIFT": 32 - KEY_BITS[DTYPES[dtype]], "PIVOTS": PIVOTS}
     return flat(filter_rows_kernel, types, constants, PER_ROW)
 
 
@@ -93,8 +89,7 @@ BUILDS: dict[str, Build] = {
     **{f"stats-{dtype}": statistics(dtype, skip_last=False) for dtype in ("bf16", "fp16", "fp32")},
     "stats-bf16-skip_last": statistics("bf16", skip_last=True),
     **{f"draft_stats-{dtype}": draft_statistics(dtype) for dtype in ("bf16", "fp32")},
-    **{f"filters-{dtype}": row_filters(dtype, shared=False) for dtype in ("bf16", "fp16", "fp32")},
-    **{f"filters-{dtype}-shared": row_filters(dtype, shared=True) for dtype in ("bf16", "fp32")},
+    **{f"filters-{dtype}": row_filters(dtype) for dtype in ("bf16", "fp16", "fp32")},
     **{f"one_hot-{dtype}": verdicts(dtype, skip_last=True, shared=True) for dtype in ("bf16", "fp16", "fp32")},
     "one_hot-bf16-alone": verdicts("bf16", skip_last=True),
     "one_hot-bf16-filters": verdicts("bf16", filters=True),

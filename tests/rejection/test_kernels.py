@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.core.kernels.cuda.row_filter import SearchScratch
 from specdec.core.kernels.cuda.row_filter import kernel as filter_kernel
 from specdec.core.kernels.cuda.row_filter import naive as filter_naive
 from specdec.core.kernels.cuda.row_stats import TileStats
@@ -114,7 +113,7 @@ def test_row_filters(name: str, dtype: torch.dtype, tile: int) -> None:
     ):
         stats, cutoff = empty(3, 37, tile), torch.full((3, 3), 9.0, device=DEVICE)
         stats_of(logits, CU_ROWS.to(DEVICE), temperature, stats)
-        function(logits, CU_ROWS.to(DEVICE), temperature, filters, stats, cutoff, SearchScratch.allocate(DEVICE))
+        function(logits, CU_ROWS.to(DEVICE), temperature, filters, stats, cutoff)
         results.append((stats, cutoff))
     (got, got_cutoff), (want, want_cutoff) = results
     assert_same(got, want)
@@ -129,5 +128,5 @@ def test_value_below_the_cutoff_that_shares_its_key_is_no_survivor() -> None:
     stats = TileStats(torch.empty(1, 1, 1, device=DEVICE), torch.empty(1, 1, 1, device=DEVICE), TILE)
     cu_rows, cutoff = torch.tensor([0, 1], device=DEVICE), torch.empty(1, 1, device=DEVICE)
     stats_kernel.row_stats(logits, cu_rows, one, stats)
-    filter_kernel.filter_rows(logits, cu_rows, one, filters, stats, cutoff, SearchScratch.allocate(DEVICE))
+    filter_kernel.filter_rows(logits, cu_rows, one, filters, stats, cutoff)
     assert cutoff.tolist() == [[3.0]]

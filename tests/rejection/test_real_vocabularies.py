@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from specdec.core.kernels import row_distribution as row_distribution_module
-from specdec.core.kernels.cuda.row_filter import SearchScratch
 from specdec.core.kernels.cuda.row_filter import kernel as filter_kernel
 from specdec.core.kernels.cuda.row_filter import naive as filter_naive
 from specdec.core.kernels.cuda.row_stats import TileStats
@@ -105,7 +104,7 @@ def cutoffs(logits: Tensor, temperature: float, params: Params, tile: int, *, ke
     stats_naive.row_stats(logits, cu_rows, temperatures, stats, False)
     cutoff = torch.zeros(1, 1, device=DEVICE)
     function = filter_kernel.filter_rows if kernel else filter_naive.filter_rows
-    function(logits, cu_rows, temperatures, filters_of((params,)), stats, cutoff, SearchScratch.allocate(DEVICE))
+    function(logits, cu_rows, temperatures, filters_of((params,)), stats, cutoff)
     return float(cutoff)
 
 

@@ -107,7 +107,7 @@ def _statistics(
     row_stats(logits, cu_rows, sampling.temperature, stats, skip_last=skip_last)
     if sampling.any_filter:
         filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
-        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff, workspace.search)
+        filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff)
     return stats
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .launch import TILE
-from .row_filter import SearchScratch
 from .row_stats import TileStats
 from .verdict import Outputs, Scratch
 
@@ -29,7 +28,6 @@ class Workspace:
     draft_maxima: Tensor  # float32
     draft_sums: Tensor  # float32
     cutoff: Tensor  # float32
-    search: SearchScratch
     residual: Tensor  # float32
     counter: Tensor  # int32
     token_ids: Tensor  # int64
@@ -70,7 +68,6 @@ class Workspace:
             draft_maxima=floats(max_requests * max_drafts * draft_tiles),
             draft_sums=floats(max_requests * max_drafts * draft_tiles),
             cutoff=floats(places),
-            search=SearchScratch.allocate(device),
             residual=floats(places * tiles),
             counter=torch.zeros(max_requests, dtype=torch.int32, device=device),
             token_ids=integers(places),

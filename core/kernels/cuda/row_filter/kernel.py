@@ -2,25 +2,26 @@
 
 Both top-k and top-p ask for the largest logit such that those at or above it are k in number, or hold a share of
 the mass. A float's bits, suitably flipped, order like the float, so the search runs over integers and ends at an
-exact logit. A pass reads only tiles whose maximum reaches the lowest value still possible.
-
-A program that has a row to itself makes all passes. Where rows are few, programs share each: then every pass is a
-launch, and the last program to arrive narrows the search for the next.
+exact logit. A pass reads only tiles whose maximum reaches the lowest value still possible. One program makes all passes
+over a row.
 """
 
-# ruff: noqa: ANN001, ANN201, C901, PLR0913, RUF059
+# ruff: noqa: ANN001, ANN201, PLR0913, RUF059
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...filters import FilterRows
-from ..launch import MIN_TILES, PER_ROW, next_power_of_two, splits_of
+from ..launch import MIN_TILES, PER_ROW, next_power_of_two
 from ..row_stats import TileStats
-from ..row_tiles import MINUS_INF, last_to_arrive, load_stats, load_tile, row_scale
-from . import KEY_BITS, PIVOTS_OF_MANY, PIVOTS_OF_ONE, SearchScratch, num_passes
+from ..row_tiles import MINUS_INF, load_stats, load_tile, row_scale
+
+KEY_BITS = {torch.float32: 32, torch.float16: 19, torch.bfloat16: 16}  # that tell values of this dtype apart in fp32
+PIVOTS = 4  # looked at in one pass
 
 COUNT = tl.constexpr(0)  # what a search adds up: logits, for top-k
 MASS = tl.constexpr(1)  # their mass, for top-p
@@ -87,23 +88,6 @@ def first_search(
 
 
 @triton.jit
-def stored_search(state_ptr, cutoff_ptr):
-    """(what, least, beyond, wanted, cutoff) as the launch before left them."""
-    what = tl.load(state_ptr).to(tl.int32)
-    least = tl.load(state_ptr + 1).to(tl.int64)
-    beyond = tl.load(state_ptr + 2).to(tl.int64)
-    return what, least, beyond, tl.load(state_ptr + 3), tl.load(cutoff_ptr)
-
-
-@triton.jit
-def store_search(state_ptr, what, least, beyond, wanted):
-    tl.store(state_ptr, what.to(tl.float64))
-    tl.store(state_ptr + 1, least.to(tl.float64))
-    tl.store(state_ptr + 2, beyond.to(tl.float64))
-    tl.store(state_ptr + 3, wanted)
-
-
-@triton.jit
 def pivot_step(least, beyond, PIVOTS: tl.constexpr):
     return tl.maximum((beyond - least + PIVOTS - 1) // PIVOTS, 1)
 
@@ -118,21 +102,20 @@ def amounts_above(
     what,
     least,
     beyond,
-    split,
     vocab_size,
     num_tiles,
     TILE: tl.constexpr,
     SHIFT: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """Number or mass (of what reaches the cutoff) of this program's logits at or above each pivot, fp64 [PIVOTS].
+    """Number or mass (of what reaches the cutoff) of a row's logits at or above each pivot, fp64 [PIVOTS].
 
     Pivots rise from `least` in equal steps; one that is not below `beyond` has nothing above it.
     """
     lanes = tl.arange(0, PIVOTS)
     step = pivot_step(least, beyond, PIVOTS)
     amounts = tl.full([PIVOTS], 0.0, tl.float64)
-    for tile in range(split, num_tiles, tl.num_programs(0)):
+    for tile in range(num_tiles):
         if key_of(tl.load(maxima_ptr + tile), SHIFT) >= least:
             values = load_tile(row_ptr, tile, vocab_size, TILE)
             if what == MASS:
@@ -177,13 +160,12 @@ def survivor_sums(
     sums_ptr,
     scale,
     cutoff,
-    split,
     vocab_size,
     num_tiles,
     TILE: tl.constexpr,
 ):
-    """Replace the sums of this program's tiles by those of what reaches the cutoff."""
-    for tile in range(split, num_tiles, tl.num_programs(0)):
+    """Replace the sums of a row's tiles by those of what reaches the cutoff."""
+    for tile in range(num_tiles):
         tile_top = tl.load(maxima_ptr + tile)
         kept = tl.full([], 0.0, tl.float32)
         if tile_top >= cutoff:
@@ -193,7 +175,7 @@ def survivor_sums(
         tl.store(sums_ptr + tile, kept)
 
 
-CHANGING = ["cu_rows_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "num_places", "turn"]
+CHANGING = ["cu_rows_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "num_places"]
 
 
 @triton.jit(do_not_specialize=CHANGING)
@@ -208,24 +190,18 @@ def filter_rows_kernel(
     maxima_ptr,
     sums_ptr,
     cutoff_ptr,
-    state_ptr,
-    partial_ptr,
-    counter_ptr,
     vocab_size,
     num_places,
     num_tiles,
-    turn,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-    SHARED: tl.constexpr,
     SHIFT: tl.constexpr,
     PIVOTS: tl.constexpr,
-    LAST_TURN: tl.constexpr,
 ):
-    """Grid [splits, places, B]. With splits, pass number `turn`; the last one makes the new sums."""
-    split, request = tl.program_id(0), tl.program_id(2)
-    place = request.to(tl.int64) * num_places + tl.program_id(1)
-    row = tl.load(cu_rows_ptr + request) + tl.program_id(1)
+    """Grid [places, B]."""
+    request = tl.program_id(1)
+    place = request.to(tl.int64) * num_places + tl.program_id(0)
+    row = tl.load(cu_rows_ptr + request) + tl.program_id(0)
     if row >= tl.load(cu_rows_ptr + request + 1):
         return
     temperature = tl.load(temperature_ptr + request)
@@ -233,87 +209,46 @@ def filter_rows_kernel(
     row_ptr = logits_ptr + row * row_stride
     maxima_ptr += place * num_tiles
     sums_ptr += place * num_tiles
-    cutoff_ptr += place
-    if turn < LAST_TURN:
-        maxima, masses, top, mass, bad = load_stats(maxima_ptr, sums_ptr, scale, num_tiles, TILES)
-        top_p = tl.load(top_p_ptr + request)
-        if turn == 0:
-            what, least, beyond, wanted, cutoff = first_search(
-                maxima, top, scale, temperature, tl.load(top_k_ptr + request), top_p, tl.load(min_p_ptr + request),
-                vocab_size, bad, TILES, SHIFT,
-            )  # fmt: skip
-        else:
-            what, least, beyond, wanted, cutoff = stored_search(state_ptr + place * 4, cutoff_ptr)
-        lanes = tl.arange(0, PIVOTS)
-        writes = (turn == 0) & (split == 0)
-        going = what != DONE
-        while going:
-            amounts = amounts_above(
-                row_ptr, maxima_ptr, top, scale, cutoff, what, least, beyond, split, vocab_size, num_tiles,
-                TILE, SHIFT, PIVOTS,
-            )  # fmt: skip
-            writes = tl.full([], 1, tl.int1)
-            if SHARED:
-                partial = partial_ptr + place * tl.num_programs(0) * PIVOTS + lanes
-                tl.store(partial + split * PIVOTS, amounts)
-                writes = last_to_arrive(counter_ptr + place, SHARED)
-                if writes:
-                    amounts = tl.full([PIVOTS], 0.0, tl.float64)
-                    for other in range(tl.num_programs(0)):
-                        amounts += tl.load(partial + other * PIVOTS, cache_modifier=".cg")
-            if writes:
-                what, least, beyond, wanted, cutoff = narrowed(
-                    what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT, PIVOTS
-                )
-            going = (what != DONE) & (not SHARED)
-        if writes:
-            tl.store(cutoff_ptr, cutoff)
-            if SHARED:
-                store_search(state_ptr + place * 4, what, least, beyond, wanted)
-    if (turn == LAST_TURN) | (not SHARED):
-        tl.debug_barrier()
-        cutoff = tl.load(cutoff_ptr)
-        if cutoff > MINUS_INF:
-            survivor_sums(row_ptr, maxima_ptr, sums_ptr, scale, cutoff, split, vocab_size, num_tiles, TILE)
+    maxima, masses, top, mass, bad = load_stats(maxima_ptr, sums_ptr, scale, num_tiles, TILES)
+    top_p = tl.load(top_p_ptr + request)
+    what, least, beyond, wanted, cutoff = first_search(
+        maxima, top, scale, temperature, tl.load(top_k_ptr + request), top_p, tl.load(min_p_ptr + request),
+        vocab_size, bad, TILES, SHIFT,
+    )  # fmt: skip
+    while what != DONE:
+        amounts = amounts_above(
+            row_ptr, maxima_ptr, top, scale, cutoff, what, least, beyond, vocab_size, num_tiles, TILE, SHIFT, PIVOTS
+        )
+        what, least, beyond, wanted, cutoff = narrowed(
+            what, least, beyond, wanted, cutoff, amounts, top, scale, top_p, SHIFT, PIVOTS
+        )
+    tl.store(cutoff_ptr + place, cutoff)
+    if cutoff > MINUS_INF:
+        survivor_sums(row_ptr, maxima_ptr, sums_ptr, scale, cutoff, vocab_size, num_tiles, TILE)
 
 
 def filter_rows(
-    logits: Tensor,
-    cu_rows: Tensor,
-    temperature: Tensor,
-    filters: FilterRows,
-    stats: TileStats,
-    cutoff: Tensor,
-    scratch: SearchScratch,
+    logits: Tensor, cu_rows: Tensor, temperature: Tensor, filters: FilterRows, stats: TileStats, cutoff: Tensor
 ) -> None:
     """See `naive.filter_rows`."""
     num_requests, num_places, num_tiles = stats.maxima.shape
-    splits = splits_of(num_requests * num_places, num_tiles)
-    last_turn = num_passes(logits.dtype) - 1
-    for turn in range(1 if splits == 1 else last_turn + 1):
-        filter_rows_kernel[(splits, num_places, num_requests)](
-            logits,
-            logits.stride(0),
-            cu_rows,
-            temperature,
-            filters.top_k,
-            filters.top_p,
-            filters.min_p,
-            stats.maxima,
-            stats.sums,
-            cutoff,
-            scratch.state,
-            scratch.partial,
-            scratch.counter,
-            logits.shape[1],
-            num_places,
-            num_tiles,
-            turn,
-            stats.tile,
-            next_power_of_two(max(MIN_TILES, num_tiles)),
-            splits > 1,
-            32 - KEY_BITS[logits.dtype],
-            PIVOTS_OF_ONE if splits == 1 else PIVOTS_OF_MANY,
-            last_turn,
-            **PER_ROW,
-        )
+    filter_rows_kernel[(num_places, num_requests)](
+        logits,
+        logits.stride(0),
+        cu_rows,
+        temperature,
+        filters.top_k,
+        filters.top_p,
+        filters.min_p,
+        stats.maxima,
+        stats.sums,
+        cutoff,
+        logits.shape[1],
+        num_places,
+        num_tiles,
+        stats.tile,
+        next_power_of_two(max(MIN_TILES, num_tiles)),
+        32 - KEY_BITS[logits.dtype],
+        PIVOTS,
+        **PER_ROW,
+    )

@@ -9,17 +9,10 @@ from torch.nn.functional import pad
 from ...filters import FilterRows, apply_filters
 from ...row_distribution import scale_of
 from ..row_stats import TileStats
-from . import SearchScratch
 
 
 def filter_rows(
-    logits: Tensor,
-    cu_rows: Tensor,
-    temperature: Tensor,
-    filters: FilterRows,
-    stats: TileStats,
-    cutoff: Tensor,
-    scratch: SearchScratch,  # unused: only the kernel's programs share rows
+    logits: Tensor, cu_rows: Tensor, temperature: Tensor, filters: FilterRows, stats: TileStats, cutoff: Tensor
 ) -> None:
     """Set the cutoff [B, places] of every row, and the tile sums of filtered rows to those of the survivors.
 
