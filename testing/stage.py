@@ -19,19 +19,18 @@ from specdec.core.host import (
     Request,
     RowTable,
     Runner,
-    TopTokens,
     ViewBuilder,
     profile_of,
     registry,
 )
 from specdec.sdk.errors import ProposerError
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import StepView, TargetInfo
+from specdec.sdk.types import TargetInfo
 
 from .moves import LONG, PARAMS, Move, Shown
 from .report import Violation, cause_of
 from .scripted import Scripted
-from .step_tensors import Cached, Nothing, StandInTarget
+from .step_tensors import Cached, StandInTarget
 from .text import Script
 from .watch import Uses, WatchedHost
 from .worlds import World
@@ -155,7 +154,7 @@ class Stage:
     def idle(self, *, dummy: bool) -> None:
         """A step without requests."""
         self._host.begin(self.number, self.seed, dummy=dummy)
-        self._call(lambda: self._host.draft(self._no_requests(), []))
+        self._call(lambda: self._host.draft(self._host.views.idle(), []))
 
     def idle_with(self, num_requests: int) -> None:
         """A dummy step of requests that are not started and not finished."""
@@ -167,14 +166,6 @@ class Stage:
         self._call(lambda: self._runner.step([]), "a dummy step")
         for name in names:
             self.finish(name)
-
-    def _no_requests(self) -> StepView:
-        needs, none = self._host.views.needs, torch.zeros(0, dtype=torch.int64)
-        hidden = torch.zeros(0, self.info.hidden_size, dtype=getattr(torch, self.info.dtype))
-        top = None
-        if needs.target_top_k:
-            top = TopTokens.of(torch.zeros(0, self.info.vocab_size), none, 0, needs.target_top_k)
-        return self._host.views.build([], [], Nothing(none, none), [hidden] * len(needs.hidden_states), top)[0]
 
     def step(self, moves: Sequence[Move], *, width: int | None = None, uniforms: Tensor | None = None) -> Shown | None:
         """One step in the order of `moves`; None if no request goes on.

@@ -16,14 +16,6 @@ NUM_NOISE_ROWS = 997
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """The tokens of a step without requests."""
-
-    token_ids: Tensor  # [0] int64
-    positions: Tensor  # [0] int64
-
-
-@dataclass(frozen=True)
 class Cached:
     """What a prefix cache carries from one request to another."""
 

@@ -118,7 +118,7 @@ class SpeculativeDecoding:
             model,
             k,
             profile.backend,
-            may_begin_late=needs.draft_kv is None,
+            may_begin_late=needs.draft_kv is None and not needs.whole_prompt,
             reads_states=bool(needs.hidden_states),
         )
         self._views = _Views(needs, k, info, model.device)

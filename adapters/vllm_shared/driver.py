@@ -174,6 +174,11 @@ class Driver:
         verified = self._as_verified(request_ids, distributions)
         return UnreadDrafts(request_ids, at, token_ids, numbers, verified, taken)
 
+    @torch.inference_mode()
+    def idle(self) -> None:
+        """vLLM keeps its ranks in step, or warms up: a dummy step without requests. Raises as `propose` does."""
+        self._host.draft(replace(self._host.views.idle(), dummy=True), [])
+
     def check_late(self, unread: UnreadDrafts, reports: Sequence[DraftReport]) -> None:
         """Hold drafts of an earlier step to the contract. Raises ProposerError only if that was asked for."""
         self._progress.check_late(unread.request_ids, unread.taken, reports)

@@ -49,6 +49,11 @@ def refuse_needs(needs: Needs, config: Any) -> None:
     if needs.target_kv:
         reason = "vLLM's cache is laid out for its own attention, and it reads the target's keys and values (target_kv)"
         raise Refusal(reason, "specdec.LLM, or a proposer without target_kv")
+    if needs.whole_prompt:
+        refuse_cached_prompts("it has to see whole prompts (whole_prompt)", config)
+        if config.kv_transfer_config is not None:
+            reason = "it has to see whole prompts (whole_prompt), and a KV connector brings those of another engine"
+            raise Refusal(reason, "no KV connector, or a proposer without whole_prompt")
     if needs.draft_kv is not None and config.kv_transfer_config is not None:
         reason = "it keeps KV of its own, and prompts that another engine computed are never shown to it"
         raise Refusal(reason, "no KV connector, or a proposer without a network")
@@ -59,8 +64,14 @@ def refuse_for_v1(needs: Needs, config: Any) -> None:
     if config.scheduler_config.async_scheduling:
         reason = "drafts are made from the tokens of the step before, which async scheduling has not got on the host"
         raise Refusal(reason, "async_scheduling=False")
-    if needs.draft_kv is not None and config.cache_config.enable_prefix_caching:
-        reason = "it keeps KV of its own, and vLLM's prefix cache skips positions that it then never sees"
+    if needs.draft_kv is not None:
+        refuse_cached_prompts("it keeps KV of its own", config)
+
+
+def refuse_cached_prompts(why: str, config: Any) -> None:
+    """Raise Refusal where prompts may begin behind a cached prefix. why: the proposer cannot draft there."""
+    if config.cache_config.enable_prefix_caching:
+        reason = f"{why}, and vLLM's prefix cache skips positions that it then never sees"
         raise Refusal(reason, "enable_prefix_caching=False")
 
 

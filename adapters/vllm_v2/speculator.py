@@ -41,6 +41,7 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         self.requests = Requests()
         self._reader = StepReader(self.num_speculative_steps, req_states, self.requests)
         self._pages: Pages | None = None
+        self._laid_out = False
         self.draft_logits: Tensor | None = None  # [rows, K, V], read by vLLM's verifier. None: every draft is one-hot
         if self._prepared.speculation.admission.keeps_distribution:
             info = self._prepared.info
@@ -78,6 +79,7 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
     def lay_out(self) -> None:
         """vLLM's cache is allocated."""
         self.driver.lay_out(None if self._pages is None else self._pages.storage())
+        self._laid_out = True
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Drafts are made eagerly."""
@@ -108,9 +110,11 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
     ) -> Tensor:
         """Drafts [B, K] int64 in the order of vLLM's batch, where each slot holds a token id.
 
-        A dummy run has no requests: its rows are those of others.
+        A dummy run has no requests: its rows are those of others. The proposer is shown a step without any.
         """
         if dummy_run:
+            if self._laid_out and not is_profile:
+                self.driver.idle()
             return torch.zeros(input_batch.num_reqs, self.num_speculative_steps, dtype=torch.int64, device=self.device)
         token_ids = input_batch.input_ids[: input_batch.num_tokens]
         embed = self._target.embed_input_ids

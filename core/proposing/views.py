@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ class Computed(Protocol):
     def positions(self) -> Tensor: ...  # [N] int64
 
 
+class _Nothing(NamedTuple):
+    token_ids: Tensor  # [0] int64
+    positions: Tensor  # [0] int64
+
+
 class ViewBuilder:
     """Builds the view that one proposer declared to need, and keeps the token history where a device reads it.
 
@@ -36,7 +41,7 @@ class ViewBuilder:
     """
 
     def __init__(self, needs: Needs, num_draft_tokens: int, info: TargetInfo, device: torch.device) -> None:
-        self.needs = needs
+        self.needs, self._info = needs, info
         self.num_draft_tokens = num_draft_tokens
         self.device = device if needs.placement == "device" else HOST
         self._draws_trees = needs.topology == "tree"
@@ -61,6 +66,14 @@ class ViewBuilder:
         if self.needs.placement == "host":
             return self._host_view(committed, budgets, batch, hidden, top)
         return self._device_view(committed, budgets, batch, hidden, top, may_pad)
+
+    def idle(self) -> StepView:
+        """The view of a step without requests."""
+        none, needs, info = torch.zeros(0, dtype=torch.int64), self.needs, self._info
+        hidden = torch.zeros(0, info.hidden_size, dtype=getattr(torch, info.dtype))
+        top = TopTokens.of(hidden.new_zeros(0, info.vocab_size), none, 0, needs.target_top_k)
+        shown = top if needs.target_top_k else None
+        return self.build([], [], _Nothing(none, none), [hidden] * len(needs.hidden_states), shown)[0]
 
     def _host_view(
         self,

@@ -37,6 +37,21 @@ class Counting:
         return Draft.from_lists([range(budget) for budget in step.budget.tolist()], step.width)
 
 
+class NotesStarts(Counting):
+    """Notes where the kept rows of each step begin."""
+
+    seen: ClassVar[list[int]] = []
+
+    def observe(self, step: StepView) -> None:
+        self.seen.extend(step.kept.kept_start.tolist())
+
+
+class NotesStartsOfWhole(NotesStarts):
+    """The same, and asks for whole prompts."""
+
+    needs = Needs(whole_prompt=True)
+
+
 class Drawn:
     """Draws from a fixed distribution that is not the target's, and reports it."""
 

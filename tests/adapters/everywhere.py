@@ -248,3 +248,14 @@ class CacheReader:
             assert bool(keys.flatten(1).any(dim=1).all()), "a position that the target did not compute"
             self.num_read += 1
         return Draft.from_lists([[0][:budget] for budget in step.budget.tolist()], step.width)
+
+
+class SeesIdleSteps(RepeatLast):
+    """Raises unless it was shown a dummy step before the first step with requests."""
+
+    num_idle = 0
+
+    def propose(self, step):
+        self.num_idle += step.dummy and not len(step)
+        assert self.num_idle, "no dummy step came"
+        return super().propose(step)

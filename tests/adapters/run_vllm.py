@@ -84,6 +84,8 @@ def run(job, result):
     llm = LLM(**job["engine"])
     try:
         result["v2"] = llm.llm_engine.vllm_config.use_v2_model_runner
+        if job["is_idle_first"]:
+            llm.collective_rpc("execute_dummy_batch")
         for number, (prompts, sampling) in enumerate(zip(job["batches"], job["sampling"], strict=True)):
             prompts = [{"prompt_token_ids": ids} | images(job, number) for ids in prompts]
             sampling = [SamplingParams(**with_grammar(each)) for each in sampling]

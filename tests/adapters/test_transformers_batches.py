@@ -8,6 +8,7 @@ from copy import deepcopy
 import pytest
 import torch
 import transformers
+from adapter_proposers import NotesStarts
 from scripts.small_models import small_config, small_model
 from test_transformers import SHIPPED, chi_square, small_model_of_five, tail_bound
 from transformers import DynamicCache, StaticCache, StoppingCriteria, StoppingCriteriaList
@@ -238,6 +239,17 @@ def test_a_conversation_of_one_row_keeps_its_cache(model, prompts, request, name
             ids = torch.cat([ids, torch.tensor([turn])], dim=1)
         texts.append(ids)
     assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize(("name", "begins"), [("NotesStarts", 17), ("NotesStartsOfWhole", 0)])
+def test_a_proposer_that_asks_for_the_whole_prompt_is_shown_what_the_cache_holds_too(model, name, begins):
+    decoding = speculative(model, {"method": f"adapter_proposers:{name}", "num_speculative_tokens": 2})
+    cache, ids = DynamicCache(), torch.arange(3, 12)[None]
+    ids = model.generate(ids, past_key_values=cache, **GREEDY | {"max_new_tokens": 9})
+    NotesStarts.seen.clear()
+    found = model.generate(ids, past_key_values=deepcopy(cache), custom_generate=decoding, **GREEDY)
+    assert torch.equal(found, model.generate(ids, past_key_values=cache, **GREEDY))
+    assert NotesStarts.seen[0] == begins
 
 
 def test_what_has_left_a_window_is_not_missed():

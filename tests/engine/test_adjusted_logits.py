@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
-from specdec import SamplingParams
+from specdec import LLM, SamplingParams
 from specdec.core.request.request import Request
 from specdec.core.runner.sampling import adjust_logits, likely, read_likely
+from specdec.sdk import Draft
 
 V = 50
 PARAMS = {
@@ -84,3 +85,22 @@ def test_logprobs_are_those_of_the_largest_and_of_what_was_emitted():
         }
         assert found["a"][row] == expected
     assert found["b"] == [{4: logprobs[0, 4].item()}]
+
+
+class Sevens:
+    """Drafts token 7 again and again."""
+
+    def __init__(self, config):
+        pass
+
+    def propose(self, step):
+        return Draft.from_lists([[7] * budget for budget in step.budget.tolist()], step.width)
+
+
+def test_a_drafted_token_that_a_mask_forbids_stays_and_is_rejected():
+    """Cutting a draft at a token by its value would change the distribution of what follows."""
+    asked = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logit_bias={7: -100.0})
+    with LLM("tiny", speculative_config={"method": f"{__name__}:Sevens", "num_speculative_tokens": 2}) as llm:
+        updates = list(llm.stream(["def f("], asked))
+    assert [each.draft_token_ids for each in updates] == [(), (7, 7), (7, 7), (7, 7), (7,), ()]
+    assert [each.num_accepted for each in updates] == [0] * 6

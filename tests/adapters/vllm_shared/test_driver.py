@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
@@ -525,6 +527,42 @@ def test_hidden_states_come_in_the_order_of_the_needs():
 def enabled(driver):
     (value,) = re.findall(r"^specdec:proposer_enabled\{.*\} (.*)$", driver.published(), flags=re.MULTILINE)
     return float(value)
+
+
+class Telling(Counting):
+    """Tells figures, and on which threads it was asked."""
+
+    def metrics(self):
+        self.told.append(threading.get_ident())
+        return {"steps": len(self.steps)}
+
+
+def test_a_reader_of_figures_sees_the_last_answer_and_the_proposer_is_asked_between_steps():
+    engine = Engine(make_driver(Telling))
+    engine.add("a", [1, 2])
+    pages = []
+    with ThreadPoolExecutor(1) as reader:
+        for token in range(3):
+            engine.step({"a": [10 + token]})
+            pages.append(reader.submit(engine.driver.published).result())
+    steps = [re.findall(r"^specdec:proposer_telling_steps\{.*\} (.*)$", page, flags=re.MULTILINE) for page in pages]
+    assert steps == [[], ["1.0"], ["2.0"]]
+    assert [each for each in engine.proposer.told if isinstance(each, int)] == [threading.get_ident()] * 2
+
+
+@pytest.mark.parametrize("cls", [Counting, WithDistribution, Reading, Branching, TextNetwork])
+def test_an_idle_step_is_a_dummy_without_requests(cls):
+    class Noting(cls):
+        def propose(self, step):
+            idle.append((step.dummy, len(step), [tuple(each.shape) for each in step.kept.hidden]))
+            return super().propose(step)
+
+    idle = []
+    driver = make_driver(cls, policy="raise", k=8 if cls is Branching else K)
+    driver._host.proposer.__class__ = Noting
+    driver.idle()
+    assert idle == [(True, 0, [(0, 16)] * len(cls.needs.hidden_states))]
+    assert driver.report()["errors"] == {}
 
 
 @pytest.fixture

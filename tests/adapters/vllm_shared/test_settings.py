@@ -126,6 +126,20 @@ def test_a_plan_that_a_runner_or_a_need_cannot_live_in_is_refused(refuse, field,
         refuse(KEEPS_KV, plan(**{field: value}))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("cache_config.enable_prefix_caching", True, "whole_prompt.*enable_prefix_caching=False"),
+        ("kv_transfer_config", object(), "whole_prompt.*no KV connector"),
+    ],
+)
+def test_a_proposer_that_has_to_see_whole_prompts_is_refused_where_they_may_begin_late(field, value, reason):
+    refuse_needs(Needs(whole_prompt=True), plan())
+    refuse_needs(Needs(), plan(**{field: value}))
+    with pytest.raises(Refusal, match=f"(?s){reason}"):
+        refuse_needs(Needs(whole_prompt=True), plan(**{field: value}))
+
+
 EXPECTED = {**METHODS, **FUNCTIONS, **FIELDS}
 
 

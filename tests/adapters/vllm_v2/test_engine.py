@@ -248,6 +248,13 @@ def test_a_request_at_the_longest_length_costs_nobody_else_drafts(run_engine, ba
     assert max(len(ids) + len(out[0]) for ids, out in zip(batch, outputs, strict=True)) == longest
 
 
+def test_a_run_that_keeps_idle_ranks_in_step_is_a_dummy_step(run_engine, plain):
+    witness = {"method": "everywhere:SeesIdleSteps", "on_proposer_error": "raise"}
+    run = run_engine("Configured", specdec=witness, is_idle_first=True)
+    assert run["error"] is None, run["log"][-4000:]
+    assert run["outputs"][0] == plain
+
+
 REFUSED = {
     "pipeline parallelism": (
         {"method": "ngram"},
