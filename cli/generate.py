@@ -95,7 +95,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         min_p=min_p,
         seed=seed,
         max_tokens=max_tokens,
-        stop=stop,
+        stop=tuple(stop or ()),
         logprobs=NUM_LOGPROBS if show is Show.WHY else None,
     )
     session: Session = ctx.obj

@@ -21,7 +21,7 @@ from .errors import (
 from .hooks import HookSpecs, Registry, StepStats, VerifiedRequest, VerifiedStep, hookimpl, hookspec
 from .host_proposer import HostProposer
 from .needs import DistributionForm, DraftKV, LayerPass, Needs, Placement, SamplingField
-from .proposer_protocol import API_VERSION, Lifecycle, Proposer
+from .proposer_protocol import API_VERSION, Proposer, ProposerBase
 from .services import AttentionMode, DraftKVStore, NetworkSettings, Services, TargetKV, TargetLayers
 from .types import (
     PADDING_TOKEN_ID,
@@ -58,7 +58,6 @@ __all__ = [
     "IntegrityError",
     "KeptTokens",
     "LayerPass",
-    "Lifecycle",
     "Needs",
     "NetworkSettings",
     "Phase",
@@ -66,6 +65,7 @@ __all__ = [
     "PluginId",
     "PluginLoadError",
     "Proposer",
+    "ProposerBase",
     "ProposerConfig",
     "ProposerError",
     "Refusal",

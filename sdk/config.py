@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import TypeVar
 
 from .errors import ConfigError, PluginId, did_you_mean
 from .ranges import DraftLength
 
 DraftSampleMethod = Literal["greedy", "probabilistic"]
+OptionsT = TypeVar("OptionsT", default=Any)
 
 
 class StrictModel(BaseModel):
@@ -83,8 +85,11 @@ def wrong_values(where: str, error: ValidationError, *, plugin: PluginId | None 
     return ConfigError("SD-E132", f"{where} has unusable values", facts, plugin=plugin)
 
 
-class ProposerConfig(StrictModel):
-    """The settings that a proposer is constructed with: the common ones, and its own validated options."""
+class ProposerConfig(StrictModel, Generic[OptionsT]):
+    """The settings that a proposer is constructed with: the common ones, and its own validated options.
+
+    `ProposerConfig[Options]` in an annotation says which options they are.
+    """
 
     num_draft_tokens: DraftLength = Field(description="K: the most drafts per request and step; of a tree, its nodes")
     tree_depth: DraftLength | None = Field(
@@ -102,7 +107,7 @@ class ProposerConfig(StrictModel):
     trust_remote_code: bool = Field(
         default=False, description="run modelling code that the draft checkpoint brings along"
     )
-    options: Any = Field(
+    options: OptionsT = Field(  # type: ignore[assignment]
         default=None, description="an instance of the class's Options model. None means that it has none"
     )
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence, Sized
+from abc import abstractmethod
+from collections.abc import Callable, Sequence, Sized
 from functools import cached_property
 from typing import Any
 
-from .config import ProposerConfig
 from .needs import Needs
+from .proposer_protocol import ProposerBase
 from .read_tokens import ReadTokens
 from .types import Draft, RequestView, StepView
 
 
-class HostProposer(ABC):
+class HostProposer(ProposerBase):
     """A base class that needs only `draft`.
 
     The base keeps the token list of each request and appends committed tokens, so a step costs no copy of the history.
     The base owns this list: read it, or change a copy. Whatever would change the list itself raises TypeError.
     """
 
-    needs = Needs(history=True, state="per_request")
-
-    def __init__(self, config: ProposerConfig) -> None:
-        self.config = config
+    needs: Needs | Callable[..., Needs] = Needs(history=True, state="per_request")
 
     @cached_property
     def _tokens(self) -> dict[str, ReadTokens]:  # not made by __init__, which authors override without calling it

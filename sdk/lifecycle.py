@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .errors import PluginId, PluginLoadError
-from .proposer_protocol import ADDED_METHODS, API_VERSION, LIFECYCLE_METHODS, Lifecycle, Proposer
+from .proposer_protocol import ADDED_METHODS, API_VERSION, LIFECYCLE_METHODS, Proposer, ProposerBase
 
 SDK_DISTRIBUTION = "specdec-sdk"
 
@@ -49,7 +49,7 @@ def lifecycle_methods(cls: type, plugin: PluginId | None = None) -> frozenset[st
 
 
 def own_attribute(cls: type, name: str) -> Any:
-    """The attribute as it is stored, or None; the empty body inherited from a protocol counts as none."""
+    """The attribute as it is stored, or None; what it only inherits from the contract counts as none."""
     raw = inspect.getattr_static(cls, name, None)
-    stubs = (inspect.getattr_static(protocol, name, None) for protocol in (Proposer, Lifecycle))
+    stubs = (inspect.getattr_static(protocol, name, None) for protocol in (Proposer, ProposerBase))
     return None if any(raw is stub for stub in stubs) else raw

@@ -9,7 +9,8 @@ The smallest proposer is a class with a constructor and one method:
         def propose(self, step: StepView) -> Draft:
             return Draft(step.newest_token[:, None].expand(-1, step.width), step.budget)
 
-No base class is needed. A class may add these attributes. The engine looks each up once at load:
+No base class is needed. `ProposerBase` has every optional method as one that does nothing, and so lets type checkers
+see the author's own. A class may add these attributes. The engine looks each up once at load:
 
 * `needs`: a `Needs` value, or a classmethod `needs(config, target) -> Needs` that may raise `Refusal`.
 * `default_draft_tokens`: K if the configuration has no `num_speculative_tokens`. It is an integer, or a classmethod
@@ -20,7 +21,7 @@ No base class is needed. A class may add these attributes. The engine looks each
   `RequestView.options`.
 * `api_version`: the version of the contract that it was written for, as "major.minor". Without it, it is the lowest of
   the engine's major. A method that came later is then the class's own helper, and is not called.
-* any method of `Lifecycle`.
+* any other method of `ProposerBase`.
 
 What the engine and the class owe each other beside the signatures:
 
@@ -36,14 +37,16 @@ What the engine and the class owe each other beside the signatures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .config import ProposerConfig
+    from .needs import Needs
     from .services import Services
     from .types import Draft, RequestView, StepView, TargetInfo
 
@@ -67,23 +70,35 @@ class Proposer(Protocol):
         ...
 
 
-class Lifecycle(Protocol):
-    """Optional methods. A request is started once and finished once. Each preemption lies between the two."""
+class ProposerBase(ABC):
+    """A base class whose optional methods do nothing. The engine does not call one that a class only inherits.
+
+    A request is started once and finished once. Each preemption lies between the two.
+    """
+
+    # Not set here: what a class may state of itself
+    api_version: ClassVar[str]
+    needs: Needs | Callable[..., Needs]
+    default_draft_tokens: int | Callable[..., int | None] | None
+
+    def __init__(self, config: ProposerConfig[Any]) -> None:
+        self.config = config
+
+    @abstractmethod
+    def propose(self, step: StepView) -> Draft:
+        """See `Proposer.propose`."""
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Called after the target's weights are loaded and before the first request. Load draft weights here."""
-        ...
 
     def warmup(self) -> None:
         """Compile, capture and allocate. Called after `bind`, never while requests run.
 
         The draft KV serves every row meanwhile: what a pass writes there belongs to no request.
         """
-        ...
 
     def on_start(self, request: RequestView) -> None:
         """A request got a row for the first time."""
-        ...
 
     def observe(self, step: StepView) -> None:
         """Called in every step before `propose`, also where no draft is wanted.
@@ -91,14 +106,12 @@ class Lifecycle(Protocol):
         If it raises, the step's requests get no drafts until they are replayed or finished. Learn state that requests
         share in the order of request ids, never of rows, and before any draft of the step is made from it.
         """
-        ...
 
     def on_preempt(self, request: RequestView) -> None:
         """The request lost its row and KV. It comes back with a new generation, and is replayed as it began.
 
         Drop state that lies in its row or is counted by position, because the replay shows its tokens again.
         """
-        ...
 
     def on_finish(self, request: RequestView) -> None:
         """The request ended or was aborted: drop its state. Called exactly once per `on_start`.
@@ -107,15 +120,12 @@ class Lifecycle(Protocol):
         many: it showed tokens that are not in `request.end.output_token_ids`. Ends that become known together are told
         in the order of ids.
         """
-        ...
 
     def save(self, path: Path) -> None:
         """Write shared state (a corpus, statistics) below `path`."""
-        ...
 
     def load(self, path: Path) -> None:
         """Read the state that `save` wrote below `path`."""
-        ...
 
     def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Take new weights, by the names of the checkpoint's tensors. Tensors that are not named stay.
@@ -124,7 +134,6 @@ class Lifecycle(Protocol):
         verification are dropped before the next step. What the proposer computed with the old weights, such as draft
         KV, is its own to keep or to drop. Raise ConfigError for tensors that do not fit, and change nothing then.
         """
-        ...
 
     def metrics(self) -> Mapping[str, float]:
         """Figures of the proposer's own, as they are now. Called between steps, on the thread of every other call.
@@ -133,11 +142,10 @@ class Lifecycle(Protocol):
         Names are lower-case letters, digits and underscores, and begin with a letter. `LLM.get_metrics` shows each as
         `specdec:proposer_NAME_` and its name, where NAME is the proposer's.
         """
-        ...
+        return {}
 
     def close(self) -> None:
         """The engine shuts down. Called once."""
-        ...
 
 
 LIFECYCLE_METHODS = (

@@ -189,8 +189,8 @@ class SamplingView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepView:
-    """What a proposer sees of one step, after its tokens were committed.
+class StepView(Generic[R]):
+    """What a proposer sees of one step, after its tokens were committed. R is the class's RequestOptions.
 
     The view is borrowed: it is valid during the call, and nothing in it may be written. It shows every request that
     computed anything in the step and is not known to have ended. Drafts are wanted where `budget` is positive. Of a
@@ -198,7 +198,7 @@ class StepView:
     shown before its `on_start` or after its `on_finish`.
     """
 
-    requests: tuple[RequestView[Any], ...]  # [B]
+    requests: tuple[RequestView[R], ...]  # [B]
     width: int  # of the draft: K of this step, or its most nodes where drafts are trees
     slots: Tensor  # [B] int64, stable index below max_num_seqs while a request runs
     generation: Tensor  # [B] int64, changes when a slot changes hands or is replayed

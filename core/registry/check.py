@@ -9,7 +9,7 @@ from typing import Any
 
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecWarning, did_you_mean
 from specdec.sdk.lifecycle import lifecycle_methods, own_attribute
-from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS, Lifecycle, Proposer
+from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS, Proposer, ProposerBase
 
 CALLED_ELSEWHERE = {
     "load_model": "bind(target, services)",
@@ -38,8 +38,8 @@ def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     _check_constructor(candidate, plugin)
     check_callable(candidate, "propose", _arguments(Proposer.propose), plugin)
     for name in sorted(implemented):
-        check_callable(candidate, name, _arguments(getattr(Lifecycle, name)), plugin)
-    _warn_about_near_misses(candidate, plugin)
+        check_callable(candidate, name, _arguments(getattr(ProposerBase, name)), plugin)
+    _warn_about_near_misses(candidate, implemented, plugin)
     return implemented
 
 
@@ -59,17 +59,18 @@ def check_callable(cls: type, name: str, arguments: tuple[str, ...], plugin: Plu
 
 
 def _check_complete(cls: type, plugin: PluginId) -> None:
-    missing = ["propose"] if own_attribute(cls, "propose") is None else []
-    missing += sorted(getattr(cls, "__abstractmethods__", ()))
+    missing = set(getattr(cls, "__abstractmethods__", ()))
+    if own_attribute(cls, "propose") is None:
+        missing.add("propose")
     if not missing:
         return
     methods = _public_methods(cls)
-    close = ((name, did_you_mean(name, methods.keys() - {name})) for name in missing)
+    close = ((name, did_you_mean(name, methods.keys() - {name})) for name in sorted(missing))
     found = [f'"{have}" ({_place(methods[have])}) - did you mean "{want}"?' for want, have in close if have]
     facts = {"found": "\n".join(found)} if found else {}
-    needed = ", ".join(_as_text(name, getattr(cls, name, Proposer.propose)) for name in missing)
+    needed = ", ".join(_as_text(name, getattr(cls, name, Proposer.propose)) for name in sorted(missing))
     facts["needed"] = f"{needed}; everything else is optional"
-    absent = ", ".join(f'"{name}"' for name in missing)
+    absent = ", ".join(f'"{name}"' for name in sorted(missing))
     raise PluginLoadError("SD-E110", f"{cls.__name__} is not a proposer: no method {absent}", facts, plugin=plugin)
 
 
@@ -94,12 +95,16 @@ def _wrong_signature(
     return PluginLoadError("SD-E111", summary, facts, plugin=plugin)
 
 
-def _warn_about_near_misses(cls: type, plugin: PluginId) -> None:
+def _warn_about_near_misses(cls: type, implemented: frozenset[str], plugin: PluginId) -> None:
+    """What the class calls itself is a helper of its own, and what it implements was not misspelt."""
+    functions = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
+    known = {*LIFECYCLE_METHODS, *(name for each in functions for name in each.__code__.co_names)}
+    absent = [name for name in LIFECYCLE_METHODS if name not in implemented]
     for name, method in _public_methods(cls).items():
-        if name in LIFECYCLE_METHODS:
+        if name in known:
             continue
         event = name.startswith("on_")
-        close = did_you_mean(name, LIFECYCLE_METHODS, cutoff=0.5 if event else 0.85)
+        close = did_you_mean(name.lower(), absent, cutoff=0.5 if event else 0.85)
         elsewhere = CALLED_ELSEWHERE.get(name)
         if close or event or elsewhere:
             hint = f"did you mean {close}?" if close else f"a proposer may have {', '.join(LIFECYCLE_METHODS)}"

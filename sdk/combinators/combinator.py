@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +14,14 @@ from torch import Tensor
 from ..config import ProposerConfig, StrictModel
 from ..errors import ConfigError, Refusal
 from ..needs import Needs
-from ..proposer_protocol import Proposer
+from ..proposer_protocol import Proposer, ProposerBase
 from ..services import Services
 from ..types import Draft, RequestView, StepView, TargetInfo
 from .merge import merged_needs
 from .part import Part, PartPlan, part_names, section_of
 
 
-class Combinator(ABC):
+class Combinator(ProposerBase):
     """Holds its parts, and passes lifecycle calls, steps, draft KV and options on to each as declared.
 
     A subclass names its parts, or `of` makes one. Its class path is a `method` like any other:
@@ -86,7 +86,7 @@ class Combinator(ABC):
         return merged_needs(cls.plans(config, target))
 
     def __init__(self, config: ProposerConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.members: list[Part] = []
 
     def bind(self, target: TargetInfo, services: Services) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from ..checkpoint import Checkpoint
 from ..config import ProposerConfig, StrictModel
 from ..errors import CheckpointError
 from ..needs import DistributionForm, needs_of
+from ..proposer_protocol import ProposerBase
 from ..services import NetworkSettings, Services
 from ..types import Draft, StepView, TargetInfo
 from .sampling import DraftSampler
@@ -38,11 +39,11 @@ class ModelOptions(StrictModel):
     sparse_top_m: int = Field(default=256, ge=1, description="tokens that a sparse draft distribution keeps")
 
 
-class ModelProposer(ABC):
+class ModelProposer(ProposerBase):
     """Loads a draft network at `bind` and draws drafts from its logits.
 
-    A subclass states its needs (start from `shared_needs`), builds its network in `build`, and implements `observe` and
-    `propose`. AutoregressiveProposer and ParallelProposer are the two usual ways.
+    A subclass states its needs (start from `shared_needs`), builds its network in `build`, and implements `propose`,
+    and `observe` if it keeps draft KV. AutoregressiveProposer and ParallelProposer are the two usual ways.
     """
 
     Options: type[ModelOptions] = ModelOptions
@@ -57,7 +58,7 @@ class ModelProposer(ABC):
     """The draft vocabulary, set in `build`. None means the target's."""
 
     def __init__(self, config: ProposerConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self.options: ModelOptions = config.options
         self.settings = network_settings(config)
         self.target: TargetInfo
@@ -164,10 +165,6 @@ class ModelProposer(ABC):
         except Exception as error:  # of the author's code, on steps that no engine ran
             reason = f"{type(error).__name__}: {error}"
             logger.info("%s is compiled while requests run, as its warm-up raised %s", type(self).__name__, reason)
-
-    @abstractmethod
-    def observe(self, step: StepView) -> None:
-        """Bring the draft KV up to the step's kept rows."""
 
     @abstractmethod
     def propose(self, step: StepView) -> Draft:

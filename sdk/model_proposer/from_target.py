@@ -46,9 +46,6 @@ class CachedTargetProposer(ModelProposer):
         super().bind(target, services)
         self._chain = DraftChain(services, self._drawn)
 
-    def observe(self, step: StepView) -> None:
-        """Nothing: the target's cache is up to date."""
-
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""

@@ -35,7 +35,7 @@ def test_every_public_name_of_the_contract_and_the_engine_has_an_anchor(site):
     assert {f"specdec.sdk.{name}" for name in specdec.sdk.__all__} <= set(anchors)
     assert {f"specdec.{name}" for name in specdec.__all__ if name != "SamplingParams"} <= set(anchors)
     assert {f"specdec.sdk.Needs.{field}" for field in Needs.model_fields} <= set(anchors)
-    assert {"specdec.sdk.Lifecycle.bind", "specdec.sdk.KeptTokens.next_position"} <= set(anchors)
+    assert {"specdec.sdk.ProposerBase.bind", "specdec.sdk.KeptTokens.next_position"} <= set(anchors)
 
 
 def test_the_index_leads_to_them(site):

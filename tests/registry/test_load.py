@@ -11,11 +11,11 @@ from specdec.core.registry.discovery import discover
 from specdec.sdk import (
     ConfigError,
     HostProposer,
-    Lifecycle,
     Needs,
     PluginId,
     PluginLoadError,
     Proposer,
+    ProposerBase,
     Refusal,
     StrictModel,
     lifecycle,
@@ -131,14 +131,29 @@ def test_lifecycle_methods_are_looked_up_once(load):
     assert load(Mine).methods == {"observe", "on_finish"}
 
 
-def test_empty_bodies_inherited_from_the_protocols_do_not_count(load, refused):
-    class Mine(Fine, Lifecycle):
+def test_methods_that_are_only_inherited_from_the_contract_do_not_count(load, refused):
+    class Mine(ProposerBase):
+        def propose(self, step): ...
+
         def close(self): ...
+
+    class Beside(Fine, ProposerBase):
+        def on_start(self, request): ...
+
+    class Below(Mine):
+        def observe(self, step): ...
 
     class Empty(Proposer): ...
 
+    class Nothing(ProposerBase): ...
+
     assert load(Mine).methods == {"close"}
-    assert refused(Empty).code == "SD-E110"
+    assert load(Beside).methods == {"on_start"}
+    assert load(Below).methods == {"close", "observe"}
+    for unfinished in (Empty, Nothing):
+        error = refused(unfinished)
+        assert error.code == "SD-E110"
+        assert error.summary.endswith('no method "propose"')
 
 
 @pytest.mark.parametrize("candidate", [Fine.propose, lambda config: Fine(config), "text", None])
@@ -286,7 +301,16 @@ def test_lifecycle_signatures_are_checked(refused, name, wrong, expected):
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("on_finished", "on_finish"), ("on_accept", "on_preempt"), ("warm_up", "warmup"), ("observed", "observe")],
+    [
+        ("on_finished", "on_finish"),
+        ("on_strat", "on_start"),
+        ("onStart", "on_start"),
+        ("on_accept", "on_preempt"),
+        ("warm_up", "warmup"),
+        ("observ", "observe"),
+        ("observed", "observe"),
+        ("updateWeights", "update_weights"),
+    ],
 )
 def test_near_miss_of_a_lifecycle_name_is_a_warning(load, name, meant):
     mine = type("Mine", (Fine,), {name: lambda self, request: None})
@@ -306,6 +330,20 @@ def test_helpers_with_other_names_do_not_warn(load):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(mine)
+
+
+def test_near_names_do_not_warn_where_the_class_calls_them_or_has_the_other_too(load):
+    class Mine(Fine):
+        def observe(self, step):
+            self.on_accept(step)
+
+        def on_accept(self, step): ...
+
+        def observed(self): ...
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(Mine).methods == {"observe"}
 
 
 @pytest.mark.parametrize("version", ["0.0", "0.1", "0.2"])
