@@ -13,13 +13,18 @@ from collections.abc import Generator
 import pytest
 
 LEVELS = ("basic", "standard", "full")
+PROPOSERS = "specdec_proposers"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of `pytest --pyargs specdec.testing`."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
+    """The options of `pytest --pyargs specdec.testing`. In other runs their names may be another project's."""
+    if not any("specdec" in each and "testing" in each for each in args):
+        return
     group = parser.getgroup("specdec", "conformance of proposers")
     group.addoption(
         "--proposer",
+        dest=PROPOSERS,
         action="append",
         default=[],
         help="a method, package.module:Class, package.module.Class or a checkpoint; may be repeated",
@@ -52,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
     """The checks of a --proposer run in a child: a proposer that ends the process does not end it with success."""
-    if not config.getoption("--proposer") or sys.platform == "win32":
+    if not config.getoption(PROPOSERS, None) or sys.platform == "win32":
         return (yield)
     from .calls import Calls, Interrupted
     from .supervision import Notes, fork
@@ -73,5 +78,5 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
 
 def pytest_configure(config: pytest.Config) -> None:
     """A --proposer may be in a file of the working directory, as for `specdec check`."""
-    if config.getoption("--proposer"):
+    if config.getoption(PROPOSERS, None):
         sys.path.append(str(config.invocation_params.dir))  # last: a file there hides nothing that is installed

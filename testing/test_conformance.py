@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from .checks import Check
+from .pytest_plugin import PROPOSERS
 from .run import Run
 from .subject import Subject
 from .suite import as_parameters, require
@@ -16,7 +17,7 @@ from .suite import as_parameters, require
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every check of the level for every --proposer; none given: nothing to do."""
     config = metafunc.config
-    names = config.getoption("--proposer", [])
+    names = config.getoption(PROPOSERS, [])
     settings, target = config.getoption("--proposer-config", {}), config.getoption("--proposer-target", "tiny")
     subjects = [pytest.param(Subject(name, settings, target), id=name) for name in names]
     checks = as_parameters(config.getoption("--proposer-level", "standard"), config.getoption("--proposer-xfails", {}))

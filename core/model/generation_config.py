@@ -28,7 +28,7 @@ def default_params(asked: str | Path, own: GenerationConfig) -> SamplingParams:
         return SamplingParams()
     with loading("SD-E143", f"cannot read generation_config.json in {str(asked)!r}"):
         stated = (own if asked == "auto" else GenerationConfig.from_pretrained(asked)).to_diff_dict()
-    others = sorted(name for name in stated.keys() - _SAYS_NOTHING if name[0] != "_")
+    others = sorted(name for name in stated.keys() - _SAYS_NOTHING if not name.startswith("_"))
     if others:
         facts = {"not applied": ", ".join(others), "fix": "state what SamplingParams has; generation_config='vllm'"}
         logging.getLogger("specdec").warning(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 
 import pytest
+from hostile import NOT_JSON, changed, tree
+from hypothesis import example, given, settings
+from transformers import GenerationConfig
 
 from specdec import LLM, SamplingParams
+from specdec.core.model.generation_config import default_params
 from specdec.sdk import ConfigError
 from specdec.sdk.packaged import packaged
 
@@ -62,6 +67,18 @@ def test_a_file_that_is_missing_or_out_of_range_is_refused(folder, tmp_path):
     state(folder, repetition_penalty=-3.0)
     with pytest.raises(ConfigError, match="SD-E1"):
         LLM(folder, max_model_len=64)
+
+
+@settings(max_examples=60, deadline=None)
+@example(b'{"": null}')
+@given(NOT_JSON | changed({**STATED, **OTHERS, "eos_token_id": 1}).map(json.dumps).map(str.encode))
+def test_whatever_the_file_says_it_is_read_or_refused_by_name(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "generation_config.json").write_bytes(text)
+    before = tree(folder)
+    with suppress(ConfigError):
+        assert isinstance(default_params(folder, GenerationConfig()), SamplingParams)
+    assert tree(folder) == before
 
 
 def test_the_packaged_model_states_none():

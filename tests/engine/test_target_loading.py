@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 
 import pytest
 import torch
 from engine_helpers import GREEDY, make_llm, run
+from hostile import changed, tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from scripts.small_models import small_config, small_model
 
 from specdec.core.model.model_support import locate_model
-from specdec.sdk import Checkpoint, ConfigError, UnsupportedModelError
+from specdec.sdk import Checkpoint, ConfigError, SpecdecError, UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("proven_targets")
 
@@ -85,6 +89,21 @@ def test_values_that_no_model_has(values, folder):
     configured(folder, **values)
     with pytest.raises(ConfigError, match="SD-E143"):
         load(folder)
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.data())
+def test_no_configuration_makes_loading_raise_what_is_not_ours(sound, tmp_path_factory, data):
+    home = tmp_path_factory.mktemp("home")
+    folder = shutil.copytree(sound, home / "model")
+    file = folder / "config.json"
+    file.write_text(json.dumps(data.draw(changed(json.loads(file.read_text())))))
+    before = tree(home)
+    with suppress(SpecdecError):
+        load(folder)
+    assert tree(home) == before
+    shutil.rmtree(home)
 
 
 def test_a_negative_number_of_layers(folder):

@@ -10,6 +10,10 @@ import sys
 import tomllib
 
 import pytest
+from hostile import NAMES, tree
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
 from scripts.clean_environment import Environment
 from typer.testing import CliRunner
 
@@ -133,6 +137,21 @@ def test_an_unusable_name_is_refused_and_nothing_written(tmp_path, name, because
     assert because in str(error.value)
     assert new("--dir", tmp_path / "new", "--", name).exit_code == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(max_size=12) | st.sampled_from(NAMES), st.sampled_from(["lookup", "external"]))
+@example("..", "lookup")
+@example("specdec-plugin-..", "external")
+def test_no_name_leads_out_of_the_folder(tmp_path_factory, name, kind):
+    home = tmp_path_factory.mktemp("home")
+    (home / "mine").write_text("mine")
+    new("--kind", kind, "--no-git", "--dir", home / "new", "--", name)
+    assert {each.partition("/")[0] for each in tree(home)} <= {"mine", "new"}
+    assert (home / "mine").read_text() == "mine"
+    assert {each.partition("/")[0] for each in tree(home / "new") if kind == "lookup"} <= {
+        f"specdec-plugin-{canonicalize_name(name).removeprefix('specdec-plugin-')}"
+    }
 
 
 def test_a_file_that_would_hide_a_module_is_refused(tmp_path):

@@ -180,6 +180,17 @@ def test_pytest_runs_it_without_a_test_file(tmp_path):
     assert "test_proposer[form_mutants.RunsOverTheEnd-context_limit]" in done.stdout
 
 
+def test_a_project_may_have_an_option_of_the_same_name(tmp_path):
+    """Its pytest loads our plugin wherever we are installed."""
+    (tmp_path / "conftest.py").write_text('def pytest_addoption(parser): parser.addoption("--proposer")')
+    (tmp_path / "test_theirs.py").write_text(
+        'def test_it(pytestconfig): assert pytestconfig.getoption("--proposer") == "Ada"'
+    )
+    command = [sys.executable, "-m", "pytest", *plugin_arguments(), "--proposer", "Ada", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
 def plugin_arguments():
     """How to name the pytest plugin where no entry point does."""
     import importlib_metadata
