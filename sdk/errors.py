@@ -66,7 +66,7 @@ class SpecdecError(Exception):
     ) -> None:
         self.code = code
         self.summary = summary
-        self.facts = dict(facts or {})
+        self.facts: dict[str, object] = dict(facts or {})
         self.plugin = plugin
         super().__init__(message(code, summary, self.facts, plugin))
 
