@@ -1,4 +1,4 @@
-"""The forms of devices stand in rooms that nothing imports: where the rooms are closed everything works, more slowly."""
+"""The forms of devices stand in rooms that nothing imports: where these are closed everything works, more slowly."""
 
 from __future__ import annotations
 
