@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..cache.block_pool import BlockPool
 from ..device_memory import spare_memory
@@ -19,8 +19,10 @@ from ..model.text_equality import TextEquality
 from ..model.tokenizer import eos_token_ids, load_tokenizer
 from ..proposing.target_access import OwnLayers
 from .paged_cache import PagedCache
-from .plan import Plan
 from .threads import Threads
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 
 @dataclass(frozen=True)
