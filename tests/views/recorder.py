@@ -85,9 +85,7 @@ def step_fields(step: StepView) -> dict[str, Any]:
         value = getattr(step, field.name)
         if field.name not in NOT_FIELDS:
             shown[field.name] = per_request(step, value) if isinstance(value, Tensor) else value
-    shown["random"] = per_request(
-        step, torch.stack([step.random.uniform(i) for i in range(step.width)], 1).view(len(step), -1)
-    )
+    shown["random"] = per_request(step, torch.stack([step.random.uniform(i) for i in range(step.width)], dim=1))
     shown |= {f"kept.{name}": value for name, value in token_fields(step, step.kept).items()}
     if step.sampling is not None:
         for field in fields(step.sampling):

@@ -12,6 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.inside import proposer_of
+
 from specdec import LLM, SamplingParams
 from specdec.testing.moves import LONG, Move
 from specdec.testing.stage import Stage
@@ -121,6 +123,18 @@ def device_form() -> Stage:
     return on
 
 
+def idle() -> Stage:
+    """Steps without requests and dummy steps, between those of a request."""
+    on = stage(placement="device")
+    on.add("a", 3)
+    drive(on, [Move("a")])
+    on.idle(dummy=False)
+    on.idle(dummy=True)
+    on.idle_with(1)
+    drive(on, [Move("a", num_accepted=1)])
+    return on
+
+
 def request_options() -> Stage:
     """What a request says to the proposer, its namespace, and a budget of its own."""
     on = stage()
@@ -183,7 +197,7 @@ def served(
 SCENARIOS: dict[str, Callable[[], Stage | LLM]] = {
     scenario.__name__: scenario
     for scenario in (
-        cached_prefix, chunked_prefill, device_form, end, hidden_states, many_requests, preempt, reject,
+        cached_prefix, chunked_prefill, device_form, end, hidden_states, idle, many_requests, preempt, reject,
         request_options, several_outputs, stop_in_mid_draft, tree,
     )
 }  # fmt: skip
@@ -192,7 +206,7 @@ SCENARIOS: dict[str, Callable[[], Stage | LLM]] = {
 def stream(name: str) -> list[Entry]:
     """What the recorder is told in one scenario, as JSON says it."""
     run = SCENARIOS[name]()
-    proposer = run.host.proposer if isinstance(run, Stage) else run.engine.parts.host.proposer
+    proposer = run.host.proposer if isinstance(run, Stage) else proposer_of(run)
     entries: list[Entry] = json.loads(json.dumps(proposer.entries))
     return entries
 
