@@ -24,7 +24,7 @@ _TEMPLATES = Path(__file__).parents[1] / "assets" / "scaffold"
 _SUFFIX = ".in"
 _SHARED = "package"  # templates of every kind that is a package
 _TEXTS = ("summary.txt", "about.md")  # a kind's words in the shared templates
-_NAMES_OF_BASES = ("autoregressive", "host", "model", "parallel")  # a class of this name would hide the SDK's
+_NAMES_OF_BASES = ("autoregressive", "host", "late", "model", "parallel")  # a class of this name would hide the SDK's
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ class Kind(StrEnum):
     HEAD = "head"
     BLOCK = "block"
     TREE = "tree"
+    REMOTE = "remote"
     EXTERNAL = "external"
 
 
@@ -31,7 +32,8 @@ def command(
         typer.Option(
             help="lookup: plain Python on tokens; draft-model: a smaller language model; head: a network on the "
             "target's hidden states; block: a network that drafts all tokens in one pass; tree: several guesses for a "
-            "position; external: one file and one test for a repository that you have."
+            "position; remote: a service whose answers may come late; external: one file and one test for a "
+            "repository that you have."
         ),
     ] = Kind.LOOKUP,
     directory: Annotated[

@@ -35,6 +35,7 @@ from specdec.sdk import (
     errors,
     hooks,
     host_proposer,
+    late_proposer,
     model_proposer,
     needs,
     proposer_protocol,
@@ -54,6 +55,7 @@ def contract() -> str:
     modules = {
         "The proposer": proposer_protocol,
         "A base for plain Python": host_proposer,
+        "A base for answers that come late": late_proposer,
         "Needs": needs,
         "The data that crosses": types,
         "Services": services,

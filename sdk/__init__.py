@@ -20,6 +20,7 @@ from .errors import (
 )
 from .hooks import HookSpecs, Registry, StepStats, VerifiedRequest, VerifiedStep, hookimpl, hookspec
 from .host_proposer import HostProposer
+from .late_proposer import LateOptions, LateProposer
 from .needs import DistributionForm, DraftKV, LayerPass, Needs, Placement, SamplingField
 from .proposer_protocol import API_VERSION, Proposer, ProposerBase
 from .services import AttentionMode, DraftKVStore, NetworkSettings, Services, TargetKV, TargetLayers
@@ -57,6 +58,8 @@ __all__ = [
     "HostProposer",
     "IntegrityError",
     "KeptTokens",
+    "LateOptions",
+    "LateProposer",
     "LayerPass",
     "Needs",
     "NetworkSettings",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +27,7 @@ class HostProposer(ProposerBase):
         return {}
 
     @abstractmethod
-    def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int, /) -> Sequence[int]:
+    def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
         """Token ids that may follow. An empty result means no draft.
 
         request: whose text it is; `request.options` are its RequestOptions.
@@ -37,26 +37,29 @@ class HostProposer(ProposerBase):
 
     def propose(self, step: StepView) -> Draft:
         """One call of `draft` per request with a budget."""
+        drafts: dict[str, Sequence[int]] = {}
+        for request, tokens, budget in self.wanting(step):
+            drafts[request.request_id] = returned_ids("draft", self.draft(request, tokens, budget))
+        return Draft.from_lists([drafts.get(each, ()) for each in step.request_ids], step.width)
+
+    def wanting(self, step: StepView) -> Iterator[tuple[RequestView[Any], Sequence[int], int]]:
+        """Each request that wants a draft, its tokens and its budget. Dummy steps have none."""
         if step.history is None:
             raise TypeError("HostProposer reads step.history, which is None: declare needs = Needs(history=True, ...)")
-        drafts: list[Sequence[int]] = []
         for place, (request, budget) in enumerate(zip(step.requests, step.budget.tolist(), strict=True)):
-            if budget == 0:
-                drafts.append(())
-                continue
-            tokens = self._tokens.setdefault(request.request_id, ReadTokens())
-            tokens.commit(step.history.token_ids(place, len(tokens)))
-            drafts.append(_token_ids(self.draft(request, tokens, budget)))
-        return Draft.from_lists(drafts, step.width)
+            if budget and not step.dummy:
+                tokens = self._tokens.setdefault(request.request_id, ReadTokens())
+                tokens.commit(step.history.token_ids(place, len(tokens)))
+                yield request, tokens, budget
 
     def on_finish(self, request: RequestView) -> None:
         """Forget the request's tokens."""
         self._tokens.pop(request.request_id, None)
 
 
-def _token_ids(returned: Sequence[int]) -> Sequence[int]:
-    """What `draft` returned. Raises TypeError, with what it has to return, for None, a number or a text."""
+def returned_ids(method: str, returned: Sequence[int]) -> Sequence[int]:
+    """What `draft` or `ask` returned. Raises TypeError, with what it has to return, for None, a number or a text."""
     if isinstance(returned, str) or not isinstance(returned, Sized):
         found = "None" if returned is None else repr(type(returned).__name__)
-        raise TypeError(f"draft returned {found}; it returns a list of token ids, and [] for no idea")
+        raise TypeError(f"{method} returned {found}; it returns a list of token ids, and [] for no idea")
     return returned

@@ -160,8 +160,7 @@ def _as_text(name: str, function: Any) -> str:
     except (TypeError, ValueError):
         return name
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
-    return name + text.replace(", /", "")  # every call is by position
+    return f"{name}{signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)}"
 
 
 def _place(function: Any) -> str:

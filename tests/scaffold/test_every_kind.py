@@ -10,7 +10,7 @@ import pytest
 from scripts.clean_environment import Environment
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("lookup", "draft-model", "head", "block", "tree")
+PACKAGES = ("lookup", "draft-model", "head", "block", "tree", "remote")
 EXAMPLE = ROOT / "examples" / "specdec-plugin-retrieval"
 
 pytestmark = pytest.mark.full

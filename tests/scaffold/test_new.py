@@ -22,7 +22,7 @@ from specdec.cli._scaffold import Names, sdk_range
 from specdec.sdk import ConfigError
 from specdec.testing import check_proposer
 
-PACKAGES = ("lookup", "draft-model", "head", "block", "tree")
+PACKAGES = ("lookup", "draft-model", "head", "block", "tree", "remote")
 KINDS = (*PACKAGES, "external")
 
 
