@@ -21,7 +21,7 @@ from .engine.exporters import PROMETHEUS
 from .engine.html import table
 from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
-from .model.generation_config import default_params
+from .model.tokenizer import default_params
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
 from .request.chat import Message

@@ -16,6 +16,7 @@ A message is a stable code and one sentence, then one line per fact: what was ex
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -66,7 +67,7 @@ class SpecdecError(Exception):
     ) -> None:
         self.code = code
         self.summary = summary
-        self.facts = dict(facts or {})
+        self.facts: dict[str, object] = dict(facts or {})
         self.plugin = plugin
         super().__init__(message(code, summary, self.facts, plugin))
 
@@ -129,6 +130,24 @@ class IntegrityError(SpecdecError):
 
 class SpecdecWarning(UserWarning):
     """A fault that a plugin author should correct. It stops nothing."""
+
+
+class SpecdecDeprecationWarning(SpecdecWarning):
+    """A name, field or argument of the contract goes in a later version. docs/reference/versions.md has the policy."""
+
+    def __init__(self, name: str, since: str, removed_in: str, instead: str) -> None:
+        """since, removed_in: versions of the contract, such as "1.3" and "2.0". instead: what to use."""
+        self.name, self.since, self.removed_in, self.instead = name, since, removed_in, instead
+        super().__init__(f"{name} is deprecated since API {since} and goes in API {removed_in}: use {instead}")
+
+
+def deprecated(name: str, *, since: str, removed_in: str, instead: str, stacklevel: int = 3) -> None:
+    """Warn where what is deprecated was used. It is called by its getter, or by the function that takes the argument.
+
+    name: as an author writes it. since, removed_in, instead: see `SpecdecDeprecationWarning`. stacklevel: of the
+    author's line, as `warnings.warn` counts; 3 is the caller of the caller.
+    """
+    warnings.warn(SpecdecDeprecationWarning(name, since, removed_in, instead), stacklevel=stacklevel)
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

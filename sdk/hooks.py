@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .types import RequestView
 
 PROJECT_NAME = "specdec"
-hookspec = pluggy.HookspecMarker(PROJECT_NAME)
-hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
+hookspec: pluggy.HookspecMarker = pluggy.HookspecMarker(PROJECT_NAME)
+hookimpl: pluggy.HookimplMarker = pluggy.HookimplMarker(PROJECT_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)

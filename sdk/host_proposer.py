@@ -27,7 +27,7 @@ class HostProposer(ProposerBase):
         return {}
 
     @abstractmethod
-    def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
+    def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int, /) -> Sequence[int]:
         """Token ids that may follow. An empty result means no draft.
 
         request: whose text it is; `request.options` are its RequestOptions.

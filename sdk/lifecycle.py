@@ -26,13 +26,16 @@ def api_version_of(cls: type, plugin: PluginId | None = None) -> tuple[int, int]
         return major, 0
     match = re.fullmatch(r"(\d+)\.(\d+)", stated) if isinstance(stated, str) else None
     if match is None:
-        facts = {"expected": f'"major.minor", such as "{major}.{minor}"', "found": repr(stated)}
+        text = f"{major}.{minor}"
+        facts = {"expected": '"major.minor", as a text', "found": repr(stated), "fix": f'api_version = "{text}"'}
         raise PluginLoadError("SD-E119", f"{cls.__name__}.api_version is not a version", facts, plugin=plugin)
     written_for = int(match[1]), int(match[2])
     if written_for[0] == major and written_for[1] <= minor:
         return written_for
     it, whose = ("it", plugin.distribution or plugin.name) if plugin else (cls.__name__, cls.__name__)
-    fix = f"upgrade {SDK_DISTRIBUTION}, or install a version of {whose} that was written for API {major}.{minor}"
+    fix = f"install a version of {whose} that was written for API {major}, or an older {SDK_DISTRIBUTION}"
+    if written_for > API_VERSION:
+        fix = f"upgrade {SDK_DISTRIBUTION}, or install a version of {whose} that was written for API {major}.{minor}"
     summary = f"{it} targets proposer API {stated}, and {SDK_DISTRIBUTION} {version(SDK_DISTRIBUTION)} provides"
     facts = {"accepted here": f"{major}.0 - {major}.{minor}", "fix": fix}
     raise PluginLoadError("SD-E120", f"{summary} {major}.{minor}", facts, plugin=plugin)

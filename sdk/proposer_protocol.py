@@ -3,10 +3,10 @@
 The smallest proposer is a class with a constructor and one method:
 
     class RepeatLast:
-        def __init__(self, config: ProposerConfig) -> None:
+        def __init__(self, config: ProposerConfig, /) -> None:
             self.k = config.num_draft_tokens
 
-        def propose(self, step: StepView) -> Draft:
+        def propose(self, step: StepView, /) -> Draft:
             return Draft(step.newest_token[:, None].expand(-1, step.width), step.budget)
 
 No base class is needed. `ProposerBase` has every optional method as one that does nothing, and so lets type checkers
@@ -60,9 +60,9 @@ class Proposer(Protocol):
     It is also called for dummy steps (`StepView.dummy`), and a step may have no requests.
     """
 
-    def __init__(self, config: ProposerConfig) -> None: ...
+    def __init__(self, config: ProposerConfig, /) -> None: ...
 
-    def propose(self, step: StepView) -> Draft:
+    def propose(self, step: StepView, /) -> Draft:
         """Drafts for the requests of the step, at most `step.budget[b]` for request b, in the step's order.
 
         `on_proposer_error` decides about an exception or an unusable draft. Neither changes the generated text.
@@ -73,7 +73,8 @@ class Proposer(Protocol):
 class ProposerBase(ABC):
     """A base class whose optional methods do nothing. The engine does not call one that a class only inherits.
 
-    A request is started once and finished once. Each preemption lies between the two.
+    A request is started once and finished once. Each preemption lies between the two. Arguments come by position, so a
+    class may name them as it likes.
     """
 
     # Not set here: what a class may state of itself
@@ -81,14 +82,14 @@ class ProposerBase(ABC):
     needs: Needs | Callable[..., Needs]
     default_draft_tokens: int | Callable[..., int | None] | None
 
-    def __init__(self, config: ProposerConfig[Any]) -> None:
+    def __init__(self, config: ProposerConfig[Any], /) -> None:
         self.config = config
 
     @abstractmethod
-    def propose(self, step: StepView) -> Draft:
+    def propose(self, step: StepView, /) -> Draft:
         """See `Proposer.propose`."""
 
-    def bind(self, target: TargetInfo, services: Services) -> None:
+    def bind(self, target: TargetInfo, services: Services, /) -> None:
         """Called after the target's weights are loaded and before the first request. Load draft weights here."""
 
     def warmup(self) -> None:
@@ -97,23 +98,23 @@ class ProposerBase(ABC):
         The draft KV serves every row meanwhile: what a pass writes there belongs to no request.
         """
 
-    def on_start(self, request: RequestView) -> None:
+    def on_start(self, request: RequestView, /) -> None:
         """A request got a row for the first time."""
 
-    def observe(self, step: StepView) -> None:
+    def observe(self, step: StepView, /) -> None:
         """Called in every step before `propose`, also where no draft is wanted.
 
         If it raises, the step's requests get no drafts until they are replayed or finished. Learn state that requests
         share in the order of request ids, never of rows, and before any draft of the step is made from it.
         """
 
-    def on_preempt(self, request: RequestView) -> None:
+    def on_preempt(self, request: RequestView, /) -> None:
         """The request lost its row and KV. It comes back with a new generation, and is replayed as it began.
 
         Drop state that lies in its row or is counted by position, because the replay shows its tokens again.
         """
 
-    def on_finish(self, request: RequestView) -> None:
+    def on_finish(self, request: RequestView, /) -> None:
         """The request ended or was aborted: drop its state. Called exactly once per `on_start`.
 
         It comes when the end is known, never before the last step that shows the request. That step may be one too
@@ -121,13 +122,13 @@ class ProposerBase(ABC):
         in the order of ids.
         """
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, /) -> None:
         """Write shared state (a corpus, statistics) below `path`."""
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, /) -> None:
         """Read the state that `save` wrote below `path`."""
 
-    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+    def update_weights(self, tensors: Mapping[str, Tensor], /) -> None:
         """Take new weights, by the names of the checkpoint's tensors. Tensors that are not named stay.
 
         Called between steps, from `LLM.update_proposer_weights`. Requests go on, and drafts that wait for their

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 
 class ReadTokens(list[int]):
@@ -12,8 +12,9 @@ class ReadTokens(list[int]):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("draft only reads the tokens it is given, which stay the base's own: change list(tokens)")
 
-    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    if not TYPE_CHECKING:  # where it is a list like any other
+        append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+        __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
 
     def __reduce__(self) -> tuple[type[list[int]], tuple[list[int]]]:
         return list, (list(self),)

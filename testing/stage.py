@@ -81,7 +81,6 @@ class Stage:
             DraftStore(DistributionBuffers.none(), keeps_trees=loaded.needs.topology == "tree"),
             metrics,
             self._host,
-            profile=False,
             addressing=HostAddressing(rows, profile_of(CPU, "torch").backend),
             rule=self._scripted.verify,
         )

@@ -141,11 +141,10 @@ class SpeculativeDecoding:
             self._views.store(speculation.distribution_buffers(info, model.device)),
             self.metrics,
             self._host,
-            profile=False,
             addressing=addressing,
             rule=speculation.rule,
+            on_verified=observers.on_verified,
         )
-        self._runner.on_verified = observers.on_verified
         self._numbers = count()
         self._turn = Lock()
 

@@ -54,7 +54,7 @@ class Addressing(Protocol):
 
     @property
     def table(self) -> BlockTable | None:
-        """Blocks by row on the device, which recorded work reads. None: the host's lists address."""
+        """Blocks by row on the device, which captured work reads. None: the host's lists address."""
         ...
 
     @property

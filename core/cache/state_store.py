@@ -84,7 +84,7 @@ class Group:
 
     @cached_property
     def rows(self) -> slice | Tensor:
-        """A slice where they lie side by side. Recorded passes never ask."""
+        """A slice where they lie side by side. Captured passes never ask."""
         first, stop = self.members[0].row, self.members[-1].row + 1
         if stop - first == len(self.members):
             return slice(first, stop)
@@ -118,7 +118,7 @@ class StatePass:
 
 @dataclass(frozen=True, kw_only=True)
 class EvenPass(StatePass):
-    """A pass that may be recorded: its requests have as many tokens each, rows lie in a tensor, and two numbers fix
+    """A pass that may be captured: its requests have as many tokens each, rows lie in a tensor, and two numbers fix
     every shape. It has no shares, because whoever replays it keeps the books.
     """
 

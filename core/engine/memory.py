@@ -22,13 +22,13 @@ def num_kv_blocks(
     draft_kv_bytes_per_block: int,
     kv_budget: Callable[[EngineConfig, TargetModel, int], int],
     lookahead: int = 0,
-    num_recorded: int = 0,
+    num_captured: int = 0,
     num_drafts: int = 0,
 ) -> int:
     """As asked; else what all rows can use, within the memory that is given or left, draft KV and states included.
 
     draft_kv_bytes_per_block: beside the target's own. kv_budget: bytes where the user names none. lookahead: positions
-    past a request's newest token that its draft pass writes. num_recorded: tokens of passes that are recorded after, at
+    past a request's newest token that its draft pass writes. num_captured: tokens of passes that are captured after, at
     most, the target's and the drafter's together. num_drafts: the most of a request.
     """
     states = _state_bytes(config, target, num_drafts)
@@ -42,7 +42,7 @@ def num_kv_blocks(
     if config.kv_cache_memory_gib is not None:
         budget = int(config.kv_cache_memory_gib * 2**30)
     else:
-        budget = kv_budget(config, target, num_recorded) - states
+        budget = kv_budget(config, target, num_captured) - states
     affordable = budget // per_block
     if affordable < 1:
         facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
@@ -80,7 +80,7 @@ def bytes_per_row(config: EngineConfig, info: TargetInfo, needs: Needs | None) -
     return 8 * (ROW_RECORDS + blocks + (info.max_model_len if needs and needs.history else 0))
 
 
-def quarter_of_free(config: EngineConfig, target: TargetModel, num_recorded: int = 0) -> int:
+def quarter_of_free(config: EngineConfig, target: TargetModel, num_captured: int = 0) -> int:
     """Untouched pages cost a CPU nothing."""
     return spare_memory(target.device)
 
@@ -88,20 +88,20 @@ def quarter_of_free(config: EngineConfig, target: TargetModel, num_recorded: int
 def left_by_a_step(
     config: EngineConfig,
     target: TargetModel,
-    num_recorded: int = 0,
+    num_captured: int = 0,
     memory: Callable[[torch.device], DeviceMemory] = CudaMemory,
 ) -> int:
-    """The share of a device that the user gives, less what is there now, the largest step, and what is recorded.
+    """The share of a device that the user gives, less what is there now, the largest step, and what is captured.
 
-    A drafter is bound before: its weights and its drafts' distributions count as there. Recorded passes keep memory of
-    their own, which a pass over as many tokens is the measure of. num_recorded: see `num_kv_blocks`.
+    A drafter is bound before: its weights and its drafts' distributions count as there. Captured passes keep memory of
+    their own, which a pass over as many tokens is the measure of. num_captured: see `num_kv_blocks`.
     """
     device = memory(target.device)
     num_rows = min(config.max_num_batched_tokens, config.max_num_seqs * ROWS_PER_REQUEST)
     peak = device.peak(lambda: target.dummy_pass(config.max_num_batched_tokens, num_rows))
-    if num_recorded:
-        recorded = device.peak(lambda: target.dummy_pass(num_recorded, num_recorded))
-        peak += recorded - device.peak(lambda: None)
+    if num_captured:
+        captured = device.peak(lambda: target.dummy_pass(num_captured, num_captured))
+        peak += captured - device.peak(lambda: None)
     return int(config.gpu_memory_utilization * device.total()) - peak
 
 

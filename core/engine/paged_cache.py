@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specdec.sdk.types import TargetInfo
 
@@ -13,6 +14,10 @@ from ..cache.state_store import StateStore
 from ..model.target import TargetModel
 from ..runner.scheduler import Scheduler
 from .device import DeviceProfile
+from .memory import num_kv_blocks
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,16 @@ class PagedCache:
         num_blocks = pool.num_blocks + addressing.num_pad_blocks
         kv = KVCache(target.layer_shapes, num_blocks, pool.block_size, target.dtype, target.device, states)
         return cls(scheduler, addressing, kv)
+
+    @classmethod
+    def for_requests(cls, plan: Plan, target: TargetModel) -> PagedCache:
+        """As large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
+        config, info, lookahead = plan.config, plan.info, plan.lookahead
+        draft_kv = plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
+        kv_budget, captured = plan.profile.kv_budget, plan.num_captured_tokens
+        num_drafts = plan.num_draft_tokens
+        num_blocks = num_kv_blocks(config, info, target, draft_kv, kv_budget, lookahead, captured, num_drafts)
+        longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
+        pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
+        most = config.max_num_batched_tokens
+        return cls.build(plan.profile, info, target, pool, most, lookahead, num_drafts)

@@ -72,8 +72,8 @@ class Plan:
         return self.speculation is not None and self.speculation.loaded.needs.topology == "tree"
 
     @property
-    def num_recorded_tokens(self) -> int:
-        """Tokens of the largest passes that are recorded, one of the target and one of a drafter; 0: none are."""
+    def num_captured_tokens(self) -> int:
+        """Tokens of the largest passes that are captured, one of the target and one of a drafter; 0: none are."""
         if self.profile.passes is None or self.config.cuda_graphs is False:
             return 0
         largest: int = self.profile.passes.num_tokens(self.info.max_num_seqs, self.num_draft_tokens)

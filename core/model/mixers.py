@@ -241,7 +241,7 @@ def _ragged(mixer: Mixer, place: int, passed: StatePass, hidden: Tensor, others:
 
 
 def _even(mixer: Mixer, place: int, passed: EvenPass, hidden: Tensor, others: Mapping[str, Any]) -> Tensor:
-    """Outputs [1, N, H] of a batch [1, N, H] of equal requests. It may be recorded: no number of a request is read."""
+    """Outputs [1, N, H] of a batch [1, N, H] of equal requests. It may be captured: no number of a request is read."""
     kept, inputs, rows = passed.store.tensors[place], passed.store.inputs[place], passed.rows
     each, states = hidden.view(len(rows), -1, hidden.shape[-1]), [state[rows] for state in kept]
     committed, drafted = each[:, :1], each[:, 1:]

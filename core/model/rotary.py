@@ -14,7 +14,7 @@ def freeze_tables(network: nn.Module, max_length: int) -> None:
     """Keep the tables of "dynamic" and "longrope" layers, if no text of `max_length` tokens changes them.
 
     transformers chooses between tables by the largest position of a pass. On a device the host would wait for it in
-    every pass, and a pass could not be recorded.
+    every pass, and a pass could not be captured.
     """
     for module in network.modules():
         kinds, config = vars(module).get("rope_type"), vars(module).get("config")

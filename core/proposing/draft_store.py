@@ -7,7 +7,7 @@ changed hands within a step never meets its predecessor's draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -21,7 +21,6 @@ from specdec.sdk.types import DistributionKind, DraftDistribution
 from ..cache.transfer import upload
 from ..rejection.types import PADDING_TOKEN_ID, DraftDistributions, DraftRows
 from .draft_table import CheckedDraft, DraftReport, DraftTable
-from .stored_trees import parents_of, tree_columns
 
 
 @dataclass(frozen=True)
@@ -298,3 +297,18 @@ class DraftStore:
     def drop(self, row: int) -> None:
         """Forget a row's draft: its request finished or was preempted."""
         self._drafts.pop(row, None)
+
+
+def parents_of(stored: Iterable[StoredDraft], lengths: Sequence[int]) -> list[list[int]] | None:
+    """The parents of each draft's first `lengths` nodes; a chain's are those before them. None: all are chains."""
+    known = [each.report.parents if each.report else None for each in stored]
+    if not any(known) or not any(lengths):
+        return None
+    pairs = zip(known, lengths, strict=True)
+    return [[*range(-1, length - 1)] if parents is None else parents[:length] for parents, length in pairs]
+
+
+def tree_columns(parents: Sequence[Sequence[int]], width: int, stored: Sequence[StoredDraft]) -> list[list[int]]:
+    """What has to be sent of trees: parents [B, width], padded with -1, and whether siblings were put back [B]."""
+    padded = [number for each in parents for number in (*each, *[-1] * (width - len(each)))]
+    return [padded, [each.replacement for each in stored]]

@@ -40,7 +40,7 @@ class EarlyPasses:
         self._sent = self._missing.to("cpu", non_blocking=True, copy=True)
 
     def behind(self, rows: Tensor, starts: Tensor) -> Tensor:
-        """Starts [B] of a pass over rows [B], none of them early. It may be recorded."""
+        """Starts [B] of a pass over rows [B], none of them early. It may be captured."""
         computed = self._computed[rows]
         self._missing.index_copy_(0, rows, torch.maximum(self._missing[rows], computed - starts))
         return torch.maximum(starts, computed)

@@ -79,7 +79,7 @@ class ProposerHost:
         self.views = views or ViewBuilder(loaded.needs, self.num_draft_tokens, info, device)
         self.enabled = True
         self.keeps_pace = True  # False: the target is no real one, so nothing is said of what it costs
-        self.passes: EarlyPasses | None = None  # over layers of the target, on a device
+        self._passes: EarlyPasses | None = None
         self.own_metrics: dict[str, float] = {}  # its own figures, as it told them last
         self.metrics_wanted = False  # set by a reader, on any thread
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
@@ -118,8 +118,12 @@ class ProposerHost:
         """Bind it to the services: it loads its weights. A failure stops the start under any policy."""
         self._must("bind", target, services)
 
-    def warm_up(self) -> None:
-        """Let it warm up where its draft KV is, and load its state. A failure stops the start under any policy."""
+    def warm_up(self, passes: EarlyPasses | None = None) -> None:
+        """Let it warm up where its draft KV is, and load its state. A failure stops the start under any policy.
+
+        passes: over layers of the target, on a device. None means that there are none.
+        """
+        self._passes = passes
         self._must("warmup")
         if self._state_dir is not None and has_state(self._state_dir):
             self.load(self._state_dir)
@@ -153,11 +157,11 @@ class ProposerHost:
         self._num_steps += 1
         shared = Snapshot(step) if is_due(self._num_steps) else None
         start = time.perf_counter()
-        if self.passes is not None:
-            self.passes.begin(step)
+        if self._passes is not None:
+            self._passes.begin(step)
         checked = self._asked(step, budgets)
-        if self.passes is not None:
-            self.passes.end()
+        if self._passes is not None:
+            self._passes.end()
         self.draft_seconds = time.perf_counter() - start
         if shared is not None:
             unchanged = partial(self._require_unchanged, shared, checked)
@@ -183,8 +187,8 @@ class ProposerHost:
         return self._contained("propose", partial(self._proposed, step, budgets), step.request_ids, failed=None)
 
     def _proposed(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft:
-        if self.passes is not None:
-            self.passes.require_none()
+        if self._passes is not None:
+            self._passes.require_none()
         return self._checker.check(self.proposer.propose(step), step, budgets)
 
     def _require_unchanged(self, shared: Snapshot, checked: CheckedDraft | None) -> CheckedDraft | None:

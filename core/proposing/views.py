@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +15,8 @@ from specdec.sdk.needs import Needs
 from specdec.sdk.types import KeptTokens, RejectedTokens, SamplingView, StepView, TargetInfo, TokenHistory
 
 from ..cache.transfer import upload
+from ..kernels.backend import backend_of
 from ..request.request import COLUMNS, Committed
-from .step_random import StepRandom
 from .token_history import HistoryTable, HostHistory
 from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
 from .tree_views import accepted_nodes, kept_first, kept_places
@@ -32,6 +34,28 @@ class Computed(Protocol):
 class _Nothing(NamedTuple):
     token_ids: Tensor  # [0] int64
     positions: Tensor  # [0] int64
+
+
+@dataclass(frozen=True)
+class StepRandom:
+    """The draft stream of a step's requests: keys derived from their seeds, positions of their next tokens."""
+
+    keys: Tensor  # [B] int64
+    positions: Tensor  # [B] int64
+    num_draft_tokens: int  # K: so many draws are made at once, with the first of them
+
+    def uniform(self, draft_index: int) -> Tensor:
+        """One number in (0, 1) per request for the draft token at `draft_index`: [B] float64."""
+        if draft_index < self.num_draft_tokens:
+            return self._of_a_draft[draft_index]
+        return self._first(draft_index + 1)[draft_index]
+
+    @cached_property
+    def _of_a_draft(self) -> Tensor:  # [K, B]
+        return self._first(self.num_draft_tokens)
+
+    def _first(self, count: int) -> Tensor:
+        return backend_of(self.keys.device.type).draft_uniforms(self.keys, self.positions, count)
 
 
 class ViewBuilder:

@@ -160,7 +160,8 @@ def _as_text(name: str, function: Any) -> str:
     except (TypeError, ValueError):
         return name
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    return f"{name}{signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)}"
+    text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    return name + text.replace(", /", "")  # every call is by position
 
 
 def _place(function: Any) -> str:

@@ -1,6 +1,6 @@
 """Lossless verification of drafts: `verify`, `verify_block`, `sample`; and their types."""
 
-from .sampler import plan, sample, verify, verify_block
+from .sampler import VerificationRule, plan, sample, verify, verify_block
 from .types import (
     IMPOSSIBLE,
     NO_PROPOSAL,
@@ -29,6 +29,7 @@ __all__ = [
     "StopReason",
     "Uniforms",
     "Verdict",
+    "VerificationRule",
     "plan",
     "sample",
     "verify",

@@ -4,7 +4,7 @@ Place 0 is the newest token and place i + 1 is node i. Trees of one-hot drafts a
 the root: the target's token is drawn at a place, and a child that has it is accepted. This rule accepts as many drafts
 as any lossless rule can, and the text is that of plain decoding. Trees of drawn drafts are verified in `drawn_tree.py`.
 
-This form walks on the host. `triton_backend.verify_trees` walks on a device, without a wait.
+This form walks on the host. `kernels/cuda/verification.py` walks on a device, without a wait.
 """
 
 from __future__ import annotations

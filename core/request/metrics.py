@@ -139,6 +139,7 @@ class EngineMetrics:
 
     model_name: str
     proposer: str
+    is_profiled: bool = False  # whether the stages of steps are timed
     acceptance: RequestMetrics = field(default_factory=RequestMetrics)
     counts: Tally[str] = field(default_factory=Tally)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by stage, if profiled

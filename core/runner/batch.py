@@ -18,6 +18,7 @@ from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
 from ..rejection.types import DraftRows, SamplingRows
 from ..request.request import Request
+from ..request.verified_tree import VerifiedTree
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,13 @@ def build_batch(
         numbers=numbers,
         sampling=table.rows(requests, sent[4:first_draft], sent[len(lists) :]),
     )
+
+
+def accepted_paths(batch: Batch, path: Sequence[Sequence[int]]) -> list[VerifiedTree]:
+    """Of each request; path [B, K + 1] of a verdict."""
+    assert batch.taken.parents is not None, "trees were verified"
+    nodes = [[place - 1 for place in places if place > 0] for places in path]
+    return [VerifiedTree(*each) for each in zip(nodes, batch.taken.parents, strict=True)]
 
 
 def put_by_depth(positions: list[int], first: int, parents: Sequence[int]) -> None:

@@ -21,15 +21,13 @@ from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.top_tokens import TopTokens
-from ..rejection.sampler import VerificationRule, verify
-from ..rejection.types import STATUS_BAD_ROW, Verdict
+from ..rejection import STATUS_BAD_ROW, Verdict, VerificationRule, verify
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
 from ..request.verified_tree import VerifiedTree
-from .accepted_path import accepted_paths, on_path
-from .batch import Batch, SamplingTable, build_batch
+from .batch import Batch, SamplingTable, accepted_paths, build_batch
 from .request_progress import RequestProgress, uninterrupted
-from .sampling import adjust_logits, likely, on_its_way, read_likely
+from .sampling import adjust_logits, likely, on_its_way, on_path, read_likely
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -46,11 +44,14 @@ class Runner:
         drafts: DraftStore,
         metrics: EngineMetrics,
         host: ProposerHost | None,
-        profile: bool,
         addressing: Addressing,
         rule: VerificationRule = verify,
+        *,
+        on_verified: Any = None,
     ) -> None:
-        """`addressing`: of the cache. `rule`: how drafts are verified."""
+        """`addressing`: of the cache. `rule`: how drafts are verified. `on_verified`: the hook that is told of what was
+        verified. None means that nobody is.
+        """
         self._target = target
         self._addressing = addressing
         self._cache = cache
@@ -58,13 +59,12 @@ class Runner:
         self._drafts = drafts
         self._metrics = metrics
         self._host = host
-        self._profile = profile
         self._rule = rule
         self._num_top = host.views.needs.target_top_k if host else 0  # of the target's most likely tokens
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable()
         self._num_steps = 0
-        self.on_verified: Any = None  # the hook that is told of what was verified; None: nobody is
+        self._on_verified = on_verified
         self.last_stats: StepStats | None = None  # of the last step that committed anything
 
     def step(self, committed: list[Committed]) -> None:
@@ -101,9 +101,9 @@ class Runner:
                 batch.trees.move_paths(verdict.path)
             outcome, reports, paths = self._read(batch, verdict)
             self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed, paths)
-        if self.on_verified is not None and self.on_verified.get_hookimpls():
+        if self._on_verified is not None and self._on_verified.get_hookimpls():
             first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
-            self.on_verified(step=verified_step(committed, first_rows, output.logits))
+            self._on_verified(step=verified_step(committed, first_rows, output.logits))
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
@@ -214,7 +214,7 @@ class Runner:
         )
 
     def _timed(self, stage: str) -> AbstractContextManager[object]:
-        return StageClock(self._metrics.seconds, stage) if self._profile else UNTIMED
+        return StageClock(self._metrics.seconds, stage) if self._metrics.is_profiled else UNTIMED
 
 
 def verified_step(committed: Sequence[Committed], first_rows: Iterable[int], logits: Tensor) -> VerifiedStep:

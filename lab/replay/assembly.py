@@ -12,9 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import AutoTokenizer
 
 from specdec.core.config.engine_config import EngineConfig
-from specdec.core.engine.assembly import LoadedModel, Parts, put_together
+from specdec.core.engine.assembly import Parts, put_together
 from specdec.core.engine.device import device_of, profile_of
 from specdec.core.engine.engine import Engine
+from specdec.core.engine.loaded_model import LoadedModel
 from specdec.core.engine.plan import Plan
 from specdec.core.engine.threads import Threads
 from specdec.core.model.model_support import locate_model

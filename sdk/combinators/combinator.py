@@ -92,7 +92,7 @@ class Combinator(ProposerBase):
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Construct the parts for the known target, and bind each to the same services."""
         plans = self.plans(self.config, target)
-        self.merged = merged_needs(plans)
+        self.merged: Needs = merged_needs(plans)
         self.members = [Part(plan, index, self.merged) for index, plan in enumerate(plans)]
         self._each(lambda part: part.call("bind", target, services))
 

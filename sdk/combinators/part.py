@@ -97,9 +97,11 @@ class Part:
 
     def __init__(self, plan: PartPlan, index: int, whole: Needs) -> None:
         """`index`: its place among the parts. `whole`: what all need, which the engine's views are made for."""
-        self.name, self.index, self.needs = plan.name, index, plan.needs
-        self.num_draft_tokens = plan.config.num_draft_tokens
-        self.proposer = plan.cls(plan.config)
+        self.name: str = plan.name
+        self.index: int = index
+        self.needs: Needs = plan.needs
+        self.num_draft_tokens: int = plan.config.num_draft_tokens
+        self.proposer: Proposer = plan.cls(plan.config)
         self._hidden_places = [whole.hidden_states.index(wanted) for wanted in plan.needs.hidden_states]
         self._changes_form = whole.placement != plan.needs.placement
         self._methods: dict[str, Callable[..., object]] = {

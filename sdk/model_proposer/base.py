@@ -24,7 +24,7 @@ from .vocabulary import DraftVocabulary
 from .warm_up import WarmUp
 from .weights import Weights
 
-logger = logging.getLogger("specdec")
+logger: logging.Logger = logging.getLogger("specdec")
 
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 
@@ -60,7 +60,7 @@ class ModelProposer(ProposerBase):
     def __init__(self, config: ProposerConfig) -> None:
         super().__init__(config)
         self.options: ModelOptions = config.options
-        self.settings = network_settings(config)
+        self.settings: NetworkSettings = network_settings(config)
         self.target: TargetInfo
         self.services: Services
         self._updates: dict[str, Tensor] = {}  # tensors in the place of the checkpoint's
@@ -281,7 +281,8 @@ class ScaledHead(torch.nn.Module):
 
     def __init__(self, head: torch.nn.Module, logit_scale: float) -> None:
         super().__init__()
-        self.head, self._scale = head, logit_scale
+        self.head: torch.nn.Module = head
+        self._scale = logit_scale
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.head(hidden)

@@ -20,7 +20,7 @@ class DraftChain:
 
     The function is `draw(rule, num_tokens, *inputs, *numbers)`. It takes `rule.drawing(numbers, num_tokens)`, calls
     `draw` on it for each token, and returns its `result()`. It has to be a function of tensors that keeps no state,
-    because a device records it, once for each number of tokens and form of distribution (`Services.capture`).
+    because a device captures it, once for each number of tokens and form of distribution (`Services.capture`).
     """
 
     def __init__(self, services: Services, draw: DrawTokens) -> None:

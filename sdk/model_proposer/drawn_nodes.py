@@ -89,7 +89,7 @@ class DrawnNodes:
     def __init__(self, rule: DrawRule, shape: DrawnShape, budgets: Tensor, numbers: Tensor) -> None:
         self._rule, self._shape, self._numbers = rule, shape, numbers
         self._num_nodes = num_nodes = shape.num_nodes
-        self.depth = len(shape.widest)
+        self.depth: int = len(shape.widest)
         self._widest = [*shape.widest, 0]
         self._widths = shape.widths[budgets.clamp(max=num_nodes)]  # [b, levels]
         self._drawn = torch.zeros_like(budgets)  # [b] nodes

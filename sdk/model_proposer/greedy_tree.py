@@ -38,7 +38,8 @@ class Candidates:
     """All nodes that a tree may have. A child's score is never above its parent's, so the best ones are a tree."""
 
     def __init__(self, vocabulary: DraftVocabulary | None, num_nodes: int, depth: int) -> None:
-        self.num_nodes, self.depth = num_nodes, min(depth, num_nodes)
+        self.num_nodes: int = num_nodes
+        self.depth: int = min(depth, num_nodes)
         self._vocabulary = vocabulary
         self._num_run = 0
         self._columns: list[tuple[Tensor, Tensor, Tensor]] = []  # token ids, parents, scores: [b, children] by level

@@ -30,7 +30,8 @@ class LowRank(nn.Module):
     def __init__(self, down: Tensor, up: Tensor, scale: float = 1.0) -> None:
         """down: [r, in]. up: [out, r]. The scale becomes a part of it."""
         super().__init__()
-        self.down, self.up = _linear(down), _linear(up.float() * scale)
+        self.down: nn.Linear = _linear(down)
+        self.up: nn.Linear = _linear(up.float() * scale)
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""

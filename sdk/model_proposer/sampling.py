@@ -45,7 +45,7 @@ class DraftSampler:
         sampling = None if form == "one_hot" or step.sampling is None or step.sampling.all_greedy else step.sampling
         self._sampling = {} if sampling is None else _columns_of(sampling, chosen)
         form = "one_hot" if sampling is None else form
-        self.rule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary)
+        self.rule: DrawRule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary)
         self._uniforms: list[Tensor] = []
         self._drawing: Drawing | None = None
 
@@ -199,9 +199,11 @@ class FilteredDrawing(Drawing, ABC):
     def __init__(self, rule: DrawRule, sampling: Mapping[str, Tensor], uniforms: Sequence[Tensor]) -> None:
         super().__init__(rule, sampling, uniforms)
         assert "temperature" in sampling, "a proposer that reports a distribution declares it"
-        self.sampled = sampling["temperature"] > 0  # [b] bool; the others are greedy
-        self.temperature = sampling["temperature"].masked_fill(~self.sampled, 1.0)[:, None]
-        self.top_k, self.top_p, self.min_p = (sampling.get(name) for name in ("top_k", "top_p", "min_p"))
+        self.sampled: Tensor = sampling["temperature"] > 0  # [b] bool; the others are greedy
+        self.temperature: Tensor = sampling["temperature"].masked_fill(~self.sampled, 1.0)[:, None]
+        self.top_k: Tensor | None = sampling.get("top_k")
+        self.top_p: Tensor | None = sampling.get("top_p")
+        self.min_p: Tensor | None = sampling.get("min_p")
 
     def draw_each(self, logits: Tensor) -> None:
         """See `Drawing.draw_each`."""

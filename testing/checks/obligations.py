@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from specdec.sdk.errors import SpecdecError
+from specdec.sdk.errors import SpecdecDeprecationWarning, SpecdecError
 from specdec.sdk.needs import Needs, needs_of
 
 from ..compare import require_same, with_fix
@@ -160,3 +161,20 @@ def class_is_importable(subject: Subject) -> None:
             found=f"nothing, or another object, at {subject.label}",
             fix="define it at the top of a module of your package; a subclass with `parts` in the place of Chain.of",
         )
+
+
+@CHECKS.at("full")
+def nothing_deprecated(subject: Subject) -> None:
+    """Nothing is used that goes in a later version of the contract."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SpecdecDeprecationWarning)
+        for _ in lockstep(subject.stage()):
+            pass
+    for each in caught:
+        if isinstance(each.message, SpecdecDeprecationWarning):
+            raise Violation(
+                expected="nothing that is deprecated",
+                found=str(each.message),
+                where=f"{each.filename}:{each.lineno}",
+                fix=f"use {each.message.instead}",
+            )

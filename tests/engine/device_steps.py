@@ -1,6 +1,6 @@
-"""Steps as a GPU runs them, on a CPU: what is read back, what is sent, what is recorded.
+"""Steps as a GPU runs them, on a CPU: what is read back, what is sent, what is captured.
 
-Block tables, the device form of views and a recorder that stands in for CUDA graphs are put in the CPU's profile.
+Block tables, the device form of views and a capturer that stands in for CUDA graphs are put in the CPU's profile.
 What kernels do without the host, their plain forms do in Python: that is not counted.
 """
 
@@ -44,9 +44,9 @@ def address_by_table(monkeypatch):
     give_cpu(monkeypatch, table=DeviceAddressing)
 
 
-def record_with(monkeypatch, recorder):
-    """Engines on a CPU record their passes. recorder: makes what records, of a device."""
-    passes = SimpleNamespace(of=partial(Passes.of, recorder=recorder), num_tokens=Passes.num_tokens)
+def capture_with(monkeypatch, capturer):
+    """Engines on a CPU capture their passes. capturer: makes what captures, of a device."""
+    passes = SimpleNamespace(of=partial(Passes.of, capturer=capturer), num_tokens=Passes.num_tokens)
     give_cpu(monkeypatch, passes=passes)
 
 
@@ -110,15 +110,15 @@ class WaitsBelow(TorchDispatchMode):
 
 
 class Replayer:
-    """A recorder that runs the work when it is told to record it, and again at every replay; counts both."""
+    """A capturer that runs the work when it is told to capture it, and again at every replay; counts both."""
 
     def __init__(self, device=None):
-        self.num_recorded = self.num_replays = 0
+        self.num_captured = self.num_replays = 0
         self.is_running = False
 
-    def record(self, work):
+    def capture(self, work):
         self._run(work)
-        self.num_recorded += 1
+        self.num_captured += 1
 
         def replay():
             self.num_replays += 1

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from transformers import GenerationConfig
 
 from specdec import LLM, SamplingParams
-from specdec.core.model.generation_config import default_params
+from specdec.core.model.tokenizer import default_params
 from specdec.sdk import ConfigError
 from specdec.sdk.packaged import packaged
 

@@ -1,6 +1,6 @@
 """Recorded steps: which shape serves a batch, what padding does, and that nothing generated changes.
 
-A recorder stands in for the device. It runs the work when it is told to record it and again at every replay, from the
+A capturer stands in for the device. It runs the work when it is told to capture it and again at every replay, from the
 inputs that lie in the fixed places, so that the real passes of the model are what is compared.
 """
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from device_steps import DRAFTERS, Replayer, address_by_table, record_with
+from device_steps import DRAFTERS, Replayer, address_by_table, capture_with
 from engine_helpers import GREEDY, assert_same_tokens, make_llm, tokens
 from inside import addressing_of, pool_of, served_target_of
 from sweeps import slow_unless
@@ -27,7 +27,7 @@ class Refuser:
     def __init__(self, device=None):
         pass
 
-    def record(self, work):
+    def capture(self, work):
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
@@ -37,9 +37,9 @@ def by_table(monkeypatch):
 
 
 @pytest.fixture
-def recorder(by_table, monkeypatch):
+def capturer(by_table, monkeypatch):
     made = Replayer()
-    record_with(monkeypatch, lambda device: made)
+    capture_with(monkeypatch, lambda device: made)
     return made
 
 
@@ -57,7 +57,7 @@ def test_every_number_of_requests_has_a_size_that_is_not_much_larger(most):
         assert size <= max(2 * count, count + 7)
 
 
-def test_shapes_are_recorded_from_the_largest_down_and_none_is_too_large():
+def test_shapes_are_captured_from_the_largest_down_and_none_is_too_large():
     shapes = buckets(64, 5)
     assert [shape.num_tokens for shape in shapes] == sorted((shape.num_tokens for shape in shapes), reverse=True)
     assert Bucket(64, 6) in shapes
@@ -68,13 +68,13 @@ def test_shapes_are_recorded_from_the_largest_down_and_none_is_too_large():
 
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_replayed_steps_generate_what_transformers_generates(
-    count, recorder, prompts, truth, sequences, reference_model
+    count, capturer, prompts, truth, sequences, reference_model
 ):
     llm = make_llm("Scripted", options={"sequences": sequences, "wrong_every": 3, "ragged": True}, max_num_seqs=4)
     assert isinstance(served_target_of(llm), GraphedTarget)
-    assert recorder.num_recorded == len(buckets(4, 4))
+    assert capturer.num_captured == len(buckets(4, 4))
     assert_same_tokens(generate(llm, prompts[:count]), truth[:count], prompts[:count], reference_model)
-    assert recorder.num_replays > 10
+    assert capturer.num_replays > 10
 
 
 PASSES = {"eagle": 2, "eagle3": 2, "draft": 2, "dflash": 2, "medusa": 1}
@@ -82,7 +82,7 @@ PASSES = {"eagle": 2, "eagle3": 2, "draft": 2, "dflash": 2, "medusa": 1}
 
 
 @pytest.mark.parametrize("name", slow_unless("eagle3", PASSES))
-def test_passes_of_a_drafter_are_replayed_and_draft_the_same(name, recorder, prompts, truth, target_path, monkeypatch):
+def test_passes_of_a_drafter_are_replayed_and_draft_the_same(name, capturer, prompts, truth, target_path, monkeypatch):
     """Three requests in a shape for four: the row that is computed twice changes nothing."""
     settings = {"k": 3, "speculative": {"model": str(target_path.parent / name)}, "max_num_seqs": 4}
     method = f"device_steps:{DRAFTERS[name].__name__}"
@@ -94,12 +94,12 @@ def test_passes_of_a_drafter_are_replayed_and_draft_the_same(name, recorder, pro
 
 
 @pytest.mark.parametrize("name", slow_unless("dflash", PASSES))
-def test_no_pass_of_a_decoding_step_runs_outside_what_is_recorded(name, recorder, prompts, target_path, monkeypatch):
+def test_no_pass_of_a_decoding_step_runs_outside_what_is_captured(name, capturer, prompts, target_path, monkeypatch):
     outside = []
     attend = CpuBackend.attend_pages
 
     def seen(*args):
-        outside.append(not recorder.is_running)
+        outside.append(not capturer.is_running)
         return attend(*args)
 
     monkeypatch.setattr(CpuBackend, "attend_pages", staticmethod(seen))
@@ -110,18 +110,18 @@ def test_no_pass_of_a_decoding_step_runs_outside_what_is_recorded(name, recorder
     for _ in range(6):
         llm.engine.step()
     outside.clear()
-    recorded, before = recorder.num_recorded, recorder.num_replays
+    captured, before = capturer.num_captured, capturer.num_replays
     for _ in range(5):
         llm.engine.step()
     assert outside
     assert not any(outside)
-    assert recorder.num_recorded == recorded
-    assert recorder.num_replays - before == 5 * (1 + PASSES[name])
+    assert capturer.num_captured == captured
+    assert capturer.num_replays - before == 5 * (1 + PASSES[name])
 
 
 @pytest.mark.parametrize("form", ["sparse", "dense"])
 @pytest.mark.parametrize("name", slow_unless("eagle3", PASSES))
-def test_drafts_with_distributions_are_drawn_inside_what_is_recorded(name, form, recorder, prompts, target_path):
+def test_drafts_with_distributions_are_drawn_inside_what_is_captured(name, form, capturer, prompts, target_path):
     """As many replays as for greedy drafts, whatever is drawn."""
     speculative = {"model": str(target_path.parent / name), "draft_sample_method": "probabilistic"}
     speculative["proposer_config"] = {"draft_distribution": form}
@@ -131,14 +131,14 @@ def test_drafts_with_distributions_are_drawn_inside_what_is_recorded(name, form,
         llm.engine.add_request(prompts[index], params, str(index))
     for _ in range(6):
         llm.engine.step()
-    recorded, before = recorder.num_recorded, recorder.num_replays
+    captured, before = capturer.num_captured, capturer.num_replays
     for _ in range(5):
         llm.engine.step()
-    assert recorder.num_recorded == recorded
-    assert recorder.num_replays - before == 5 * (1 + PASSES[name])
+    assert capturer.num_captured == captured
+    assert capturer.num_replays - before == 5 * (1 + PASSES[name])
 
 
-def test_a_chain_with_distributions_draws_the_same_where_it_is_recorded(recorder, prompts, target_path):
+def test_a_chain_with_distributions_draws_the_same_where_it_is_captured(capturer, prompts, target_path):
     params = SamplingParams(temperature=0.8, max_tokens=32, ignore_eos=True, seed=5)
     found = {}
     for graphs in (None, False):
@@ -154,7 +154,7 @@ def view_of(*num_queries):
     return SimpleNamespace(rows=torch.zeros(len(num_queries)), max_queries=max(num_queries))
 
 
-def test_the_smallest_recorded_shape_with_room_serves_a_batch(recorder):
+def test_the_smallest_captured_shape_with_room_serves_a_batch(capturer):
     graphed = served_target_of(make_llm("Noise", k=4, max_num_seqs=8))
     assert graphed.bucket_of(view_of(1)) == Bucket(1, 1)
     assert graphed.bucket_of(view_of(1, 1, 1)) == Bucket(4, 1)
@@ -162,7 +162,7 @@ def test_the_smallest_recorded_shape_with_room_serves_a_batch(recorder):
     assert graphed.bucket_of(view_of(6)) is None
 
 
-def test_padding_belongs_to_nobody_whatever_was_there_before(recorder, prompts):
+def test_padding_belongs_to_nobody_whatever_was_there_before(capturer, prompts):
     """After a larger batch in the same places: rows without tokens in the pad row, tokens that no request owns."""
     llm = make_llm(max_num_seqs=4)
     for index in range(4):
@@ -175,39 +175,39 @@ def test_padding_belongs_to_nobody_whatever_was_there_before(recorder, prompts):
     assert table.blocks[table.pad_row].eq(pool_of(llm).num_blocks).all()
 
 
-def test_a_function_is_recorded_once_per_size_and_padded_with_its_first_row():
+def test_a_function_is_captured_once_per_size_and_padded_with_its_first_row():
     seen = []
 
     def double(left, right):
         seen.append(left.tolist())
         return left * 2 + right[:, 0]
 
-    recorder = Replayer()
-    function = GraphedFunction(double, recorder, [1, 2, 4])
+    capturer = Replayer()
+    function = GraphedFunction(double, capturer, [1, 2, 4])
     for count in (3, 4, 3):
         left = torch.arange(count) + count
         assert function(left, torch.ones(count, 2)).tolist() == (left * 2 + 1).tolist()
-    assert recorder.num_recorded == 1
+    assert capturer.num_captured == 1
     assert seen[-1] == [3, 4, 5, 3]
     assert function(torch.arange(5), torch.ones(5, 2)).tolist() == [1, 3, 5, 7, 9]
-    assert recorder.num_recorded == 1, "five rows fit no size"
+    assert capturer.num_captured == 1, "five rows fit no size"
 
 
-def test_a_target_that_cannot_be_recorded_runs_without_or_is_refused(by_table, monkeypatch, caplog, prompts, truth):
-    record_with(monkeypatch, Refuser)
+def test_a_target_that_cannot_be_captured_runs_without_or_is_refused(by_table, monkeypatch, caplog, prompts, truth):
+    capture_with(monkeypatch, Refuser)
     with caplog.at_level(logging.WARNING, "specdec"):
         llm = make_llm(max_num_seqs=2)
-    assert "cannot be recorded" in caplog.text
+    assert "cannot be captured" in caplog.text
     assert generate(llm, prompts[:1]) == truth[:1]
-    with pytest.raises(ConfigError, match="cannot be recorded"):
+    with pytest.raises(ConfigError, match="cannot be captured"):
         make_llm(max_num_seqs=2, cuda_graphs=True)
 
 
-def test_a_function_that_cannot_be_recorded_runs_as_it_is_and_says_so(caplog):
+def test_a_function_that_cannot_be_captured_runs_as_it_is_and_says_so(caplog):
     function = GraphedFunction(torch.neg, Refuser(), [1, 2])
     with caplog.at_level(logging.WARNING, "specdec"):
         assert [function(torch.ones(2)).tolist() for _ in range(2)] == [[-1, -1]] * 2
-    assert caplog.text.count("cannot be recorded") == 1
+    assert caplog.text.count("cannot be captured") == 1
 
 
 def test_graphs_on_a_cpu_are_refused_only_where_they_were_asked_for():

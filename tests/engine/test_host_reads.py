@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow, address_by_table, record_with
+from device_steps import DRAFTERS, Replayer, Waits, WaitsBelow, address_by_table, capture_with
 from engine_helpers import GREEDY, make_llm
 from inside import host_of
 from sweeps import covering
@@ -93,7 +93,7 @@ def test_a_step_with_drafts_from_a_device_waits_once(
     name, graphs, waits, prompts, target_path, mtp_target, monkeypatch
 ):
     if graphs:
-        record_with(monkeypatch, Replayer)
+        capture_with(monkeypatch, Replayer)
     llm = drafting(name, target_path, mtp_target)
     assert counted(waits, llm, prompts, GREEDY) == ONE_WAIT
     assert waits.num_sent == 2 * NUM_STEPS, "before the pass, and what became of it"

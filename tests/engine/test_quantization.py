@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specdec import LLM
-from specdec.core.kernels.cpu.int8_linear import Int8Linear
+from specdec.core.kernels.cpu.layers import Int8Linear
 from specdec.core.model.inference_form import QUANTIZATIONS
 from specdec.sdk import ConfigError
 

@@ -12,7 +12,7 @@ from inside import drafts_of, proposer_of, scheduler_of
 
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
-from specdec.core.proposing.step_random import StepRandom
+from specdec.core.proposing.views import StepRandom
 from specdec.sdk import Phase, Refusal
 
 K = 4

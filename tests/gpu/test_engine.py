@@ -11,7 +11,7 @@ from inside import pool_of, served_target_of
 
 from specdec import LLM, SamplingParams
 from specdec.core.cache.transfer import upload
-from specdec.core.kernels.cuda.capture import CudaRecorder
+from specdec.core.kernels.cuda.capture import CudaCapturer
 from specdec.core.kernels.cuda.graphs import GraphedTarget
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=48, ignore_eos=True, seed=3)
@@ -88,16 +88,16 @@ def test_drafts_with_distributions_are_accepted_and_nobody_waits_for_them(name, 
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_passes_of_drafters_are_recorded(name, caplog, monkeypatch):
-    recorded = []
-    record = CudaRecorder.record
-    monkeypatch.setattr(CudaRecorder, "record", lambda self, work: recorded.append(work) or record(self, work))
+def test_passes_of_drafters_are_captured(name, caplog, monkeypatch):
+    captured = []
+    capture = CudaCapturer.capture
+    monkeypatch.setattr(CudaCapturer, "capture", lambda self, work: captured.append(work) or capture(self, work))
     with caplog.at_level("WARNING", "specdec"):
         llm = engine(speculative_config=speculation(name))
-        num_of_target = len(recorded)
+        num_of_target = len(captured)
         generate(llm, 3)
-    assert "cannot be recorded" not in caplog.text
-    assert len(recorded) > num_of_target
+    assert "cannot be captured" not in caplog.text
+    assert len(captured) > num_of_target
 
 
 def test_what_is_sent_begins_where_kernels_want_it():

@@ -13,7 +13,7 @@ from inside import info_of, pool_of
 from serving import TINY, engine, prompt
 
 from specdec import LLM, SamplingParams
-from specdec.core.kernels.cuda.capture import CudaRecorder
+from specdec.core.kernels.cuda.capture import CudaCapturer
 from specdec.core.kernels.cuda.graphs import GraphedFunction
 from specdec.sdk import ConfigError
 
@@ -61,11 +61,11 @@ def test_a_device_that_is_not_there_is_refused(cuda):
 
 def test_after_a_failed_capture_work_goes_on_upon_the_stream_from_before(cuda, caplog):
     x = torch.arange(4.0, device="cuda")
-    function = GraphedFunction(lambda value: value * value.max().item(), CudaRecorder(x.device), [4])
+    function = GraphedFunction(lambda value: value * value.max().item(), CudaCapturer(x.device), [4])
     before = torch.cuda.current_stream()
     with caplog.at_level(logging.WARNING, "specdec"):
         assert function(x).tolist() == [0, 3, 6, 9]
-    assert "cannot be recorded" in caplog.text
+    assert "cannot be captured" in caplog.text
     assert torch.cuda.current_stream() is before
     assert cuda.capture is None
 
@@ -84,9 +84,9 @@ def test_captures_are_of_their_thread(cuda, monkeypatch):
 
 def test_a_result_outlives_the_replays_of_other_functions(cuda):
     """Three functions in the order in which drafting records them: the first keeps scratch where results would lie."""
-    recorder, x = CudaRecorder(torch.device("cuda:0")), torch.ones(4, 1000, device="cuda")
-    wide = GraphedFunction(lambda value: (value * 3 + 1).sum(-1), recorder, [4])
-    states = GraphedFunction(lambda value: value * 7, recorder, [4])
+    capturer, x = CudaCapturer(torch.device("cuda:0")), torch.ones(4, 1000, device="cuda")
+    wide = GraphedFunction(lambda value: (value * 3 + 1).sum(-1), capturer, [4])
+    states = GraphedFunction(lambda value: value * 7, capturer, [4])
     wide(x)
     kept = states(x)
     assert wide(x).tolist() == [4000.0] * 4
@@ -95,7 +95,7 @@ def test_a_result_outlives_the_replays_of_other_functions(cuda):
 
 def test_what_only_views_its_arguments_is_not_recorded(cuda):
     x = torch.ones(4, 6, device="cuda")
-    function = GraphedFunction(lambda value: value[:, :3], CudaRecorder(x.device), [4])
+    function = GraphedFunction(lambda value: value[:, :3], CudaCapturer(x.device), [4])
     with cuda.counting() as counts:
         assert function(x).shape == function(x).shape == (4, 3)
     assert counts.replays == 0

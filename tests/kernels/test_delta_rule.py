@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from specdec.core.kernels.cpu.delta_rule import NativeDeltaRule
+from specdec.core.kernels.cpu.layers import NativeDeltaRule
 from specdec.core.kernels.cpu.native.kernels import NativeKernels
 
 HEADS = 3

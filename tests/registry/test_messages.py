@@ -136,6 +136,18 @@ def test_api_version_of_the_class(same, author, refused, monkeypatch):
     same("E120-api-version", refused(method="mine"))
 
 
+def test_api_version_of_an_older_major(same, author, refused, monkeypatch):
+    monkeypatch.setattr(lifecycle, "API_VERSION", (1, 4))
+    author(ANY + '    api_version = "0.2"\n')
+    same("E120-older-major", refused(method="mine"))
+
+
+def test_api_version_that_is_no_version(same, author, refused, monkeypatch):
+    monkeypatch.setattr(lifecycle, "API_VERSION", (1, 4))
+    author(ANY + "    api_version = 1.0\n")
+    same("E119-no-version", refused(method="mine"))
+
+
 def test_api_version_read_from_metadata_without_an_import(same, author, refused):
     author("raise AssertionError('imported')\n", requires=["specdec-sdk>=2.1,<3"])
     same("E120-from-metadata", refused(method="mine"))

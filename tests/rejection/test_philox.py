@@ -8,7 +8,7 @@ import torch
 from specdec.core.kernels import philox as naive
 from specdec.core.kernels.cuda import draft_uniforms as kernel
 from specdec.core.kernels.philox import FEW, Stream, draft_key, philox, philox_block, uniform
-from specdec.core.proposing.step_random import StepRandom
+from specdec.core.proposing.views import StepRandom
 
 from .interpreted import DEVICE
 

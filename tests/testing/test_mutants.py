@@ -87,6 +87,7 @@ BROKEN = [
     ("options_are_json", obligation_mutants.RequestOptionsOfCode, "plain values"),
     ("options_are_json", needs_mutants.OptionsOfCode, "plain values"),
     ("class_is_importable", obligation_mutants.Elsewhere, "top of a module"),
+    ("nothing_deprecated", obligation_mutants.UsesWhatGoes, "use step.width"),
 ]
 GOOD = [
     pytest.param(good_proposers.Followers, marks=pytest.mark.slow),

@@ -14,13 +14,13 @@ from specdec.sdk.errors import ConfigError, message
 from ..backend import Backend
 from ..layers.fused_linear import fuse_linears
 from ..layers.norm import Spelled, fuse_rms_norms
-from .delta_rule import NativeDeltaRule
-from .int8_linear import narrow_linears
 from .layers import (
     LinearForm,
+    NativeDeltaRule,
     NativeLinear,
     NativeRMSNorm,
     PackedLinear,
+    narrow_linears,
     onednn_multiplies,
     pack_linears,
     packable_bytes,

@@ -1,14 +1,14 @@
-"""The shapes of steps that are recorded."""
+"""The shapes of steps that are captured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_TOKENS = 512  # of a recorded pass: a larger one takes longer than its launches
+MOST_TOKENS = 512  # of a captured pass: a larger one takes longer than its launches
 
 
 def batch_sizes(most: int) -> list[int]:
-    """The numbers of requests that work is recorded for: 1, 2, 4, the multiples of 8, and the most there can be."""
+    """The numbers of requests that work is captured for: 1, 2, 4, the multiples of 8, and the most there can be."""
     return [*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most]
 
 

@@ -1,4 +1,4 @@
-"""What records work on a device and replays it."""
+"""What captures work on a device and replays it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 Work = Callable[[], None]
 
 
-class Recorder(Protocol):
-    """What recording asks of a device."""
+class Capturer(Protocol):
+    """What capturing asks of a device."""
 
-    def record(self, work: Work) -> Work:
-        """Run the work, then record it. Returns what replays it. Raises RuntimeError if it cannot be recorded."""
+    def capture(self, work: Work) -> Work:
+        """Run the work, then capture it. Returns what replays it. Raises RuntimeError if it cannot be captured."""
         ...
 
 
-class CudaRecorder:
+class CudaCapturer:
     """CUDA graphs that share one pool of memory: at most one of them is running.
 
-    A replay may overwrite all that another graph keeps in the pool. So recorded work leaves its results elsewhere.
+    A replay may overwrite all that another graph keeps in the pool. So captured work leaves its results elsewhere.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(self, work: Work) -> Work:
-        """See `Recorder`. Kernels are compiled and workspaces made in two runs before, on the recorder's stream."""
+    def capture(self, work: Work) -> Work:
+        """See `Capturer`. Kernels are compiled and workspaces made in two runs before, on the capturer's stream."""
         current, aside = torch.cuda.current_stream(self._stream.device), self._stream
         aside.wait_stream(current)
         with torch.cuda.stream(aside):  # around the capture too: one that fails does not leave its stream by itself

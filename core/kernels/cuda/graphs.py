@@ -1,7 +1,7 @@
-"""Work of a few shapes, recorded once on a device and replayed: its many launches cost the host one.
+"""Work of a few shapes, captured once on a device and replayed: its many launches cost the host one.
 
-What is recorded reads its inputs from fixed places and leaves its outputs in fixed places. Work of any other shape is
-padded to the next recorded one, or runs as it is.
+What is captured reads its inputs from fixed places and leaves its outputs in fixed places. Work of any other shape is
+padded to the next captured one, or runs as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...model.forward_input import ForwardInput
 from ...model.target import Target, TargetModel, TargetOutput
 from .block_table import BlockTable
 from .buckets import Bucket, batch_sizes, buckets, stateful_buckets
-from .capture import CudaRecorder, Recorder, Work, copy_together
+from .capture import Capturer, CudaCapturer, Work, copy_together
 from .paged_view import PagedView
 from .static_inputs import StaticInputs
 from .warm_up import warm_up_target
@@ -52,10 +52,10 @@ class GraphedTarget:
         self._logits: Tensor | None = None  # [most tokens, V]
         self._hidden: tuple[Tensor, ...] = ()  # L of [most tokens, H]
 
-    def record(self, recorder: Recorder) -> None:
-        """Record every shape. Raises RuntimeError if the model cannot be recorded."""
+    def capture(self, capturer: Capturer) -> None:
+        """Capture every shape. Raises RuntimeError if the model cannot be captured."""
         for bucket in self._shapes:
-            self._replays[bucket] = recorder.record(partial(self._run, bucket))
+            self._replays[bucket] = capturer.capture(partial(self._run, bucket))
 
     def _run(self, bucket: Bucket) -> None:
         inputs, count, requests = self._inputs, bucket.num_tokens, bucket.num_requests
@@ -75,7 +75,7 @@ class GraphedTarget:
         output = self._target.forward(
             ForwardInput(inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[:count], view, states)
         )
-        if self._logits is None:  # the largest, run before anything is recorded
+        if self._logits is None:  # the largest, run before anything is captured
             self._logits = torch.empty_like(output.logits)
             self._hidden = tuple([torch.empty_like(state) for state in output.hidden])
         self._logits[:count].copy_(output.logits)
@@ -88,7 +88,7 @@ class GraphedTarget:
         bucket = self.bucket_of(batch.cache, batch.states)
         if bucket is None:
             return self._target.forward(batch)
-        assert self._logits is not None, "made when the shape was recorded"
+        assert self._logits is not None, "made when the shape was captured"
         self._inputs.load(batch, batch.cache, bucket)
         with nullcontext() if batch.states is None else batch.states.store.passing(batch.states):
             self._replays[bucket]()
@@ -96,7 +96,7 @@ class GraphedTarget:
         return TargetOutput(self._logits[: len(batch.logits_rows)], hidden)
 
     def bucket_of(self, view: PagedView, states: StatePass | None = None) -> Bucket | None:
-        """The smallest recorded shape that has room for a pass; None if none has."""
+        """The smallest captured shape that has room for a pass; None if none has."""
         requests, most = len(view.rows), view.max_queries
         assert most is not None, "the host plans a step"
         even = None if states is None else states.even
@@ -107,44 +107,44 @@ class GraphedTarget:
 
 
 class GraphedFunction:
-    """A function of tensors with one row per request, recorded for each number of rows when it is first needed.
+    """A function of tensors with one row per request, captured for each number of rows when it is first needed.
 
     Missing rows are copies of others: they are computed again, and what they write is written twice. The result is
-    valid until the next call. Where recording fails, and where nothing is computed because the result is a view of an
+    valid until the next call. Where capturing fails, and where nothing is computed because the result is a view of an
     argument, the function runs as it is from then on.
     """
 
-    def __init__(self, function: Callable[..., Rows], recorder: Recorder, sizes: Sequence[int]) -> None:
+    def __init__(self, function: Callable[..., Rows], capturer: Capturer, sizes: Sequence[int]) -> None:
         self._function = function
-        self._recorder: Recorder | None = recorder
+        self._capturer: Capturer | None = capturer
         self._sizes = sizes
-        self._recorded: dict[tuple[object, ...], tuple[list[Tensor], Work, Rows]] = {}
+        self._captured: dict[tuple[object, ...], tuple[list[Tensor], Work, Rows]] = {}
         self._largest: dict[tuple[object, ...], Tensor] = {}  # what the places of all sizes are the front of
 
     def __call__(self, *tensors: Tensor) -> Rows:
         """The function's result, row by row."""
         count = len(tensors[0])
         size = next((size for size in self._sizes if size >= count), None)
-        if size is None or self._recorder is None:
+        if size is None or self._capturer is None:
             return self._function(*tensors)
         key = (size, *((tensor.shape[1:], tensor.dtype) for tensor in tensors))
-        if key not in self._recorded:
+        if key not in self._captured:
             try:
-                recorded = self._record(self._recorder, size, tensors)
+                captured = self._capture(self._capturer, size, tensors)
             except RuntimeError as error:
-                logger.warning("a draft network cannot be recorded as a CUDA graph and runs without: %s", error)
-                recorded = None
-            if recorded is None:
-                self._recorder = None
+                logger.warning("a draft network cannot be captured as a CUDA graph and runs without: %s", error)
+                captured = None
+            if captured is None:
+                self._capturer = None
                 return self._function(*tensors)
-            self._recorded[key] = recorded
-        inputs, replay, results = self._recorded[key]
+            self._captured[key] = captured
+        inputs, replay, results = self._captured[key]
         _fill(inputs, tensors)
         replay()
         return results[:count] if isinstance(results, Tensor) else tuple([each[:count] for each in results])
 
-    def _record(
-        self, recorder: Recorder, size: int, tensors: Sequence[Tensor]
+    def _capture(
+        self, capturer: Capturer, size: int, tensors: Sequence[Tensor]
     ) -> tuple[list[Tensor], Work, Rows] | None:
         """The places of the arguments, what replays the function upon them, and where it leaves its results."""
         inputs = [self._place(index, size, tensor) for index, tensor in enumerate(tensors)]
@@ -158,7 +158,7 @@ class GraphedFunction:
         def work() -> None:
             copy_together(results, _each(self._function(*inputs)))
 
-        return inputs, recorder.record(work), results[0] if isinstance(found, Tensor) else tuple(results)
+        return inputs, capturer.capture(work), results[0] if isinstance(found, Tensor) else tuple(results)
 
     def _place(self, name: object, size: int, like: Tensor) -> Tensor:
         """Memory outside of the graphs' pool for so many rows."""
@@ -198,11 +198,11 @@ def _fill(inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Passes:
-    """What an engine records: its target's steps at the start, its proposer's passes when they are first needed."""
+    """What an engine captures: its target's steps at the start, its proposer's passes when they are first needed."""
 
-    recorder: Recorder | None  # None: passes run as they are
+    capturer: Capturer | None  # None: passes run as they are
     max_num_seqs: int
-    required: bool  # whether a target that cannot be recorded is an error
+    required: bool  # whether a target that cannot be captured is an error
 
     @classmethod
     def of(
@@ -211,25 +211,25 @@ class Passes:
         device: torch.device,
         target: TargetModel,
         max_num_seqs: int,
-        recorder: Callable[[torch.device], Recorder] = CudaRecorder,
+        capturer: Callable[[torch.device], Capturer] = CudaCapturer,
     ) -> Passes:
-        """asked: as `EngineConfig.cuda_graphs`. Raises ConfigError SD-E234 if the target cannot be recorded then."""
+        """asked: as `EngineConfig.cuda_graphs`. Raises ConfigError SD-E234 if the target cannot be captured then."""
         if asked is False:
             return cls(None, max_num_seqs, required=False)
         if target.waits_for_experts:
             _refuse(asked)
             return cls(None, max_num_seqs, required=False)
-        return cls(recorder(device), max_num_seqs, required=asked is True)
+        return cls(capturer(device), max_num_seqs, required=asked is True)
 
     @staticmethod
     def num_tokens(max_num_seqs: int, num_draft_tokens: int) -> int:
-        """Those of the largest pass that is recorded."""
+        """Those of the largest pass that is captured."""
         return buckets(max_num_seqs, num_draft_tokens)[0].num_tokens
 
     def target(
         self, target: Target, cache: KVCache, addressing: Addressing, num_draft_tokens: int, num_nodes: int = 0
     ) -> Target:
-        """The target, warmed up, with its small steps recorded; itself where that fails.
+        """The target, warmed up, with its small steps captured; itself where that fails.
 
         num_nodes: the most of a tree; 0: drafts are chains. Raises ConfigError SD-E147 if it is required.
         """
@@ -237,29 +237,29 @@ class Passes:
         if not isinstance(table, BlockTable):
             return target
         warm_up_target(target, cache, table, num_nodes)
-        if self.recorder is None:
+        if self.capturer is None:
             return target
         shapes = buckets if cache.states is None else stateful_buckets
         graphed = GraphedTarget(target, cache, table, shapes(self.max_num_seqs, num_draft_tokens), num_nodes)
         try:
-            graphed.record(self.recorder)
+            graphed.capture(self.capturer)
         except RuntimeError as error:
             if self.required:
-                raise ConfigError("SD-E147", "the target cannot be recorded", {"because": error}) from error
-            logger.warning("the target cannot be recorded as CUDA graphs and runs without: %s", error)
+                raise ConfigError("SD-E147", "the target cannot be captured", {"because": error}) from error
+            logger.warning("the target cannot be captured as CUDA graphs and runs without: %s", error)
             return target
         return graphed
 
     def function(self, function: Callable[..., Rows]) -> Callable[..., Rows]:
-        """A function with one row per request, recorded."""
-        if self.recorder is None:
+        """A function with one row per request, captured."""
+        if self.capturer is None:
             return function
-        return GraphedFunction(function, self.recorder, batch_sizes(self.max_num_seqs))
+        return GraphedFunction(function, self.capturer, batch_sizes(self.max_num_seqs))
 
 
 def _refuse(asked: bool | None) -> None:
-    """Raises ConfigError SD-E234 if recording was asked for; warns else."""
-    what = "a step with moe_backend='eager' cannot be recorded"
+    """Raises ConfigError SD-E234 if capturing was asked for; warns else."""
+    what = "a step with moe_backend='eager' cannot be captured"
     facts = {
         "because": "it waits for the device in every layer, to read which experts are wanted",
         "fix": "leave moe_backend out, or set grouped_mm or batched_mm",

@@ -1,4 +1,4 @@
-"""The fixed places that a recorded pass of a target reads its inputs from."""
+"""The fixed places that a captured pass of a target reads its inputs from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .paged_view import PagedView
 
 
 class StaticInputs:
-    """The places that a recorded forward pass reads, as large as the largest needs; smaller ones use the front."""
+    """The places that a captured forward pass reads, as large as the largest needs; smaller ones use the front."""
 
     def __init__(
         self, largest: Bucket, max_requests: int, pad_row: int, device: torch.device, num_nodes: int = 0
@@ -36,7 +36,7 @@ class StaticInputs:
         self.tree = TreeRows(self._no_nodes.parents.clone(), integers(max_requests))
 
     def trees_of(self, bucket: Bucket) -> TreeRows | None:
-        """Where the trees of a recorded pass are; None: it has none."""
+        """Where the trees of a captured pass are; None: it has none."""
         if bucket.num_queries == 1 or not self.tree.parents.shape[1]:
             return None
         return TreeRows(self.tree.parents[: bucket.num_requests], self.tree.num_nodes[: bucket.num_requests])

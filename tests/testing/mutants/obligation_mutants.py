@@ -10,6 +10,7 @@ import torch
 from good_proposers import Followers, follow
 
 from specdec.sdk import Needs, StrictModel
+from specdec.sdk.errors import deprecated
 
 CALLS = count(1)
 INSTANCES = count()
@@ -142,3 +143,17 @@ class RequestOptionsOfCode(Followers):
 
 Elsewhere = type("Nowhere", (Followers,), {"__module__": __name__})
 """A class that is not found by its name."""
+
+
+class UsesWhatGoes(Followers):
+    """Reads a field that a later version of the contract will not have."""
+
+    def observe(self, step):
+        old_width(step)
+        super().observe(step)
+
+
+def old_width(step):
+    """What a deprecated property of the contract is: it warns, and gives what it gave."""
+    deprecated("StepView.num_draft_tokens", since="1.3", removed_in="2.0", instead="step.width")
+    return step.width
