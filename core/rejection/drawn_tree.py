@@ -222,7 +222,8 @@ class DrawnTrees:
         for i, walk in enumerate(active):
             if walk.tried[-1] and not (self._replacement and self._replacement[walk.request]):
                 earlier = walk.tree.children[walk.path[-1]][: walk.tried[-1]]
-                given[i, [walk.tree.token_ids[node] for node in earlier]] = 0.0
+                tried = (walk.tree.token_ids[node] for node in earlier)
+                given[i, [token for token in tried if 0 <= token < given.shape[1]]] = 0.0
                 given[i] /= given[i].sum(dtype=torch.float64)
         return given
 

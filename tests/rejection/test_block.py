@@ -54,6 +54,16 @@ def test_distribution_survives_ragged_lengths() -> None:
     )
 
 
+@pytest.mark.parametrize("kinds", [(DistributionKind.ONE_HOT,), tuple(DistributionKind)], ids=["one-hot", "all kinds"])
+def test_uniforms_that_are_given_are_used_at_every_place(kinds: tuple[DistributionKind, ...]) -> None:
+    batch = random_batch(3, Shape(kinds=kinds, greedy=0.0))
+    arguments = batch.logits, batch.cu_rows, batch.drafts
+    other = replace(batch.sampling, seed=batch.sampling.seed + 1)
+    given = verify_block(*arguments, batch.sampling, draw_block_uniforms(batch.drafts, other))
+    assert equal(given, verify_block(*arguments, other))
+    assert not equal(given, verify_block(*arguments, batch.sampling))
+
+
 def test_block_accepts_more_than_one_at_a_time_where_a_distribution_is_known_and_as_much_where_none_is() -> None:
     for seed in range(3):
         stated = block_problem("dense_probs", "unit", seed)

@@ -34,10 +34,11 @@ def test_only_the_rules_named_lossy_give_verdicts_that_are_not_lossless() -> Non
         assert rule(*arguments, None).lossless
 
 
-def test_typical_acceptance_compares_with_the_entropy_of_the_row() -> None:
-    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
+@pytest.mark.parametrize("values", [[0.5, 0.3, 0.15, 0.05], [0.2, 0.2, 0.2, 0.2, 0.08, 0.08, 0.04]], ids=len)
+def test_typical_acceptance_compares_with_the_entropy_of_the_row(values: list[float]) -> None:
+    probs = torch.tensor(values)
     bar = min(0.09, 0.3 * math.exp(float((probs * probs.log()).sum())))
-    logits = probs.log().expand(2, 4).clone()
+    logits = probs.log().expand(2, len(values)).clone()
     for token, p in enumerate(probs.tolist()):
         drafts = DraftRows(torch.tensor([[token]]), torch.tensor([1]))
         verdict = verify_typical(logits, torch.tensor([0, 2]), drafts, sampling_rows([Params()]))

@@ -15,8 +15,16 @@ import pytest
 import torch
 
 from specdec.core.kernels.philox import Stream, uniform
-from specdec.core.rejection import DistributionKind, DraftRows, SamplingRows, StopReason, sampler
-from specdec.core.rejection.uniforms import draw_tree_uniforms
+from specdec.core.rejection import (
+    DistributionKind,
+    DraftDistributions,
+    DraftRows,
+    SamplingRows,
+    StopReason,
+    Uniforms,
+    sampler,
+)
+from specdec.core.rejection.uniforms import draw_block_uniforms, draw_tree_uniforms, draw_uniforms
 from specdec.testing.rejection.reference import Params
 from specdec.testing.rejection.tree_reference import TreeRule, coupled, multi_round, traversal
 
@@ -250,6 +258,54 @@ def test_a_bad_row_accepts_nothing_below_it() -> None:
         verdict = verify(logits, batch.cu_rows, batch.drafts, batch.sampling, batch.uniforms)
         assert not verdict.num_accepted.any()
         assert bool(verdict.status.all())
+
+
+def test_a_bad_leaf_changes_no_path_that_ends_elsewhere() -> None:
+    batch = problem(16, traversal, DistributionKind.DENSE_PROBS, PARAMS["unit"])
+    logits = batch.logits.clone()
+    logits[batch.cu_rows[1:] - 1] = torch.nan  # of each request's last node, which has no children
+    for verify in (sampler.verify, sampler.verify_block):
+        sound, spoilt = (verify(each, batch.cu_rows, *batch_of_rows(batch)) for each in (batch.logits, logits))
+        elsewhere = (sound.path == batch.drafts.lengths[:, None]).logical_not().all(1)
+        assert bool((sound.num_accepted[elsewhere] > 0).any())
+        assert torch.equal(sound.path[elsewhere], spoilt.path[elsewhere])
+        assert torch.equal(sound.output_ids[elsewhere], spoilt.output_ids[elsewhere])
+
+
+def batch_of_rows(batch: TreeBatch) -> tuple[DraftRows, SamplingRows, Uniforms]:
+    return batch.drafts, batch.sampling, batch.uniforms
+
+
+@pytest.mark.parametrize("outside", [-7, 1000])
+def test_an_id_outside_the_vocabulary_is_accepted_nowhere_in_a_drawn_tree(outside: int) -> None:
+    """Not even where the nearest token is as certain as can be."""
+    vocab_size, nearest = 3, 0 if outside < 0 else 2
+    logits = torch.full((3, vocab_size), -40.0)
+    logits[:, nearest] = 40.0
+    drafts = DraftRows(torch.tensor([[outside, outside]]), torch.tensor([2]), parents=torch.tensor([[-1, -1]]))
+    probs = torch.full((1, 2, vocab_size), 1 / vocab_size)
+    kinds = torch.tensor([int(DistributionKind.DENSE_PROBS)], dtype=torch.uint8)
+    drafts = replace(drafts, distributions=DraftDistributions(kinds, draft_probs=probs))
+    one, none = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    sampling = SamplingRows(one, none, one, 0 * one, none, none, all_greedy=False, any_filter=False)
+    for verify in (sampler.verify, sampler.verify_block):
+        verdict = verify(logits, torch.tensor([0, 3]), drafts, sampling)
+        assert int(verdict.num_accepted) == 0
+        assert int(verdict.output_ids[0, 0]) == nearest
+
+
+def test_a_chain_as_a_tree_has_the_uniforms_of_a_chain() -> None:
+    batch = random_batch(0, Shape(num_requests=2, num_drafts=3, idle=0))
+    depths = torch.arange(4).expand(2, 4)
+    for together, draw in ((False, draw_uniforms), (True, draw_block_uniforms)):
+        found, expected = (
+            draw_tree_uniforms(batch.drafts, batch.sampling, depths, together=together),
+            draw(batch.drafts, batch.sampling),
+        )
+        assert found.accept is not None
+        assert expected.accept is not None
+        assert torch.equal(found.accept, expected.accept)
+        assert torch.equal(found.output, expected.output)
 
 
 def test_a_lossy_rule_takes_no_tree() -> None:
