@@ -79,7 +79,7 @@ def _numbers(text: str, package: griffe.Module) -> Numbers:
         cls.path: int(str(cls["version"].value))
         for module in api_stub.walk(package)
         for cls in module.classes.values()
-        if "version" in cls.members and cls.path.startswith(EXTENSIONS)
+        if cls.path.startswith(EXTENSIONS) and "version" in cls.members and cls["version"].value is not None
     }
     return Numbers(Version(text.partition("\n")[0].split()[-1]), api, extensions)
 
@@ -108,12 +108,11 @@ def _next(number: tuple[int, int], breaks: bool, adds: bool) -> tuple[int, int]:
 
 
 def _not_raised(change: Change, before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]:
-    """The extensions that a change breaks: the one that it belongs to, or those that are declared beside the name."""
-    module = change.path.rpartition(".")[0]
-    broken = [path for path in before if change.path.startswith(f"{path}.")]
-    broken = broken or [path for path in before if change.path == path or module.startswith(path.rpartition(".")[0])]
-    if all(after.get(path) == before[path] for path in broken):
-        yield f"{change.path} is broken: raise the version of {', '.join(broken)} above {before[broken[0]]}"
+    """An extension's own number rises for its settings; for a type beside it, that of an extension that uses it."""
+    own = [path for path in before if f"{change.path}.".startswith(f"{path}.")]
+    if all(after.get(path) == before[path] for path in own or before):
+        which = own[0] if own else "the extension that it belongs to"
+        yield f"{change.path} is broken: raise the version of {which}"
 
 
 def _undated(listed: Sequence[Change], before: Numbers, after: Numbers, prose: Callable[[str], str]) -> Iterator[str]:

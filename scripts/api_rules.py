@@ -10,7 +10,7 @@ from typing import Any
 import griffe
 
 MADE_BY_AUTHORS = {"Draft", "DraftDistribution", "Extension"}  # beside every StrictModel
-BASES = ("Proposer", "ProposerBase")  # ends of the names of what authors derive from
+BASES = ("Proposer", "ProposerBase", "Methods")  # ends of the names of what authors derive from
 MADE_BY_THE_ENGINE = {"ProposerConfig", "NetworkSettings"}  # of the StrictModels
 OPEN = {"Phase", "DistributionKind"}  # enumerations of which the contract says that members may be added
 KINDS = {"classmethod", "staticmethod", "property"}

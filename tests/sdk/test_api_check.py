@@ -48,7 +48,13 @@ class StepView:
 class Chain:
     def of(self, first: type, second: type) -> type: ...
 
-# module specdec.sdk.extensions.trees
+# module specdec.sdk.extensions
+class Extension(StrictModel):
+    version: ClassVar[int]
+
+class Metrics(Extension):
+    version: ClassVar[int] = 1
+
 class TreeView(Protocol):
     def path(self, request: int) -> Tensor: ...
 
@@ -134,12 +140,22 @@ def test_the_change_is_named():
     assert first == "breaking  specdec.sdk.Phase.PREFILL: value was 0, is 7"
 
 
-@pytest.mark.parametrize("change", [("depth: int", "height: int"), ("def path(", "def paths(")])
-def test_a_break_of_an_extension_demands_its_number_and_a_minor(change):
-    broken = judged(change, API_1_5)
-    assert "raise the version of specdec.sdk.extensions.trees.Trees above 2" in broken[-1]
+@pytest.mark.parametrize(
+    ("change", "whose"),
+    [
+        (("depth: int", "height: int"), "specdec.sdk.extensions.Trees"),
+        (("def path(", "def paths("), "the extension that it belongs to"),
+    ],
+)
+def test_a_break_of_an_extension_demands_its_number_and_a_minor(change, whose):
+    assert judged(change, API_1_5)[-1].endswith(f"is broken: raise the version of {whose}")
     assert judged(change, TREES_3)[-1] == "API_VERSION must be at least (1, 5), and is (1, 4)"
     assert judged(change, TREES_3, API_1_5) == []
+
+
+def test_the_number_of_another_extension_does_not_do():
+    raised = ("version: ClassVar[int] = 1", "version: ClassVar[int] = 2")
+    assert judged(("depth: int", "height: int"), raised, API_1_5) != []
 
 
 def test_an_addition_to_an_extension_demands_a_minor_only():
