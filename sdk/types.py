@@ -122,6 +122,16 @@ class KeptTokens:
         """Each request's last kept entry: [B] int64."""
         return self.token_offsets[:-1] + self.num_kept - 1
 
+    def entries(self) -> tuple[Tensor, Tensor]:
+        """For each of the N entries a kept one, and the place of its request: [N] int64 each.
+
+        A rejected entry gives way to the last kept one before it, which is then there twice. So nothing waits for the
+        device.
+        """
+        from .compaction import kept_entries
+
+        return kept_entries(self.token_offsets, self.num_kept, self.positions.shape[0])
+
     def hidden_cat(self, entries: Tensor | None = None) -> Tensor:
         """The hidden states side by side: [N, L*H]. entries: the places [n] of some. None means all.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.sdk import Refusal
+from specdec.sdk.model_proposer import rotate
 
 from .checkpoint import DFlashSpec
 from .convolution import convolve
@@ -77,11 +78,10 @@ class DFlashNetwork(nn.Module):
         Every layer reads the same rows, without a norm of its own.
         """
         rows = self.project(hidden)
-        cos, sin = self.rotary(rows[None], positions[None])
-        cos, sin = cos[0, :, None], sin[0, :, None]
+        rotary = self.rotary(rows[None], positions[None])
         for attention in self._attention:
             keys = attention.k_norm(attention.k_proj(rows).unflatten(-1, (-1, self._head_dim)))
-            yield keys * cos + _rotated(keys) * sin, attention.v_proj(rows).unflatten(-1, (-1, self._head_dim))
+            yield rotate(keys, rotary), attention.v_proj(rows).unflatten(-1, (-1, self._head_dim))
 
     def forward(
         self, anchors: Tensor, positions: Tensor, attention: Sequence[Mapping[str, Any]]
@@ -116,8 +116,3 @@ class ScaledEmbedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         rows: Tensor = self.embedding(token_ids)
         return rows * self._scale
-
-
-def _rotated(keys: Tensor) -> Tensor:
-    first, second = keys.chunk(2, dim=-1)
-    return torch.cat([-second, first], dim=-1)

@@ -16,6 +16,7 @@ from specdec.sdk.model_proposer import (
     ParallelProposer,
     Weights,
     draft_kv_of,
+    kept_entries,
     per_request,
     width_of,
 )
@@ -100,10 +101,10 @@ class DFlashProposer(ParallelProposer):
 
     def _tie(self, weights: Weights, checkpoint: Checkpoint) -> None:
         width = self._spec.width
-        embedding = self.embedding(weights, width)
+        embedding = self.load_embedding(weights, width)
         if self._spec.embedding_scale != 1:
             embedding = ScaledEmbedding(embedding, self._spec.embedding_scale)
-        head = self.head(weights, width, self._spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
+        head = self.load_head(weights, width, self._spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
         with self.services.device:
             walk = walk_of(checkpoint, self._spec)
         weights.fill(walk)
@@ -182,14 +183,3 @@ class DFlashProposer(ParallelProposer):
         attention = [by_mode[mode] for mode in self._spec.modes]
         outputs, logits = self.network(anchors, starts[:, None] + places, attention)
         return outputs, logits
-
-
-def kept_entries(token_offsets: Tensor, num_kept: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
-    """For each entry a kept one, itself if it is kept, and the place of its request: [num_entries] each.
-
-    A rejected entry gives way to the last kept one before it, so that nothing waits for the device.
-    """
-    entries = torch.arange(num_entries, device=token_offsets.device)
-    owner = torch.searchsorted(token_offsets[1:], entries, right=True).clamp(max=num_kept.shape[0] - 1)
-    offset = (entries - token_offsets[owner]).clamp(min=0).minimum(num_kept[owner] - 1)
-    return token_offsets[owner] + offset, owner

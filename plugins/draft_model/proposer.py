@@ -15,8 +15,6 @@ from specdec.sdk.model_proposer import (
     DraftInputs,
     MaskedOptions,
     MaskedProposer,
-    draft_kv_of,
-    lookahead_of_tree,
     mask_token_id,
 )
 
@@ -77,16 +75,10 @@ class DraftModelProposer(MaskedProposer):
             _check_size(facts["vocab_size"], target)
         as_text = vocabularies.way == "reencode"
         shared = {"history": True, "state": "per_request"} if as_text else cls.shared_needs(config, target)
-        return Needs(
-            **shared,
-            hidden_states=() if term is None else term.hidden_states,
-            draft_kv=draft_kv_of(
-                facts,
-                num_layers=facts["num_hidden_layers"],
-                lookahead=lookahead_of_tree(config) + 1 + (SPARE_ROWS if as_text else 0),
-                dtype=config.dtype,
-            ),
-        )
+        kv = cls.draft_kv(config, facts)
+        if as_text:
+            kv = kv.replace(lookahead=kv.lookahead + SPARE_ROWS)
+        return Needs(**shared, hidden_states=() if term is None else term.hidden_states, draft_kv=kv)
 
     def build(self) -> None:
         """Load the model, and find the way from its vocabulary to the target's. Raises Refusal before weights are."""

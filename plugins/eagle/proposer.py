@@ -7,7 +7,7 @@ import logging
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import Checkpoint, DraftKV, Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk import Checkpoint, Needs, ProposerConfig, Refusal, TargetInfo
 from specdec.sdk.model_proposer import (
     AutoregressiveProposer,
     DraftInputs,
@@ -15,8 +15,6 @@ from specdec.sdk.model_proposer import (
     MaskedOptions,
     MaskedProposer,
     Weights,
-    draft_kv_of,
-    lookahead_of_tree,
 )
 
 from .eagle3_spec import Eagle3Spec
@@ -45,7 +43,9 @@ class EagleProposer(AutoregressiveProposer):
         """
         spec = EagleSpec.read(cls.open_checkpoint(config), target)
         spec.check_fits(target)
-        return Needs(**cls.shared_needs(config, target), hidden_states=("final",), draft_kv=_draft_kv(spec, config))
+        return Needs(
+            **cls.shared_needs(config, target), hidden_states=("final",), draft_kv=cls.draft_kv(config, spec.decoder)
+        )
 
     def build(self) -> None:
         """Load the head and tie it to the target. Raises CheckpointError: SD-E172, SD-E174, SD-E175; Refusal."""
@@ -54,8 +54,8 @@ class EagleProposer(AutoregressiveProposer):
         weights = _open_weights(checkpoint, self)
         self.network = EagleNetwork(spec, self.services.build_decoder(spec.decoder, self.settings))
         weights.fill(self.network)
-        embedding = self.embedding(weights, spec.embedding_size)
-        head = self.head(weights, spec.hidden_size, spec.vocab_size, logit_scale=checkpoint.logit_scale)
+        embedding = self.load_embedding(weights, spec.embedding_size)
+        head = self.load_head(weights, spec.hidden_size, spec.vocab_size, logit_scale=checkpoint.logit_scale)
         self.network.attach(embedding, head)
         weights.finish()
         self.services.finish(self.network, self.settings)
@@ -112,7 +112,7 @@ class Eagle3Proposer(MaskedProposer):
         return Needs(
             **shared,
             hidden_states=spec.boundaries or ("final",),
-            draft_kv=_draft_kv(spec, config),
+            draft_kv=cls.draft_kv(config, spec.decoder),
             draft_vocabulary=mapped,
         )
 
@@ -127,9 +127,9 @@ class Eagle3Proposer(MaskedProposer):
         if spec.draft_vocab_size != self.target.vocab_size or "d2t" in weights:
             d2t = weights.take("d2t", spec.draft_vocab_size)
             self.vocabulary = DraftVocabulary.from_offsets(d2t, self.target.vocab_size)
-        embedding = self.embedding(weights, spec.embedding_size)
+        embedding = self.load_embedding(weights, spec.embedding_size)
         width, scale = spec.decoder["hidden_size"], checkpoint.logit_scale
-        self.network.attach(embedding, self.head(weights, width, spec.draft_vocab_size, logit_scale=scale))
+        self.network.attach(embedding, self.load_head(weights, width, spec.draft_vocab_size, logit_scale=scale))
         weights.finish()
         self.services.finish(self.network, self.settings)
         logger.info("%s reads the target's hidden states at boundaries %s", checkpoint.directory, spec.boundaries)
@@ -164,16 +164,6 @@ def _read(checkpoint: Checkpoint, config: ProposerConfig, target: TargetInfo) ->
         found = "has a mask to draft in parallel with" if parallel else "has no mask_hidden to draft in parallel with"
         raise Refusal(f"parallel_drafting is {asked}, and the checkpoint {found}", f'"parallel_drafting": {parallel}')
     return spec
-
-
-def _draft_kv(spec: EagleSpec | Eagle3Spec, config: ProposerConfig) -> DraftKV:
-    return draft_kv_of(
-        spec.decoder,
-        num_layers=spec.decoder["num_hidden_layers"],
-        lookahead=lookahead_of_tree(config),
-        dtype=config.dtype,
-        depends_on_next_token=True,
-    )
 
 
 def _open_weights(checkpoint: Checkpoint, proposer: EagleProposer | Eagle3Proposer) -> Weights:

@@ -77,7 +77,7 @@ class MedusaProposer(ParallelProposer):
             self.vocabulary = _vocabulary(weights.take(TOKEN_MAP, -1), spec, self.target)
         if not spec.has_own_heads:
             heads.attach(
-                self.head(weights, spec.hidden_size, spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
+                self.load_head(weights, spec.hidden_size, spec.draft_vocab_size, logit_scale=checkpoint.logit_scale)
             )
         weights.finish()
         self.services.finish(heads, self.settings)

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, draft_kv_of, lookahead_of_tree
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions
 
 from .chain import ModuleChain
 from .checkpoint import MtpSpec
@@ -52,13 +52,7 @@ class MtpProposer(AutoregressiveProposer):
         CheckpointError: SD-E105, SD-E146, SD-E175.
         """
         spec = MtpSpec.read(config, target)
-        kv = draft_kv_of(
-            spec.decoder,
-            num_layers=len(spec.indices),
-            lookahead=max(lookahead_of_tree(config), 1),
-            dtype=config.dtype,
-            depends_on_next_token=True,
-        )
+        kv = cls.draft_kv(config, spec.decoder, num_layers=len(spec.indices))
         most = spec.num_modules if spec.num_modules > 1 else None
         if most is not None and config.tree_depth is not None:
             raise Refusal("num_draft_nodes: its modules draft a chain, one token each", "num_speculative_tokens alone")
@@ -68,7 +62,7 @@ class MtpProposer(AutoregressiveProposer):
     @classmethod
     def default_draft_tokens(cls, model: str | None) -> int:
         """One: what a single module was trained for."""
-        return super().default_draft_tokens(model) or 1
+        return cls.draft_tokens_of(model) or 1
 
     def build(self) -> None:
         """Load the modules and tie them to the target. Raises CheckpointError: SD-E172, SD-E174, SD-E175; Refusal."""
@@ -82,9 +76,9 @@ class MtpProposer(AutoregressiveProposer):
         module = MtpModule(spec, decoder, depth)
         weights = open_weights(spec, spec.indices[depth], self.services, module.state_dict().keys())
         weights.fill(module)
-        embedding = self.embedding(weights, spec.hidden_size)
+        embedding = self.load_embedding(weights, spec.hidden_size)
         scale = spec.checkpoint.logit_scale
-        head = self.head(weights, spec.hidden_size, self.target.vocab_size, logit_scale=scale)
+        head = self.load_head(weights, spec.hidden_size, self.target.vocab_size, logit_scale=scale)
         weights.finish()
         module.attach(embedding, head)
         self.services.finish(module, self.settings)

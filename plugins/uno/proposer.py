@@ -43,9 +43,6 @@ class UnoProposer(ParallelProposer):
         self.services.finish(self.network, self.settings)
         self._layers = self.services.target_layers(range(self.target.num_layers), adapter)
 
-    def observe(self, step: StepView) -> None:
-        """Nothing: the target's cache is up to date."""
-
     def block_inputs(self, step: StepView) -> Sequence[Tensor]:
         """Where each block goes, and its first token."""
         return step.slots, step.kept.next_position, step.newest_token

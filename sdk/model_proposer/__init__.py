@@ -5,16 +5,17 @@
 Importing it loads torch; `import specdec.sdk` does not.
 """
 
+from ..compaction import kept_entries
 from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .draft_chain import DraftChain
 from .each import per_request, width_of
 from .from_target import CachedTargetProposer
-from .greedy_tree import lookahead_of_tree
 from .kv_shape import draft_kv_of
 from .lora import LowRank, LowRankPair, is_adapter, load_adapter, read_adapter
 from .masked import MaskedOptions, MaskedProposer, mask_token_id
 from .parallel import ParallelOptions, ParallelProposer
+from .rotary import rotate
 from .sampling import DraftSampler, Drawing, DrawRule
 from .vocabulary import DraftVocabulary
 from .weights import Weights, load_module
@@ -41,11 +42,12 @@ __all__ = [
     "Weights",
     "draft_kv_of",
     "is_adapter",
+    "kept_entries",
     "load_adapter",
     "load_module",
-    "lookahead_of_tree",
     "mask_token_id",
     "per_request",
     "read_adapter",
+    "rotate",
     "width_of",
 ]

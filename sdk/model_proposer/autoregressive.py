@@ -10,13 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..config import ProposerConfig
 from ..errors import Refusal
+from ..needs import DraftKV
 from ..services import DraftKVStore, Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
 from .draft_chain import DraftChain
 from .draft_trees import DraftTrees, Nodes
 from .each import per_request, width_of
+from .greedy_tree import lookahead_of_tree
+from .kv_shape import draft_kv_of
 from .sampling import DrawRule
 
 
@@ -44,12 +48,12 @@ class AutoregressiveProposer(ModelProposer):
 
     `INPUTS_ARE_SHIFTED` chooses one of two layouts of the draft KV:
 
-    * True: row i holds the token after position i, together with the target's hidden states at i. Declare
-      `DraftKV(depends_on_next_token=True, lookahead=max(K - 1, 1))`.
-    * False: row i holds the token at position i. Declare `DraftKV(lookahead=K)`. If hidden states are declared, row
-      i reads those at position i - 1, and zeros at position 0.
+    * True: row i holds the token after position i, together with the target's hidden states at i.
+    * False: row i holds the token at position i. If hidden states are declared, row i reads those at position i - 1,
+      and zeros at position 0.
 
-    A network without attention keeps no draft KV and declares none. The layouts then describe its inputs.
+    `draft_kv` says what to declare. A network without attention keeps no draft KV and declares none. The layouts then
+    describe its inputs.
 
     Observing the step's outcome overwrites the rows that drafting wrote, accepted or not. So the draft KV always holds
     the rows that a fresh pass over the committed tokens would write.
@@ -59,6 +63,23 @@ class AutoregressiveProposer(ModelProposer):
     """
 
     INPUTS_ARE_SHIFTED: ClassVar[bool]
+
+    @classmethod
+    def draft_kv(cls, config: ProposerConfig, decoder: Mapping[str, Any], num_layers: int | None = None) -> DraftKV:
+        """The draft KV of the network's attention layers, with the positions that this base drafts ahead.
+
+        decoder: the network's configuration, with transformers' common names.
+        num_layers: attention layers that keep keys and values. None means `num_hidden_layers`.
+
+        Raises Refusal if the configuration states no number of attention heads.
+        """
+        return draft_kv_of(
+            decoder,
+            num_layers=decoder["num_hidden_layers"] if num_layers is None else num_layers,
+            lookahead=lookahead_of_tree(config) + (not cls.INPUTS_ARE_SHIFTED),
+            dtype=config.dtype,
+            depends_on_next_token=cls.INPUTS_ARE_SHIFTED,
+        )
 
     @abstractmethod
     def first(self, inputs: DraftInputs) -> Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -92,24 +93,31 @@ class ModelProposer(ProposerBase):
 
         Raises CheckpointError: SD-E133 if there is neither, and the errors of `Checkpoint.open`.
         """
-        model = config.model or cls.default_model
+        return cls._checkpoint(config.model)
+
+    @classmethod
+    def _checkpoint(cls, model: str | None) -> Checkpoint:
+        model = model or cls.default_model
         if model is None:
             facts = {"fix": 'add "model": a checkpoint directory or hub id'}
             raise CheckpointError("SD-E133", f"{cls.__name__} needs a draft checkpoint", facts)
         return Checkpoint.open(model)
 
     @classmethod
-    def default_draft_tokens(cls, model: str | None) -> int | None:
-        """K that the checkpoint itself proposes, in the `speculators` format. None means that it proposes none.
+    def draft_tokens_of(cls, model: str | None) -> int | None:
+        """K that the checkpoint itself proposes, in the `speculators` format.
 
-        Raises CheckpointError: SD-E105, SD-E106, SD-E171.
+        None means that it proposes none, or that there is no checkpoint: `needs` says what is wrong with one.
         """
-        model = model or cls.default_model
-        if model is None:
-            return None
-        methods = Checkpoint.open(model).get("speculators_config.proposal_methods", list, [])
-        first = methods[0] if methods else {}
-        return first.get("speculative_tokens") if isinstance(first, Mapping) else None
+        with suppress(CheckpointError):
+            checkpoint = cls._checkpoint(model)
+            methods = checkpoint.get("speculators_config.proposal_methods", list, [])
+            first = methods[0] if methods else {}
+            return first.get("speculative_tokens") if isinstance(first, Mapping) else None
+        return None
+
+    default_draft_tokens: int | Callable[..., int | None] | None = draft_tokens_of
+    """See `ProposerBase`. A number takes the place of what a checkpoint proposes."""
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Keep the target's facts and the services, and build the network."""
@@ -170,7 +178,7 @@ class ModelProposer(ProposerBase):
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
 
-    def embedding(self, weights: Weights, width: int = -1, name: str = "embed_tokens.weight") -> torch.nn.Module:
+    def load_embedding(self, weights: Weights, width: int = -1, name: str = "embed_tokens.weight") -> torch.nn.Module:
         """The drafter's input embedding [..., width] of target ids: its own, or the target's.
 
         If the checkpoint has no table, or its table equals the target's, the target's is used and nothing is copied.
@@ -184,7 +192,7 @@ class ModelProposer(ProposerBase):
         table = take(name, self.target.vocab_size, width)
         return TargetEmbedding(self.services) if table is None or self._is_targets(table) else _own_embedding(table)
 
-    def head(
+    def load_head(
         self,
         weights: Weights,
         width: int,

@@ -32,13 +32,7 @@ class Stranger(AutoregressiveProposer):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        kv = draft_kv_of(
-            cls.layer_config(target),
-            num_layers=config.options.num_layers,
-            lookahead=config.num_draft_tokens - 1,
-            dtype=config.dtype,
-            depends_on_next_token=True,
-        )
+        kv = cls.draft_kv(config, cls.layer_config(target, config.options.num_layers))
         shared = cls.shared_needs(config, target) | {"placement": config.options.placement}
         return Needs(hidden_states=(3, "final"), draft_kv=kv, **shared)
 
