@@ -38,14 +38,6 @@ def compacted_rejects(rejected: RejectedTokens) -> RejectedTokens:
     )
 
 
-def kept_entries(token_offsets: Tensor, num_kept: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
-    """See `KeptTokens.entries`."""
-    entries = torch.arange(num_entries, device=token_offsets.device)
-    owner = torch.searchsorted(token_offsets[1:], entries, right=True).clamp(max=num_kept.shape[0] - 1)
-    offset = (entries - token_offsets[owner]).clamp(min=0).minimum(num_kept[owner] - 1)
-    return token_offsets[owner] + offset, owner
-
-
 def _places(start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """The entries `start[b] : start[b] + count[b]` of all requests, and the bounds of each among them: [n], [B+1]."""
     bounds = torch.cat([count.new_zeros(1), count.cumsum(0)])

@@ -128,7 +128,7 @@ class KeptTokens:
         A rejected entry gives way to the last kept one before it, which is then there twice. So nothing waits for the
         device.
         """
-        from .compaction import kept_entries
+        from .kept_entries import kept_entries
 
         return kept_entries(self.token_offsets, self.num_kept, self.positions.shape[0])
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.sdk import Checkpoint, Needs, ProposerConfig, Services, StepView, TargetInfo
+from specdec.sdk.kept_entries import kept_entries
 from specdec.sdk.model_proposer import (
     DraftVocabulary,
     Drawing,
@@ -16,7 +17,6 @@ from specdec.sdk.model_proposer import (
     ParallelProposer,
     Weights,
     draft_kv_of,
-    kept_entries,
     per_request,
     width_of,
 )

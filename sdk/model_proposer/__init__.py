@@ -5,7 +5,6 @@
 Importing it loads torch; `import specdec.sdk` does not.
 """
 
-from ..compaction import kept_entries
 from .autoregressive import AutoregressiveProposer, DraftInputs
 from .base import ModelOptions, ModelProposer, TargetEmbedding, TargetHead
 from .draft_chain import DraftChain
@@ -42,7 +41,6 @@ __all__ = [
     "Weights",
     "draft_kv_of",
     "is_adapter",
-    "kept_entries",
     "load_adapter",
     "load_module",
     "mask_token_id",

@@ -67,8 +67,12 @@ class ModelProposer(ProposerBase):
         self._updates: dict[str, Tensor] = {}  # tensors in the place of the checkpoint's
 
     @classmethod
-    def shared_needs(cls, config: ProposerConfig, target: TargetInfo) -> dict[str, Any]:
+    def shared_needs(
+        cls, config: ProposerConfig, target: TargetInfo, vocabulary: DraftVocabulary | None = None
+    ) -> dict[str, Any]:
         """The arguments of `Needs` that follow from the configuration: placement, distribution and sampling fields.
+
+        vocabulary: the draft vocabulary. None means the target's.
 
         On a CPU the compacted host form is cheapest. Elsewhere the device form is, because its shapes do not depend on
         acceptance.
@@ -85,6 +89,8 @@ class ModelProposer(ProposerBase):
         shared |= {"distribution": form, "sampling": SAMPLING_FIELDS}
         if form == "sparse":
             shared["sparse_top_m"] = min(config.options.sparse_top_m, target.vocab_size)
+        elif vocabulary is not None:
+            shared["draft_vocabulary"] = tuple(vocabulary.target_ids.tolist())
         return shared
 
     @classmethod
@@ -177,6 +183,11 @@ class ModelProposer(ProposerBase):
     @abstractmethod
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
+
+    def load_weights(self) -> Weights:
+        """The checkpoint's tensors. Raises as `open_checkpoint` and `Services.load_tensors` do."""
+        directory = self.open_checkpoint(self.config).directory
+        return Weights(self.services.load_tensors(directory), directory)
 
     def load_embedding(self, weights: Weights, width: int = -1, name: str = "embed_tokens.weight") -> torch.nn.Module:
         """The drafter's input embedding [..., width] of target ids: its own, or the target's.
