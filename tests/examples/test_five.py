@@ -32,6 +32,7 @@ CLASSES = {
     "remote_retrieval": "RemoteRetrieval",
     "diffusion_block": "DiffusionBlock",
 }
+NETWORKS = ("medusa_heads", "eagle3_head", "diffusion_block")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 PROMPTS = ["def read_lines(path):\n", "class Stack:\n    def __init__(self):\n"]
 
@@ -115,7 +116,9 @@ def test_its_text_is_that_of_plain_decoding_in_fewer_steps(name, settings, tempe
     assert sum(each.spec_decode_metrics["num_accepted_draft_tokens"] for each in found) > 0
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow if each in NETWORKS else ()) for each in CLASSES]
+)
 def test_it_keeps_the_contract(name, settings):
     found = check_proposer(f"{name}:{CLASSES[name]}", settings)
     assert [each.text for each in found if each.status not in ("passed", "skipped")] == []
