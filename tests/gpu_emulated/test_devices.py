@@ -172,10 +172,10 @@ def experts(**settings):
     return LLM(str(TINY / "moe"), device="cuda", dtype="float32", max_model_len=128, max_num_seqs=3, **settings)
 
 
-def test_experts_that_wait_are_not_recorded_and_one_warning_says_so(cuda, caplog):
+def test_experts_that_wait_are_not_captured_and_one_warning_says_so(cuda, caplog):
     with caplog.at_level(logging.WARNING, "specdec"):
         llm = experts(moe_backend="eager")
-    found = [record.message for record in caplog.records if "recorded" in record.message]
+    found = [record.message for record in caplog.records if "captured" in record.message]
     assert len(found) == 1
     assert found[0].startswith("SD-W306")
     llm.engine.add_request(prompt(llm, 0), GREEDY)

@@ -122,7 +122,7 @@ def test_a_broken_obligation_fails_its_own_check_with_the_fix(check, mutant, fix
 @pytest.mark.slow
 @pytest.mark.parametrize(("check", "mutant", "fix"), BROKEN, ids=lambda each: getattr(each, "__name__", each))
 def test_a_broken_obligation_fails_no_other_check(check, mutant, fix):
-    level = "full" if check == "class_is_importable" else "standard"
+    level = "full" if check in {"class_is_importable", "nothing_deprecated"} else "standard"
     results = check_proposer(mutant, level=level)
     assert [each.check for each in results if each.status == "failed"] == [check]
 
