@@ -13,7 +13,7 @@ logger = logging.getLogger("specdec")
 
 WINDOW = 64  # steps
 NUM_OUTLIERS = 4
-"""Slowest steps of a window that do not count: something was compiled, recorded or collected in them."""
+"""Slowest steps of a window that do not count: something was compiled, captured or collected in them."""
 CERTAIN_LOSS = 1.1
 """How much dearer a token must be: clocks of a busy machine are not exact."""
 

@@ -52,7 +52,7 @@ class Walk(nn.Module):
         return ()
 
     def draw(self, drawing: Drawing, block: Block) -> None:
-        """Draw the n tokens of a block. It may be recorded on a device (see `Services.capture`)."""
+        """Draw the n tokens of a block. It may be captured on a device (see `Services.capture`)."""
         drawing.draw_each(block.logits)
 
 

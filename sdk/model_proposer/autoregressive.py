@@ -58,7 +58,7 @@ class AutoregressiveProposer(ModelProposer):
     Observing the step's outcome overwrites the rows that drafting wrote, accepted or not. So the draft KV always holds
     the rows that a fresh pass over the committed tokens would write.
 
-    `first`, `advance` and `logits` may be recorded and compiled (`Services.capture`, `Services.compile`). So they must
+    `first`, `advance` and `logits` may be captured and compiled (`Services.capture`, `Services.compile`). So they must
     be functions of tensors that keep no state.
     """
 
@@ -197,7 +197,7 @@ class AutoregressiveProposer(ModelProposer):
     def _preceding(self, step: StepView) -> tuple[Tensor, ...]:
         """The hidden states [B, L*H] before each request's kept rows, if rows that are not shifted read any.
 
-        The step's last ones are kept by row for the next step. So what is recorded keeps no state.
+        The step's last ones are kept by row for the next step. So what is captured keeps no state.
         """
         kept = step.kept
         if self.INPUTS_ARE_SHIFTED or not kept.hidden:

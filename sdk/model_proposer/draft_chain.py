@@ -1,4 +1,4 @@
-"""Drafts whose tokens are drawn one after the other, recorded as a whole."""
+"""Drafts whose tokens are drawn one after the other, captured as a whole."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ Inputs = Callable[[StepView, Tensor | None], Sequence[Tensor]]
 """(step, the places in it that want drafts or None for all): tensors with a row for each of these requests."""
 Nodes = Candidates | DrawnNodes
 Grow = Callable[..., tuple[Tensor, ...]]
-"""(nodes, what `Inputs` gave): what `DraftSampler.draft_of_trees` takes. It may be recorded (`Services.capture`)."""
+"""(nodes, what `Inputs` gave): what `DraftSampler.draft_of_trees` takes. It may be captured (`Services.capture`)."""
 
 
 class DraftTrees:
     """Drafts the trees of a proposer.
 
-    Levels have as many nodes whatever was drawn, so that growing a tree is recorded as a chain is: once for likeliest
+    Levels have as many nodes whatever was drawn, so that growing a tree is captured as a chain is: once for likeliest
     nodes, and once for drawn ones.
     """
 

@@ -1,4 +1,4 @@
-"""A decoding step's kept rows as a rectangle, so that the pass over them has one of two shapes and can be recorded."""
+"""A decoding step's kept rows as a rectangle, so that the pass over them has one of two shapes and can be captured."""
 
 from __future__ import annotations
 

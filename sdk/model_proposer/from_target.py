@@ -28,7 +28,7 @@ class CachedTargetProposer(ModelProposer):
     ) -> tuple[Tensor, ...]:
         """Run one token of each request. Returns the logits [b, D] of the next one, then the new states.
 
-        It may be recorded on a device (see `Services.capture`).
+        It may be captured on a device (see `Services.capture`).
 
         index: how many tokens were drafted before.
         slots: the slot of each request, [b].

@@ -41,7 +41,7 @@ class ParallelProposer(ModelProposer):
 
     @abstractmethod
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
-        """Logits [b, num_tokens, D] of the first draft tokens. It may be recorded on a device (see `Services.capture`).
+        """Logits [b, num_tokens, D] of the first draft tokens. It may be captured on a device (see `Services.capture`).
 
         num_tokens: the number of draft tokens.
         inputs: the tensors of `block_inputs`, for some of the requests.
@@ -105,7 +105,7 @@ class ParallelProposer(ModelProposer):
         return drawing.result()
 
     def draw_block(self, drawing: Drawing, num_tokens: int, *inputs: Tensor) -> None:
-        """Draw the tokens of a block from left to right. It may be recorded on a device (see `Services.capture`).
+        """Draw the tokens of a block from left to right. It may be captured on a device (see `Services.capture`).
 
         drawing: draws each token from its logits, and gives it as a target id.
         num_tokens: the number of draft tokens.

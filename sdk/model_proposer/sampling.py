@@ -130,7 +130,7 @@ class DraftSampler:
 
 @dataclass(frozen=True)
 class DrawRule:
-    """How tokens are drawn, without the tensors that change with every step: what recorded work is made with.
+    """How tokens are drawn, without the tensors that change with every step: what captured work is made with.
 
     A result is target ids [b, n], then what they were drawn from: nothing for "one_hot", sparse_ids and sparse_probs
     [b, n, M] for "sparse", logits [b, n, D] for "dense".
@@ -142,7 +142,7 @@ class DrawRule:
     vocabulary: DraftVocabulary | None
 
     def drawing(self, numbers: Sequence[Tensor], num_tokens: int) -> Drawing:
-        """A new drawing of so many tokens, from what `DraftSampler.numbers` gave. It may be recorded."""
+        """A new drawing of so many tokens, from what `DraftSampler.numbers` gave. It may be captured."""
         columns = [column for packed in numbers for column in packed.unbind(1)]
         given = zip(self.columns, columns[num_tokens:], strict=True)
         sampling = {name: column.to(COLUMN_DTYPES[name]) for name, column in given}

@@ -1,7 +1,7 @@
 """New weights for draft networks that run.
 
 They are built beside the old ones, as from a checkpoint that has the new tensors, and then copied into their places. So
-what was wrong changes nothing, and what compiled or recorded a pass goes on with the places that it knows.
+what was wrong changes nothing, and what compiled or captured a pass goes on with the places that it knows.
 """
 
 from __future__ import annotations
