@@ -59,6 +59,12 @@ class Fault:
         """The same however lines move."""
         return f"{self.file} {self.function}: {self.before} -> {self.after} #{self.occurrence}"
 
+    @property
+    def source(self) -> str:
+        """Which text of the function it was found in."""
+        lines = _source(self.file).splitlines()[self.first_line - 1 : self.last_line]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
     def code(self) -> CodeType:
         """The function with the fault in it."""
         tree = _parsed(self.file)
@@ -83,7 +89,9 @@ class Fault:
         known = [
             each
             for each in gc.get_objects()
-            if type(each) is FunctionType and self.fits(each.__code__) and _source_of(each.__code__) == self.file
+            if type(each) is FunctionType
+            and self.fits(each.__code__)
+            and _source_of(each.__code__.co_filename) == self.file
         ]
         code = self.code()
         for each in known:
@@ -127,8 +135,8 @@ def _parsed(file: str) -> ast.Module:
 
 
 @cache
-def _source_of(code: CodeType) -> str:
-    path = Path(code.co_filename).resolve()
+def _source_of(filename: str) -> str:
+    path = Path(filename).resolve()
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
 
 

@@ -1,10 +1,12 @@
 """Faults planted in our own code: which tests end which, and what lives.
 
-    python -m scripts.mutate core/cache core/runner --count 100 --seconds 600
+    python -m scripts.mutate --count 450 --seconds 3000
 
-One warm process collects an area's tests, and runs each once to see which lines it meets and how long it takes. Then
-it forks for every fault: the child plants it, and runs the tests that meet its line, the fastest first, until one
-fails. What is found is kept in benchmarks/results/faults.json. A fault that is judged there is not judged again.
+One warm process collects the tests of scripts/mutate.toml, and runs each once to see which lines it meets and how long
+it takes. Then it forks for every fault: the child plants it, and runs the tests that meet its line until one fails, the
+fastest of each file first. Another child runs the same ones without the fault: a test that fails there too judges
+nothing from then on. What is found is kept in benchmarks/results/faults.json. A fault that is judged there is judged
+again when its function has changed. Ends with 1 where too few are killed of those that are not equivalent.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import sys
 import threading
 import time
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,9 +35,10 @@ import pytest
 from .faults import ROOT, Fault, _source_of, drawn
 
 TABLE = ROOT / "benchmarks/results/faults.json"
-TESTS: dict[str, list[str]] = tomllib.loads((ROOT / "scripts/mutate.toml").read_text())["tests"]
+SETTINGS = tomllib.loads((ROOT / "scripts/mutate.toml").read_text())
+SHARE_KILLED = 0.95
+SETTLED = {"killed", "equivalent"}
 SECONDS_OF_A_TEST = 10.0  # of processor time; a test that takes longer judges no fault
-SECONDS_OF_A_FAULT = 5.0  # of the sound tests that judge it
 
 
 class Laboratory:
@@ -62,26 +66,33 @@ class Laboratory:
         items, started = list(session.items), time.monotonic()
         for item in items:
             if item.nodeid not in self.met and time.monotonic() - started < self.args.look:
-                self._look_at(item, items[-1])
-        self.notes.write_text(json.dumps(self.met))
+                self._look_at(item)
+                if len(self.met) % 100 == 0 or item is items[-1]:
+                    self.notes.write_text(json.dumps(self.met))
         print(f"{len(items)} tests, {len(self.met)} of them looked at", file=self.out)
-        table = read_table()
-        for fault in self.faults[: self.args.count]:
+        self._warm_up(items)
+        table, started = read_table(), time.monotonic()
+        for fault in self.faults:
             if time.monotonic() - started > self.args.seconds:
                 break
-            if not any(fault.file in note["lines"] for note in self.met.values()):
-                continue
-            known = table["faults"].get(fault.name, {}).get("verdict")
-            if known is None or (self.args.again and known in {"survived", "not reached"}):
+            known = table["faults"].get(fault.name, {})
+            if known.get("source") != fault.source or (self.args.again and known["verdict"] not in SETTLED):
                 self._judge(fault, items, table)
         return True
 
-    def _look_at(self, item: pytest.Item, last: pytest.Item) -> None:
+    def _warm_up(self, items: list[pytest.Item]) -> None:
+        """Run the fastest test of each file: what a session makes once is then made of sound code."""
+        sound = [each for each in items if self.met.get(each.nodeid, {}).get("sound")]
+        sound.sort(key=lambda each: self.met[each.nodeid]["seconds"], reverse=True)
+        for item in {each.path: each for each in sound}.values():
+            _run(item)
+
+    def _look_at(self, item: pytest.Item) -> None:
         lines: dict[str, set[int]] = defaultdict(set)
         self.failed.clear()
         started = time.process_time()
         with _watched(lines):
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=last if item is not last else None)
+            _run(item)
         self.met[item.nodeid] = {
             "seconds": round(time.process_time() - started, 3),
             "sound": not self.failed,
@@ -89,19 +100,32 @@ class Laboratory:
         }
 
     def _judge(self, fault: Fault, items: list[pytest.Item], table: dict[str, Any]) -> None:
-        chosen = self._tests_of(fault, items)
-        verdict = {"verdict": "not reached"} if not chosen else _in_a_child(lambda: self._run(fault, chosen))
-        row = {"file": fault.file, "line": fault.line, "function": fault.function, "before": fault.before}
-        table["faults"][fault.name] = {**row, "after": fault.after, "commit": table["commit"], **verdict}
+        reason = SETTINGS["equivalent"].get(fault.name)
+        verdict = {"verdict": "equivalent", "because": reason} if reason else self._verdict(fault, items)
+        row = {"file": fault.file, "line": fault.line, "source": fault.source, "commit": table["commit"]}
+        table["faults"][fault.name] = {**row, **verdict}
         TABLE.write_text(json.dumps(table, indent=1) + "\n")
         print(f"{verdict}  {fault.name}", file=self.out)
 
+    def _verdict(self, fault: Fault, items: list[pytest.Item]) -> dict[str, Any]:
+        while chosen := self._tests_of(fault, items):
+            verdict = _in_a_child(partial(self._failing, chosen, fault), self.args.each)
+            ran = [item.nodeid for item in chosen]
+            if verdict.get("by") not in ran:
+                return verdict
+            again = chosen[: ran.index(verdict["by"]) + 1]
+            control = _in_a_child(partial(self._failing, again), self.args.each)
+            if control["verdict"] == "survived":
+                return verdict
+            self.met[control["by"]]["sound"] = False
+        return {"verdict": "not reached"}
+
     def _tests_of(self, fault: Fault, items: list[pytest.Item]) -> list[pytest.Item]:
-        """Those that meet its line, or else its function; the fastest first."""
+        """Those that meet its line, or else its function: the fastest of every file, then the second of every file."""
 
         def meeting(first: int, last: int) -> list[pytest.Item]:
             known = [(self.met.get(item.nodeid), item) for item in items]
-            found = [
+            found: list[tuple[float, int]] = [
                 (note["seconds"], index)
                 for index, (note, _) in enumerate(known)
                 if note
@@ -109,26 +133,36 @@ class Laboratory:
                 and note["seconds"] < SECONDS_OF_A_TEST
                 and any(first <= line <= last for line in note["lines"].get(fault.file, ()))
             ]
-            chosen, spent = [], 0.0
+            turns: Counter[Path] = Counter()
+            order: list[tuple[int, float, int]] = []
             for seconds, index in sorted(found):
+                order.append((turns[items[index].path], seconds, index))
+                turns[items[index].path] += 1
+            chosen, spent = [], 0.0
+            for _, seconds, index in sorted(order):
                 spent += seconds
-                if chosen and spent > SECONDS_OF_A_FAULT:
+                if chosen and spent > self.args.each:
                     break
                 chosen.append(items[index])
             return chosen
 
         return meeting(fault.line, fault.line) or meeting(fault.first_line + 1, fault.last_line)
 
-    def _run(self, fault: Fault, chosen: list[pytest.Item]) -> dict[str, Any]:
+    def _failing(self, chosen: list[pytest.Item], fault: Fault | None = None) -> dict[str, Any]:
         _forget_answers()
-        if not fault.plant():
+        if fault and not fault.plant():
             return {"verdict": "not reached"}
         self.failed.clear()
         for item in chosen:
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=item)
+            _run(item)
             if self.failed:
                 return {"verdict": "killed", "by": self.failed[0]}
         return {"verdict": "survived", "tests": len(chosen)}
+
+
+def _run(item: pytest.Item) -> None:
+    """What the session made stays; all else is taken down, whatever comes next."""
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=item.session)
 
 
 class _watched:
@@ -146,7 +180,7 @@ class _watched:
         threading.settrace(None)  # type: ignore[arg-type]
 
     def _call(self, frame: FrameType, event: str, arg: object) -> Any:
-        file = _source_of(frame.f_code)
+        file = _source_of(frame.f_code.co_filename)
         if not file.startswith(("core/", "adapters/")):
             return None
         lines = self.lines[file]
@@ -159,13 +193,13 @@ class _watched:
         return line
 
 
-def _in_a_child(work: Any) -> dict[str, Any]:
+def _in_a_child(work: Any, seconds: float) -> dict[str, Any]:
     """What it returns in a fork of this process, which has so much time."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        resource.setrlimit(resource.RLIMIT_CPU, (int(4 * SECONDS_OF_A_FAULT), int(4 * SECONDS_OF_A_FAULT)))
-        signal.alarm(int(40 * SECONDS_OF_A_FAULT))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(4 * seconds), int(4 * seconds)))
+        signal.alarm(int(40 * seconds))
         found: dict[str, Any] = {"verdict": "killed", "by": "the end of the process"}
         try:
             found = work()
@@ -201,27 +235,46 @@ def read_table() -> dict[str, Any]:
     return {**table, "commit": said.stdout.strip()}
 
 
+def summary(faults: list[Fault], table: dict[str, Any]) -> dict[str, Any]:
+    """How many of the drawn faults had which verdict, and what was killed of those that are not equivalent."""
+    counts = Counter(table["faults"].get(fault.name, {}).get("verdict", "not judged") for fault in faults)
+    others = counts.total() - counts["equivalent"]
+    return {
+        **dict(sorted(counts.items())),
+        "drawn": counts.total(),
+        "share_killed": round(counts["killed"] / others, 4),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("areas", nargs="+", choices=TESTS)
+    parser.add_argument("areas", nargs="*", default=SETTINGS["areas"])
     parser.add_argument("--only", default="", help="faults of files whose path contains it")
-    parser.add_argument("--tests", nargs="*", help="test files in place of the area's own")
+    parser.add_argument("--tests", nargs="*", help="test files in place of those of mutate.toml")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=10_000, help="the first so many that the seed draws")
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--look", type=float, default=300, help="of them, for the tests without a fault")
+    parser.add_argument("--count", type=int, default=450, help="the first so many that the seed draws")
+    parser.add_argument("--seconds", type=float, default=3000)
+    parser.add_argument("--look", type=float, default=3000, help="for the tests without a fault")
+    parser.add_argument("--each", type=float, default=25, help="of the sound tests that judge one fault")
     parser.add_argument("-k", default="", help="tests, as pytest's -k")
     parser.add_argument("--again", action="store_true", help="judge what survived once more")
     parser.add_argument("--notes", type=Path, default=None, help="where the lines that tests meet are kept")
     args = parser.parse_args()
     files = [path.relative_to(ROOT).as_posix() for area in args.areas for path in (ROOT / area).rglob("*.py")]
-    faults = drawn([file for file in files if args.only in file], args.seed)
+    faults = drawn([file for file in files if args.only in file], args.seed)[: args.count]
     notes = args.notes or ROOT / "build" / "mutate.json"
     notes.parent.mkdir(exist_ok=True)
     random.seed(args.seed)
     options = ["-p", "no:cacheprovider", "-n", "0", "-q", "--capture=no", "-m", "not full and not gpu", "-k", args.k]
-    tests = args.tests or sorted({file for area in args.areas for file in TESTS[area]})
-    return pytest.main([*options, *tests], plugins=[Laboratory(faults, args, notes)])
+    found = {path for pattern in SETTINGS["tests"] for path in ROOT.glob(pattern) if path.name not in SETTINGS["but"]}
+    tests = args.tests or sorted(map(str, found))
+    status = pytest.main([*options, *tests], plugins=[Laboratory(faults, args, notes)])
+    table = read_table()
+    table["faults"] = {fault.name: table["faults"][fault.name] for fault in faults if fault.name in table["faults"]}
+    table["summary"] = summary(faults, table)
+    TABLE.write_text(json.dumps(table, indent=1) + "\n")
+    print(json.dumps(table["summary"], indent=1))
+    return status or int(table["summary"]["share_killed"] < SHARE_KILLED)
 
 
 if __name__ == "__main__":
