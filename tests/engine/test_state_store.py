@@ -99,6 +99,12 @@ def test_a_pass_is_even_where_every_request_reads_and_drafts_as_much(changes, ev
     assert planned.even == even
 
 
+def test_a_pass_with_two_new_tokens_of_each_is_not_even(store):
+    passed(store, share(0, num_drafts=3), share(2, first=7, num_drafts=3))
+    both = {"start": 4, "num_committed": 2, "num_drafts": 2}
+    assert store.plan([share(0, **both), share(2, first=4, **both)]).even is None
+
+
 def test_inputs_that_are_read_again_are_not_computed_as_new_ones_are(store):
     """Two tokens of the first request go through at once, as do two inputs of the second: one accepted, one new."""
     passed(store, share(0), share(1, first=4, num_drafts=3))

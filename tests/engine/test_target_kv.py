@@ -111,9 +111,17 @@ def addressing_of_two_rows():
     return addressing
 
 
-def test_a_layer_that_was_not_declared_is_refused(prompts):
-    llm = make_llm("test_target_kv:Greedy", k=2)
-    with pytest.raises(Exception, match=r"layers \[0, 1\] of the target are read, and 1, 6 declared"):
+class Curious(Reading):
+    """Reads a layer that it did not declare, as a copy."""
+
+    def propose(self, step):
+        self.kv.read(0, 0, 1)
+
+
+@pytest.mark.parametrize(("reader", "read"), [("Greedy", r"\[0, 1\]"), ("Curious", r"\[0\]")])
+def test_a_layer_that_was_not_declared_is_refused(reader, read, prompts):
+    llm = make_llm(f"test_target_kv:{reader}", k=2)
+    with pytest.raises(Exception, match=rf"layers {read} of the target are read, and 1, 6 declared"):
         llm.generate([{"prompt_token_ids": prompts[0][:20]}], GREEDY)
 
 
