@@ -26,7 +26,7 @@ PLAIN_OF_FLOOR = "8B, batch 1, plain: share of the bandwidth floor"
 PLAIN_OF_TRANSFORMERS = "8B, batch 1, plain: speed over transformers'"
 STEP_OVERHEAD = "8B, batch 1: step beyond the forward pass"
 SLOWEST_STEP = "8B, batch 1: slowest step over the median"
-LAYER_KERNELS = "8B: kernels of a step for each layer"
+LAYER_KERNELS = "8B, compiled: kernels of a step for each layer"
 SAMPLER = "sampler, 256 x 5 x 152k bf16"
 EAGLE_PASS = "EAGLE-3 of 8B, batch 1: a draft pass over the bandwidth floor of its weights"
 

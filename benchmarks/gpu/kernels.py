@@ -29,7 +29,7 @@ def attention(run: Run) -> None:
             share = num_bytes / seconds / bandwidth
             run.figures.put(f"attention, batch {batch}, {length} keys: share of the bandwidth", share)
     if not run.smoke:
-        _layer_operations(run)
+        _norms(run)
 
 
 def _attention_seconds(run: Run, batch: int, length: int) -> float:
@@ -46,16 +46,14 @@ def _attention_seconds(run: Run, batch: int, length: int) -> float:
     return run.device_seconds(lambda: attend(query, keys, values, pages, AttentionSpec(DIM**-0.5)))
 
 
-def _layer_operations(run: Run) -> None:
-    """What lies between the products of a layer, at batch 1 and as large as a prompt."""
-    kernels = backend_of("cuda").layers
+def _norms(run: Run) -> None:
+    """At batch 1 and as large as a prompt."""
+    from specdec.core.kernels.cuda.rms_norm import rms_norm  # needs triton
+
     for rows in (1, 64, 2048):
-        stream, gate = (torch.randn(rows, size, device=run.device, dtype=run.dtype) for size in (4096, 28672))
-        gain = stream[0].clone()
-        norm = run.device_seconds(lambda s=stream, g=gain: kernels.add_rms_norm(s, s, g, 1e-5))
-        run.figures.put(f"sum and norm of {rows} x 4096, us", 1e6 * norm)
-        halves = gate.split(14336, dim=-1)
-        run.figures.put(f"gates of {rows} x 14336, us", 1e6 * run.device_seconds(lambda h=halves: kernels.silu_mul(*h)))
+        stream = torch.randn(rows, 4096, device=run.device, dtype=run.dtype)
+        norm = run.device_seconds(lambda s=stream: rms_norm(s, s[0], 1e-5))
+        run.figures.put(f"norm of {rows} x 4096, us", 1e6 * norm)
 
 
 def sampler(run: Run) -> None:

@@ -21,7 +21,7 @@ def one_step(run: Run) -> None:
     """A profiler's trace of one step, and steps with and without graphs."""
     with run.engine(NAME) as llm:
         _put_steps(run, llm, "graphs where the device has them")
-        _trace(run, llm)
+        _trace(run, llm, "captured")
     del llm  # before the next one is made
     with run.engine(NAME, cuda_graphs=False) as llm:
         _put_steps(run, llm, "no graphs")
@@ -31,6 +31,8 @@ def compiled(run: Run) -> None:
     """The same with `torch_compile`."""
     with run.engine(NAME, torch_compile=True) as llm:
         _put_steps(run, llm, "compiled")
+        number = _trace(run, llm, "compiled")
+        run.figures.put(figures.LAYER_KERNELS, number / run.shape(NAME).config["num_hidden_layers"])
 
 
 def _put_steps(run: Run, llm: LLM, how: str) -> None:
@@ -39,8 +41,8 @@ def _put_steps(run: Run, llm: LLM, how: str) -> None:
         run.figures.put(f"{NAME}, batch {batch}: a step, {how}, us", 1e6 * statistics.median(taken))
 
 
-def _trace(run: Run, llm: LLM) -> None:
-    """Of the last of some steps at batch 1."""
+def _trace(run: Run, llm: LLM, how: str) -> int:
+    """Of the last of some steps at batch 1. Returns how many kernels it ran."""
     llm.engine.add_request(run.prompts(NAME, 1)[0], run.params(NAME))
     for _ in range(4):
         llm.engine.step()
@@ -51,13 +53,13 @@ def _trace(run: Run, llm: LLM) -> None:
         llm.engine.step()
     kernels = _kernels(seen, on_device=not run.smoke)
     number = sum(count for count, _ in kernels.values())
-    run.figures.put(f"{NAME}, batch 1: a step under the profiler, us", 1e6 * taken)
-    run.figures.put(f"{NAME}, batch 1: kernels of a step", number)
-    run.figures.put(figures.LAYER_KERNELS, number / run.shape(NAME).config["num_hidden_layers"])
-    run.figures.put(f"{NAME}, batch 1: time in kernels, us", sum(spent for _, spent in kernels.values()))
+    run.figures.put(f"{NAME}, batch 1, {how}: a step under the profiler, us", 1e6 * taken)
+    run.figures.put(f"{NAME}, batch 1, {how}: kernels of a step", number)
+    run.figures.put(f"{NAME}, batch 1, {how}: time in kernels, us", sum(spent for _, spent in kernels.values()))
     longest = sorted(kernels.items(), key=lambda item: -item[1][1])[:MOST_NAMES]
     for name, (count, spent) in longest:
-        run.figures.put(f"kernel {name[:80]}", f"{count} times, {spent:.1f} us")
+        run.figures.put(f"{how}: kernel {name[:80]}", f"{count} times, {spent:.1f} us")
+    return number
 
 
 def _kernels(seen: profile, *, on_device: bool) -> dict[str, tuple[int, float]]:

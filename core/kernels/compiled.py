@@ -55,6 +55,7 @@ OPTIONS: dict[str, Any] = {
     "emulate_precision_casts": True,  # in bfloat16, passes of one token and of many round at the same places
 }
 
+ON_A_GPU: dict[str, Any] = {"combo_kernels": True}  # queries and keys are turned in one launch
 _serving: ContextVar[Sequence[AttentionContext]] = ContextVar("specdec_attention_contexts")
 
 # `torch.library.custom_op` would say this in fewer lines; its checks cost more than the attention of a small model.
@@ -296,7 +297,8 @@ def _compile(
     with torch.no_grad():
         program = export(_Traceable(of_tensors), examples, dynamic_shapes=(any_size,), strict=False)
         inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
-        run = inductor.compile(program.graph_module, [each.meta["val"] for each in inputs], options=OPTIONS)
+        options = OPTIONS | (ON_A_GPU if any(each.is_cuda for each in examples) else {})
+        run = inductor.compile(program.graph_module, [each.meta["val"] for each in inputs], options=options)
     kept.clear()
     num_outputs, form, names = forms[-1]
     check_sizes = program.module().get_submodule("_guards_fn")

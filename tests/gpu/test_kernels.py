@@ -7,9 +7,9 @@ import torch
 
 from specdec.core.kernels import paged_attention as naive
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.cuda.layers import kernel as layers
 from specdec.core.kernels.cuda.paged_attention import kernel, varlen
-from specdec.core.kernels.layers import naive as plain_layers
+from specdec.core.kernels.cuda.rms_norm import rms_norm
+from specdec.core.kernels.layers.norm import WideRMSNorm
 from specdec.core.kernels.paged_attention import Pages
 from specdec.core.rejection import DraftRows, SamplingRows, verify
 
@@ -122,26 +122,11 @@ LAST_BIT = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
 @pytest.mark.parametrize("dtype", LAST_BIT, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 600])
-def test_operations_of_layers(rows, dtype):
-    """Norms and gates to the last bit; sums, rotations and what is stored exactly."""
+def test_norms(rows, dtype):
+    """Of rows, and of heads in a joined product."""
     g = torch.Generator("cuda").manual_seed(rows)
-
-    def draw(*shape):
-        return torch.randn(shape, generator=g, device="cuda").to(dtype)
-
-    def near(found, expected):
+    joined, gain = (torch.randn(shape, generator=g, device="cuda").to(dtype) for shape in ((1, rows, 6144), (4096,)))
+    for each in (joined[..., :4096].contiguous(), joined[..., :4096].view(1, rows, 32, 128)):
+        own = gain[: each.shape[-1]]
+        found, expected = rms_norm(each, own, 1e-5), WideRMSNorm(own, own, 1e-5)(each)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=LAST_BIT[dtype])
-
-    joined, other, gain, gates = draw(1, rows, 48 * 128), draw(1, rows, 4096), draw(4096), draw(1, rows, 2 * 1100)
-    query, keys, values = (each.view(1, rows, -1, 128) for each in joined.split([4096, 1024, 1024], dim=-1))
-    for eps in (1e-5, 1e-6):
-        near(layers.rms_norm(query, gain[:128], eps), plain_layers.rms_norm(query, gain[:128], eps))
-        total, normal = layers.add_rms_norm(other, other, gain, eps)
-        assert torch.equal(total, other + other)
-        near(normal, plain_layers.rms_norm(total, gain, eps))
-    near(layers.silu_mul(*gates.split(1100, -1)), plain_layers.silu_mul(*gates.split(1100, -1)))
-    given = [query[0], keys[0], values[0], draw(rows, 128), draw(rows, 128), torch.randperm(700, device="cuda")[:rows]]
-    stored = [[torch.zeros(700, 8, 128, dtype=dtype, device="cuda") for _ in range(2)] for _ in range(2)]
-    found = layers.rotate_and_store(*given, *stored[0])
-    assert torch.equal(found, plain_layers.rotate_and_store(*given, *stored[1]))
-    assert all(torch.equal(*pair) for pair in zip(*stored, strict=True))

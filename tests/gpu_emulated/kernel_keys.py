@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 from emulated_cuda import emulated_cuda, plain_kernels
-from emulated_cuda.engine import FUSED
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
 
@@ -24,9 +23,9 @@ from keys import Keys
 from serving import churn, engine, make_mtp_target
 
 from specdec.core.kernels.cuda.draft_uniforms import draft_uniforms
-from specdec.core.kernels.cuda.layers import kernel
 from specdec.core.kernels.cuda.paged_attention import warmed
 from specdec.core.kernels.cuda.path_move import move_paths
+from specdec.core.kernels.cuda.rms_norm import rms_norm
 from specdec.core.kernels.cuda.tree_masks import tree_masks
 
 LAUNCHING = {
@@ -34,7 +33,7 @@ LAUNCHING = {
     "draft_uniforms": draft_uniforms,
     "move_paths": move_paths,
     "tree_masks": tree_masks,
-    **{name: getattr(kernel, name) for name in FUSED},
+    "rms_norm": rms_norm,
 }
 
 

@@ -8,27 +8,19 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..backend import Backend, Form
-from ..layers import naive
 from ..layers.fused_linear import fuse_linears
 from .addressing import DeviceAddressing
 from .graphs import Passes
-from .layers.fusion import fuse_layers
-from .layers.operations import LayerKernels
 from .paged_attention import attend_pages
 
 
 class CudaBackend(Backend):
-    """PyTorch's products, fewer of them, and what can be computed together between them."""
+    """PyTorch's products, and fewer of them."""
 
     attend_pages: ClassVar[Callable[..., Tensor]] = staticmethod(attend_pages)
     addressing: ClassVar[Form | None] = DeviceAddressing
     passes: ClassVar[Any] = Passes
-    layers: ClassVar[LayerKernels] = naive
 
     def fuse(self, network: nn.Module) -> None:
         """See `Backend`."""
         fuse_linears(network)
-
-    def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
-        """See `Backend`. There are no second copies."""
-        fuse_layers(network, self.layers)

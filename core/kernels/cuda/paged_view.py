@@ -13,8 +13,6 @@ from ..backend import backend_of
 from ..paged_attention import Pages, TreeMask
 from ..trees import Paths
 from .block_table import BlockTable
-from .layers.deferred import plain
-from .layers.rotary import rotation_of
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,15 @@ class PagedView:
         """Store this layer's new keys and values, then attend: [N, Hq, D], [N, Hkv, D], [N, Hkv, Dv] -> [N, Hq, Dv]."""
         slots, pages = self._places(len(query))
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
-        rotation = rotation_of(query, keys)
-        if rotation is not None:
-            query = rotation.into_cache(values, slots, stored_keys, stored_values)
-        else:
-            stored_keys.index_copy_(0, slots, keys)
-            stored_values.index_copy_(0, slots, values)
+        stored_keys.index_copy_(0, slots, keys)
+        stored_values.index_copy_(0, slots, values)
         return backend_of(query.device.type).attend_pages(query, stored_keys, stored_values, pages, spec)
 
     def attend_stored(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
         """See `StoredAttention`."""
         _, pages = self._places(len(query))
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
-        return backend_of(query.device.type).attend_pages(plain(query), stored_keys, stored_values, pages, spec)
+        return backend_of(query.device.type).attend_pages(query, stored_keys, stored_values, pages, spec)
 
     def move_paths(self, places: Tensor) -> None:
         """See `TreeAttention`."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..backend import Form
+from ..layers.norm import fuse_rms_norms
 from . import verification
 from .backend import CudaBackend
 from .draft_uniforms import draft_uniforms
-from .layers import kernel
-from .layers.operations import LayerKernels
 from .path_move import move_paths
+from .rms_norm import KernelRMSNorm
 from .tree_masks import tree_masks
 from .warm_up import warm_up_verification
 from .workspace import Workspace
@@ -30,4 +30,7 @@ class TritonBackend(CudaBackend):
     verify_trees: ClassVar[Form | None] = staticmethod(verification.verify_trees)
     plan_verification: ClassVar[Form | None] = Workspace.plan
     warm_up_verification: ClassVar[Form | None] = staticmethod(warm_up_verification)
-    layers: ClassVar[LayerKernels] = kernel
+
+    def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
+        """See `Backend`. There are no second copies."""
+        fuse_rms_norms(network, KernelRMSNorm)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from specdec.core.kernels import paged_attention, philox, trees
+from specdec.core.kernels.cuda import rms_norm as norms
 from specdec.core.kernels.cuda.backend import CudaBackend
 from specdec.core.kernels.cuda.triton_backend import TritonBackend
-from specdec.core.kernels.layers import naive as layers
+from specdec.core.kernels.layers.norm import WideRMSNorm
 from specdec.core.rejection import block, torch_backend, tree
 from specdec.core.rejection.types import Verdict
 
@@ -22,14 +22,17 @@ from .cuda import EmulatedCuda
 
 LAUNCHES = {"attention": 2, "verification": 3}
 """Kernels that one call launches, as the forms of a device do."""
-FUSED = ("rms_norm", "add_rms_norm", "silu_mul", "rotate", "rotate_and_store")
-"""Operations of layers, each one launch."""
+
+
+def rms_norm(rows: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    """The plain form of the kernel of this name."""
+    normal: torch.Tensor = WideRMSNorm(gain, gain, eps)(rows)
+    return normal
 
 
 @contextmanager
 def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
     """Inside, calls of the engine's kernels count as launches, and compute what their plain forms do."""
-    fused = {name: cuda.kernel(getattr(layers, name), 1) for name in FUSED}
     forms = {
         "draft_uniforms": cuda.kernel(philox.draft_uniforms, 1),
         "tree_masks": cuda.kernel(trees.tree_masks, 1),
@@ -43,7 +46,7 @@ def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
         stack.enter_context(patch.object(CudaBackend, "attend_pages", staticmethod(attend)))
         for name, form in forms.items():
             stack.enter_context(patch.object(TritonBackend, name, staticmethod(form)))
-        stack.enter_context(patch.object(TritonBackend, "layers", SimpleNamespace(**fused)))
+        stack.enter_context(patch.object(norms, "rms_norm", cuda.kernel(rms_norm, 1)))
         yield
 
 

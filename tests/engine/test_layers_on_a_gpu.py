@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from device_steps import give_cpu
+from emulated_cuda.engine import rms_norm
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -14,14 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specdec import LLM, SamplingParams
 from specdec.core.cache.kv_cache import KVCache, LayerShape
 from specdec.core.kernels.cpu.backend import CpuBackend
+from specdec.core.kernels.cuda import rms_norm as norms
 from specdec.core.kernels.cuda.addressing import DeviceAddressing
-from specdec.core.kernels.cuda.backend import CudaBackend
 from specdec.core.kernels.cuda.block_table import BlockTable
-from specdec.core.kernels.cuda.layers.deferred import Sum
-from specdec.core.kernels.cuda.layers.fusion import KernelRMSNorm, WaitingSiLU
-from specdec.core.kernels.cuda.layers.rotary import Rotated
 from specdec.core.kernels.cuda.paged_view import PagedView
-from specdec.core.kernels.layers import naive
+from specdec.core.kernels.cuda.triton_backend import TritonBackend
 from specdec.core.model.attention import ATTENTION_NAME, attention_arguments
 from specdec.core.model.inference_form import prepare
 
@@ -55,19 +53,18 @@ class Launches(TorchDispatchMode):
         return counted
 
 
-class CountedKernels:
-    """The operations of layers, each of which is one launch (`tests/kernels/test_layer_operations.py`)."""
-
-    def __init__(self, launches):
-        for name in ("rms_norm", "add_rms_norm", "silu_mul", "rotate", "rotate_and_store"):
-            setattr(self, name, launches.as_kernels(getattr(naive, name), 1))
+@pytest.fixture(autouse=True)
+def plain_norms(monkeypatch):
+    """No kernel is interpreted: the tests of kernels compare them with this form."""
+    monkeypatch.setattr(norms, "rms_norm", rms_norm)
 
 
 @pytest.fixture
-def launches(monkeypatch):
+def launches(monkeypatch, plain_norms):
     counts = Launches()
     attend = counts.as_kernels(CpuBackend.attend_pages, 2)  # over ranges of keys, and their join
     monkeypatch.setattr(CpuBackend, "attend_pages", staticmethod(attend))
+    monkeypatch.setattr(norms, "rms_norm", counts.as_kernels(rms_norm, 1))
     return counts
 
 
@@ -93,14 +90,12 @@ def decode(model, num_tokens=3):
     return model(input_ids=tokens, position_ids=tokens, use_cache=False, **attention_arguments(view)).logits, cache
 
 
-def launches_of_a_layer(name, launches, *, fused):
+def launches_of_a_layer(name, launches, *, prepared):
     found = []
     for num_layers in (1, 2):
         model = model_of(name, num_layers)
-        if fused:
-            backend = CudaBackend()
-            backend.layers = CountedKernels(launches)
-            prepare(model, None, backend)
+        if prepared:
+            prepare(model, None, TritonBackend())
         launches.found.clear()
         with launches:
             decode(model)
@@ -108,24 +103,23 @@ def launches_of_a_layer(name, launches, *, fused):
     return found[1] - found[0]
 
 
-FUSED = {"add_rms_norm": 2, "mm": 4, "rotate_and_store": 1, "attend_pages": 2, "silu_mul": 1}
-
-
-@pytest.mark.parametrize(("name", "plain", "fused"), [("llama", 41, {}), ("qwen3", 57, {"rms_norm": 2})])
-def test_kernels_of_a_layer_in_a_recorded_step(name, plain, fused, launches):
-    """The goals are 16 for Llama and 18 for Qwen3."""
-    assert launches_of_a_layer(name, launches, fused=False).total() == plain
-    assert launches_of_a_layer(name, launches, fused=True) == Counter(FUSED | fused)
+@pytest.mark.parametrize(("name", "plain", "num_norms"), [("llama", 41, 2), ("qwen3", 57, 4)])
+def test_kernels_of_a_layer_in_a_captured_step(name, plain, num_norms, launches):
+    """Products of queries, keys and values are one, and so are a gate and what it gates; a norm is one of eight."""
+    assert launches_of_a_layer(name, launches, prepared=False).total() == plain
+    found = launches_of_a_layer(name, launches, prepared=True)
+    assert (found["rms_norm"], found["mm"], found["attend_pages"]) == (num_norms, 4, 2)
+    assert found.total() == plain - 7 * num_norms - 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "mixtral", "granite", "phi3", "glm4"])
-def test_fused_layers_compute_and_store_what_they_did(name, dtype):
+def test_prepared_layers_compute_and_store_what_they_did(name, dtype):
     """To the last bit but for joined products, which a CPU rounds another way in fp32 only."""
     others = {"num_local_experts": 4} if name == "mixtral" else {"pad_token_id": 0} if name in ("phi3", "glm4") else {}
     model = model_of(name, 2, dtype, **others)
     expected, plain_cache = decode(model)
-    prepare(model, None, CudaBackend())
+    prepare(model, None, TritonBackend())
     found, cache = decode(model)
     near = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}[dtype]
     torch.testing.assert_close(found, expected, atol=near, rtol=near)
@@ -138,52 +132,20 @@ def test_fused_layers_compute_and_store_what_they_did(name, dtype):
 def test_everything_but_joined_products_keeps_every_bit(name, dtype):
     model = model_of(name, 2, dtype)
     expected, plain_cache = decode(model)
-    CudaBackend().lay_out(model, room=None, drop=True)
+    TritonBackend().lay_out(model, room=None, drop=True)
     found, cache = decode(model)
     assert torch.equal(found, expected)
     stored, plain_stored = cache.keys + cache.values, plain_cache.keys + plain_cache.values
     assert all(torch.equal(*pair) for pair in zip(stored, plain_stored, strict=True))
 
 
-def test_models_share_nothing_that_is_changed():
-    fused, other = model_of("llama", 1), model_of("llama", 1)
-    prepare(fused, None, CudaBackend())
-    assert type(fused.model.norm) is KernelRMSNorm
-    assert type(fused.model.layers[0].mlp.act_fn) is WaitingSiLU
-    seen = []
-    original = vars(type(other.model.layers[0].self_attn))["forward"]
-    assert original.__globals__["apply_rotary_pos_emb"].__module__ == original.__module__
-    other.model.layers[0].register_forward_hook(lambda module, args, output: seen.append(type(output)))
-    fused.model.layers[0].register_forward_hook(lambda module, args, output: seen.append(type(output)))
-    decode(other)
-    decode(fused)
-    assert seen == [torch.Tensor, Sum]
-
-
-def test_a_rotation_that_is_not_stored_is_computed():
-    """A pass without a paged cache, such as the probe of a model."""
-    attention = model_of("llama", 1, torch.float32).model.layers[0].self_attn
-    network = nn.ModuleList([attention])
-    rotate = type(attention).forward.__globals__["apply_rotary_pos_emb"]
-    query, keys, cos, sin = (torch.randn(1, *shape) for shape in ((4, 3, 16), (2, 3, 16), (3, 16), (3, 16)))
-    CudaBackend().lay_out(network, room=None, drop=True)
-    ours = attention.forward.__func__.__globals__["apply_rotary_pos_emb"]
-    waiting = ours(query, keys, cos, sin)
-    assert [type(each) for each in waiting] == [Rotated, Rotated]
-    assert waiting[0].rotation is waiting[1].rotation, "both are computed once"
-    for found, expected in zip(waiting, rotate(query, keys, cos, sin), strict=True):
-        assert torch.equal(found, expected)
-    for other in (ours(query, keys, cos[:, :1], sin[:, :1]), ours(query, keys, cos, sin, unsqueeze_dim=1)):
-        assert [type(each) for each in other] == [torch.Tensor, torch.Tensor]
-
-
 @pytest.fixture
 def as_a_gpu(monkeypatch):
-    give_cpu(monkeypatch, table=DeviceAddressing, backend=CudaBackend())
+    give_cpu(monkeypatch, table=DeviceAddressing, backend=TritonBackend())
 
 
 @pytest.mark.parametrize("name", [None, "eagle3", "draft"])
-def test_an_engine_over_fused_layers_generates_what_it_did(name, as_a_gpu, prompts, truth, target_path):
+def test_an_engine_over_prepared_layers_generates_what_it_did(name, as_a_gpu, prompts, truth, target_path):
     speculation = name and {"model": f"tiny/{name}", "num_speculative_tokens": 3}
     with LLM(target_path, speculative_config=speculation, max_model_len=256, prove_target=True) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts[:3]], GREEDY)

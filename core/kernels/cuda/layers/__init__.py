@@ -1,1 +1,0 @@
-"""Layers of a network in fewer kernels: what waits for its reader, and the kernels that compute both."""
