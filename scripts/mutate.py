@@ -1,12 +1,17 @@
 """Faults planted in our own code: which tests end which, and what lives.
 
     python -m scripts.mutate --count 450 --seconds 3000
+    python -m scripts.mutate --inside v1 --again
+    python -m scripts.mutate --one "Layout.legal: 1 -> 2" --tests tests/rejection/test_trees.py
 
 One warm process collects the tests of scripts/mutate.toml, and runs each once to see which lines it meets and how long
 it takes. Then it forks for every fault: the child plants it, and runs the tests that meet its line until one fails, the
 fastest of each file first. Another child runs the same ones without the fault: a test that fails there too judges
 nothing from then on. What is found is kept in benchmarks/results/faults.json. A fault that is judged there is judged
 again when its function has changed. Ends with 1 where too few are killed of those that are not equivalent.
+
+`--inside v1` or `v2` needs vLLM: tests run its engines, with that model runner, in the warm process and in its children.
+`--one` judges all faults whose name contains the text, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import threading
 import time
 import tomllib
 from collections import Counter, defaultdict
+from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -32,13 +38,14 @@ from typing import Any
 
 import pytest
 
-from .faults import ROOT, Fault, _source_of, drawn
+from . import inside_vllm
+from .faults import ROOT, Fault, _source_of, drawn, faults_of
 
 TABLE = ROOT / "benchmarks/results/faults.json"
 SETTINGS = tomllib.loads((ROOT / "scripts/mutate.toml").read_text())
 SHARE_KILLED = 0.95
 SETTLED = {"killed", "equivalent"}
-SECONDS_OF_A_TEST = 10.0  # of processor time; a test that takes longer judges no fault
+SHARE_OF_A_TEST = 0.4  # of the time of one fault; a test that takes longer judges none
 
 
 class Laboratory:
@@ -47,7 +54,7 @@ class Laboratory:
     def __init__(self, faults: list[Fault], args: argparse.Namespace, notes: Path) -> None:
         self.faults, self.args, self.notes = faults, args, notes
         self.failed: list[str] = []
-        self.met: dict[str, dict[str, Any]] = json.loads(notes.read_text()) if notes.exists() else {}
+        self.met: dict[str, dict[str, Any]] = _read_notes(notes) if notes.exists() else {}
         self.out = os.fdopen(os.dup(1), "w", buffering=1)
 
     def pytest_configure(self) -> None:
@@ -68,7 +75,7 @@ class Laboratory:
             if item.nodeid not in self.met and time.monotonic() - started < self.args.look:
                 self._look_at(item)
                 if len(self.met) % 100 == 0 or item is items[-1]:
-                    self.notes.write_text(json.dumps(self.met))
+                    _write_notes(self.notes, self.met)
         print(f"{len(items)} tests, {len(self.met)} of them looked at", file=self.out)
         self._warm_up(items)
         table, started = read_table(), time.monotonic()
@@ -76,7 +83,9 @@ class Laboratory:
             if time.monotonic() - started > self.args.seconds:
                 break
             known = table["faults"].get(fault.name, {})
-            if known.get("source") != fault.source or (self.args.again and known["verdict"] not in SETTLED):
+            if self.args.one:
+                print(f"{self._verdict(fault, items)}  {fault.name}", file=self.out)
+            elif known.get("source") != fault.source or (self.args.again and known["verdict"] not in SETTLED):
                 self._judge(fault, items, table)
         return True
 
@@ -102,6 +111,8 @@ class Laboratory:
     def _judge(self, fault: Fault, items: list[pytest.Item], table: dict[str, Any]) -> None:
         reason = SETTINGS["equivalent"].get(fault.name)
         verdict = {"verdict": "equivalent", "because": reason} if reason else self._verdict(fault, items)
+        if verdict["verdict"] == "not reached" and fault.name in table["faults"]:
+            return
         row = {"file": fault.file, "line": fault.line, "source": fault.source, "commit": table["commit"]}
         table["faults"][fault.name] = {**row, **verdict}
         TABLE.write_text(json.dumps(table, indent=1) + "\n")
@@ -130,7 +141,7 @@ class Laboratory:
                 for index, (note, _) in enumerate(known)
                 if note
                 and note["sound"]
-                and note["seconds"] < SECONDS_OF_A_TEST
+                and note["seconds"] < SHARE_OF_A_TEST * self.args.each
                 and any(first <= line <= last for line in note["lines"].get(fault.file, ()))
             ]
             turns: Counter[Path] = Counter()
@@ -163,6 +174,27 @@ class Laboratory:
 def _run(item: pytest.Item) -> None:
     """What the session made stays; all else is taken down, whatever comes next."""
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=item.session)
+
+
+def _write_notes(notes: Path, met: dict[str, Any]) -> None:
+    """With the text of each file, since lines move."""
+    files = {file for note in met.values() for file in note["lines"]}
+    texts = {file: (ROOT / file).read_text() for file in files if (ROOT / file).exists()}
+    notes.write_text(json.dumps({"met": met, "texts": texts}))
+
+
+def _read_notes(notes: Path) -> dict[str, Any]:
+    """Which tests met which of the lines that are there now."""
+    read = json.loads(notes.read_text())
+    moved: dict[str, dict[int, int]] = {}
+    for file, text in read["texts"].items():
+        now = (ROOT / file).read_text().splitlines() if (ROOT / file).exists() else []
+        blocks = SequenceMatcher(None, text.splitlines(), now, autojunk=False).get_matching_blocks()
+        moved[file] = {a + at + 1: b + at + 1 for a, b, size in blocks for at in range(size)}
+    for note in read["met"].values():
+        lines = {file: moved.get(file, {}) for file in note["lines"]}
+        note["lines"] = {file: [new[at] for at in note["lines"][file] if at in new] for file, new in lines.items()}
+    return read["met"]
 
 
 class _watched:
@@ -257,18 +289,34 @@ def main() -> int:
     parser.add_argument("--look", type=float, default=3000, help="for the tests without a fault")
     parser.add_argument("--each", type=float, default=25, help="of the sound tests that judge one fault")
     parser.add_argument("-k", default="", help="tests, as pytest's -k")
-    parser.add_argument("--again", action="store_true", help="judge what survived once more")
+    parser.add_argument("--again", action="store_true", help="judge what was not killed once more")
+    parser.add_argument(
+        "--one", default="", help="of all faults those whose name contains it; the table stays as it is"
+    )
+    parser.add_argument("--inside", choices=["v1", "v2"], help="tests of vLLM, with this model runner")
     parser.add_argument("--notes", type=Path, default=None, help="where the lines that tests meet are kept")
     args = parser.parse_args()
+    if args.inside:
+        inside_vllm.enter(args.inside)
     files = [path.relative_to(ROOT).as_posix() for area in args.areas for path in (ROOT / area).rglob("*.py")]
-    faults = drawn([file for file in files if args.only in file], args.seed)[: args.count]
-    notes = args.notes or ROOT / "build" / "mutate.json"
+    files = [file for file in files if args.only in file]
+    faults = drawn(files, args.seed)[: args.count]
+    if args.one:
+        judged = [fault for file in files for fault in faults_of(file) if args.one in fault.name]
+    else:
+        judged = [fault for fault in faults if not args.inside or fault.file.startswith("adapters/vllm_")]
+    notes = args.notes or ROOT / "build" / f"mutate{args.inside or ''}.json"
     notes.parent.mkdir(exist_ok=True)
     random.seed(args.seed)
-    options = ["-p", "no:cacheprovider", "-n", "0", "-q", "--capture=no", "-m", "not full and not gpu", "-k", args.k]
-    found = {path for pattern in SETTINGS["tests"] for path in ROOT.glob(pattern) if path.name not in SETTINGS["but"]}
+    marks = "not gpu" if args.inside else "not full and not gpu"
+    options = ["-p", "no:cacheprovider", "-n", "0", "-q", "--capture=no", "-m", marks, "-k", args.k]
+    options += ["-W", "ignore"] if args.inside else []
+    patterns = SETTINGS[f"tests_inside_{args.inside}" if args.inside else "tests"]
+    found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.name not in SETTINGS["but"]}
     tests = args.tests or sorted(map(str, found))
-    status = pytest.main([*options, *tests], plugins=[Laboratory(faults, args, notes)])
+    status = pytest.main([*options, *tests], plugins=[Laboratory(judged, args, notes)])
+    if args.one:
+        return status
     table = read_table()
     table["faults"] = {fault.name: table["faults"][fault.name] for fault in faults if fault.name in table["faults"]}
     table["summary"] = summary(faults, table)

@@ -108,22 +108,26 @@ def run(job, result):
         llm.llm_engine.engine_core.shutdown()
 
 
-def main(answers):
+def answer(directory):
+    """Run the job of this folder, and write its result there."""
     from everywhere import Witness
     from listener import Listener
 
+    result = {"outputs": [], "cached": [], "drafts": [], "accepted": [], "reports": [], "error": None}
+    Witness.events.clear()
+    Listener.seen.clear()
+    try:
+        run(json.loads((directory / "job.json").read_text()), result)
+    except Exception:
+        result["error"] = traceback.format_exc()
+    gc.collect()
+    shown = {"events": Witness.events, "verified": Listener.seen}
+    (directory / "result.json").write_text(json.dumps(result | shown))
+
+
+def main(answers):
     for line in sys.stdin:
-        directory = Path(line.strip())
-        result = {"outputs": [], "cached": [], "drafts": [], "accepted": [], "reports": [], "error": None}
-        Witness.events.clear()
-        Listener.seen.clear()
-        try:
-            run(json.loads((directory / "job.json").read_text()), result)
-        except Exception:
-            result["error"] = traceback.format_exc()
-        gc.collect()
-        shown = {"events": Witness.events, "verified": Listener.seen}
-        (directory / "result.json").write_text(json.dumps(result | shown))
+        answer(Path(line.strip()))
         print("done", file=answers, flush=True)
 
 
