@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 
@@ -55,6 +56,7 @@ class LLM:
         config = EngineConfig(model=model, **settings)  # first: what is no setting is refused before a file is read
         target, speculative_config = with_verifier(config.model, speculative_config)
         self.engine = Engine(config.replace(model=target), speculative_config, plugin_settings)
+        self._prompts: WeakValueDictionary[str, _Prompt] = WeakValueDictionary()  # that somebody waits for
         self._defaults = default_params(config.generation_config, self.engine.parts.target.model.generation_config)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
@@ -128,8 +130,15 @@ class LLM:
         return self.generate([{"prompt_token_ids": ids} for ids in prompts], sampling_params)
 
     def abort(self, request_id: str) -> None:
-        """End a running request. A stream keeps its output so far. Any thread or hook may call this."""
-        self.engine.abort(request_id)
+        """End a running request, and with n > 1 all outputs of its prompt, whose id is that of the first one.
+
+        A stream keeps its output so far. Any thread or hook may call this.
+        """
+        prompt = self._prompts.get(request_id)
+        if prompt is None:
+            self.engine.abort(request_id)
+        else:
+            self._abort([prompt])
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What requests without SamplingParams get: the setting `generation_config` says whose."""
@@ -219,7 +228,9 @@ class LLM:
             seeds = [None if params.seed is None else _wrapped(params.seed + index) for index in range(params.n)]
             each = [params.replace(n=1, seed=seed) for seed in seeds]
         request_ids = [self.engine.add_request(prompt, one) for one in each]
-        return _Prompt([self.engine.get_request(request_id) for request_id in request_ids])
+        found = _Prompt([self.engine.get_request(request_id) for request_id in request_ids])
+        self._prompts[found.request_id] = found
+        return found
 
     def _give_up(self, submitted: Sequence[_Prompt]) -> None:
         """End prompts after an error that says more than one of ending them would."""

@@ -243,7 +243,8 @@ def _of_call(node: ast.Call) -> list[Change]:
     changes: list[Change] = []
     if isinstance(node.func, ast.Name) and node.func.id in TWINS:
         changes.append(lambda: setattr(node.func, "id", TWINS[node.func.id]))
-    if len(node.args) > 1 and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
+    in_any_order = isinstance(node.func, ast.Name) and node.func.id in {"min", "max"}
+    if len(node.args) > 1 and not in_any_order and not any(isinstance(each, ast.Starred) for each in node.args[:2]):
         changes.append(lambda: node.args.__setitem__(slice(0, 2), node.args[1::-1]))
     return changes
 

@@ -10,7 +10,7 @@ fastest of each file first. Another child runs the same ones without the fault: 
 nothing from then on. What is found is kept in benchmarks/results/faults.json. A fault that is judged there is judged
 again when its function has changed. Ends with 1 where too few are killed of those that are not equivalent.
 
-`--inside v1` or `v2` needs vLLM: tests run its engines, with that model runner, in the warm process and in its children.
+`--inside v1` or `v2` needs vLLM: tests run its engines, with that model runner, in the warm process and its forks.
 `--one` judges all faults whose name contains the text, and keeps nothing.
 """
 

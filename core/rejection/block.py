@@ -32,7 +32,7 @@ from .types import (
     Uniforms,
     Verdict,
 )
-from .uniforms import draw_block_uniforms, draw_uniforms
+from .uniforms import draw_block_uniforms
 
 
 def verify_block(
@@ -44,7 +44,7 @@ def verify_block(
     workspace: object | None = None,  # unused: for kernels
 ) -> Verdict:
     """See `verify_block` in `sampler.py`: the batched torch form."""
-    one_at_a_time = verify(logits, cu_rows, drafts, sampling, uniforms or draw_uniforms(drafts, sampling))
+    one_at_a_time = verify(logits, cu_rows, drafts, sampling, uniforms)
     if drafts.distributions is None or sampling.all_greedy or not len(logits) or not drafts.token_ids.shape[1]:
         return one_at_a_time
     assert one_at_a_time.accept_prob is not None

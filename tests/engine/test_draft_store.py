@@ -313,3 +313,46 @@ def test_only_one_hot_rows_of_a_mixed_proposer_are_counted_as_fallbacks(prompts,
     llm, _ = run_with_spy(prompts[:3], sequences, kind="mixed")
     stored = [kind for kind, drafted, _ in proposer_of(llm).reported.values() if drafted]
     assert counter(llm, "one_hot_fallback_rows") == stored.count(DistributionKind.ONE_HOT) > 0
+
+
+@pytest.mark.parametrize(
+    ("form", "fields"),
+    [("one_hot", []), ("dense", [["draft_logits"], ["draft_probs"]]), ("sparse", [["sparse_ids", "sparse_probs"]])],
+)
+def test_an_example_of_each_kind_has_the_shape_of_what_is_taken(form, fields):
+    examples = DistributionBuffers.allocate(form, (ROWS, K, V), None, torch.device("cpu")).examples(2)
+    held = [{name: each for name, each in vars(example).items() if each is not None} for example in examples]
+    assert [sorted(each.keys() - {"kind"}) for each in held] == fields
+    for each in held:
+        assert each.pop("kind").shape == (2,)
+        assert {tensor.shape for tensor in each.values()} == {(2, K, V)}
+
+
+def test_rows_and_kinds_are_sent_where_a_draft_has_a_distribution_and_only_there():
+    drafts = store()
+    put(drafts, [A, B], [1, 1], [[7, 8], [9]], dense_distribution([DistributionKind.DENSE_PROBS] * 2))
+    assert take(drafts, [A, B]).columns([0, 2])[2:] == [[A, B], [DistributionKind.DENSE_PROBS] * 2]
+    put(drafts, [A, B], [1, 1], [[7, 8], [9]], None)
+    assert take(drafts, [A, B]).columns([0, 2]) == [[2, 1], [7, 8, 9, -1]]
+
+
+def test_rows_without_a_distribution_are_counted_where_others_report_one():
+    drafts = store()
+    kinds = [DistributionKind.DENSE_PROBS, DistributionKind.ONE_HOT, DistributionKind.ONE_HOT]
+    put(drafts, [A, B, C], [1, 1, 1], [[7, 8], [9], []], dense_distribution(kinds))
+    assert drafts.num_one_hot_fallbacks == 1
+
+
+def test_the_parents_of_a_tree_come_back_with_it():
+    drafts = DraftStore(DistributionBuffers.none(), keeps_trees=True)
+    tree = DraftReport(3, 3, DistributionKind.ONE_HOT, [7, 8, 9], [-1, -1, 0])
+    chain = DraftReport(2, 2, DistributionKind.ONE_HOT, [5, 6])
+    drafts.put([A, B], [1, 1], CheckedDraft.read([tree, chain], None))
+    assert take(drafts, [B, A]).parents == [[-1, 0], [-1, -1, 0]]
+
+
+def test_a_row_that_is_dropped_has_no_draft():
+    drafts = store()
+    put(drafts, [A], [1], [[7, 8]], None)
+    drafts.drop(A)
+    assert drafts.report(A) is None

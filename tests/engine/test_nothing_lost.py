@@ -239,6 +239,20 @@ def test_a_stream_that_is_ended_says_so(end, prompts, truth):
     assert reader.reasons == ["abort"]
 
 
+@pytest.mark.parametrize("num_ended", [0, 1])
+def test_to_end_a_prompt_ends_all_its_outputs(num_ended, prompts):
+    """Also where the first one, whose request has the id of the prompt, ended before."""
+    llm = make_llm()
+    stream = llm.stream(ids(prompts[3]), params(20).replace(n=3))
+    first = next(stream)
+    if num_ended:
+        llm.engine.abort(first.request_id)
+    llm.abort(first.request_id)
+    assert {each.index: each.finish_reason for each in stream} == dict.fromkeys(range(3), "abort")
+    assert not llm.engine.has_unfinished_requests
+    llm.engine.check_integrity()
+
+
 # -- two callers at once -----------------------------------------------------------------------------------------
 
 

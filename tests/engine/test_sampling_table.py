@@ -62,3 +62,11 @@ def test_a_step_that_was_interrupted_before_they_arrived_leaves_nothing_behind()
     table = SamplingTable()
     table.columns(requests)
     assert_rows(table, requests)
+
+
+def test_a_request_without_a_filter_is_not_filtered_and_any_filter_counts():
+    engine = make_llm().engine
+    asked = [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.5), SamplingParams(min_p=0.1)]
+    requests = [engine.get_request(engine.add_request([1, 2, 3], each)) for each in asked]
+    assert [rows(SamplingTable(), [each])[0].any_filter for each in requests] == [False, True, True, True]
+    assert rows(SamplingTable(), requests)[0].any_filter

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import random
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
+import torch
 from engine_helpers import GREEDY, assert_same_tokens, checked_step, counter, make_llm, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,9 +17,12 @@ from inside import pool_of
 
 from specdec import SamplingParams
 from specdec.core.cache.block_pool import BlockPool
-from specdec.core.request.request import Request, Status
+from specdec.core.cache.row_table import RowTable
+from specdec.core.cache.state_store import StateLayout, StateShare, StateStore, StateTensor
+from specdec.core.request.request import Committed, Request, Status
+from specdec.core.runner.request_progress import draft_budgets
 from specdec.core.runner.scheduler import Scheduler
-from specdec.sdk import IntegrityError
+from specdec.sdk import IntegrityError, Needs
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12
@@ -333,3 +338,68 @@ def num_objects_and_entries():
     gc.collect()
     objects = gc.get_objects()
     return len(objects), sum(len(each) for each in objects if type(each) in (dict, list, set, deque))
+
+
+# -- what a budget is for ------------------------------------------------------------------------------------------
+
+
+def request_of(name, num_prompt_tokens=1, max_total_tokens=12):
+    return Request(name, [0] * num_prompt_tokens, SamplingParams(), 0, max_total_tokens, frozenset(), None)
+
+
+def decoding(scheduler, names):
+    """Requests that have one token of output each, and none to compute but that."""
+    for name in names:
+        scheduler.add(request_of(name))
+    requests = [share.request for share in scheduler.schedule(lambda request: 0).shares]
+    for request in requests:
+        request.commit([1])
+        request.num_computed_tokens = 1
+    return requests
+
+
+def test_drafts_leave_room_for_the_newest_token_of_those_behind_and_take_all_other():
+    scheduler = Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), MAX_NUM_SEQS, 8)
+    decoding(scheduler, "abc")
+    assert [share.num_draft_tokens for share in scheduler.schedule(lambda request: 4).shares] == [4, 1, 0]
+
+
+def test_the_last_token_of_a_budget_is_used():
+    scheduler = Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), MAX_NUM_SEQS, 1)
+    scheduler.add(request_of("a", num_prompt_tokens=3))
+    assert [share.num_tokens for share in scheduler.schedule(lambda request: 0).shares] == [1]
+
+
+def test_only_a_request_whose_state_was_left_half_advanced_is_computed_anew():
+    layout = StateLayout((StateTensor("recurrent", 0, (2,), torch.float32),), 5, torch.float32)
+    states = StateStore([layout], MAX_NUM_SEQS, 3, torch.device("cpu"))
+    scheduler = Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), MAX_NUM_SEQS, 8, states=states)
+    requests = decoding(scheduler, "abc")
+    shares = [StateShare(each.row, each.generation, 0, at, 1, 0) for at, each in enumerate(requests)]
+    with states.passing(states.plan(shares)):
+        pass
+    again = StateShare(requests[1].row, requests[1].generation, 1, 0, 1, 0)
+    with pytest.raises(KeyboardInterrupt), states.passing(states.plan([again])):
+        raise KeyboardInterrupt
+    plan = scheduler.schedule(lambda request: 0)
+    assert plan.preempted == [requests[1]]
+    assert [share.request for share in plan.shares] == [requests[0], requests[2]]
+
+
+def test_a_row_has_a_new_generation_for_each_that_sits_there():
+    rows, request = RowTable(1, BlockPool(NUM_BLOCKS, BLOCK_SIZE)), request_of("a")
+    found = []
+    for _ in range(3):
+        rows.seat(request)
+        found.append(request.generation)
+        rows.unseat(request)
+    assert found == [1, 2, 3], "of those that nobody has there is none below"
+
+
+@pytest.mark.parametrize(("max_total_tokens", "most", "expected"), [(12, 5, 5), (12, 20, 9), (3, 5, 0)])
+def test_drafts_are_asked_for_up_to_the_token_that_ends_a_text(max_total_tokens, most, expected):
+    request = request_of("a", max_total_tokens=max_total_tokens)
+    request.commit([1])
+    host = SimpleNamespace(needs=Needs(), wants_drafts_for=lambda request_id: True)
+    committed = Committed.now(request, 0, 1, 0, [], 0, [1])
+    assert draft_budgets([committed], host, most) == [expected]

@@ -122,3 +122,23 @@ def test_equal_siblings_without_a_distribution_are_refused_whatever_other_rows_r
         check(said(DistributionKind.ONE_HOT), SPARSE, num_requests=2)
     assert raised.value.code == "SD-E292"
     assert "row 1" in str(raised.value.facts["request"])
+
+
+@pytest.mark.parametrize(("ids", "position"), [([0, 3, V], 2), ([-1, 0], 0), ([0, 0, 7, -1, V], 3)])
+def test_the_first_token_outside_the_vocabulary_is_named(ids: list[int], position: int) -> None:
+    error = refused(Draft(torch.tensor([ids + [0] * (K + 1 - len(ids))])[:, :K], torch.tensor([len(ids[:K])])), Needs())
+    assert error.code == "SD-E203"
+    assert str(error.facts["request"]).endswith(f"draft position {position}")
+
+
+def test_the_worst_of_several_wrong_distributions_is_named() -> None:
+    """An entry below 0 by a half is worse than a sum that is off by a tenth."""
+    needs = Needs(distribution="sparse", sparse_top_m=2)
+    distribution = DraftDistribution(
+        kind=torch.tensor([DistributionKind.SPARSE], dtype=torch.uint8),
+        sparse_ids=torch.tensor([[[5, 6]] * K]),
+        sparse_probs=torch.tensor([[[0.5, 0.4], [1.5, -0.5], [0.5, 0.5], [0.5, 0.5]]]),
+    )
+    error = refused(Draft(torch.tensor([[5, 5, 5, 5]]), torch.tensor([3]), distribution=distribution), needs)
+    assert error.code == "SD-E205"
+    assert "draft position 1: sum 1.0000, least entry -0.5, 0 not finite" in str(error.facts["worst"])

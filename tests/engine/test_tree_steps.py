@@ -9,6 +9,9 @@ from engine_proposers import WatchingBushes
 from inside import addressing_of, cache_of, listen, scheduler_of
 
 from specdec import SamplingParams
+from specdec.core.proposing.tree_views import kept_first, kept_places, rejected_places
+from specdec.core.request.request import Committed
+from specdec.core.request.verified_tree import VerifiedTree
 from specdec.sdk import Refusal, hookimpl
 
 NUM_TOKENS = 40
@@ -189,3 +192,20 @@ def test_acceptance_is_counted_by_depth(sequences):
         by_depth = each["acceptance_per_position"]
         assert len(by_depth) <= 12
         assert sum(by_depth) == pytest.approx(each["mean_acceptance_length"] - 1)
+
+
+TREE = VerifiedTree(nodes=[1, 3], parents=[-1, -1, 0, 1, 1])
+ROW = Committed(None, 0, 1, 10, 6, 20, 3, [0] * 5, 2, [7, 8, 9], 24, TREE)  # one committed token and five nodes
+
+
+@pytest.mark.parametrize(("num_kept", "places"), [(3, [10, 12, 14]), (2, [10, 12]), (1, [10])])
+def test_of_an_accepted_path_those_places_are_kept_that_the_text_kept(num_kept, places):
+    each = ROW._replace(num_kept=num_kept)
+    assert kept_places([each]) == places
+    assert kept_first([each]) == [*places, *(place for place in range(10, 16) if place not in places)]
+
+
+def test_rejected_nodes_have_their_places_and_the_positions_of_their_depths():
+    assert rejected_places(ROW) == ([11, 13, 15], [21, 22, 22])
+    chain = ROW._replace(tree=None)
+    assert [list(each) for each in rejected_places(chain)] == [[13, 14, 15], [23, 24, 25]]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from figures import CHECKED_STEPS
 from serving import K, prompt
 
 from specdec import LLM, SamplingParams
+from specdec.core.proposing.early_passes import EarlyPasses
 from specdec.sdk import LayerPass, Needs, ProposerError
 from specdec.sdk.model_proposer import CachedTargetProposer
 
@@ -75,3 +78,17 @@ def test_looking_waits_for_nothing(cuda):
     found = counts.figures()
     assert (found["waits"], found["replays"]) == (1, 2)
     assert not llm.engine.metrics.proposer_errors
+
+
+@pytest.mark.parametrize("early", [1, 5])
+def test_positions_that_a_pass_began_too_early_are_counted_for_the_next_step_and_four_rows_are_named(early):
+    passes = EarlyPasses(6, torch.device("cpu"))
+    passes.require_none()
+    passes.begin(SimpleNamespace(slots=torch.arange(6), kept=SimpleNamespace(next_position=torch.full((6,), 10))))
+    starts = torch.tensor([9] * early + [12] * (6 - early))
+    assert passes.behind(torch.arange(6), starts).tolist() == [10] * early + [12] * (6 - early)
+    passes.end()
+    with pytest.raises(ProposerError, match="SD-E276") as raised:
+        passes.require_none()
+    named = ", ".join(f"1 positions before in row {row}" for row in range(min(early, 4)))
+    assert raised.value.facts["found"] == named

@@ -8,6 +8,8 @@ import pytest
 import torch
 from emulated_cuda import GIB, WrongDevice, emulated_cuda
 
+from specdec.core.cache.transfer import upload
+
 
 def record(work, pool=None):
     """A graph of work, and what the capture returned."""
@@ -197,3 +199,13 @@ def test_the_device_of_a_context_is_that_of_new_tensors(cuda):
         assert torch.tensor([1]).device.type == "meta"
     with torch.device("cuda"):
         assert torch.tensor([1]).device == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("floats", [(), ([0.5], [1.5, 2.5, 3.5, 4.5, 5.5])], ids=["integers", "floats too"])
+def test_lists_come_to_a_device_as_they_are_each_at_a_multiple_of_sixteen_bytes(cuda, floats):
+    lists = ([1, 2, 3], [], [4], [5, 6])
+    with cuda.counting() as counts:
+        sent = upload(lists, torch.device("cuda:0"), floats)
+    assert counts.figures()["uploads"] == 1
+    assert [each.tolist() for each in sent] == [*lists, *map(list, floats)]
+    assert {each.storage_offset() * each.itemsize % 16 for each in sent} == {0}

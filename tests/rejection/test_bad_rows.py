@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,10 +15,15 @@ from specdec.core.rejection import (
     DistributionKind,
     DraftDistributions,
     DraftRows,
+    StopReason,
     Uniforms,
+    Verdict,
     sample,
     verify,
 )
+from specdec.core.rejection.block import verify_block
+from specdec.core.rejection.lossy import verify_typical
+from specdec.core.rejection.torch_backend import greedy_requests
 from specdec.testing.rejection import reference
 from specdec.testing.rejection.reference import Params
 
@@ -141,3 +147,49 @@ def test_bad_rows_are_the_same_bits_with_and_without_all_greedy() -> None:
         batch.logits[::3, 1] = NAN
         slow = replace(batch, sampling=replace(batch.sampling, all_greedy=False)).verify()
         assert equal(replace(slow, accept_prob=None, logprobs=None, residual_mass=None), batch.verify())
+
+
+@pytest.mark.parametrize("rule", [verify_block, verify_typical])
+def test_the_other_rules_accept_nothing_at_a_bad_row(rule: Callable[..., Verdict]) -> None:
+    """Every draft is as likely as what it was drawn from: but for that row all would be accepted."""
+    logits = torch.zeros(4, 4)
+    logits[1] = torch.tensor([1.0, NAN, 5.0, 2.0])
+    kind = torch.tensor([DistributionKind.DENSE_PROBS], dtype=torch.uint8)
+    drawn_from = DraftDistributions(kind, draft_probs=torch.full((1, 3, 4), 0.25))
+    drafts = DraftRows(torch.tensor([[3, 3, 3]]), torch.tensor([3]), drawn_from)
+    verdict = rule(logits, torch.tensor([0, 4]), drafts, sampling_rows([Params()]))
+    assert verdict.num_accepted.tolist() == [1]
+    assert verdict.output_ids.tolist() == [[3, 2, -1, -1]]
+    assert verdict.status.tolist() == [STATUS_BAD_ROW]
+
+
+def test_a_greedy_request_that_stops_at_a_bad_row_says_so_though_another_was_healthy() -> None:
+    drafts = DraftRows(torch.tensor([[0]]), torch.tensor([1]))
+    logits = torch.tensor([HEALTHY, [NAN] * 4])
+    verdict = verify(logits, torch.tensor([0, 2]), drafts, sampling_rows(MODES["greedy"][:1]))
+    assert (verdict.num_accepted.tolist(), verdict.status.tolist()) == ([1], [STATUS_BAD_ROW])
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sampled"])
+def test_a_batch_without_rows_has_probabilities_where_something_might_be_drawn(mode: str) -> None:
+    drafts = DraftRows(torch.full((3, 1), -1), torch.zeros(3, dtype=torch.int64))
+    verdict = verify(torch.empty(0, 4), torch.zeros(4, dtype=torch.int64), drafts, sampling_rows(MODES[mode]))
+    probabilities = verdict.accept_prob, verdict.logprobs, verdict.residual_mass
+    assert [each is None for each in probabilities] == [mode == "greedy"] * 3
+    assert verdict.stop_reason.tolist() == [StopReason.NO_ROWS] * 3
+
+
+def test_where_no_request_is_greedy_the_host_says_so() -> None:
+    assert greedy_requests(sampling_rows(MODES["sampled"])) is None
+    found = greedy_requests(sampling_rows(MODES["mixed"]))
+    assert found is not None
+    assert found.tolist() == [False, True, False]
+
+
+def test_rows_that_share_memory_are_refused_and_rows_of_one_token_are_not() -> None:
+    drafts = DraftRows(torch.empty(3, 0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+    sampling = sampling_rows(MODES["sampled"])
+    with pytest.raises(ValueError, match="share no memory"):
+        verify(torch.zeros(1, 4).expand(3, 4), torch.arange(4), drafts, sampling)
+    for rows in (torch.zeros(3, 1), torch.zeros(1, 3).t()):
+        assert verify(rows, torch.arange(4), drafts, sampling).output_ids.tolist() == [[0]] * 3

@@ -61,3 +61,12 @@ def test_synthetic_rate_is_the_share_that_is_accepted() -> None:
     logits, cu_rows = torch.zeros(2 * count, 3), 2 * torch.arange(count + 1)
     verdict = verify_synthetic(logits, cu_rows, drafts, sampling, torch.tensor([0.7]))
     assert abs(float(verdict.num_accepted.double().mean()) - 0.7) < 4 * (0.21 / count) ** 0.5
+
+
+@pytest.mark.parametrize("vocab_size", [2, 64])
+@pytest.mark.parametrize(("delta", "accepts"), [(0.95, 1), (1.05, 0)])
+def test_a_flat_row_accepts_its_tokens_where_delta_is_below_one(vocab_size: int, delta: float, accepts: int) -> None:
+    """Of V equal tokens each has the probability exp(-H)."""
+    drafts = DraftRows(torch.tensor([[vocab_size - 1]]), torch.tensor([1]))
+    arguments = torch.zeros(2, vocab_size), torch.tensor([0, 2]), drafts, sampling_rows([Params()])
+    assert int(verify_typical(*arguments, epsilon=1.0, delta=delta).num_accepted) == accepts

@@ -22,14 +22,16 @@ from specdec.core.rejection import (
     SamplingRows,
     StopReason,
     Uniforms,
+    Verdict,
     sampler,
 )
+from specdec.core.rejection.drawn_tree import Tree
 from specdec.core.rejection.uniforms import draw_block_uniforms, draw_tree_uniforms, draw_uniforms
 from specdec.testing.rejection.reference import Params
 from specdec.testing.rejection.tree_reference import TreeRule, coupled, multi_round, traversal
 
 from .batches import Shape, random_batch
-from .problems import single
+from .problems import sampling_rows, single
 from .tree_problems import (
     SHAPES,
     Model,
@@ -332,3 +334,37 @@ def test_what_is_reported_of_a_one_hot_node_is_its_probability_after_its_parent(
             else:
                 assert math.isnan(found)
     assert seen == set(range(5))
+
+
+def test_on_a_chain_a_node_is_told_apart_by_its_position_alone() -> None:
+    kind = torch.full((2,), DistributionKind.DENSE_PROBS, dtype=torch.uint8)
+    drafts = DraftRows(torch.zeros(2, 3, dtype=torch.int64), torch.tensor([3, 3]), DraftDistributions(kind))
+    arguments = drafts, sampling_rows([Params()] * 2)
+    found = draw_tree_uniforms(*arguments, torch.arange(4).expand(2, 4), together=False)
+    expected = draw_uniforms(*arguments)
+    assert found.accept is not None
+    assert expected.accept is not None
+    assert torch.equal(found.accept, expected.accept)
+    assert torch.equal(found.output, expected.output)
+
+
+def test_below_a_bad_place_there_is_no_child() -> None:
+    tree = Tree.of([5, 6, 7], [-1, 0, -1])
+    assert tree.without([False, True, False, False]).children == [[0, 2], [], [], []]
+    assert tree.without([False] * 4) is tree
+
+
+@pytest.mark.parametrize("function", [sampler.verify, sampler.verify_block], ids=["one by one", "together"])
+@pytest.mark.parametrize(
+    ("token", "accept", "expected"), [(0, 0.5 - 1e-9, 1), (0, 0.5, 0), (-2, 1e-9, 0), (4, 1e-9, 0)]
+)
+def test_a_node_is_accepted_below_its_weight_and_no_token_of_another_vocabulary_is(
+    function: Callable[..., Verdict], token: int, accept: float, expected: int
+) -> None:
+    """p gives each of four tokens 1/4, and q the first and the last 1/2."""
+    kind = torch.tensor([DistributionKind.DENSE_PROBS], dtype=torch.uint8)
+    drawn_from = DraftDistributions(kind, draft_probs=torch.tensor([[[0.5, 0.0, 0.0, 0.5]]]))
+    drafts = DraftRows(torch.tensor([[token]]), torch.tensor([1]), drawn_from, parents=torch.tensor([[-1]]))
+    uniforms = Uniforms(torch.full((1, 2), 0.3, dtype=torch.float64), torch.tensor([[accept]], dtype=torch.float64))
+    verdict = function(torch.zeros(2, 4), torch.tensor([0, 2]), drafts, sampling_rows([Params()]), uniforms)
+    assert verdict.num_accepted.tolist() == [expected]
