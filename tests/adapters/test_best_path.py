@@ -44,11 +44,12 @@ def test_a_cut_tree_has_the_path_of_what_is_left():
 
 def test_drawn_nodes_keep_the_leftmost_path_and_its_distributions():
     kind, tables = int(DistributionKind.DENSE_PROBS), torch.eye(7)[None].repeat(2, 1, 1)
-    told = DraftDistribution(kind=torch.tensor([kind, 0], dtype=torch.uint8), probs=tables)
+    told = DraftDistribution(kind=torch.tensor([kind, 0], dtype=torch.uint8), probs=tables, replacement=True)
     draft, paths = on_best_path(CheckedDraft.read([tree(kind), tree()], told))
     assert paths == [[0, 2], [0, 2]]
     places = draft.distribution.probs[0].argmax(dim=-1).tolist()
     assert places[:2] == [0, 1], "node 0 hangs from place 0, and node 2 from node 0, which is place 1"
+    assert not draft.distribution.replacement, "a path has no siblings"
 
 
 def test_chains_stay_as_they_are():

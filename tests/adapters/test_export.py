@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from specdec.adapters.export import in_transformers
+from specdec.adapters.export.asked import Asked
 from specdec.cli._app import build_app
-from specdec.sdk import Checkpoint
+from specdec.core.registry import PluginSettings
+from specdec.sdk import Checkpoint, PluginLoadError
 from specdec.sdk.packaged import packaged
 
 
@@ -134,3 +137,16 @@ def test_the_lines_for_transformers_are_python_and_generate(capsys):
 
 def test_an_unknown_engine_is_a_usage_error():
     assert export("other", {"method": "ngram", "num_speculative_tokens": 1}).exit_code == 2
+
+
+def test_a_class_that_is_no_proposer_is_not_handed_over():
+    with pytest.raises(PluginLoadError, match="SD-E110"):
+        Asked.read("tiny", {"method": "collections:OrderedDict", "num_speculative_tokens": 3}, PluginSettings())
+
+
+@pytest.mark.parametrize(("config", "has_model"), [({"model": "tiny/eagle3"}, True), ({"method": "ngram"}, False)])
+def test_the_checkpoint_is_named_for_transformers_where_there_is_one(config, has_model):
+    asked = Asked.read("tiny", {**config, "num_speculative_tokens": 3}, PluginSettings())
+    told = in_transformers.hand_over(asked).settings["speculative_config"]
+    assert told.get("model") == (asked.resolved.model if has_model else None)
+    assert (asked.resolved.model is not None) == has_model

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+import torch
 from foreign_classes import Lookup, Misuse, Repeat, Tensor
 from inside import info_of
 from transformers.generation.candidate_generator import AssistedCandidateGenerator, PromptLookupCandidateGenerator
 from typer.testing import CliRunner
 
 from specdec import LLM, SamplingParams
+from specdec.adapters.foreign.candidate_generator import CandidateGenerator as GENERATORS
 from specdec.adapters.foreign.recognise import is_candidate_generator, is_vllm_class
 from specdec.cli._app import build_app
-from specdec.sdk import HostProposer, PluginLoadError, ProposerError, Refusal
+from specdec.sdk import HostProposer, Needs, Phase, PluginLoadError, ProposerConfig, ProposerError, Refusal
 from specdec.testing import check_proposer
+from specdec.testing.fakes import FakeServices, fake_target_info, step_view
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 PROMPT_LOOKUP = "transformers.generation.candidate_generator.PromptLookupCandidateGenerator"
@@ -183,3 +188,34 @@ def test_the_conformance_kits_basic_level_passes(proposer, config):
     results = check_proposer(proposer, config, level="basic")
     assert [result.text for result in results if not result.ok] == []
     assert sum(result.status == "passed" for result in results) > 3
+
+
+class Both(PromptLookupCandidateGenerator):
+    def propose(self, step): ...
+
+
+@pytest.mark.parametrize("candidate", [Both, int], ids=["it proposes", "it drafts nothing"])
+def test_a_generator_has_candidates_and_no_proposals(candidate):
+    assert not is_candidate_generator(candidate)
+
+
+def test_a_generator_is_asked_within_the_budget_and_told_of_drafts_that_were_verified():
+    target, repeat = fake_target_info(vocab_size=64), GENERATORS.around(Repeat)
+    config = ProposerConfig(num_draft_tokens=3, options=repeat.Options(times=4))
+    assert repeat.needs(config, target) == Needs(history=True, state="per_request")
+    Repeat.made.clear()
+    proposer = repeat(config)
+    proposer.bind(target, FakeServices())
+    step = replace(step_view([[1, 2, 3], [4, 5]], 3), budget=torch.tensor([2, 0]), num_accepted=torch.tensor([1, 0]))
+    step = replace(step, phase=torch.tensor([Phase.DECODE, Phase.PREFILL_DONE], dtype=step.phase.dtype))
+    for name in step.request_ids:
+        proposer.on_start(SimpleNamespace(request_id=name))
+    proposer.observe(step)
+    assert [(each.times, each.vocab_size, each.updates) for each in Repeat.made] == [
+        (4, 64, [(3, None, 1)]),
+        (4, 64, []),
+    ]
+    draft = proposer.propose(step)
+    assert (draft.lengths.tolist(), draft.token_ids[0, :2].tolist()) == ([2, 0], [3, 3])
+    with pytest.raises(Refusal, match="is constructed with times"):
+        repeat.needs(ProposerConfig(num_draft_tokens=3), target)

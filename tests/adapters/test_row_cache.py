@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, EncoderNoRepeatNGramLogitsProcessor, GenerationConfig
+from transformers.cache_utils import DynamicLayer
 
-from specdec.adapters.transformers.row_cache import RowCache, filled_layers
+from specdec.adapters.transformers.call import Call
+from specdec.adapters.transformers.refusals import refuse_arguments
+from specdec.adapters.transformers.row_cache import RowCache, filled_layers, without_windows
+from specdec.adapters.transformers.states import is_filled
+from specdec.sdk import RequestError
 
 LENGTHS, WIDTH = [5, 3], 5
 
@@ -54,3 +61,59 @@ def test_what_is_kept_ends_together(kept):
     assert texts(rows, [rows.width - each for each in kept], kept) == whole(kept)
     rows.grow(2, [0, 1])
     assert rows.width == max(kept) + 2
+
+
+@pytest.mark.parametrize(("firsts", "width"), [([0, 2], 4), ([0, 1], 4)], ids=["its end", "its beginning"])
+def test_what_is_cut_off_all_rows_alike_is_not_copied(firsts, width):
+    rows = cache_of([5, 3], 5) if firsts == [0, 2] else cache_of([4, 3], 5)
+    (layer,) = filled_layers(rows.cache)
+    stored = layer.keys.untyped_storage().data_ptr()
+    rows.lay_out(firsts, width)
+    (layer,) = filled_layers(rows.cache)
+    assert layer.keys.untyped_storage().data_ptr() == stored
+    assert texts(rows, firsts, [4, 2] if firsts == [0, 2] else [4, 3]) == whole([4, 2] if firsts == [0, 2] else [4, 3])
+
+
+class Odd(DynamicLayer):
+    """Of somebody who may forget."""
+
+
+def test_one_layer_of_another_kind_is_enough_for_a_cache_to_be_computed_anew():
+    (plain,) = filled_layers(cache_of(LENGTHS, WIDTH).cache)
+    cache = DynamicCache()
+    cache.layers = [plain, Odd()]
+    assert without_windows(cache) is None
+    cache.layers = [plain]
+    found = without_windows(cache)
+    assert found is not None
+    assert torch.equal(found.layers[0].keys, plain.keys)
+
+
+def test_a_cache_is_filled_where_one_layer_is():
+    (plain,) = filled_layers(cache_of(LENGTHS, WIDTH).cache)
+    cache = DynamicCache()
+    cache.layers = [DynamicLayer(), plain]
+    assert is_filled(cache)
+    cache.layers = [DynamicLayer(), DynamicLayer()]
+    assert not is_filled(cache)
+
+
+def test_settings_that_a_call_leaves_out_change_nothing_of_the_distribution():
+    settings = GenerationConfig(do_sample=True, temperature=None, top_k=None, top_p=None, min_p=None)
+    shown = Call(torch.zeros(2, 5), 3, [], None, None, settings, None).sampling(2)
+    found = [each.tolist() for each in (shown.temperature, shown.top_k, shown.top_p, shown.min_p)]
+    assert found == [[1.0, 1.0], [0, 0], [1.0, 1.0], [0.0, 0.0]]
+    assert not shown.all_greedy
+
+
+@pytest.mark.parametrize(("texts", "expected"), [([(3, True), (5, False), (5, False)], 5), ([(3, True), (5, True)], 5)])
+def test_a_call_has_the_tokens_of_its_running_rows_or_else_of_the_longest(texts, expected):
+    rows = [SimpleNamespace(num_output_tokens=count, ended=ended) for count, ended in texts]
+    assert Call(torch.zeros(3, 9), 3, rows, None, None, None, None).num_output_tokens == expected
+
+
+def test_two_rows_are_too_many_for_a_processor_that_counts_them():
+    counting = [EncoderNoRepeatNGramLogitsProcessor(2, torch.tensor([[1, 2, 3]]))]
+    refuse_arguments(torch.zeros(1, 3), {}, counting, 2)
+    with pytest.raises(RequestError, match="counts the rows"):
+        refuse_arguments(torch.zeros(2, 3), {}, counting, 2)

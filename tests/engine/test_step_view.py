@@ -12,7 +12,9 @@ from inside import drafts_of, proposer_of, scheduler_of
 
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
+from specdec.core.proposing.token_history import DeviceHistory, HostHistory
 from specdec.core.proposing.views import StepRandom
+from specdec.core.request.request import Committed, Request
 from specdec.sdk import Phase, Refusal
 
 K = 4
@@ -350,3 +352,21 @@ def test_draft_numbers_of_one_position_differ_between_the_steps_that_draft_for_i
     of_position_12 = [random.uniform(2)[0], random.uniform(1)[1], random.uniform(0)[2]]
     assert len(set(map(float, of_position_12))) == 3
     assert torch.equal(random.uniform(1)[1:], StepRandom(keys[1:], positions[1:], num_draft_tokens=3).uniform(1))
+
+
+def test_the_end_of_a_text_is_padded_before_its_first_token_on_the_host_and_on_a_device():
+    request = Request("a", [7, 8, 9], SamplingParams(), 0, 20, frozenset(), None)
+    other = Request("b", [4], SamplingParams(), 0, 20, frozenset(), None)
+    histories = [HostHistory([Committed.nothing(each) for each in (request, other)])]
+    table = torch.tensor([[4, 0, 0, 0], [7, 8, 9, 0]])
+    histories.append(DeviceHistory(table, torch.tensor([1, 0]), torch.tensor([3, 1])))
+    for history in histories:
+        assert history.tail(5).tolist() == [[-1, -1, 7, 8, 9], [-1, -1, -1, -1, 4]]
+        assert history.tail(2).tolist() == [[8, 9], [-1, 4]]
+        assert [history.token_ids(0, 1), history.token_ids(1)] == [[8, 9], [4]]
+
+
+def test_numbers_beyond_those_of_a_draft_go_on_the_same_stream():
+    keys, positions = torch.tensor([11, 12]), torch.tensor([5, 9])
+    few, many = StepRandom(keys, positions, 2), StepRandom(keys, positions, 6)
+    assert all(torch.equal(few.uniform(index), many.uniform(index)) for index in range(5))

@@ -122,3 +122,14 @@ def test_cost_is_logged(target, caplog):
         admit(loaded(Needs(distribution="dense")), target)
     assert "draft distributions 0.1 MiB" in caplog.text
     assert "dist-x:mine" in caplog.text
+
+
+def test_what_lies_within_the_target_is_taken_up_to_its_last(target):
+    assert admit(loaded(Needs(target_top_k=target.vocab_size), method="greedy"), target)
+    assert "there are 1000" in refused(Needs(target_top_k=target.vocab_size + 1), target)
+    assert admit(loaded(Needs(target_kv=(target.num_layers - 1,)), method="greedy"), target)
+    assert "layer 6" in refused(Needs(target_kv=(target.num_layers,)), target)
+
+
+def test_a_vocabulary_that_is_not_the_targets_is_refused_whatever_the_sampling(target):
+    assert "target id 1000" in refused(Needs(distribution="dense", draft_vocabulary=(1, 1000)), target)
