@@ -200,7 +200,7 @@ def test_a_proposer_is_asked_again_after_pauses_that_double_and_shrink_when_it_h
 
 
 def test_a_figure_on_the_page_has_its_name_text_and_kind(tmp_path):
-    (tmp_path / f"7{SUFFIX}").write_text("# HELP a what it counts\n# TYPE a counter\na_total 3.0\n")
+    (tmp_path / f"7{SUFFIX}").write_text("# HELP a what it counts\n# TYPE a gauge\na 3.0\n")
     found, *_ = Workers(tmp_path).collect()
-    assert (found.name, found.documentation, found.type) == ("a", "what it counts", "counter")
-    assert [(each.name, each.labels, each.value) for each in found.samples] == [("a_total", {"worker": "7"}, 3.0)]
+    assert (found.name, found.documentation, found.type) == ("a", "what it counts", "gauge")
+    assert [(each.name, each.labels, each.value) for each in found.samples] == [("a", {"worker": "7"}, 3.0)]
