@@ -41,7 +41,7 @@ from .proposing.top_tokens import TopTokens
 from .proposing.view_guard import Snapshot
 from .proposing.views import ViewBuilder
 from .request.metrics import EngineMetrics
-from .request.request import Committed, Request
+from .request.request import Committed, FinishReason, Request
 from .runner.batch import Scheduled
 from .runner.request_progress import RequestProgress
 from .runner.scheduler import Schedule, Scheduler
@@ -63,6 +63,7 @@ __all__ = [
     "EngineMetrics",
     "EngineServices",
     "EngineView",
+    "FinishReason",
     "ForwardInput",
     "HiddenStates",
     "HostAddressing",

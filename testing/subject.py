@@ -49,7 +49,7 @@ class Subject:
 
     @cached_property
     def _given(self) -> SpeculativeConfig:
-        key = "model" if isinstance(self.asked, str) and _is_checkpoint(self.asked) else "method"
+        key = "model" if isinstance(self.asked, str) and is_checkpoint(self.asked) else "method"
         return SpeculativeConfig.parse({key: self.label, **self.settings})
 
     @cached_property
@@ -182,6 +182,6 @@ def is_importable(cls: type[Any]) -> bool:
     return found is cls
 
 
-def _is_checkpoint(asked: str) -> bool:
+def is_checkpoint(asked: str) -> bool:
     """A path, an owner/name or a dotted class path goes into `model`, anything else into `method`."""
     return "/" in asked or Path(asked).is_dir() or ("." in asked and ":" not in asked)

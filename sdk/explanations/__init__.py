@@ -8,7 +8,17 @@ from functools import cache
 from importlib.resources import files
 from textwrap import fill, indent
 
-FAMILIES = ("loading", "configuration", "checkpoints", "target", "requests", "running", "bench", "recordings")
+FAMILIES = (
+    "loading",
+    "configuration",
+    "checkpoints",
+    "target",
+    "requests",
+    "running",
+    "elsewhere",
+    "bench",
+    "recordings",
+)
 EXAMPLES = ("bad", "good")
 WIDTH = 96
 

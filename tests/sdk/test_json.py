@@ -12,6 +12,7 @@ from specdec.testing import fake_target_info
 from specdec.testing.subject import Subject
 
 PACKAGED = sorted(importlib_metadata.distribution("specdec-sdk").entry_points.select(group="specdec.proposers"))
+REQUIRED = {"address": "ipc:///run/drafter"}
 DRAFTERS = ["ngram", "suffix", "token_recycling", "tiny/eagle3", "tiny/medusa", "tiny/dflash", "tiny/draft"]
 
 
@@ -22,7 +23,9 @@ def came_back(value):
 
 @pytest.mark.parametrize("entry", PACKAGED, ids=lambda entry: entry.name)
 def test_options_of_a_packaged_proposer_come_back(entry):
-    options = entry.load().Options()
+    model = entry.load().Options
+    required = {name: REQUIRED[name] for name, field in model.model_fields.items() if field.is_required()}
+    options = model(**required)
     assert came_back(options) == options
 
 

@@ -1,0 +1,264 @@
+"""Runs one proposer on texts that come by message: what its engine would show it, without a target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec import SamplingParams
+from specdec.core.host import (
+    BlockPool,
+    CheckedDraft,
+    Committed,
+    DistributionBuffers,
+    EngineMetrics,
+    FinishReason,
+    Request,
+    RequestProgress,
+    RowTable,
+    Scheduled,
+    Speculation,
+    profile_of,
+    registry,
+)
+from specdec.sdk.errors import RequestError, SpecdecError
+from specdec.sdk.types import TargetInfo
+from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Drafted, End, Row, Start
+
+from ..best_path import PathViews, on_best_path
+from .no_target import NoTarget, refuse_needs
+
+CHUNK = 512
+"""The most tokens of a request that the proposer is shown in a step of a long prompt."""
+
+_Share = tuple[Scheduled, list[int], list[int]]
+"""A request's part of a step, the drafts that were verified, and the tokens committed."""
+
+REASONS = {each.value for each in FinishReason}
+
+
+class _Computed(NamedTuple):
+    token_ids: Tensor  # [N] int64
+    positions: Tensor  # [N] int64
+
+
+@dataclass(eq=False)
+class _Text:
+    """A client's request."""
+
+    request: Request
+    draft: list[int] = field(default_factory=list)  # what was answered last
+
+
+class Hosted:
+    """The proposer and the requests of every client, by names that are unlike between clients.
+
+    Requests keep their rows and draft KV while their engine preempts them: the texts stay the same.
+    """
+
+    def __init__(
+        self, info: TargetInfo, speculation: Speculation, observers: registry.Observers, tokenizer: Any
+    ) -> None:
+        """Make it, bind it and warm it up. `info`: of the target that is drafted for, and the number of slots.
+
+        Raises Refusal if it reads more than tokens, and what its constructor, `bind` and `warmup` raise.
+        """
+        loaded = speculation.loaded
+        refuse_needs(loaded)
+        speculation = replace(speculation, config=speculation.config.replace(on_proposer_error="raise"))
+        self.info, self.plugin = info, loaded.plugin
+        self.num_draft_tokens = loaded.config.num_draft_tokens
+        self._loaded, self._lookahead = loaded, speculation.lookahead
+        self._keeps_kv = loaded.needs.draft_kv is not None
+        self._reads_batch = loaded.needs.placement == "device"
+        target, profile = NoTarget(info), profile_of(torch.device(info.device))
+        per_row = -(-(info.max_model_len + self._lookahead) // info.block_size) if self._keeps_kv else 0
+        self._rows = RowTable(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
+        views = PathViews(loaded.needs, self.num_draft_tokens, info, target.device)
+        services = speculation.services(info, target, tokenizer, profile.backend)
+        metrics = EngineMetrics(info.model, self.plugin.label)
+        self.host = speculation.host(info, services, metrics, observers, target.device, views)
+        addressing = profile.addressing(self._rows, info, self._lookahead)
+        self._table = addressing.table
+        services.lay_out_draft_kv(self._rows.pool.num_blocks, addressing)
+        self.host.warm_up()
+        drafts = views.store(DistributionBuffers.none())
+        self._progress = RequestProgress(drafts, self.host, metrics, self._rows.unseat)
+        self._texts: dict[str, _Text] = {}
+
+    def start(self, name: str, start: Start) -> None:
+        """Take a request in, and show its prompt up to the last token. Without a free slot nothing happens.
+
+        Raises RequestError for options that the proposer does not take, or a prompt that does not fit; ProposerError.
+        """
+        self.end(name)
+        self._require_tokens(start.prompt, len(start.prompt), name)
+        options = self._loaded.read_request(_as_json(start.options, name), name)
+        if not self._rows.num_free:
+            return
+        request = Request(
+            request_id=name,
+            prompt_token_ids=start.prompt,
+            params=SamplingParams(temperature=0, max_tokens=self.info.max_model_len, namespace=start.namespace),
+            seed=0,
+            max_total_tokens=self.info.max_model_len + 1,  # its engine says when it ends
+            end_token_ids=frozenset(),
+            detokenizer=None,
+            options=options,
+        )
+        self._rows.seat(request)
+        self._texts[name] = _Text(request)
+        self._progress.start([request])
+        self._catch_up([request])
+
+    def step(self, rows: Sequence[tuple[str, Row]]) -> list[Drafted]:
+        """Show what was committed, and draft. Raises ProposerError, RequestError for tokens that cannot be.
+
+        After a ProposerError the requests of the step are unknown: they begin anew.
+        """
+        known = [(self._texts[name], row) for name, row in rows if self._follows(name, row)]
+        try:
+            drafts = self._drafted(known)
+        except SpecdecError:
+            for text, _ in known:
+                self.end(text.request.request_id)
+            raise
+        for text, _ in known:
+            text.draft = drafts.get(text.request.request_id, [])
+        return [self._answer(name, row, drafts) for name, row in rows]
+
+    def end(self, name: str, end: End | None = None) -> None:
+        """Forget a request. Raises ProposerError. `end`: None means that it was aborted."""
+        text = self._texts.pop(name, None)
+        if text is None:
+            return
+        request = text.request
+        request.abort()
+        if end is not None and end.start <= len(request.token_ids):
+            self._require_tokens(end.tokens, end.start + len(end.tokens), name)
+            request.token_ids[end.start :] = end.tokens
+            if end.reason in REASONS:
+                request.finish_reason = FinishReason(end.reason)
+        self._progress.finish([request])
+
+    def close(self) -> None:
+        """Save its state if that was asked for, and close it."""
+        self.host.close()
+
+    def _follows(self, name: str, row: Row) -> bool:
+        text = self._texts.get(name)
+        if text is None or row.start != len(text.request.token_ids):
+            return False
+        self._require_tokens(row.tokens, row.start + len(row.tokens), name)
+        return bool(row.tokens)
+
+    def _require_tokens(self, tokens: Sequence[int], length: int, name: str) -> None:
+        if length > self.info.max_model_len or max(tokens, default=0) >= self.info.vocab_size:
+            facts = {
+                "request": name,
+                "accepted": f"{self.info.max_model_len} tokens below {self.info.vocab_size}",
+                "found": f"{length} tokens, the largest {max(tokens, default=0)}",
+            }
+            raise RequestError("SD-E331", "a client sent a text that is none of this target's", facts)
+
+    def _answer(self, name: str, row: Row, drafts: dict[str, list[int]]) -> Drafted:
+        text, length = self._texts.get(name), row.start + len(row.tokens)
+        if text is not None and length == len(text.request.token_ids):
+            return Drafted(row.request_id, length, drafts.get(name, []), DRAFTED)
+        full = text is None and not self._rows.num_free
+        return Drafted(row.request_id, length, [], FULL if full else UNKNOWN)
+
+    def _drafted(self, rows: Sequence[tuple[_Text, Row]]) -> dict[str, list[int]]:
+        """Drafts by the request's name."""
+        steps = []
+        for text, row in rows:
+            request = text.request
+            *before, newest = row.tokens
+            drafts: list[int] = []
+            if row.num_accepted == len(before) and request.num_uncomputed_tokens == 1:
+                drafts = _verified(before, text.draft, row.num_drafted)
+            else:
+                request.token_ids += before
+                before = []
+            steps.append((request, drafts, [*before, newest], row.budget))
+        self._catch_up([request for request, *_ in steps])
+        shares = [
+            (Scheduled(each, each.num_computed_tokens, each.num_uncomputed_tokens, len(drafts), True), drafts, outputs)
+            for each, drafts, outputs, _ in steps
+        ]
+        checked = self._shown(shares, [budget for *_, budget in steps])
+        chains = on_best_path(checked)[0].token_ids if checked else []
+        return dict(zip([request.request_id for request, *_ in steps], chains, strict=False))
+
+    def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Show all but the newest tokens of texts that the proposer has not seen, at most `CHUNK` of each in a step."""
+        while behind := [each for each in requests if each.num_uncomputed_tokens > 1]:
+            counts = [min(each.num_uncomputed_tokens - 1, CHUNK) for each in behind]
+            shares: list[_Share] = [
+                (Scheduled(each, each.num_computed_tokens, count, 0, False), [], [])
+                for each, count in zip(behind, counts, strict=True)
+            ]
+            self._shown(shares, [0] * len(behind))
+
+    @torch.inference_mode()
+    def _shown(self, shares: Sequence[_Share], budgets: Sequence[int]) -> CheckedDraft | None:
+        """One step of the proposer."""
+        if not shares:
+            return None
+        batch, committed, first = self._batch(shares), [], 0
+        for share, drafts, outputs in shares:
+            num_rows = share.num_tokens + len(drafts)
+            committed.append(self._progress.commit(share, first, num_rows, drafts, outputs))
+            first += num_rows
+        if self._keeps_kv:
+            self._hold_blocks(committed)
+        limited = [self._budget(each, budget) for each, budget in zip(committed, budgets, strict=True)]
+        view, _ = self.host.views.build(committed, limited, batch, [])
+        return self.host.draft(view, limited)
+
+    def _batch(self, shares: Sequence[_Share]) -> _Computed:
+        """The tokens of the step, where the proposer is shown them with the rejected ones between."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        if self._reads_batch:
+            for share, drafts, _ in shares:
+                tokens += [*share.request.token_ids[share.start : share.start + share.num_tokens], *drafts]
+                positions += range(share.start, share.start + share.num_tokens + len(drafts))
+        device = torch.device(self.info.device)
+        return _Computed(
+            torch.tensor(tokens, dtype=torch.int64, device=device),
+            torch.tensor(positions, dtype=torch.int64, device=device),
+        )
+
+    def _hold_blocks(self, committed: Sequence[Committed]) -> None:
+        for each in committed:
+            self._rows.pool.extend(each.request.blocks, min(each.length, self.info.max_model_len) + self._lookahead)
+        if self._table is not None:
+            self._table.update((each.row, each.generation, each.request.blocks) for each in committed)
+
+    def _budget(self, each: Committed, asked: int) -> int:
+        budget = min(asked, self.num_draft_tokens, self.info.max_model_len - each.length)
+        wanted = each.token_ids and self.host.wants_drafts_for(each.request.request_id)
+        return budget if wanted and budget >= max(self._loaded.needs.min_draft_tokens, 1) else 0
+
+
+def _verified(accepted: Sequence[int], answered: Sequence[int], num_drafted: int) -> list[int]:
+    """The drafts that were verified, as far as they are known here: a client may have cut them, or used older ones."""
+    if [*answered[: len(accepted)]] == [*accepted]:
+        return [*answered[: max(num_drafted, len(accepted))]]
+    return [*accepted]
+
+
+def _as_json(text: str, name: str) -> dict[str, Any]:
+    try:
+        options = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError("SD-E331", "a client sent options that are no JSON", {"request": name}) from error
+    if isinstance(options, dict):
+        return options
+    raise RequestError("SD-E331", "a client sent options that are no JSON object", {"request": name})

@@ -1,0 +1,45 @@
+"""What a proposer finds in the place of a target that runs in another process."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from specdec.core.host import registry
+from specdec.sdk.errors import Refusal
+from specdec.sdk.types import TargetInfo
+
+READ_FROM_THE_TARGET = ("hidden_states", "target_top_k", "rejected_rows", "target_kv", "target_layers")
+"""Needs of what only the target's process has."""
+
+
+class NoTarget:
+    """Has the target's device and dtype, and nothing to compute with."""
+
+    def __init__(self, info: TargetInfo) -> None:
+        self.model = self
+        self.device = torch.device(info.device)
+        self.dtype: torch.dtype = getattr(torch, info.dtype)
+
+    def get_input_embeddings(self) -> object:
+        return _refuse_embed
+
+    def get_output_embeddings(self) -> object:
+        return _refuse_head
+
+
+def refuse_needs(loaded: registry.LoadedProposer) -> None:
+    """Raise Refusal for a proposer that reads more of the target than its tokens."""
+    read = [name for name in READ_FROM_THE_TARGET if getattr(loaded.needs, name)]
+    if read:
+        reason = f"it reads the target itself ({', '.join(read)}), which runs in another process"
+        raise Refusal(reason, "a proposer that reads tokens, or this one in the engine's process", plugin=loaded.plugin)
+
+
+def _refuse_embed(*_: object) -> NoReturn:
+    raise Refusal("it uses the target's embedding, and the target runs in another process", "an embedding of its own")
+
+
+def _refuse_head(*_: object) -> NoReturn:
+    raise Refusal("it uses the target's lm_head, and the target runs in another process", "a head of its own")

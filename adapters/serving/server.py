@@ -1,0 +1,230 @@
+"""The loop of a process that drafts for engines elsewhere: one message after the other, until it is told to end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from specdec.sdk.addresses import require_private
+from specdec.sdk.errors import ConfigError, ProposerError, RequestError, SpecdecError
+from specdec.sdk.wire import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL,
+    UNREADABLE,
+    Ask,
+    Bye,
+    Drafts,
+    End,
+    Failed,
+    Hello,
+    Refused,
+    Start,
+    ToClient,
+    ToServer,
+    Unknown,
+    Welcome,
+    at_server,
+    encode,
+)
+
+from .hosted import Hosted
+from .sessions import ClientId, Limits, Session, Sessions
+
+logger = logging.getLogger("specdec")
+
+TICK_MS = 1000
+"""The longest time between two looks at silent clients."""
+
+WAITING_MESSAGES = 256
+"""Of one client, in each direction: a client that sends more waits, one that reads fewer is forgotten."""
+
+
+class Server:
+    """Answers the clients of one socket with the drafts of one proposer.
+
+    Whatever a client sends, only that client has to do without drafts.
+    """
+
+    def __init__(
+        self,
+        hosted: Hosted,
+        address: str,
+        limits: Limits = Limits(),  # noqa: B008 - it is a constant
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Listen at once; clients wait until `run`. Raises ConfigError SD-E333 for an address that cannot be had."""
+        require_private(address)
+        self._hosted = hosted
+        self._limits = limits
+        self._sessions = Sessions(limits, clock, self._forget)
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.set_hwm(WAITING_MESSAGES)
+        self._socket.router_mandatory = True  # a client that does not read is known by it
+        try:
+            with _files_of_owner():
+                self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            facts = {"because": str(error), "fix": "another port, or a folder that is there and may be written to"}
+            raise ConfigError("SD-E333", f"{address!r} cannot be listened to", facts) from error
+
+    @property
+    def address(self) -> str:
+        """Where it listens, with the port that was chosen."""
+        return self._socket.get_string(zmq.LAST_ENDPOINT)
+
+    def serve(self, *until: int) -> None:
+        """Serve until one of these file descriptors can be read, or is closed on its other side."""
+        poller = zmq.Poller()
+        for each in (self._socket, *until):
+            poller.register(each, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(TICK_MS))
+            if ready.keys() - {self._socket}:
+                return
+            if ready:
+                self._receive()
+            for session in self._sessions.evict():
+                logger.info("%s was silent for %g s", session.label, self._limits.idle_seconds)
+
+    def close(self) -> None:
+        """Close the socket. Clients go on without drafts."""
+        self._context.destroy(linger=0)
+
+    def _receive(self) -> None:
+        client, *frames = self._socket.recv_multipart()
+        try:
+            said = at_server(frames[0] if len(frames) == 1 else b"")
+        except UNREADABLE as error:
+            facts = {"because": str(error), "frames": str(len(frames))}
+            self._refuse(client, RequestError("SD-E331", "a client sent what is no message", facts))
+            return
+        try:
+            answer = self._answer(client, said)
+        except (ConfigError, RequestError) as error:
+            self._refuse(client, error)
+        except SpecdecError as error:
+            logger.warning("%s", error)
+            self._send(client, _failed(error, said.number if isinstance(said, Ask) else 0))
+        else:
+            if answer is not None:
+                self._send(client, answer)
+
+    def _answer(self, client: ClientId, said: ToServer) -> ToClient | None:
+        """None: the message is not answered. Raises SpecdecError."""
+        if isinstance(said, Hello):
+            return self._welcome(client, said)
+        session = self._sessions.get(client)
+        if isinstance(said, Bye):
+            self._sessions.close(client)
+        elif session is None:
+            return Unknown() if isinstance(said, Ask) else None
+        elif isinstance(said, Ask):
+            return self._drafts(session, said)
+        elif isinstance(said, Start):
+            name = session.name_of(said.request_id)
+            session.requests.add(name)
+            self._hosted.start(name, said)
+        elif isinstance(said, End):
+            name = session.name_of(said.request_id)
+            session.requests.discard(name)
+            self._hosted.end(name, said)
+        return None
+
+    def _welcome(self, client: ClientId, hello: Hello) -> ToClient:
+        info, k = self._hosted.info, self._hosted.num_draft_tokens
+        wrong = {
+            "protocol": (PROTOCOL, hello.protocol, hello.protocol != PROTOCOL),
+            "vocabulary": (info.vocab_size, hello.vocab_size, hello.vocab_size != info.vocab_size),
+            "max_model_len": (info.max_model_len, hello.max_model_len, hello.max_model_len > info.max_model_len),
+        }
+        facts = {name: f"{here} here, {there} there" for name, (here, there, differs) in wrong.items() if differs}
+        if facts:
+            fix = "one version of specdec-sdk on both sides, and a server for the client's target (--target)"
+            raise ConfigError("SD-E332", "the drafter is not for this engine", facts | {"fix": fix})
+        session = self._sessions.open(client, hello)
+        if session is None:
+            facts = {"accepted": f"{self._limits.max_sessions} clients", "fix": "--max-clients, or another server"}
+            raise ConfigError("SD-E332", "the drafter has too many clients", facts)
+        logger.info("%s is served", session.label)
+        return Welcome(PROTOCOL, self._hosted.plugin.label, k)
+
+    def _drafts(self, session: Session, ask: Ask) -> Drafts:
+        start = time.perf_counter()
+        rows = [(session.name_of(row.request_id), row) for row in ask.rows]
+        if len(dict(rows)) < len(rows):
+            raise RequestError("SD-E331", "a client asks twice for a request in one message")
+        drafts = self._hosted.step(rows)
+        return Drafts(ask.number, drafts, int(1e6 * (time.perf_counter() - start)))
+
+    def _refuse(self, client: ClientId, error: SpecdecError) -> None:
+        """The client goes; what it sends from now on is answered with Unknown."""
+        session = self._sessions.close(client)
+        logger.warning("%s\n  client  %s", error, session.label if session else "has not said hello")
+        self._send(client, Refused(error.code, error.summary, _as_texts(error)))
+
+    def _send(self, client: ClientId, answer: ToClient) -> None:
+        try:
+            self._socket.send_multipart([client, encode(answer)], zmq.DONTWAIT)
+        except zmq.ZMQError:  # it has gone, or it does not read
+            session = self._sessions.close(client)
+            if session:
+                logger.info("%s is gone", session.label)
+
+    def _forget(self, name: str) -> None:
+        """The proposer's part of a request whose client is gone. What it raises is of interest to nobody else."""
+        try:
+            self._hosted.end(name)
+        except ProposerError as error:
+            logger.warning("%s", error)
+
+
+@contextmanager
+def _files_of_owner() -> Iterator[None]:
+    """Sockets that are made inside are their owner's alone."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _failed(error: SpecdecError, number: int) -> Failed:
+    plugin = error.plugin
+    names = (plugin.name, plugin.target, plugin.distribution or "", plugin.version or "") if plugin else None
+    return Failed(number, error.code, error.summary, _as_texts(error), names)
+
+
+def _as_texts(error: SpecdecError) -> dict[str, str]:
+    return {name: str(value) for name, value in error.facts.items()}
+
+
+@contextmanager
+def told_to_end() -> Iterator[int]:
+    """A file descriptor that can be read once SIGTERM or SIGINT has come. In the main thread alone."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        with suppress(BlockingIOError):
+            os.write(writing, b"!")
+
+    before: dict[int, Any] = {each: signal.signal(each, tell) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield reading
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)

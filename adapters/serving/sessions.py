@@ -1,0 +1,82 @@
+"""Which clients a server has, and what each of them may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specdec.sdk.wire import Hello
+
+ClientId = bytes
+"""What the socket calls a client's connection."""
+
+
+class Limits(NamedTuple):
+    """What keeps one client, or a thousand dead ones, from taking everything."""
+
+    max_sessions: int = 64
+    idle_seconds: float = 600.0  # a client that says nothing for so long is forgotten; it may say hello again
+
+
+@dataclass(eq=False)
+class Session:
+    """One client's requests. Their names here differ from those of every other client's."""
+
+    number: int
+    hello: Hello
+    last_heard: float  # seconds
+    requests: set[str] = field(default_factory=set)  # names here
+
+    def name_of(self, request_id: str) -> str:
+        """Its name here. In the order of numbers, and within a client in the order of the client's ids."""
+        return f"{self.number:06}/{request_id}"
+
+    @property
+    def label(self) -> str:
+        return f"client {self.number}" + (f" ({self.hello.client})" if self.hello.client else "")
+
+
+class Sessions:
+    """Those that said hello and neither left nor fell silent."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float], end: Callable[[str], None]) -> None:
+        """clock: seconds, growing. end: forgets a request by its name here."""
+        self._limits, self._clock, self._end = limits, clock, end
+        self._by_id: dict[ClientId, Session] = {}
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, client: ClientId) -> Session | None:
+        """Of a client that is known; it has just been heard."""
+        session = self._by_id.get(client)
+        if session is not None:
+            session.last_heard = self._clock()
+        return session
+
+    def open(self, client: ClientId, hello: Hello) -> Session | None:
+        """A new one. A client that has one begins anew. None: there are too many."""
+        self.close(client)
+        self.evict()
+        if len(self._by_id) >= self._limits.max_sessions:
+            return None
+        self._last_number += 1
+        self._by_id[client] = session = Session(self._last_number, hello, self._clock())
+        return session
+
+    def close(self, client: ClientId) -> Session | None:
+        """Forget a client and its requests. None: there was none."""
+        session = self._by_id.pop(client, None)
+        for name in sorted(session.requests) if session else ():
+            self._end(name)
+        return session
+
+    def evict(self) -> list[Session]:
+        """Forget those that have been silent for too long."""
+        return [session for client in list(self._silent()) if (session := self.close(client))]
+
+    def _silent(self) -> Iterator[ClientId]:
+        latest = self._clock() - self._limits.idle_seconds
+        return (client for client, session in self._by_id.items() if session.last_heard < latest)

@@ -1,0 +1,92 @@
+"""`specdec serve-proposer`: one proposer in this process, which drafts for engines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+
+from specdec.sdk import ConfigError
+from specdec.sdk.addresses import require_private
+from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
+
+from ._engine_options import (
+    DeviceOption,
+    Dtype,
+    DtypeOption,
+    MaxModelLenOption,
+    NumThreadsOption,
+    only_one,
+    silence_libraries,
+)
+from ._session import Session
+
+
+def command(  # noqa: PLR0913 - one parameter per flag
+    ctx: typer.Context,
+    proposer: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A name, distribution:name, package.module:Class or a checkpoint."),
+    ],
+    target: Annotated[
+        str, typer.Option("--target", help="The model that is drafted for: a directory, a hub id, or tiny. Not loaded.")
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="ipc:///PATH, or tcp://127.0.0.1:PORT. PORT *: a free one.")
+    ],
+    speculative_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--speculative-config",
+            "-sc",
+            metavar="JSON",
+            help='Further keys, for example \'{"model": "./checkpoint", "num_speculative_tokens": 5}\'.',
+        ),
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests of all clients that are held at a time.")] = 64,
+    max_clients: Annotated[int, typer.Option(min=1, help="Engines that are served at a time.")] = 64,
+    idle_seconds: Annotated[float, typer.Option(min=1, help="A client that is silent for longer is forgotten.")] = 600,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = Dtype.AUTO,
+    max_model_len: MaxModelLenOption = None,
+    num_threads: NumThreadsOption = None,
+) -> None:
+    """Serve one proposer's drafts to engines that name its address. Ends at SIGTERM or Ctrl-C, with its state saved."""
+    missing = missing_of_remote()
+    if missing:
+        raise ConfigError("SD-E330", f"{missing} is not installed", {"fix": INSTALL_REMOTE})
+    silence_libraries()
+    import torch
+
+    from specdec.adapters.serving.hosted import Hosted
+    from specdec.adapters.serving.server import Server, told_to_end
+    from specdec.adapters.serving.sessions import Limits
+    from specdec.core.config.engine_config import EngineConfig
+    from specdec.core.engine.plan import Plan
+    from specdec.core.model.tokenizer import load_tokenizer
+
+    require_private(listen)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    session: Session = ctx.obj
+    settings: dict[str, Any] = {"device": device, "dtype": dtype.value, "max_model_len": max_model_len}
+    config = EngineConfig(model=target, max_num_seqs=max_num_seqs, **settings)
+    plan = Plan.make(config, _asked(proposer, speculative_config), session.settings)
+    assert plan.speculation is not None, "a proposer is named"
+    tokenizer = load_tokenizer(None, plan.path, trust_remote_code=config.trust_remote_code)
+    hosted = Hosted(plan.info, plan.speculation, plan.hooks.observers, tokenizer)
+    limits = Limits(max_clients, idle_seconds)
+    with closing(hosted), closing(Server(hosted, listen, limits)) as server, told_to_end() as ended:
+        print(f"{hosted.plugin} drafts for {target} at {server.address}", flush=True)
+        server.serve(ended)
+
+
+def _asked(proposer: str, further: Sequence[str] | None) -> dict[str, Any]:
+    from specdec.core.config.speculative_config import SpeculativeConfig
+    from specdec.testing.subject import is_checkpoint
+
+    text = only_one("--speculative-config", further)
+    keys = SpeculativeConfig.as_mapping(text) if text is not None else {}
+    return {"model" if is_checkpoint(proposer) else "method": proposer, **keys}

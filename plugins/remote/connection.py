@@ -1,0 +1,89 @@
+"""One socket to one server. Nothing that comes from there can do more than end the connection."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from specdec.sdk.wire import MAX_MESSAGE_BYTES, UNREADABLE, ToClient, ToServer, at_client, encode
+
+WAITING_MESSAGES = 4096
+"""That the server has not taken yet. One that takes no more is lost."""
+
+
+class LostError(Exception):
+    """The connection cannot be used any more. Its text says why."""
+
+
+class Connection:
+    """To a server at an address, which may not be there yet."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.set_hwm(WAITING_MESSAGES)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def send(self, message: ToServer) -> None:
+        """Never waits. Raises LostError if the server takes no more."""
+        data = encode(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise LostError(
+                f"a message of {len(data)} bytes is longer than the {MAX_MESSAGE_BYTES} that a server reads"
+            )
+        try:
+            self._socket.send(data, zmq.DONTWAIT)
+        except zmq.Again as error:
+            raise LostError(f"it has not read {WAITING_MESSAGES} messages") from error
+
+    def receive(self, seconds: float) -> ToClient | None:
+        """The next message, within so many seconds; None: none came. Raises LostError."""
+        end = time.monotonic() + seconds
+        while True:
+            message = self._next()
+            if message is not None:
+                return message
+            left = end - time.monotonic()
+            ready = dict(self._poller.poll(max(0, math.ceil(1000 * left))))
+            if self._socket in ready:
+                continue
+            if ready:
+                recv_monitor_message(self._monitor)
+                raise LostError("it closed the connection")
+            return None
+
+    def close(self) -> None:
+        """Let go of the socket, with what was not sent."""
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
+
+    def leave(self, message: ToServer) -> None:
+        """Send a last message, if the server takes it within a moment, and close."""
+        self._socket.disable_monitor()
+        self._socket.linger = 100  # milliseconds
+        with suppress(zmq.Again):
+            self._socket.send(encode(message), zmq.DONTWAIT)
+        self._context.destroy()
+
+    def _next(self) -> ToClient | None:
+        try:
+            frames = self._socket.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return None
+        if len(frames) != 1:
+            raise LostError(f"it sent {len(frames)} parts in the place of a message")
+        try:
+            message: ToClient = at_client(frames[0])
+        except UNREADABLE as error:
+            raise LostError(f"it sent what is no message: {error}") from error
+        return message

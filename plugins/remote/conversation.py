@@ -1,0 +1,200 @@
+"""What an engine's steps say to a drafter elsewhere, and how long they wait for what it answers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.sdk.config import ProposerConfig
+from specdec.sdk.errors import PluginId, ProposerError
+from specdec.sdk.types import Draft, RequestView, StepView, TargetInfo
+from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Failed, Hello
+
+from .drafter import Drafter, Place
+from .texts import Text, end_of, start_of
+
+FIGURES = ("asked", "in_time", "late", "rebased", "dropped", "no_slot", "errors", "outages", "returns")
+
+
+@dataclass(eq=False)
+class _Question:
+    """An `Ask` that was not answered yet."""
+
+    number: int
+    request_ids: list[str]
+    step: int
+    begin: float  # seconds
+
+
+class Conversation:
+    """One question is in flight. A step takes what is there, asks for what is new, and waits until its deadline.
+
+    An answer that comes later is re-based on what was committed since: offered if it continues the text, else dropped.
+    So is what is left of an answer. Drafts are one-hot, and the text does not depend on when they come.
+    """
+
+    def __init__(self, place: Place, config: ProposerConfig[Any], target: TargetInfo) -> None:
+        """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine."""
+        self._options = config.options
+        self.figures: Counter[str] = Counter()
+        self._waited = 0.0  # seconds
+        self._worked = 0.0  # seconds, of the drafter
+        hello = Hello(PROTOCOL, target.vocab_size, target.max_model_len, config.num_draft_tokens, target.model[:512])
+        self._drafter = Drafter(place, hello, self.figures)
+        self._vocab_size = target.vocab_size
+        self._texts: dict[str, Text] = {}  # by request id
+        self._question: _Question | None = None
+        self._number = self._step = 0
+        self._errors: list[ProposerError] = []
+        self._drafter.begin(self._options.start_seconds)
+
+    def start(self, request: RequestView[Any]) -> None:
+        """Its prompt goes to the drafter, which computes it beside the target."""
+        self._texts[request.request_id] = text = Text(first_ask=self._number + 1)
+        if self._is_up():
+            self._send_start(text, request)
+
+    def finish(self, request: RequestView[Any]) -> None:
+        """The drafter forgets it too."""
+        text = self._texts.pop(request.request_id, None)
+        if text is not None and text.sent:
+            self._drafter.send(end_of(request, text.sent))
+
+    def observe(self, step: StepView[Any]) -> None:
+        """Take the answer that is there, and ask."""
+        self._step += 1
+        if self._is_up():
+            self._take(self._drafter.receive(0))
+            self._ask(step)
+
+    def propose(self, step: StepView[Any]) -> Draft:
+        """Wait for the answer, and offer what continues the texts. Raises the drafter's ProposerError."""
+        begin = time.monotonic()
+        self._wait(step, begin + self._longest())
+        self._waited += time.monotonic() - begin
+        if self._errors:
+            raise self._errors.pop(0)
+        history = step.history
+        assert history is not None, "declared in needs"
+        drafts: list[list[int]] = []
+        lengths = zip(step.request_ids, step.committed_length.tolist(), step.budget.tolist(), strict=True)
+        for place, (request_id, length, budget) in enumerate(lengths):
+            text = self._texts.get(request_id)
+            if text is None or not budget:
+                drafts.append([])
+                continue
+            since = history.token_ids(place, text.length) if text.rest and text.length < length else []
+            drafts.append(text.drafts(since, length, self.figures)[:budget])
+        return Draft.from_lists(drafts, step.width)
+
+    def metrics(self) -> Mapping[str, float]:
+        """How many questions were asked, and what became of the answers; milliseconds that steps waited."""
+        known = {name: float(self.figures[name]) for name in FIGURES}
+        times = {"waited_ms": 1000 * self._waited, "drafter_ms": 1000 * self._worked}
+        return known | times | {"up": float(self._drafter.is_up)}
+
+    def close(self) -> None:
+        """Leave the drafter."""
+        self._drafter.close()
+
+    def _is_up(self) -> bool:
+        question = self._question
+        if question is not None and time.monotonic() - question.begin > self._options.hang_seconds:
+            self._drafter.lose(f"it has not answered for {self._options.hang_seconds:g} s")
+        up = self._drafter.is_up
+        if not up and (question is not None or any(text.sent for text in self._texts.values())):
+            self._question = None  # it will be told everything again
+            for text in self._texts.values():
+                text.sent = 0
+        return up
+
+    def _longest(self) -> float:
+        """Seconds that this step may wait. A drafter that hangs counts from its question on."""
+        deadline = self._options.deadline_ms
+        longest: float = self._options.hang_seconds
+        return longest if deadline is None else min(deadline / 1000, longest)
+
+    def _wait(self, step: StepView[Any], end: float) -> None:
+        while self._question is not None and self._is_up():
+            was_for_this_step = self._question.step == self._step
+            answer = self._drafter.receive(max(0.0, end - time.monotonic()))
+            if answer is not None:
+                self._take(answer)
+                if not was_for_this_step:
+                    self._ask(step)
+            elif time.monotonic() >= end:
+                self._is_up()
+                return
+
+    def _ask(self, step: StepView[Any]) -> None:
+        """For drafts behind all that is new, unless a question is in flight."""
+        if self._question is not None or step.history is None:
+            return
+        columns = (step.committed_length, step.budget, step.num_drafted, step.num_accepted)
+        rows = []
+        for place, (request, *facts) in enumerate(zip(step.requests, *(c.tolist() for c in columns), strict=True)):
+            length, budget, num_drafted, num_accepted = facts
+            text = self._texts.get(request.request_id)
+            if text is None or not self._is_due(text, request):
+                continue
+            if text.sent < length:
+                new = step.history.token_ids(place, text.sent)
+                rows.append(text.row(request.request_id, new, budget, (num_drafted, num_accepted)))
+        if not rows:
+            return
+        self._number += 1
+        names = [row.request_id for row in rows]
+        if self._drafter.send(Ask(self._number, rows)):
+            self._question = _Question(self._number, names, self._step, time.monotonic())
+            self.figures["asked"] += 1
+
+    def _is_due(self, text: Text, request: RequestView[Any]) -> bool:
+        """Whether it is asked for now. It is started at the drafter first, where that has to be done again."""
+        if text.pause:
+            text.pause -= 1
+            return False
+        if not text.sent:
+            self._send_start(text, request)
+        return bool(text.sent)
+
+    def _send_start(self, text: Text, request: RequestView[Any]) -> None:
+        if self._drafter.send(start_of(request)):
+            text.sent = len(request.prompt_token_ids)
+
+    def _take(self, answer: Drafts | Failed | None) -> None:
+        if answer is None:
+            return
+        question = self._question
+        if isinstance(answer, Failed):
+            self.figures["errors"] += 1
+            self._errors.append(_as_error(answer))
+            if question is not None and answer.number == question.number:
+                self._question = None
+                for request_id in question.request_ids:
+                    if request_id in self._texts:
+                        self._texts[request_id].sent = 0
+            return
+        if question is None or answer.number != question.number:
+            self._drafter.lose(f"it answered question {answer.number}, which was not asked")
+            return
+        self._question = None
+        self._worked += answer.micros / 1e6
+        self.figures["in_time" if question.step == self._step else "late"] += 1
+        for row in answer.rows:
+            text = self._texts.get(row.request_id)
+            if any(token >= self._vocab_size for token in row.tokens):
+                self._drafter.lose(f"it drafted a token that is none of the target's {self._vocab_size}")
+                return
+            if text is not None and question.number >= text.first_ask:
+                text.take(row, self.figures)
+
+
+def _as_error(failed: Failed) -> ProposerError:
+    plugin = None
+    if failed.proposer is not None:
+        name, target, distribution, version = failed.proposer
+        plugin = PluginId(name, target, distribution or None, version or None)
+    return ProposerError(failed.code, failed.summary, failed.facts, plugin=plugin)

@@ -1,0 +1,109 @@
+"""A host proposer whose drafts come from another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, model_validator
+
+from specdec.sdk import (
+    Draft,
+    Needs,
+    ProposerBase,
+    ProposerConfig,
+    Refusal,
+    RequestView,
+    Services,
+    StepView,
+    StrictModel,
+    TargetInfo,
+)
+from specdec.sdk.addresses import require_private
+from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
+
+if TYPE_CHECKING:
+    from .conversation import Conversation
+
+
+class WaitingOptions(StrictModel):
+    """How long an engine waits for a drafter in another process."""
+
+    deadline_ms: float | None = Field(
+        default=None, gt=0, description="the most that a step waits for drafts. None means until they come"
+    )
+    hang_seconds: float = Field(
+        default=30.0, gt=0, description="a drafter that owes an answer for longer is taken for lost"
+    )
+    start_seconds: float = Field(default=60.0, gt=0, description="the longest wait for its first answer, at the start")
+
+
+class RemoteOptions(WaitingOptions):
+    """Options of the remote proposer."""
+
+    address: str = Field(description="where `specdec serve-proposer` listens: ipc:///PATH or tcp://127.0.0.1:PORT")
+
+    @model_validator(mode="after")
+    def _is_private(self) -> Self:
+        require_private(self.address)
+        return self
+
+
+class RemoteProposer(ProposerBase):
+    """Drafts of the proposer that `specdec serve-proposer` runs at an address.
+
+    Tokens go there and drafts come back. A drafter that is lost costs drafts, and the text is the same. It is reached
+    again after pauses that grow, and then gets each text anew.
+    """
+
+    Options = RemoteOptions
+    _conversation: Conversation  # from `bind` on
+
+    @classmethod
+    def needs(cls, config: ProposerConfig[Any], target: TargetInfo) -> Needs:
+        """The tokens. What the drafter learns, it may learn from other engines too.
+
+        Raises Refusal if the libraries of the extra `remote` are not installed.
+        """
+        missing = missing_of_remote()
+        if missing:
+            raise Refusal(f"{missing} is not installed", INSTALL_REMOTE)
+        return Needs(history=True, state="shared", deterministic=config.options.deadline_ms is None)
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine."""
+        from .conversation import Conversation
+        from .drafter import At
+
+        self._conversation = Conversation(At(self.config.options.address), self.config, target)
+
+    def on_start(self, request: RequestView[Any]) -> None:
+        """The drafter gets the prompt."""
+        self._conversation.start(request)
+
+    def observe(self, step: StepView[Any]) -> None:
+        """It is asked for drafts behind what was committed."""
+        self._conversation.observe(step)
+
+    def propose(self, step: StepView[Any]) -> Draft:
+        """Its answer, as far as it came. Raises the ProposerError of its process."""
+        return self._conversation.propose(step)
+
+    def on_finish(self, request: RequestView[Any]) -> None:
+        """It forgets the request."""
+        self._conversation.finish(request)
+
+    def metrics(self) -> Mapping[str, float]:
+        """What became of the questions.
+
+        asked: questions. in_time: answered in the step that asked. late: answered in a later one. rebased: rests of
+        answers that continued the text. dropped: rests that contradicted it. no_slot: requests that the drafter had no
+        room for. errors: raised there. outages, returns: of the drafter. up: whether it can be asked. waited_ms: that
+        steps waited. drafter_ms: that it worked.
+        """
+        return self._conversation.metrics()
+
+    def close(self) -> None:
+        """Leave the drafter."""
+        if "_conversation" in vars(self):
+            self._conversation.close()

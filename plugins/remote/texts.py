@@ -1,0 +1,66 @@
+"""What the drafter knows of each request, and what is left of its last answer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec.sdk.late_proposer import continued
+from specdec.sdk.types import RequestView
+from specdec.sdk.wire import FULL, UNKNOWN, Drafted, End, Row, Start
+
+
+@dataclass(eq=False)
+class Text:
+    """One request."""
+
+    sent: int = 0  # tokens that the drafter has; 0 means that the request is to be started there
+    first_ask: int = 0  # answers to earlier questions are those of another request with this id
+    rest: list[int] = field(default_factory=list)  # drafts behind `length` tokens
+    length: int = 0
+    pause: int = 0  # questions to leave out while the drafter has no slot for it
+    next_pause: int = 1
+
+    def row(self, request_id: str, tokens: Sequence[int], budget: int, counts: tuple[int, int]) -> Row:
+        """What the drafter lacks. tokens: all behind the first `sent`. counts: drafts verified and accepted."""
+        row = Row(request_id, self.sent, list(tokens), budget, *counts)
+        self.sent += len(tokens)
+        return row
+
+    def take(self, answer: Drafted, figures: Counter[str]) -> None:
+        """An answer to a question about this request."""
+        if answer.state == UNKNOWN:
+            self.sent = 0
+        elif answer.state == FULL:
+            self.sent, self.pause, self.next_pause = 0, self.next_pause, 2 * self.next_pause
+            figures["no_slot"] += 1
+        elif answer.tokens:
+            self.rest, self.length, self.next_pause = answer.tokens, answer.length, 1
+
+    def drafts(self, tokens: Sequence[int], length: int, figures: Counter[str]) -> list[int]:
+        """What is left behind `length` tokens. tokens: those behind the first `self.length`."""
+        if self.rest and length != self.length:
+            rest = continued(self.rest, tokens, 0)
+            figures["rebased" if rest else "dropped"] += 1
+            self.rest = rest
+        self.length = length
+        return self.rest
+
+
+def start_of(request: RequestView[Any]) -> Start:
+    """The message that takes a request to the drafter."""
+    options = request.options
+    as_json = "" if options is None else json.dumps(options.model_dump(mode="json"))
+    return Start(request.request_id, list(request.prompt_token_ids), request.namespace, as_json)
+
+
+def end_of(request: RequestView[Any], sent: int) -> End:
+    """The message that it ended. sent: tokens that the drafter has, perhaps some too many."""
+    if request.end is None:
+        return End(request.request_id, "abort", sent, [])
+    text = [*request.prompt_token_ids, *request.end.output_token_ids]
+    start = min(sent, len(text))
+    return End(request.request_id, request.end.reason, start, text[start:])

@@ -1,0 +1,151 @@
+"""What an engine and a drafter in another process say to each other: MessagePack of tokens, and nothing that runs.
+
+The client begins with `Hello`, and the server answers `Welcome` or `Refused`. `Start` brings a request's prompt, each
+`Ask` what was committed since, and `End` its end. Every `Ask` is answered once, by `Drafts` or `Failed`, in order.
+
+A later version adds fields at the end of a message, with defaults, or messages. Whoever does not know a field leaves it
+aside, so `PROTOCOL` changes only with the meaning of what is there. It needs the extra `remote`, and loads no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL = 1
+"""Both sides speak the same version, or the server refuses."""
+
+MAX_MESSAGE_BYTES = 4 * 2**20
+"""Neither side reads a longer message: a prompt of half a million tokens fits."""
+
+MOST_ROWS = 4096
+MOST_DRAFTS = 4096
+
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+Text = Annotated[str, Meta(max_length=20_000)]
+Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Count = Annotated[int, Meta(ge=0, lt=2**53)]
+Tokens = Annotated[list[Token], Meta(max_length=2**20)]
+
+
+class Message(msgspec.Struct, array_like=True):
+    """An array that begins with the number of its kind."""
+
+
+class Hello(Message, tag=1):
+    """A client's first message. The server holds its requests apart from those of others."""
+
+    protocol: Count
+    vocab_size: Count  # of the target that is drafted for
+    max_model_len: Count
+    num_draft_tokens: Count  # the most drafts of a request that the client can use
+    client: Text = ""  # for people who read the server's log
+
+
+class Welcome(Message, tag=2):
+    """The server takes the client in."""
+
+    protocol: Count
+    proposer: Name  # its label
+    num_draft_tokens: Count  # the most that it drafts for a request
+
+
+class Refused(Message, tag=3):
+    """The server does not take the client in, or no longer. An error's code, sentence and facts."""
+
+    code: Name
+    summary: Text
+    facts: dict[Name, Text] = {}
+
+
+class Unknown(Message, tag=4):
+    """The server knows no such client: it was started again, or the client was silent for long. Say hello again."""
+
+
+class Start(Message, tag=5):
+    """A request, before its first step or sent once more."""
+
+    request_id: Name
+    prompt: Tokens
+    namespace: Text = ""
+    options: Text = ""  # its RequestOptions as a JSON object
+
+
+class Row(msgspec.Struct, array_like=True, gc=False):
+    """What was committed to a request since its last row, or since its start."""
+
+    request_id: Name
+    start: Count  # the position of the first of `tokens`
+    tokens: Tokens
+    budget: Count  # the most drafts that are of use behind them; 0 asks for none
+    num_drafted: Count = 0  # that were verified in the newest step
+    num_accepted: Count = 0
+
+
+class Ask(Message, tag=6):
+    """A step of the client's engine."""
+
+    number: Count
+    rows: Annotated[list[Row], Meta(max_length=MOST_ROWS)]
+
+
+class End(Message, tag=7):
+    """A request ended. `tokens` from position `start` on are its last; the server may hold some too many."""
+
+    request_id: Name
+    reason: Name
+    start: Count
+    tokens: Tokens
+
+
+class Bye(Message, tag=8):
+    """The client leaves."""
+
+
+class Drafted(msgspec.Struct, array_like=True, gc=False):
+    """A draft that follows `length` committed tokens of a request."""
+
+    request_id: Name
+    length: Count
+    tokens: Annotated[list[Token], Meta(max_length=MOST_DRAFTS)]
+    state: Count = 0  # DRAFTED, UNKNOWN or FULL
+
+
+DRAFTED = 0
+UNKNOWN = 1
+"""The server lacks the text before the row: the request is started again, with all of it."""
+FULL = 2
+"""The server has no slot for the request: it is asked for again after a while."""
+
+
+class Drafts(Message, tag=9):
+    """The answer to an `Ask`, a draft for each of its rows."""
+
+    number: Count
+    rows: Annotated[list[Drafted], Meta(max_length=MOST_ROWS)]
+    micros: Count = 0  # that the server worked on it
+
+
+class Failed(Message, tag=10):
+    """The proposer raised. The error as it would be in one process; `number` is that of the ask, or 0."""
+
+    number: Count
+    code: Name
+    summary: Text
+    facts: dict[Name, Text] = {}
+    proposer: tuple[Name, Name, Text, Text] | None = None  # name, class path, distribution, version
+
+
+ToServer = Hello | Start | Ask | End | Bye
+ToClient = Welcome | Refused | Unknown | Drafts | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+at_server = msgspec.msgpack.Decoder(ToServer).decode
+"""A client's message of bytes. Raises one of UNREADABLE for anything else; runs and imports nothing that it reads."""
+at_client = msgspec.msgpack.Decoder(ToClient).decode
+"""A server's message of bytes. Raises one of UNREADABLE for anything else."""
+
+UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What decoding raises for bytes that are no message."""

@@ -1,0 +1,76 @@
+"""A server on a thread of the tests' process, and a client that speaks to it in plain messages."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+
+import zmq
+
+from specdec.adapters.serving.hosted import Hosted
+from specdec.adapters.serving.server import Server
+from specdec.adapters.serving.sessions import Limits
+from specdec.core.config.engine_config import EngineConfig
+from specdec.core.engine.plan import Plan
+from specdec.core.registry import PluginSettings
+from specdec.sdk.wire import PROTOCOL, Hello, at_client, encode
+
+NUMBERS = count()
+
+
+def hosted_with(config, max_num_seqs=8) -> Hosted:
+    """A proposer without an engine, for the packaged target."""
+    settings = PluginSettings.from_environment({})
+    plan = Plan.make(EngineConfig(model="tiny", device="cpu", max_num_seqs=max_num_seqs), config, settings)
+    return Hosted(plan.info, plan.speculation, plan.hooks.observers, None)
+
+
+@contextmanager
+def serving(hosted, address, limits=None, clock=None) -> Iterator[Server]:
+    """It is served inside."""
+    more = {} if clock is None else {"clock": clock}
+    server = Server(hosted, address, limits or Limits(), **more)
+    reading, writing = os.pipe()
+    thread = threading.Thread(target=server.serve, args=(reading,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        os.write(writing, b"!")
+        thread.join()
+        server.close()
+        os.close(reading)
+        os.close(writing)
+
+
+class Client:
+    """Whoever reaches the socket."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.connect(address)
+
+    def say(self, said) -> None:
+        self.socket.send(said if isinstance(said, bytes) else encode(said))
+
+    def hear(self, seconds=10.0):
+        """The next message; None: nothing came."""
+        if not self.socket.poll(int(1000 * seconds)):
+            return None
+        return at_client(self.socket.recv())
+
+    def hello(self, **changes):
+        facts = {"protocol": PROTOCOL, "vocab_size": 4096, "max_model_len": 512, "num_draft_tokens": 4}
+        self.say(Hello(**facts | changes))
+        return self.hear()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        with suppress(zmq.ZMQError):
+            self._context.destroy(linger=0)
