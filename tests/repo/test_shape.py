@@ -184,3 +184,12 @@ def test_no_code_of_trees_is_on_the_way_of_chains() -> None:
     of_trees = [[name for name in each["files"] if OF_TREES.search(name)] for each in (plain, chains, trees)]
     assert of_trees[:2] == [[], []]
     assert len(of_trees[2]) > 4, "the trace would not see it"
+
+
+def test_modules_that_tests_import_by_name_have_names_of_their_own() -> None:
+    """Folders of tests stand on one path, so the second of two modules of a name would never be found."""
+    tests = ROOT / "tests"
+    folders = {conftest.parent for conftest in tests.rglob("conftest.py")} | {tests / "helpers"}
+    helpers = [path.name for folder in folders for path in folder.glob("*.py")]
+    named = [name for name in helpers if name != "conftest.py" and not name.startswith("test_")]
+    assert len(named) == len(set(named)), sorted(name for name in set(named) if named.count(name) > 1)

@@ -1,4 +1,4 @@
-"""Lets tests import `serving` by name."""
+"""Lets tests import `drafter_servers` by name."""
 
 from __future__ import annotations
 

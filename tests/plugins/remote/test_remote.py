@@ -16,7 +16,7 @@ import pytest
 import torch
 import zmq
 from inside import proposer_of
-from serving import hosted_with, serving
+from drafter_servers import hosted_with, serving
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.remote.texts import Text

@@ -7,7 +7,7 @@ import random
 import stat
 
 import pytest
-from serving import Client, hosted_with, serving
+from drafter_servers import Client, hosted_with, serving
 
 from specdec.adapters.serving.sessions import Limits, Session, Sessions
 from specdec.sdk import ConfigError, Draft, Needs, Refusal
