@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 import zmq
-from inside import proposer_of
 from drafter_servers import hosted_with, serving
+from inside import proposer_of
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.remote.texts import Text
