@@ -41,8 +41,7 @@ from .proposing.top_tokens import TopTokens
 from .proposing.view_guard import Snapshot
 from .proposing.views import ViewBuilder
 from .request.metrics import EngineMetrics
-from .request.request import Committed, FinishReason, Request
-from .runner.batch import Scheduled
+from .request.request import Committed, FinishReason, Request, Scheduled
 from .runner.request_progress import RequestProgress
 from .runner.scheduler import Schedule, Scheduler
 from .runner.step import Runner, verified_step

@@ -212,9 +212,8 @@ class Hosted:
             return None
         batch, committed, first = self._batch(shares), [], 0
         for share, drafts, outputs in shares:
-            num_rows = share.num_tokens + len(drafts)
-            committed.append(self._progress.commit(share, first, num_rows, drafts, outputs))
-            first += num_rows
+            committed.append(self._progress.commit(share._replace(first_token=first), drafts, outputs))
+            first += share.num_rows
         if self._keeps_kv:
             self._hold_blocks(committed)
         limited = [self._budget(each, budget) for each, budget in zip(committed, budgets, strict=True)]

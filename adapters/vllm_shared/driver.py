@@ -289,11 +289,10 @@ class Driver:
         committed: list[Committed] = []
         first_token = 0
         for share, output_ids in zip(shares, sampled, strict=True):
-            num_rows = share.num_tokens + share.num_draft_tokens
             if share.request.finish_reason is None:
-                drafts = step.drafts.get(share.request.request_id, [])
-                committed.append(self._progress.commit(share, first_token, num_rows, drafts, output_ids))
-            first_token += num_rows
+                drafts, placed = step.drafts.get(share.request.request_id, []), share._replace(first_token=first_token)
+                committed.append(self._progress.commit(placed, drafts, output_ids))
+            first_token += share.num_rows
         return committed
 
     def _hold_blocks(self, committed: Sequence[Committed]) -> None:

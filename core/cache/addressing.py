@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from ..kernels.attention_spec import AttentionContext, Mode, StoredAttention, TreeAttention, TreeRows
-from ..request.request import Request
+from ..request.request import Request, Scheduled
 from .block_pool import BlockPool
 from .kv_cache import KVCache
 
 Trees = Sequence[Sequence[int]]
 """The parents of each request's nodes."""
-
-
-class Extent(NamedTuple):
-    """Consecutive positions of one request that a pass computes."""
-
-    row: int
-    generation: int
-    blocks: Sequence[int]
-    first_query: int  # among the pass's
-    start: int
-    num_queries: int
 
 
 class Rows(Protocol):
@@ -62,21 +51,21 @@ class Addressing(Protocol):
         """Blocks that a cache has beyond those of the pool."""
         ...
 
-    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
+    def columns(self, shares: Sequence[Scheduled]) -> list[list[int]]:
         """The lists that `of_batch` reads on the device: they travel with the batch's own."""
         ...
 
-    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> AttentionContext:
+    def of_batch(self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor]) -> AttentionContext:
         """A cache as a batch sees it whose requests are known to the host, in the order of their queries.
 
-        `columns`: those of the same extents.
+        `columns`: those of the same shares.
         """
         ...
 
     def of_trees(
-        self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
+        self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
     ) -> TreeAttention:
-        """As `of_batch`, where the last positions of each extent are nodes: each sees what lies before the tree, and
+        """As `of_batch`, where the last positions of each share are nodes: each sees what lies before the tree, and
         its own path. The host knows the same `parents` as the device.
         """
         ...

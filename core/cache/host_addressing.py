@@ -14,8 +14,8 @@ from specdec.sdk.trees import path_to
 from ..kernels.attention import Span, SpanBatch, attend_by_span
 from ..kernels.attention_spec import AttentionSpec, Mode, TreeRows
 from ..kernels.backend import Backend
-from ..request.request import Request
-from .addressing import Extent, Rows, Trees
+from ..request.request import Request, Scheduled
+from .addressing import Rows, Trees
 from .kv_cache import KVCache
 
 
@@ -41,7 +41,7 @@ class CacheView:
 class TreeView(CacheView):
     """The same where the last positions of each request are nodes of a tree."""
 
-    extents: Sequence[Extent]
+    shares: Sequence[Scheduled]
     parents: Trees
     addressing: HostAddressing
 
@@ -49,22 +49,13 @@ class TreeView(CacheView):
         """See `TreeAttention`. The first nodes of a tree that are a chain lie right already."""
         sources: list[int] = []
         destinations: list[int] = []
-        for extent, parents, path in zip(self.extents, self.parents, places.tolist(), strict=True):
-            first = extent.start + extent.num_queries - len(parents)  # position of node 0
+        for share, parents, path in zip(self.shares, self.parents, places.tolist(), strict=True):
+            first, blocks = share.start + share.num_rows - len(parents), share.request.blocks  # position of node 0
             moved = [(place - 1, depth) for depth, place in enumerate(path[1:]) if place > depth + 1]
-            sources += [self.addressing.slot(extent.blocks, first + node) for node, _ in moved]
-            destinations += [self.addressing.slot(extent.blocks, first + depth) for _, depth in moved]
+            sources += [self.addressing.slot(blocks, first + node) for node, _ in moved]
+            destinations += [self.addressing.slot(blocks, first + depth) for _, depth in moved]
         if sources:
             self.cache.move(torch.tensor(sources), torch.tensor(destinations))
-
-
-@dataclass(frozen=True)
-class _Vacant:
-    """What stands in a row while no request runs: a proposer may warm up on the whole cache, which no request owns."""
-
-    blocks: Sequence[int]
-    generation: int = 0
-    num_computed_tokens: int = 0
 
 
 class HostAddressing:
@@ -78,43 +69,43 @@ class HostAddressing:
         self._backend = backend
         self.block_size = scheduler.pool.block_size
 
-    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
+    def columns(self, shares: Sequence[Scheduled]) -> list[list[int]]:
         """See `Addressing`. None: the host reads its lists where they are."""
         return []
 
-    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> CacheView:
+    def of_batch(self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor]) -> CacheView:
         """See `Addressing`."""
-        return self._view(cache, extents, "causal")
+        return self._view(cache, shares, "causal")
 
     def of_trees(
-        self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
+        self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
     ) -> TreeView:
         """See `Addressing`."""
-        return self._tree_view(cache, extents, parents)
+        return self._tree_view(cache, shares, parents)
 
-    def _tree_view(self, cache: KVCache, extents: Sequence[Extent], parents: Trees) -> TreeView:
+    def _tree_view(self, cache: KVCache, shares: Sequence[Scheduled], parents: Trees) -> TreeView:
         """A node is a span of one query whose keys are those of its path, as in plain decoding."""
         spans = [
             span
-            for extent, each in zip(extents, parents, strict=True)
-            for span in self._tree_spans(extent, each, cache.device)
+            for share, each in zip(shares, parents, strict=True)
+            for span in self._tree_spans(share, each, cache.device)
         ]
-        return TreeView(cache, SpanBatch(spans), self._backend, extents, parents, self)
+        return TreeView(cache, SpanBatch(spans), self._backend, shares, parents, self)
 
-    def _tree_spans(self, extent: Extent, parents: Sequence[int], device: torch.device) -> list[Span]:
-        stop = extent.start + extent.num_queries
+    def _tree_spans(self, share: Scheduled, parents: Sequence[int], device: torch.device) -> list[Span]:
+        stop = share.start + share.num_rows
         root = stop - len(parents)  # where the tree begins
-        blocks, num_before = extent.blocks, max(root - extent.start, 0)
-        spans = [self._span(blocks, extent.first_query, num_before, root, device, "causal")] if num_before else []
+        blocks, num_before = share.request.blocks, max(root - share.start, 0)
+        spans = [self._span(blocks, share.first_token, num_before, root, device, "causal")] if num_before else []
         if not parents:
             return spans
         before = self._span(blocks, 0, 0, root, device, "causal").slots
         if isinstance(before, slice):
             before = torch.arange(before.start, before.stop, device=device)
         slots = torch.tensor([self.slot(blocks, position) for position in range(root, stop)], device=device)
-        for query in range(num_before, extent.num_queries):
-            path = path_to(extent.start + query - root, parents)
-            first, num_keys = extent.first_query + query, root + len(path)
+        for query in range(num_before, share.num_rows):
+            path = path_to(share.start + query - root, parents)
+            first, num_keys = share.first_token + query, root + len(path)
             if path == list(range(len(path))):
                 spans.append(self._span(blocks, first, 1, num_keys, device, "causal"))
             else:
@@ -131,24 +122,21 @@ class HostAddressing:
         parents: Tensor | None = None,
     ) -> CacheView:
         """See `Addressing`."""
-        extents = self._extents(rows, starts, cu_queries)
-        if parents is None:
-            return self._view(cache, extents, mode)
-        return self._tree_view(cache, extents, parents.tolist())
-
-    def _extents(self, rows: Tensor, starts: Tensor, cu_queries: Tensor) -> list[Extent]:
         requests, bounds = self._requests(), cu_queries.tolist()
-        extents: list[Extent] = []
-        for row, start, first, stop in zip(rows.tolist(), starts.tolist(), bounds, bounds[1:], strict=False):
-            request = requests[row]
-            extents.append(Extent(row, request.generation, request.blocks, first, start, stop - first))
-        return extents
-
-    def _view(self, cache: KVCache, extents: Sequence[Extent], mode: Mode) -> CacheView:
-        spans = [
-            self._span(blocks, first_query, num_queries, start + num_queries, cache.device, mode)
-            for _, _, blocks, first_query, start, num_queries in extents
+        shares = [
+            Scheduled(requests[row], start, stop - first, 0, samples=False, first_token=first)
+            for row, start, first, stop in zip(rows.tolist(), starts.tolist(), bounds, bounds[1:], strict=False)
         ]
+        if parents is None:
+            return self._view(cache, shares, mode)
+        return self._tree_view(cache, shares, parents.tolist())
+
+    def _view(self, cache: KVCache, shares: Sequence[Scheduled], mode: Mode) -> CacheView:
+        spans = []
+        for share in shares:
+            num_queries = share.num_tokens + share.num_draft_tokens
+            stop, blocks = share.start + num_queries, share.request.blocks
+            spans.append(self._span(blocks, share.first_token, num_queries, stop, cache.device, mode))
         return CacheView(cache, SpanBatch(spans), self._backend)
 
     def _span(
@@ -181,8 +169,9 @@ class HostAddressing:
         """See `Addressing`."""
         return self._span(self._requests()[row].blocks, 0, length, length, cache.device, "causal").slots
 
-    def _requests(self) -> Mapping[int, Request | _Vacant]:
+    def _requests(self) -> Mapping[int, Request]:
         return {request.row: request for request in self._scheduler.running} or defaultdict(self._vacant)
 
-    def _vacant(self) -> _Vacant:
-        return _Vacant(range(self._scheduler.pool.num_blocks))
+    def _vacant(self) -> Request:
+        """A proposer may warm up on the whole cache, which no request owns."""
+        return Request.stand_in(0, 0, 0, list(range(self._scheduler.pool.num_blocks)))

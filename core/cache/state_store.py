@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from specdec.sdk.errors import IntegrityError
 
 from ..device_memory import lazy_zeros
 from .transfer import upload
+
+if TYPE_CHECKING:
+    from ..request.request import Scheduled
 
 Kind = Literal["conv", "recurrent"]
 
@@ -48,18 +51,6 @@ class StateLayout:
         """Of one request: its state, and the inputs of its drafts."""
         state = sum(prod(each.shape) * each.dtype.itemsize for each in self.tensors)
         return state + num_drafts * self.input_size * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class StateShare:
-    """A request's share of a pass."""
-
-    row: int
-    generation: int
-    start: int  # position of its first token
-    first: int  # where its tokens begin in the batch
-    num_committed: int
-    num_drafts: int
 
 
 @dataclass(frozen=True)
@@ -96,7 +87,7 @@ class StatePass:
     """How the requests of a pass are computed by modules with a state."""
 
     store: StateStore
-    shares: tuple[StateShare, ...] = ()
+    shares: tuple[Scheduled, ...] = ()
     kept: tuple[Group, ...] = ()  # committed tokens
     drafts: tuple[Group, ...] = ()
     order: tuple[int, ...] = ()  # of the pieces of all groups, one for each member, by place in the batch
@@ -105,7 +96,7 @@ class StatePass:
     def even(self) -> tuple[int, int] | None:
         """Inputs that each request reads again before one token, and its drafts. None: requests differ, or begin."""
         read = {(member.num_replayed, member.num_tokens) for group in self.kept for member in group.members}
-        drafts = {share.num_drafts for share in self.shares}
+        drafts = {share.num_draft_tokens for share in self.shares}
         (num_replayed, num_tokens), num_drafts = read.pop(), drafts.pop()
         if read or drafts or num_tokens > 1 or self.kept[0].is_fresh:
             return None
@@ -148,26 +139,27 @@ class StateStore:
         """Whether a request can go on at position `start`; not if a pass over it was interrupted."""
         return start == 0 or self._books[row].serves(generation, start)
 
-    def plan(self, shares: Sequence[StateShare]) -> StatePass:
+    def plan(self, shares: Sequence[Scheduled]) -> StatePass:
         """A pass over these requests. Raises IntegrityError SD-E264 for one that cannot go on where it wants to."""
         kept = [self._member(share) for share in shares]
         drafts = [
-            Member(share.row, share.first + share.num_committed, share.num_drafts, 0)
+            Member(share.request.row, share.first_draft, share.num_draft_tokens, 0)
             for share in shares
-            if share.num_drafts
+            if share.num_draft_tokens
         ]
-        fresh = {share.row for share in shares if share.start == 0}
+        fresh = {share.request.row for share in shares if share.start == 0}
         groups = self._groups(kept, fresh), self._groups(drafts, set())
         places = [member.first for part in groups for group in part for member in group.members]
         order = sorted(range(len(places)), key=places.__getitem__)
         return StatePass(self, tuple(shares), *groups, tuple(order))
 
-    def _member(self, share: StateShare) -> Member:
-        if not self.fits(share.row, share.generation, share.start):
-            facts = {"row": share.row, "position": share.start, "state": str(self._books[share.row])}
+    def _member(self, share: Scheduled) -> Member:
+        row, start = share.request.row, share.start
+        if not self.fits(row, share.request.generation, start):
+            facts = {"row": row, "position": start, "state": str(self._books[row])}
             raise IntegrityError("SD-E264", "a request's state is not where its text is", facts)
-        replayed = share.start - self._books[share.row].position if share.start else 0
-        return Member(share.row, share.first, share.num_committed, replayed)
+        replayed = start - self._books[row].position if start else 0
+        return Member(row, share.first_token, share.num_tokens, replayed)
 
     def _groups(self, members: Sequence[Member], fresh: set[int]) -> tuple[Group, ...]:
         """Those of equal lengths together."""
@@ -185,11 +177,11 @@ class StateStore:
     def passing(self, passed: StatePass) -> Iterator[None]:
         """The pass is computed inside. Its states are nobody's until it ended well."""
         for share in passed.shares:
-            self._books[share.row] = _NOBODY
+            self._books[share.request.row] = _NOBODY
         yield
         for share in passed.shares:
-            position = share.start + share.num_committed
-            self._books[share.row] = _Book(share.generation, position, share.num_drafts)
+            owner, position = share.request, share.start + share.num_tokens
+            self._books[owner.row] = _Book(owner.generation, position, share.num_draft_tokens)
 
 
 @dataclass(frozen=True)

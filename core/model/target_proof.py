@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from specdec.sdk.errors import UnsupportedModelError
 
-from ..cache.addressing import Addressing, Extent
+from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
-from ..cache.state_store import StateShare
 from ..cache.transfer import upload
+from ..request.request import Request, Scheduled
 from .attention import ATTENTION_NAME
 from .forward_input import ForwardInput
 from .loading import loading
@@ -138,10 +138,10 @@ class TargetProof:
         device = self._target.device
         tokens = torch.cat(self._texts)[None]
         positions = torch.cat([torch.arange(len(text), device=device) for text in self._texts])[None]
-        extents = _extents([len(text) for text in self._texts], addressing.block_size)
-        context = addressing.of_batch(cache, extents, upload(addressing.columns(extents), device))
+        shares = _shares([len(text) for text in self._texts], addressing.block_size)
+        context = addressing.of_batch(cache, shares, upload(addressing.columns(shares), device))
         rows = torch.arange(tokens.shape[1], device=device)
-        passed = cache.states.plan([_state_share(extent) for extent in extents]) if cache.states else None
+        passed = cache.states.plan(shares) if cache.states else None
         inputs = ForwardInput(tokens[0], positions[0], rows, context, passed)
         with _watched(self._target.attention_modules, self._expected.inputs) as seen:
             seen.logits.append(self._target.forward(inputs).logits)
@@ -170,19 +170,16 @@ def _texts(target: TargetModel, longest: int | None) -> list[Tensor]:
     return [torch.randint(vocab_size, (each,), generator=generator).to(target.device) for each in lengths]
 
 
-def _extents(lengths: Sequence[int], block_size: int) -> list[Extent]:
+def _shares(lengths: Sequence[int], block_size: int) -> list[Scheduled]:
     """Each request in a row of its own, its blocks in descending order: nothing lies where it would by accident."""
-    extents, first_query, first_block = [], 0, 0
+    shares, first_token, first_block = [], 0, 0
     for row, length in enumerate(lengths):
         count = -(-length // block_size)
         blocks = list(range(first_block + count - 1, first_block - 1, -1))
-        extents.append(Extent(row, row + 1, blocks, first_query, 0, length))
-        first_query, first_block = first_query + length, first_block + count
-    return extents
-
-
-def _state_share(extent: Extent) -> StateShare:
-    return StateShare(extent.row, extent.generation, 0, extent.first_query, extent.num_queries, 0)
+        request = Request.stand_in(length, row, row + 1, blocks)
+        shares.append(Scheduled(request, 0, length, 0, samples=True, first_token=first_token))
+        first_token, first_block = first_token + length, first_block + count
+    return shares
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens and text, where it stands, what a step did to it."""
+"""One request on its way through the engine: its tokens and text, its share of a step, and what the step did."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -135,6 +135,13 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
 
+    @classmethod
+    def stand_in(cls, length: int, row: int, generation: int, blocks: list[int]) -> Self:
+        """What stands in a row for a pass that computes no request of a user's, of so many tokens."""
+        return cls(
+            "", [], SamplingParams(), 0, length, frozenset(), None, row=row, generation=generation, blocks=blocks
+        )
+
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
@@ -252,6 +259,32 @@ class Request:
         self._finish(FinishReason.ABORT, None)
 
 
+class Scheduled(NamedTuple):
+    """A request's share of a pass: `num_tokens` committed tokens to compute, then its drafts."""
+
+    request: Request
+    start: int  # position of its first token in this pass
+    num_tokens: int
+    num_draft_tokens: int  # planned; those that there are may be fewer, and in a batch it is their number
+    samples: bool  # whether its newest token is computed, so that the next one is sampled
+    first_token: int = 0  # where its tokens begin in the batch
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that it computes: committed ones and drafts."""
+        return self.num_tokens + self.num_draft_tokens
+
+    @property
+    def first_draft(self) -> int:
+        """Where its drafts begin in the batch."""
+        return self.first_token + self.num_tokens
+
+    @property
+    def num_logits_rows(self) -> int:
+        """Those of the newest token and of every draft; none in the middle of a prompt."""
+        return self.num_draft_tokens + 1 if self.samples else 0
+
+
 class Committed(NamedTuple):
     """What a step did to one request, as of the moment after commit: what the request does later does not change it."""
 
@@ -271,35 +304,22 @@ class Committed(NamedTuple):
     @classmethod
     def now(
         cls,
-        request: Request,
-        first_token: int,
-        num_rows: int,
-        first_position: int,
+        share: Scheduled,
         draft_token_ids: list[int],
         num_accepted: int,
         token_ids: list[int],
         tree: VerifiedTree | None = None,
     ) -> Committed:
         """Of a request that has its tokens and stands where its KV ends."""
-        return cls(
-            request,
-            request.row,
-            request.generation,
-            first_token,
-            num_rows,
-            first_position,
-            request.num_computed_tokens - first_position,
-            draft_token_ids,
-            num_accepted,
-            token_ids,
-            len(request.token_ids),
-            tree,
-        )
+        request, first, start, num_rows = share.request, share.first_token, share.start, share.num_rows
+        num_kept, length = request.num_computed_tokens - start, len(request.token_ids)
+        held = request, request.row, request.generation, first, num_rows, start, num_kept
+        return cls(*held, draft_token_ids, num_accepted, token_ids, length, tree)
 
     @classmethod
     def nothing(cls, request: Request) -> Committed:
         """Of a request that ended between steps."""
-        return cls.now(request, 0, 0, request.num_computed_tokens, [], 0, [])
+        return cls.now(Scheduled(request, request.num_computed_tokens, 0, 0, samples=False), [], 0, [])
 
     @property
     def accepted_nodes(self) -> Sequence[int]:

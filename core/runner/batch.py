@@ -9,53 +9,22 @@ from torch import Tensor
 
 from specdec.sdk.trees import depths
 
-from ..cache.addressing import Addressing, Extent
+from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
-from ..cache.state_store import StateShare
 from ..cache.transfer import upload
 from ..kernels.attention_spec import TreeAttention, TreeRows
 from ..model.forward_input import ForwardInput
 from ..proposing.draft_store import DraftStore, TakenDrafts
 from ..rejection.types import DraftRows, SamplingRows
-from ..request.request import Request
+from ..request.request import Request, Scheduled
 from ..request.verified_tree import VerifiedTree
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A request's share of a step: `num_tokens` committed tokens to compute, then the drafts to verify."""
-
-    request: Request
-    start: int  # position of its first token in this step
-    num_tokens: int
-    num_draft_tokens: int
-    samples: bool  # whether its newest token is computed, so that the next one is sampled
-
-
-@dataclass(frozen=True)
-class BatchItem:
-    """A scheduled request in the batch."""
-
-    scheduled: Scheduled
-    first_token: int  # where its tokens begin in the batch
-    num_drafts: int  # planned: those that there are may be fewer
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens that it computes: committed ones and drafts."""
-        return self.scheduled.num_tokens + self.num_drafts
-
-    @property
-    def num_logits_rows(self) -> int:
-        """Those of the newest token and of every draft; none in the middle of a prompt."""
-        return self.num_drafts + 1 if self.scheduled.samples else 0
 
 
 @dataclass(frozen=True)
 class Batch:
     """Letters: B requests, R rows whose logits are needed, K most drafts of a request."""
 
-    items: tuple[BatchItem, ...]
+    shares: tuple[Scheduled, ...]  # of these drafts
     inputs: ForwardInput
     trees: TreeAttention | None  # the cache of `inputs`, where drafts have parents
     cu_rows: Tensor  # [B+1] int64, bounds of each request's logits rows
@@ -73,47 +42,43 @@ def build_batch(
     All that a step needs on its device is sent here, in one transfer.
     """
     taken = store.take([(share.request.row, share.request.generation, share.num_draft_tokens) for share in scheduled])
-    items: list[BatchItem] = []
+    shares: list[Scheduled] = []
     token_ids: list[int] = []
     positions: list[int] = []
-    extents: list[Extent] = []
     logits_rows: list[int] = []
     cu_rows = [0]
-    for share, drafts in zip(scheduled, taken.token_ids, strict=True):
-        request, start = share.request, share.start
-        item = BatchItem(share, len(token_ids), len(drafts))
-        items.append(item)
-        token_ids += request.token_ids[start : start + share.num_tokens]
+    for planned, drafts in zip(scheduled, taken.token_ids, strict=True):
+        request, start, num_tokens, first_token = planned.request, planned.start, planned.num_tokens, len(token_ids)
+        shares.append(Scheduled(request, start, num_tokens, len(drafts), planned.samples, first_token))
+        token_ids += request.token_ids[start : start + num_tokens]
         token_ids += drafts
-        num_rows = item.num_rows
-        positions += range(start, start + num_rows)
-        extents.append(Extent(request.row, request.generation, request.blocks, item.first_token, start, num_rows))
-        if share.samples:
+        positions += range(start, start + len(token_ids) - first_token)
+        if planned.samples:
             logits_rows += range(len(token_ids) - len(drafts) - 1, len(token_ids))
         cu_rows.append(len(logits_rows))
     if taken.parents is not None:
-        for item, parents in zip(items, taken.parents, strict=True):
-            put_by_depth(positions, item.first_token + item.scheduled.num_tokens, parents)
+        for share, parents in zip(shares, taken.parents, strict=True):
+            put_by_depth(positions, share.first_draft, parents)
     requests = [share.request for share in scheduled]
     parameters, floats = table.columns(requests)
-    drafted = taken.columns([item.first_token + item.scheduled.num_tokens for item in items])
+    drafted = taken.columns([share.first_draft for share in shares])
     lists = [token_ids, positions, logits_rows, cu_rows, *parameters, *drafted]
     first_draft, first_address = len(lists) - len(drafted), len(lists)
-    lists += addressing.columns(extents)
+    lists += addressing.columns(shares)
     sent = upload(lists, cache.device, floats)
     rows, numbers = taken.put_in(sent[0], sent[first_draft:first_address])
     addressed, trees = sent[first_address : len(lists)], None
     if taken.parents is not None and rows.parents is not None:
         tree_rows = TreeRows(rows.parents, rows.lengths)
-        trees = addressing.of_trees(cache, extents, addressed, tree_rows, taken.parents)
+        trees = addressing.of_trees(cache, shares, addressed, tree_rows, taken.parents)
     return Batch(
-        items=tuple(items),
+        shares=tuple(shares),
         inputs=ForwardInput(
             sent[0],
             sent[1],
             sent[2],
-            trees or addressing.of_batch(cache, extents, addressed),
-            cache.states.plan([_state_share(item) for item in items]) if cache.states else None,
+            trees or addressing.of_batch(cache, shares, addressed),
+            cache.states.plan(shares) if cache.states else None,
         ),
         trees=trees,
         cu_rows=sent[3],
@@ -135,13 +100,6 @@ def put_by_depth(positions: list[int], first: int, parents: Sequence[int]) -> No
     """Give the nodes of a tree, which lie in a batch from `first` on, the positions of their depth."""
     for node, depth in enumerate(depths(parents)):
         positions[first + node] = positions[first - 1] + depth
-
-
-def _state_share(item: BatchItem) -> StateShare:
-    share, request = item.scheduled, item.scheduled.request
-    return StateShare(
-        request.row, request.generation, share.start, item.first_token, share.num_tokens, item.num_drafts
-    )  # fmt: skip
 
 
 class SamplingTable:

@@ -19,8 +19,7 @@ from ..proposing.proposer_host import ProposerHost
 from ..proposing.top_tokens import TopTokens
 from ..proposing.views import Computed
 from ..request.metrics import EngineMetrics
-from ..request.request import Committed, Request
-from .batch import Scheduled
+from ..request.request import Committed, Request, Scheduled
 
 if TYPE_CHECKING:
     from ..request.verified_tree import VerifiedTree
@@ -62,18 +61,12 @@ class RequestProgress:
                 self._host.preempt(view)
 
     def commit(
-        self,
-        share: Scheduled,
-        first_token: int,
-        num_rows: int,
-        drafts: list[int],
-        output_ids: list[int],
-        tree: VerifiedTree | None = None,
+        self, share: Scheduled, drafts: list[int], output_ids: list[int], tree: VerifiedTree | None = None
     ) -> Committed:
         """Append the tokens and move the cache length back over rejected rows.
 
-        first_token: where the request's tokens begin in the batch. num_rows: tokens computed. drafts: those verified.
-        output_ids: accepted drafts and one token more; none in the middle of a prompt. tree: None means a chain.
+        share: of the batch. drafts: those verified. output_ids: accepted drafts and one token more; none in the middle
+        of a prompt. tree: None means a chain.
         """
         widths = None
         if tree is not None:
@@ -87,8 +80,7 @@ class RequestProgress:
             output_ids = output_ids[:count]
         else:
             request.num_computed_tokens = share.start + share.num_tokens
-        first = share.start
-        return Committed.now(request, first_token, num_rows, first, drafts, num_accepted, output_ids, tree)
+        return Committed.now(share, drafts, num_accepted, output_ids, tree)
 
     def check_late(self, request_ids: Sequence[str], taken: TakenDrafts, reports: Sequence[DraftReport]) -> None:
         """Hold drafts to the contract that came with the outcome; what verification needs was seen to on the device."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..cache.block_pool import BlockPool
 from ..cache.row_table import RowTable
 from ..cache.state_store import StateStore
-from ..request.request import Request, Status
-from .batch import Scheduled
+from ..request.request import Request, Scheduled, Status
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Scheduler:
             share = self._share(request, budget, num_drafts(request), behind)
             while not self._reserve(share):
                 if share.num_draft_tokens:  # cut at its end, so that no token's own draw decides whether it is verified
-                    share = replace(share, num_draft_tokens=share.num_draft_tokens - 1)
+                    share = share._replace(num_draft_tokens=share.num_draft_tokens - 1)
                     continue
                 preempted.append(self._preempt(self.running[-1]))
                 if preempted[-1] is request:

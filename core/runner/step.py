@@ -102,14 +102,14 @@ class Runner:
             outcome, reports, paths = self._read(batch, verdict)
             self._commit(batch, batch.taken.verified(reports), outcome, logprobs, committed, paths)
         if self._on_verified is not None and self._on_verified.get_hookimpls():
-            first_rows = accumulate((item.num_logits_rows for item in batch.items), initial=0)
+            first_rows = accumulate((share.num_logits_rows for share in batch.shares), initial=0)
             self._on_verified(step=verified_step(committed, first_rows, output.logits))
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
                 self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden, top)
             if batch.numbers.shape[1]:
-                names = [item.scheduled.request.request_id for item in batch.items]
+                names = [share.request.request_id for share in batch.shares]
                 self.progress.check_late(names, batch.taken, reports)
 
     def _num_useful_drafts(self, request: Request) -> int:
@@ -120,12 +120,12 @@ class Runner:
         return TopTokens.of(output.logits, batch.inputs.logits_rows, len(batch.inputs.token_ids), self._num_top)
 
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
-        requests = [item.scheduled.request for item in batch.items]
+        requests = [share.request for share in batch.shares]
         logprobs: dict[str, Tensor] = {}
         shown = [request for request in requests if request.params.logprobs is not None]
         adjusted = [request for request in requests if request.adjusts_logits]
         if shown or adjusted:
-            bounds = list(accumulate((item.num_logits_rows for item in batch.items), initial=0))
+            bounds = list(accumulate((share.num_logits_rows for share in batch.shares), initial=0))
             for request, first, stop in zip(requests, bounds, bounds[1:], strict=False):
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
@@ -173,10 +173,12 @@ class Runner:
         kept = read_likely(logprobs) if logprobs else {}
         nodes = paths or repeat(None)
         with uninterrupted():  # tokens, texts and counters of a step belong together
-            for item, drafts, (accepted, status, *ids), path in zip(batch.items, drafted, outcome, nodes, strict=False):
-                share, output_ids = item.scheduled, ids[: accepted + 1] if item.scheduled.samples else []
+            for share, drafts, (accepted, status, *ids), path in zip(
+                batch.shares, drafted, outcome, nodes, strict=False
+            ):
+                output_ids = ids[: accepted + 1] if share.samples else []
                 self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
-                each = self.progress.commit(share, item.first_token, item.num_rows, drafts, output_ids, path)
+                each = self.progress.commit(share, drafts, output_ids, path)
                 if each.request.request_id in kept:
                     each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
                 committed.append(each)
@@ -192,8 +194,8 @@ class Runner:
         total = sum(replayed.values())
         self._metrics.counts["num_replayed_rows"] += total
         self._metrics.acceptance.num_replayed_rows += total
-        for item in batch.items:
-            request = item.scheduled.request
+        for share in batch.shares:
+            request = share.request
             request.metrics.num_replayed_rows += replayed[request.row]
 
     def finish(self, requests: Sequence[Request]) -> None:

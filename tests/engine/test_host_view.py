@@ -9,7 +9,7 @@ import torch
 
 from specdec import SamplingParams
 from specdec.core.proposing.views import HOST, ViewBuilder
-from specdec.core.request.request import Committed, Request
+from specdec.core.request.request import Committed, Request, Scheduled
 from specdec.sdk import Needs, Phase, StepView
 from specdec.testing import fake_target_info
 
@@ -27,7 +27,7 @@ def request_():
 
 @pytest.fixture
 def view(request_):
-    committed = [Committed.now(request_, 0, 3, 3, [9, 1], 1, [9, 10])]
+    committed = [Committed.now(Scheduled(request_, 3, 1, 2, samples=True), [9, 1], 1, [9, 10])]
     return ViewBuilder(Needs(), 4, fake_target_info(), HOST).build(committed, [4], None, ())[0]
 
 

@@ -18,8 +18,8 @@ from inside import pool_of
 from specdec import SamplingParams
 from specdec.core.cache.block_pool import BlockPool
 from specdec.core.cache.row_table import RowTable
-from specdec.core.cache.state_store import StateLayout, StateShare, StateStore, StateTensor
-from specdec.core.request.request import Committed, Request, Status
+from specdec.core.cache.state_store import StateLayout, StateStore, StateTensor
+from specdec.core.request.request import Committed, Request, Scheduled, Status
 from specdec.core.runner.request_progress import draft_budgets
 from specdec.core.runner.scheduler import Scheduler
 from specdec.sdk import IntegrityError, Needs
@@ -375,10 +375,10 @@ def test_only_a_request_whose_state_was_left_half_advanced_is_computed_anew():
     states = StateStore([layout], MAX_NUM_SEQS, 3, torch.device("cpu"))
     scheduler = Scheduler(BlockPool(NUM_BLOCKS, BLOCK_SIZE), MAX_NUM_SEQS, 8, states=states)
     requests = decoding(scheduler, "abc")
-    shares = [StateShare(each.row, each.generation, 0, at, 1, 0) for at, each in enumerate(requests)]
+    shares = [Scheduled(each, 0, 1, 0, samples=True, first_token=at) for at, each in enumerate(requests)]
     with states.passing(states.plan(shares)):
         pass
-    again = StateShare(requests[1].row, requests[1].generation, 1, 0, 1, 0)
+    again = Scheduled(requests[1], 1, 1, 0, samples=True)
     with pytest.raises(KeyboardInterrupt), states.passing(states.plan([again])):
         raise KeyboardInterrupt
     plan = scheduler.schedule(lambda request: 0)
@@ -401,5 +401,5 @@ def test_drafts_are_asked_for_up_to_the_token_that_ends_a_text(max_total_tokens,
     request = request_of("a", max_total_tokens=max_total_tokens)
     request.commit([1])
     host = SimpleNamespace(needs=Needs(), wants_drafts_for=lambda request_id: True)
-    committed = Committed.now(request, 0, 1, 0, [], 0, [1])
+    committed = Committed.now(Scheduled(request, 0, 1, 0, samples=True), [], 0, [1])
     assert draft_budgets([committed], host, most) == [expected]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.core.cache.state_store import StateLayout, StateShare, StateStore, StateTensor
+from specdec.core.cache.state_store import StateLayout, StateStore, StateTensor
+from specdec.core.request.request import Request, Scheduled
 from specdec.sdk import IntegrityError
 
 LAYOUT = StateLayout((StateTensor("recurrent", 0, (2, 3), torch.float32),), 5, torch.float32)
 
 
 def share(row=0, generation=1, start=0, first=0, num_committed=4, num_drafts=0):
-    return StateShare(row, generation, start, first, num_committed, num_drafts)
+    request = Request.stand_in(64, row, generation, [])
+    return Scheduled(request, start, num_committed, num_drafts, samples=True, first_token=first)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...cache.addressing import Extent, Rows, Trees
+from ...cache.addressing import Rows, Trees
 from ...cache.kv_cache import KVCache
+from ...request.request import Scheduled
 from ..attention_spec import Mode, TreeRows
 from .block_table import BlockTable
 from .paged_view import PagedView
@@ -26,26 +27,27 @@ class DeviceAddressing:
         pad_block = pool.num_blocks if pool.null_block is None else pool.null_block
         self.table = BlockTable(num_rows, width, pad_block, device)
 
-    def columns(self, extents: Sequence[Extent]) -> list[list[int]]:
+    def columns(self, shares: Sequence[Scheduled]) -> list[list[int]]:
         """See `Addressing`."""
-        rows = [extent.row for extent in extents]
-        starts = [extent.start for extent in extents]
-        bounds = [0, *(extent.first_query + extent.num_queries for extent in extents)]
-        changes = self.table.changes((extent.row, extent.generation, extent.blocks) for extent in extents)
+        rows = [share.request.row for share in shares]
+        starts = [share.start for share in shares]
+        bounds = [0, *(share.first_token + share.num_rows for share in shares)]
+        owners = (share.request for share in shares)
+        changes = self.table.changes((owner.row, owner.generation, owner.blocks) for owner in owners)
         return [rows, starts, bounds, *changes]
 
-    def of_batch(self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor]) -> PagedView:
+    def of_batch(self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor]) -> PagedView:
         """See `Addressing`."""
         rows, starts, cu_queries, places, entries = columns
         self.table.write(places, entries)
-        most = max(extent.num_queries for extent in extents)
+        most = max(share.num_rows for share in shares)
         return PagedView(cache, self.table, rows, starts, cu_queries, most)
 
     def of_trees(
-        self, cache: KVCache, extents: Sequence[Extent], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
+        self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
     ) -> PagedView:
         """See `Addressing`."""
-        return replace(self.of_batch(cache, extents, columns), tree=trees)
+        return replace(self.of_batch(cache, shares, columns), tree=trees)
 
     def of_rows(
         self,
