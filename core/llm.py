@@ -19,14 +19,13 @@ from .config.engine_config import EngineConfig
 from .config.sampling_params import SamplingParams, params_of_each
 from .engine.engine import Engine, finish_reason_of
 from .engine.exporters import PROMETHEUS
-from .engine.html import table
 from .engine.outputs import CompletionOutput, RequestOutput, StreamUpdate
 from .engine.verifier_checkpoint import with_verifier
 from .model.tokenizer import default_params
 from .proposing.speculation import SpeculativeSettings
 from .registry import PluginSettings
 from .request.chat import Message
-from .request.metrics import Counter, Metric
+from .request.metrics import Metric
 from .request.prompts import Prompt, as_prompts
 from .request.request import Committed, Request
 
@@ -198,9 +197,6 @@ class LLM:
     def close(self) -> None:
         """End for good: abort what runs, save the proposer's state to `state_dir` if any, and close the proposer."""
         self.engine.close()
-
-    def _repr_html_(self) -> str:
-        return table([(metric.name, metric.value) for metric in self.get_metrics() if isinstance(metric, Counter)])
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ from pathlib import Path
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
 from specdec.sdk import ConfigError
-from specdec.sdk.errors import did_you_mean
+from specdec.sdk.errors import did_you_mean, not_offered
 
 from .dataset_files import NO_CATEGORY, READERS, PromptRow, bad_row, custom, prompt_row, read_text
 
@@ -56,10 +56,7 @@ def _registered(name: str, path: Path | None, plugins: PluginSettings) -> Iterat
     """The rows that a plugin's callable gives: objects like the lines of a custom file."""
     sets = load_hooks(plugins).offered("register_datasets", "dataset")
     if name not in sets:
-        offered = [*READERS, *sets]
-        meant = did_you_mean(name, offered)
-        facts = ({"did you mean": meant} if meant else {}) | {"offered": ", ".join(offered)}
-        raise ConfigError("SD-E132", f"there is no dataset {name!r}", facts)
+        raise not_offered("there is no such dataset", name, [*READERS, *sets])
     with sets[name].attributed():
         rows = list(sets[name].value(path))
     for number, row in enumerate(rows, start=1):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from specdec.core.config.engine_config import EngineConfig
-from specdec.core.engine.html import table
 from specdec.core.registry import PluginSettings
 
 from .comparison import REPEAT, Sweep, Variant, run_compare, run_compare_recorded, variants
@@ -34,7 +34,7 @@ class Result(dict[str, Any]):
         rows = [row for row in figure_rows(content_of(self)) if row["category"] == "all"]
         heads = [name for name in COLUMNS if any(row.get(name) is not None for row in rows)]
         shown = [[_shown(name, row) for name in heads] for row in rows]
-        return table(shown, [COLUMNS[name] for name in heads])
+        return _table(shown, [COLUMNS[name] for name in heads])
 
 
 COLUMNS = {
@@ -47,6 +47,12 @@ COLUMNS = {
     "draft_acceptance_rate": "Drafts accepted",
 }
 """What a notebook shows of a run, and how it is called there."""
+
+
+def _table(rows: Iterable[Sequence[str]], head: Sequence[str]) -> str:
+    heads = "".join(f"<th>{escape(each)}</th>" for each in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _shown(name: str, row: Mapping[str, Any]) -> str:

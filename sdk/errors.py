@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -154,3 +154,10 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
     """The known word closest to a misspelt one, or None if none is as similar as `cutoff` (0 .. 1)."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return close[0] if close else None
+
+
+def not_offered(summary: str, found: str, offered: Sequence[str], **facts: str) -> ConfigError:
+    """ConfigError SD-E132 for a word that is none of `offered`, with the one that was probably meant."""
+    meant = did_you_mean(found, offered)
+    told = {"found": repr(found)} | ({"did you mean": meant} if meant else {}) | {"offered": ", ".join(offered)}
+    return ConfigError("SD-E132", summary, told | facts)

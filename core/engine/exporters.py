@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from specdec.sdk.errors import ConfigError, did_you_mean
+from specdec.sdk.errors import not_offered
 
 from ..registry.hooks import HookPlugins
 from ..request.metrics import Counter, Gauge, Metric, Vector
@@ -26,10 +26,7 @@ def export(name: str, metrics: Sequence[Metric], hooks: HookPlugins) -> str:
         return prometheus_text(metrics)
     exporters = hooks.offered("register_metrics_exporters", "metrics exporter")
     if name not in exporters:
-        offered = [PROMETHEUS, *exporters]
-        meant = did_you_mean(name, offered)
-        facts = ({"did you mean": meant} if meant else {}) | {"offered": ", ".join(offered)}
-        raise ConfigError("SD-E132", f"there is no metrics exporter {name!r}", facts)
+        raise not_offered("there is no such metrics exporter", name, [PROMETHEUS, *exporters])
     with exporters[name].attributed():
         return str(exporters[name].value(metrics))
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .html import acceptance, text_block
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOutput:
@@ -20,10 +18,6 @@ class CompletionOutput:
     logprobs: tuple[dict[int, float], ...] | None
     spec_decode_metrics: dict[str, Any]
 
-    def _repr_html_(self) -> str:
-        ended = f"<small>{len(self.token_ids)} tokens, ended by {self.finish_reason}</small>"
-        return text_block(self.text) + f"{ended}<br>{acceptance(self.spec_decode_metrics)}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
@@ -34,10 +28,6 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
-
-    def _repr_html_(self) -> str:
-        prompt = f"<b>prompt</b> {text_block(self.prompt)}" if self.prompt is not None else ""
-        return prompt + "".join(f"<b>output {each.index}</b> {each._repr_html_()}" for each in self.outputs)
 
 
 @dataclass(frozen=True, kw_only=True)

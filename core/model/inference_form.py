@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from specdec.sdk.errors import ConfigError, did_you_mean
+from specdec.sdk.errors import ConfigError, not_offered
 
 from ..kernels.backend import Backend, is_plain_linear
 
@@ -18,11 +18,8 @@ def check_quantization(name: str | None, where: str) -> None:
     """Raise ConfigError SD-E132 unless `name` is None or one of QUANTIZATIONS."""
     if name is None or name in QUANTIZATIONS:
         return
-    suggestion = did_you_mean(name, QUANTIZATIONS)
-    facts = {"found": repr(name), "expected": ", ".join(QUANTIZATIONS)}
-    facts |= {"did you mean": suggestion} if suggestion else {}
-    facts["or"] = "a checkpoint that is stored quantised: it is loaded as it is"
-    raise ConfigError("SD-E132", f"{where}.quantization has a value that is not offered", facts)
+    stored = {"or": "a checkpoint that is stored quantised: it is loaded as it is"}
+    raise not_offered(f"{where}.quantization has a value that is not offered", name, QUANTIZATIONS, **stored)
 
 
 def prepare(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError, did_you_mean
+from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError, not_offered
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext
@@ -264,10 +264,7 @@ def experts_settings(moe_backend: str | None) -> dict[str, str]:
         return {}
     offered = ["auto", "eager", *sorted(ALL_EXPERTS_FUNCTIONS.valid_keys())]
     if moe_backend not in offered:
-        suggestion = did_you_mean(str(moe_backend), offered)
-        facts = {"found": repr(moe_backend), "expected": ", ".join(offered)}
-        facts |= {"did you mean": suggestion} if suggestion else {}
-        raise ConfigError("SD-E132", "moe_backend names no experts implementation", facts)
+        raise not_offered("moe_backend names no experts implementation", str(moe_backend), offered)
     return {"experts_implementation": str(moe_backend)}
 
 
