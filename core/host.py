@@ -29,10 +29,12 @@ from .model.mixers import Mixers
 from .model.model_support import locate_model, refuse_unsupported
 from .model.partial_target import PartialTarget
 from .model.target import TargetOutput
+from .model.tokenizer import load_tokenizer
 from .proposing.admission import admit
 from .proposing.draft_check import SUM_TOLERANCE
 from .proposing.draft_store import DistributionBuffers, DraftStore, TakenDrafts
 from .proposing.draft_table import CheckedDraft, DraftReport
+from .proposing.own_metrics import prefix_of
 from .proposing.proposer_host import ProposerHost
 from .proposing.services import BlockDraftKV, EngineServices, KVStorage, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings
@@ -91,10 +93,12 @@ __all__ = [
     "TopTokens",
     "ViewBuilder",
     "admit",
+    "load_tokenizer",
     "locate_model",
     "logit_scale",
     "mixers_in",
     "parts_of",
+    "prefix_of",
     "profile_of",
     "prometheus_text",
     "refuse_unsupported",

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
-from .errors import ProposerError
+from .errors import PluginId, ProposerError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .config import ProposerConfig
+    from .needs import Needs
     from .proposer_protocol import Proposer
     from .types import RequestView
 
@@ -67,6 +69,17 @@ class VerifiedStep:
     logits: Tensor  # [R, V] as verification reads them: after bias and penalties, before temperature and filters
 
 
+@dataclass(frozen=True)
+class CheckedProposer:
+    """A proposer that was found and checked, and has not been constructed."""
+
+    plugin: PluginId
+    cls: type[Proposer]
+    config: ProposerConfig
+    needs: Needs
+    methods: frozenset[str]  # the lifecycle methods that are called
+
+
 class Registry(Protocol):
     """The registry that a `register_*` hook adds to."""
 
@@ -107,6 +120,13 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def adapt_proposer(self, candidate: Any) -> type[Proposer] | None:
         """A proposer class around `candidate`, a class for another engine. None means that it is not such a class."""
+
+    @hookspec(firstresult=True)
+    def isolate_proposer(self, isolation: str | Mapping[str, Any], proposer: CheckedProposer) -> type[Proposer] | None:
+        """A proposer class that runs `proposer` apart from the engine, constructed with the same configuration.
+
+        isolation: as `speculative_config` says it. None means that this plugin does not offer such an isolation.
+        """
 
     @hookspec
     def on_engine_start(self, engine: Any) -> None:

@@ -9,10 +9,14 @@ aside, so `PROTOCOL` changes only with the meaning of what is there. It needs th
 
 from __future__ import annotations
 
-from typing import Annotated
+import traceback
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from . import errors
+from .errors import PluginId, ProposerError, Refusal, SpecdecError
 
 PROTOCOL = 1
 """Both sides speak the same version, or the server refuses."""
@@ -136,10 +140,27 @@ class Failed(Message, tag=10):
     summary: Text
     facts: dict[Name, Text] = {}
     proposer: tuple[Name, Name, Text, Text] | None = None  # name, class path, distribution, version
+    kind: Name = "ProposerError"  # the class in specdec.sdk.errors
+    traceback: Text = ""
 
 
-ToServer = Hello | Start | Ask | End | Bye
-ToClient = Welcome | Refused | Unknown | Drafts | Failed
+class Call(Message, tag=11):
+    """Calls a method of the proposer. `save` and `load` are for the engine that started the process."""
+
+    number: Count
+    method: Literal["metrics", "save", "load"]
+    path: Text = ""  # a directory
+
+
+class Returned(Message, tag=12):
+    """A call returned."""
+
+    number: Count
+    figures: dict[Name, float] = {}  # of `metrics`
+
+
+ToServer = Hello | Start | Ask | End | Bye | Call
+ToClient = Welcome | Refused | Unknown | Drafts | Failed | Returned
 
 encode = msgspec.msgpack.Encoder().encode
 at_server = msgspec.msgpack.Decoder(ToServer).decode
@@ -149,3 +170,47 @@ at_client = msgspec.msgpack.Decoder(ToClient).decode
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """What decoding raises for bytes that are no message."""
+
+
+class TheirTracebackError(Exception):
+    """The cause of an error that was raised in another process: the traceback there, as a text."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0].rstrip()}\n"
+
+
+def as_failed(error: SpecdecError, number: int = 0) -> Failed:
+    """The message of an error."""
+    plugin = error.plugin
+    names = (plugin.name, plugin.target, plugin.distribution or "", plugin.version or "") if plugin else None
+    text = "".join(traceback.format_exception(error.__cause__ or error))[-MOST_TRACEBACK:]
+    kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
+    return Failed(number, error.code, error.summary[:20_000], as_texts(error), names, kind, text)
+
+
+def as_error(failed: Failed, plugin: PluginId | None = None) -> SpecdecError:
+    """The error of a message, whose cause shows the traceback there.
+
+    plugin: who it is here. None means that the message says so.
+    """
+    if plugin is None and failed.proposer is not None:
+        name, target, distribution, version = failed.proposer
+        plugin = PluginId(name, target, distribution or None, version or None)
+    kind = KINDS.get(failed.kind, ProposerError)
+    if kind is Refusal:
+        error: SpecdecError = Refusal(failed.facts.get("reason", ""), failed.facts.get("works"), plugin=plugin)
+    else:
+        error = kind(failed.code, failed.summary, failed.facts, plugin=plugin)
+    error.__cause__ = TheirTracebackError(failed.traceback) if failed.traceback else None
+    return error
+
+
+def as_texts(error: SpecdecError) -> dict[str, str]:
+    """The facts of an error, for a message."""
+    return {name: str(value)[:20_000] for name, value in error.facts.items()}
+
+
+KINDS = {
+    each.__name__: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, SpecdecError)
+}
+MOST_TRACEBACK = 20_000

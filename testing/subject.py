@@ -70,7 +70,8 @@ class Subject:
         if isinstance(self.asked, str):
             return registry.Registry.discover(self.plugin_settings, registrations).resolve(self._given)
         cls = registrations.adapt_proposer(self.asked)
-        return registry.ResolvedProposer(PluginId(self.asked.__name__, self.label), cls, self._given.model)
+        plugin = PluginId(self.asked.__name__, self.label)
+        return registry.ResolvedProposer(plugin, cls, self._given.model, registrations.isolate_proposer)
 
     @cached_property
     def needs(self) -> Needs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,15 +24,17 @@ from specdec.core.host import (
     RowTable,
     Scheduled,
     Speculation,
+    prefix_of,
     profile_of,
     registry,
 )
+from specdec.sdk.elsewhere import refuse_what_reads_the_target
 from specdec.sdk.errors import RequestError, SpecdecError
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Drafted, End, Row, Start
 
 from ..best_path import PathViews, on_best_path
-from .no_target import NoTarget, refuse_needs
+from .no_target import NoTarget
 
 CHUNK = 512
 """The most tokens of a request that the proposer is shown in a step of a long prompt."""
@@ -69,7 +72,7 @@ class Hosted:
         Raises Refusal if it reads more than tokens, and what its constructor, `bind` and `warmup` raise.
         """
         loaded = speculation.loaded
-        refuse_needs(loaded)
+        refuse_what_reads_the_target(loaded.needs, loaded.plugin)
         speculation = replace(speculation, config=speculation.config.replace(on_proposer_error="raise"))
         self.info, self.plugin = info, loaded.plugin
         self.num_draft_tokens = loaded.config.num_draft_tokens
@@ -145,6 +148,17 @@ class Hosted:
             if end.reason in REASONS:
                 request.finish_reason = FinishReason(end.reason)
         self._progress.finish([request])
+
+    def figures(self) -> dict[str, float]:
+        """The proposer's own, by its own names. Raises ProposerError."""
+        if "metrics" not in self._loaded.methods:
+            return {}
+        prefix = prefix_of(self.plugin)
+        return {name.removeprefix(prefix): value for name, value in self.host.told_metrics().items()}
+
+    def call(self, method: str, path: Path) -> None:
+        """Have the proposer `save` its state to a directory, or `load` it. Raises ProposerError."""
+        self.host.must(method, path)
 
     def close(self) -> None:
         """Save its state if that was asked for, and close it."""

@@ -6,12 +6,8 @@ from typing import NoReturn
 
 import torch
 
-from specdec.core.host import registry
 from specdec.sdk.errors import Refusal
 from specdec.sdk.types import TargetInfo
-
-READ_FROM_THE_TARGET = ("hidden_states", "target_top_k", "rejected_rows", "target_kv", "target_layers")
-"""Needs of what only the target's process has."""
 
 
 class NoTarget:
@@ -27,14 +23,6 @@ class NoTarget:
 
     def get_output_embeddings(self) -> object:
         return _refuse_head
-
-
-def refuse_needs(loaded: registry.LoadedProposer) -> None:
-    """Raise Refusal for a proposer that reads more of the target than its tokens."""
-    read = [name for name in READ_FROM_THE_TARGET if getattr(loaded.needs, name)]
-    if read:
-        reason = f"it reads the target itself ({', '.join(read)}), which runs in another process"
-        raise Refusal(reason, "a proposer that reads tokens, or this one in the engine's process", plugin=loaded.plugin)
 
 
 def _refuse_embed(*_: object) -> NoReturn:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,16 +22,19 @@ from specdec.sdk.wire import (
     UNREADABLE,
     Ask,
     Bye,
+    Call,
     Drafts,
     End,
-    Failed,
     Hello,
     Refused,
+    Returned,
     Start,
     ToClient,
     ToServer,
     Unknown,
     Welcome,
+    as_failed,
+    as_texts,
     at_server,
     encode,
 )
@@ -59,11 +63,17 @@ class Server:
         address: str,
         limits: Limits = Limits(),  # noqa: B008 - it is a constant
         clock: Callable[[], float] = time.monotonic,
+        *,
+        keeps_state: bool = False,
     ) -> None:
-        """Listen at once; clients wait until `run`. Raises ConfigError SD-E333 for an address that cannot be had."""
+        """Listen at once; clients wait until `serve`. Raises ConfigError SD-E333 for an address that cannot be had.
+
+        keeps_state: a client may have the proposer save and load its state. None but an engine that started it may.
+        """
         require_private(address)
         self._hosted = hosted
         self._limits = limits
+        self._keeps_state = keeps_state
         self._sessions = Sessions(limits, clock, self._forget)
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -116,7 +126,7 @@ class Server:
             self._refuse(client, error)
         except SpecdecError as error:
             logger.warning("%s", error)
-            self._send(client, _failed(error, said.number if isinstance(said, Ask) else 0))
+            self._send(client, as_failed(error, said.number if isinstance(said, Ask | Call) else 0))
         else:
             if answer is not None:
                 self._send(client, answer)
@@ -132,6 +142,8 @@ class Server:
             return Unknown() if isinstance(said, Ask) else None
         elif isinstance(said, Ask):
             return self._drafts(session, said)
+        elif isinstance(said, Call):
+            return self._called(said)
         elif isinstance(said, Start):
             name = session.name_of(said.request_id)
             session.requests.add(name)
@@ -168,11 +180,19 @@ class Server:
         drafts = self._hosted.step(rows)
         return Drafts(ask.number, drafts, int(1e6 * (time.perf_counter() - start)))
 
+    def _called(self, call: Call) -> Returned:
+        if call.method == "metrics":
+            return Returned(call.number, self._hosted.figures())
+        if not self._keeps_state:
+            raise RequestError("SD-E331", "a client asks for the state of a proposer that it shares with others")
+        self._hosted.call(call.method, Path(call.path))
+        return Returned(call.number)
+
     def _refuse(self, client: ClientId, error: SpecdecError) -> None:
         """The client goes; what it sends from now on is answered with Unknown."""
         session = self._sessions.close(client)
         logger.warning("%s\n  client  %s", error, session.label if session else "has not said hello")
-        self._send(client, Refused(error.code, error.summary, _as_texts(error)))
+        self._send(client, Refused(error.code, error.summary, as_texts(error)))
 
     def _send(self, client: ClientId, answer: ToClient) -> None:
         try:
@@ -198,16 +218,6 @@ def _files_of_owner() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-def _failed(error: SpecdecError, number: int) -> Failed:
-    plugin = error.plugin
-    names = (plugin.name, plugin.target, plugin.distribution or "", plugin.version or "") if plugin else None
-    return Failed(number, error.code, error.summary, _as_texts(error), names)
-
-
-def _as_texts(error: SpecdecError) -> dict[str, str]:
-    return {name: str(value) for name, value in error.facts.items()}
 
 
 @contextmanager

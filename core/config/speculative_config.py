@@ -90,6 +90,10 @@ class SpeculativeConfig(BaseModel):
         default="raise",
         description="raise: after the step; skip_step: go on without drafts; disable: and ask no more after 3",
     )
+    isolation: str | dict[str, Any] | None = Field(
+        default=None,
+        description='None: it runs with the engine; "process", or {"kind": "process", ...}: in a process of its own',
+    )
     state_dir: Annotated[str | None, BeforeValidator(_path_as_text)] = Field(
         default=None,
         min_length=1,

@@ -22,12 +22,13 @@ def own_metrics(publish: Callable[[], object], plugin: PluginId) -> dict[str, fl
             raise _unusable(f"the name {name!r:.80}", plugin)
         if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
             raise _unusable(f"{name}: {value!r:.80}", plugin)
-    return {f"proposer_{_slug(plugin)}_{name}": float(value) for name, value in published.items()}
+    prefix = prefix_of(plugin)
+    return {prefix + name: float(value) for name, value in published.items()}
 
 
-def _slug(plugin: PluginId) -> str:
-    """Its name, of a class path the class's, as a part of a metric's name."""
-    return re.sub(r"[^a-z0-9]+", "_", re.split(r"[.:]", plugin.name)[-1].lower()).strip("_")
+def prefix_of(plugin: PluginId) -> str:
+    """What its figures begin with: its name, of a class path the class's, as a part of a metric's name."""
+    return f"proposer_{re.sub(r'[^a-z0-9]+', '_', re.split(r'[.:]', plugin.name)[-1].lower()).strip('_')}_"
 
 
 def _unusable(found: str, plugin: PluginId) -> ProposerError:

@@ -116,7 +116,7 @@ class ProposerHost:
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Bind it to the services: it loads its weights. A failure stops the start under any policy."""
-        self._must("bind", target, services)
+        self.must("bind", target, services)
 
     def warm_up(self, passes: EarlyPasses | None = None) -> None:
         """Let it warm up where its draft KV is, and load its state. A failure stops the start under any policy.
@@ -124,7 +124,7 @@ class ProposerHost:
         passes: over layers of the target, on a device. None means that there are none.
         """
         self._passes = passes
-        self._must("warmup")
+        self.must("warmup")
         if self._state_dir is not None and has_state(self._state_dir):
             self.load(self._state_dir)
 
@@ -227,17 +227,17 @@ class ProposerHost:
     def save(self, path: Path) -> None:
         """Have it write its shared state. Raises ConfigError SD-E179, SD-E181; ProposerError whatever the policy."""
         require_state(self.plugin, self._methods)
-        save_state(path, self.plugin, partial(self._must, "save"))
+        save_state(path, self.plugin, partial(self.must, "save"))
 
     def load(self, path: Path) -> None:
         """Have it read what `save` wrote. Raises as `save` does."""
         require_state(self.plugin, self._methods)
-        self._must("load", find_state(path, self.plugin))
+        self.must("load", find_state(path, self.plugin))
 
     def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Have it take new weights. Raises ConfigError SD-E227, SD-E228; ProposerError whatever the policy."""
         require_updatable(self.plugin, self._methods)
-        self._must("update_weights", as_tensors(tensors))
+        self.must("update_weights", as_tensors(tensors))
 
     def ask_metrics(self) -> None:
         """Between steps: ask for its own figures, if they are wanted. A failure is counted, and raised to nobody."""
@@ -254,7 +254,7 @@ class ProposerHost:
         """Its own figures, now. Raises ProposerError."""
         return self._attempt("metrics", partial(own_metrics, self._methods["metrics"], self.plugin))
 
-    def _must(self, method: str, *args: object) -> None:
+    def must(self, method: str, *args: object) -> None:
         """Call an optional method if it is there, and fail if it fails."""
         if method in self._methods:
             self._attempt(method, partial(self._methods[method], *args))

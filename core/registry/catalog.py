@@ -20,7 +20,7 @@ CLASS_PATH_METHOD = "custom_class"
 """vLLM's own word for "the class path stands in `model`"."""
 
 
-def _nobody(spec: str) -> str | None:
+def _nobody(*asked: Any) -> None:
     return None
 
 
@@ -36,6 +36,7 @@ class Registrations:
     recognisers: tuple[Recogniser, ...] = ()
     resolve_proposer: Callable[[str], str | None] = _nobody  # an unknown method -> "module:Class"
     adapt_proposer: Callable[[Any], Any] = _as_it_is  # a class for another engine -> a proposer around it
+    isolate_proposer: Callable[..., Any] = _nobody  # `isolation`, CheckedProposer -> a proposer that runs it apart
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class ResolvedProposer:
     plugin: PluginId
     cls: Any
     model: str | None  # the checkpoint; None if the config has none or its `model` was a class path
+    isolate: Callable[..., Any] = _nobody  # see `Registrations.isolate_proposer`
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class Registry:
         return None
 
     def _imported(self, plugin: PluginId, model: str | None) -> ResolvedProposer:
-        return ResolvedProposer(plugin, self.registrations.adapt_proposer(import_target(plugin)), model)
+        adapted = self.registrations.adapt_proposer(import_target(plugin))
+        return ResolvedProposer(plugin, adapted, model, self.registrations.isolate_proposer)
 
     def _by_class_path(self, target: str) -> PluginId:
         registered = [row.plugin for row in self.entries if row.target == target and row.status != "blocked"]

@@ -12,7 +12,7 @@ from typing import Any
 import pluggy
 
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, did_you_mean, message
-from specdec.sdk.hooks import PROJECT_NAME, HookSpecs
+from specdec.sdk.hooks import PROJECT_NAME, CheckedProposer, HookSpecs
 
 from .attribution import attributing, author_frame, describe
 from .catalog import Registrations
@@ -78,7 +78,7 @@ class HookPlugins:
         """What the registry of proposers needs. Raises PluginLoadError if a `register_*` hook fails."""
         proposers = tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
         recognisers = tuple(_offered_recogniser(offer) for offer in self.offers("register_speculator_config"))
-        return Registrations(proposers, recognisers, self.resolve_proposer, self.adapt_proposer)
+        return Registrations(proposers, recognisers, self.resolve_proposer, self.adapt_proposer, self.isolate_proposer)
 
     def offers(self, hook_name: str) -> list[Offer]:
         """Everything that plugins add in one `register_*` hook. Strict: raises PluginLoadError SD-E118."""
@@ -118,6 +118,10 @@ class HookPlugins:
         """The first plugin's proposer around a class for another engine; any other object as it is."""
         adapted = self._manager.hook.adapt_proposer(candidate=candidate)
         return candidate if adapted is None else adapted
+
+    def isolate_proposer(self, isolation: Any, proposer: CheckedProposer) -> Any:
+        """The first plugin's class that runs the proposer apart from the engine, or None."""
+        return self._manager.hook.isolate_proposer(isolation=isolation, proposer=proposer)
 
     def _loaded(self, entry: PluginEntry) -> PluginEntry:
         try:

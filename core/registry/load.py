@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from specdec.sdk.config import ProposerConfig, StrictModel, unknown_keys, wrong_values
 from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
+from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 from specdec.sdk.needs import Needs
 from specdec.sdk.proposer_protocol import API_VERSION, Proposer
@@ -80,7 +81,21 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     if plugin.distribution != SDK_DISTRIBUTION and not plugin.target.startswith("specdec."):
         _say_experimental(plugin)
     state_dir = _state_dir(config, plugin, methods)
-    return LoadedProposer(plugin, cls, proposer_config, needs, methods, state_dir, request_options)
+    loaded = LoadedProposer(plugin, cls, proposer_config, needs, methods, state_dir, request_options)
+    return loaded if config.isolation is None else _isolated(loaded, resolved.isolate, config.isolation, target)
+
+
+def _isolated(loaded: LoadedProposer, isolate: Callable[..., Any], isolation: Any, info: TargetInfo) -> LoadedProposer:
+    """The class that runs it apart from the engine in its place. It drafts chains."""
+    plugin, config = loaded.plugin, loaded.config
+    cls = isolate(isolation, CheckedProposer(plugin, loaded.cls, config, loaded.needs, loaded.methods))
+    if cls is None:
+        facts = {"found": repr(isolation), "fix": '"isolation": "process", and its plugin not blocked'}
+        raise ConfigError("SD-E132", "nobody offers this isolation", facts, plugin=plugin)
+    config = config.replace(num_draft_tokens=config.depth, tree_depth=None)
+    return replace(
+        loaded, cls=cls, config=config, needs=_needs(cls, config, info, plugin), methods=check_class(cls, plugin)
+    )
 
 
 def _state_dir(config: SpeculativeConfig, plugin: PluginId, methods: Collection[str]) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from contextlib import suppress
 
 import zmq
@@ -14,6 +15,9 @@ from specdec.sdk.wire import MAX_MESSAGE_BYTES, UNREADABLE, ToClient, ToServer, 
 WAITING_MESSAGES = 4096
 """That the server has not taken yet. One that takes no more is lost."""
 
+RETRY_MS = 100
+"""Between two attempts to reach a server that is not there."""
+
 
 class LostError(Exception):
     """The connection cannot be used any more. Its text says why."""
@@ -22,14 +26,16 @@ class LostError(Exception):
 class Connection:
     """To a server at an address, which may not be there yet."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, retry_ms: int = RETRY_MS) -> None:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        self._socket.reconnect_ivl = retry_ms
         self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.set_hwm(WAITING_MESSAGES)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
+        self._end = weakref.finalize(self, _close, self._context, self._socket, self._monitor)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -64,16 +70,14 @@ class Connection:
 
     def close(self) -> None:
         """Let go of the socket, with what was not sent."""
-        self._socket.disable_monitor()
-        self._context.destroy(linger=0)
+        self._end()
 
     def leave(self, message: ToServer) -> None:
         """Send a last message, if the server takes it within a moment, and close."""
-        self._socket.disable_monitor()
         self._socket.linger = 100  # milliseconds
         with suppress(zmq.Again):
             self._socket.send(encode(message), zmq.DONTWAIT)
-        self._context.destroy()
+        self._end()
 
     def _next(self) -> ToClient | None:
         try:
@@ -87,3 +91,10 @@ class Connection:
         except UNREADABLE as error:
             raise LostError(f"it sent what is no message: {error}") from error
         return message
+
+
+def _close(context: zmq.Context[zmq.Socket[bytes]], *sockets: zmq.Socket[bytes]) -> None:
+    """Also where nobody closes it before it is collected."""
+    for each in sockets:
+        each.close()  # each with its own linger
+    context.term()

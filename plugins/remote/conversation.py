@@ -6,17 +6,19 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from specdec.sdk.config import ProposerConfig
-from specdec.sdk.errors import PluginId, ProposerError
+from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
 from specdec.sdk.types import Draft, RequestView, StepView, TargetInfo
-from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Failed, Hello
+from specdec.sdk.wire import PROTOCOL, Ask, Call, Drafts, Failed, Hello, Returned, as_error
 
 from .drafter import Drafter, Place
 from .texts import Text, end_of, start_of
 
 FIGURES = ("asked", "in_time", "late", "rebased", "dropped", "no_slot", "errors", "outages", "returns")
+FIGURES_SECONDS = 1.0
+"""The longest wait for the proposer's own figures."""
 
 
 @dataclass(eq=False)
@@ -36,8 +38,14 @@ class Conversation:
     So is what is left of an answer. Drafts are one-hot, and the text does not depend on when they come.
     """
 
-    def __init__(self, place: Place, config: ProposerConfig[Any], target: TargetInfo) -> None:
-        """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine."""
+    def __init__(
+        self, place: Place, config: ProposerConfig[Any], target: TargetInfo, plugin: PluginId | None = None
+    ) -> None:
+        """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine.
+
+        plugin: whose errors they are. None means that the drafter says so.
+        """
+        self._plugin = plugin
         self._options = config.options
         self.figures: Counter[str] = Counter()
         self._waited = 0.0  # seconds
@@ -48,7 +56,8 @@ class Conversation:
         self._texts: dict[str, Text] = {}  # by request id
         self._question: _Question | None = None
         self._number = self._step = 0
-        self._errors: list[ProposerError] = []
+        self._errors: list[SpecdecError] = []
+        self._figures_there: dict[str, float] = {}  # as they were told last
         self._drafter.begin(self._options.start_seconds)
 
     def start(self, request: RequestView[Any]) -> None:
@@ -95,6 +104,39 @@ class Conversation:
         known = {name: float(self.figures[name]) for name in FIGURES}
         times = {"waited_ms": 1000 * self._waited, "drafter_ms": 1000 * self._worked}
         return known | times | {"up": float(self._drafter.is_up)}
+
+    def figures_there(self) -> dict[str, float]:
+        """The proposer's own; those that it told last, if it does not tell them soon. Raises its ProposerError."""
+        returned = self._call("metrics", "", FIGURES_SECONDS)
+        if returned is not None:
+            self._figures_there = returned.figures
+        return self._figures_there
+
+    def call(self, method: Literal["save", "load"], path: str) -> None:
+        """Have it save its state, or load it. Raises its ProposerError, or SD-E336 if it does not answer.
+
+        What is loaded is loaded again by a drafter that comes back.
+        """
+        if self._call(method, path, self._options.start_seconds) is None:
+            facts = {"asked": f"{method} {path}", "effect": "nothing was saved or loaded"}
+            raise ProposerError("SD-E336", "a drafter in another process did not answer", facts, plugin=self._plugin)
+        if method == "load":
+            self._drafter.first_words = Call(0, method, path)
+
+    def _call(self, method: Literal["metrics", "save", "load"], path: str, seconds: float) -> Returned | None:
+        """None: no answer came. Raises its ProposerError."""
+        self._number += 1
+        number, end = self._number, time.monotonic() + seconds
+        if not self._is_up() or not self._drafter.send(Call(number, method, path)):
+            return None
+        while (left := end - time.monotonic()) > 0 and self._drafter.is_up:
+            answer = self._drafter.receive(left)
+            if isinstance(answer, Returned) and answer.number == number:
+                return answer
+            if isinstance(answer, Failed) and answer.number == number:
+                raise as_error(answer, self._plugin)
+            self._take(answer)
+        return None
 
     def close(self) -> None:
         """Leave the drafter."""
@@ -164,13 +206,13 @@ class Conversation:
         if self._drafter.send(start_of(request)):
             text.sent = len(request.prompt_token_ids)
 
-    def _take(self, answer: Drafts | Failed | None) -> None:
-        if answer is None:
+    def _take(self, answer: Drafts | Failed | Returned | None) -> None:
+        if answer is None or isinstance(answer, Returned):
             return
         question = self._question
         if isinstance(answer, Failed):
             self.figures["errors"] += 1
-            self._errors.append(_as_error(answer))
+            self._errors.append(as_error(answer, self._plugin))
             if question is not None and answer.number == question.number:
                 self._question = None
                 for request_id in question.request_ids:
@@ -190,11 +232,3 @@ class Conversation:
                 return
             if text is not None and question.number >= text.first_ask:
                 text.take(row, self.figures)
-
-
-def _as_error(failed: Failed) -> ProposerError:
-    plugin = None
-    if failed.proposer is not None:
-        name, target, distribution, version = failed.proposer
-        plugin = PluginId(name, target, distribution or None, version or None)
-    return ProposerError(failed.code, failed.summary, failed.facts, plugin=plugin)

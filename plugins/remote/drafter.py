@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from specdec.sdk.errors import ConfigError, message
-from specdec.sdk.wire import Bye, Drafts, Failed, Hello, Refused, ToServer, Unknown, Welcome
+from specdec.sdk.wire import Bye, Drafts, Failed, Hello, Refused, Returned, ToServer, Unknown, Welcome
 
 from .connection import Connection, LostError
 
@@ -33,6 +33,10 @@ class Place(Protocol):
         """A new connection. A drafter that belongs to the place is started."""
         ...
 
+    def has_failed(self) -> bool:
+        """Whether it is known that the drafter will not answer."""
+        ...
+
     def fate(self) -> str:
         """What is known of its end; empty: nothing. A drafter that belongs to the place has ended when it returns."""
         ...
@@ -46,10 +50,14 @@ class At:
     """A server that somebody else runs."""
 
     def __init__(self, address: str) -> None:
-        self.label = address
+        self.address = address
+        self.label = f"the drafter at {address}"
 
     def connect(self) -> Connection:
-        return Connection(self.label)
+        return Connection(self.address)
+
+    def has_failed(self) -> bool:
+        return False
 
     def fate(self) -> str:
         return ""
@@ -73,6 +81,7 @@ class Drafter:
         self._answers = 0  # since it came back
         self._next_try = 0.0
         self.num_draft_tokens = 0  # the most that it drafts
+        self.first_words: ToServer | None = None  # behind the hello of each connection
 
     def begin(self, seconds: float) -> None:
         """Reach it for the first time. Raises ConfigError SD-E334 if it does not answer, or as it refuses."""
@@ -97,6 +106,8 @@ class Drafter:
                 self.lose(str(error))
         if not self._up and self._connection is not None:
             self.receive(0)
+            if not self._up and self._place.has_failed():
+                self.lose("it did not start")
         return self._up
 
     def send(self, said: ToServer) -> bool:
@@ -110,7 +121,7 @@ class Drafter:
             return False
         return True
 
-    def receive(self, seconds: float) -> Drafts | Failed | None:
+    def receive(self, seconds: float) -> Drafts | Failed | Returned | None:
         """Its next answer, within so many seconds. None: none came, or it is lost (`is_up`)."""
         if self._connection is None:
             return None
@@ -119,7 +130,7 @@ class Drafter:
         except LostError as error:
             self.lose(str(error))
             return None
-        if isinstance(answer, Drafts | Failed):
+        if isinstance(answer, Drafts | Failed | Returned):
             self._answers += 1
             if self._answers == PROVEN_AFTER:
                 self._pauses = 0
@@ -127,7 +138,7 @@ class Drafter:
         if isinstance(answer, Welcome):
             self._welcomed(answer)
             self._figures["returns"] += 1
-            logger.info("the drafter at %s is back", self._place.label)
+            logger.info("%s is back", self._place.label)
         elif isinstance(answer, Refused):
             self.lose(f"{answer.code} {answer.summary}", **answer.facts)
         elif isinstance(answer, Unknown):
@@ -147,9 +158,9 @@ class Drafter:
         if was_up:
             self._figures["outages"] += 1
             facts |= {"because": reason, "effect": "decoding goes on without drafts until it is back"}
-            logger.warning("%s", message("SD-W331", f"the drafter at {self._place.label} is lost", facts))
+            logger.warning("%s", message("SD-W331", f"{self._place.label} is lost", facts))
         else:
-            logger.debug("the drafter at %s is not back: %s; next try in %.2f s", self._place.label, reason, pause)
+            logger.debug("%s is not back: %s; next try in %.2f s", self._place.label, reason, pause)
 
     def close(self) -> None:
         """Leave it, and end what is the place's."""
@@ -168,6 +179,8 @@ class Drafter:
         """Raises LostError."""
         self._connection = self._place.connect()
         self._connection.send(self._hello)
+        if self.first_words is not None:
+            self._connection.send(self.first_words)
 
     def _welcomed(self, answer: Welcome) -> None:
         self._up = True
@@ -179,4 +192,4 @@ class Drafter:
             "fix": "specdec serve-proposer NAME --target MODEL --listen ADDRESS",
         }
         self.close()
-        return ConfigError("SD-E334", f"there is no drafter at {self._place.label}", facts)
+        return ConfigError("SD-E334", f"{self._place.label} is not there", facts)

@@ -49,33 +49,10 @@ class RemoteOptions(WaitingOptions):
         return self
 
 
-class RemoteProposer(ProposerBase):
-    """Drafts of the proposer that `specdec serve-proposer` runs at an address.
+class AsksElsewhere(ProposerBase):
+    """A proposer whose drafts come from a conversation with another process."""
 
-    Tokens go there and drafts come back. A drafter that is lost costs drafts, and the text is the same. It is reached
-    again after pauses that grow, and then gets each text anew.
-    """
-
-    Options = RemoteOptions
     _conversation: Conversation  # from `bind` on
-
-    @classmethod
-    def needs(cls, config: ProposerConfig[Any], target: TargetInfo) -> Needs:
-        """The tokens. What the drafter learns, it may learn from other engines too.
-
-        Raises Refusal if the libraries of the extra `remote` are not installed.
-        """
-        missing = missing_of_remote()
-        if missing:
-            raise Refusal(f"{missing} is not installed", INSTALL_REMOTE)
-        return Needs(history=True, state="shared", deterministic=config.options.deadline_ms is None)
-
-    def bind(self, target: TargetInfo, services: Services) -> None:
-        """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine."""
-        from .conversation import Conversation
-        from .drafter import At
-
-        self._conversation = Conversation(At(self.config.options.address), self.config, target)
 
     def on_start(self, request: RequestView[Any]) -> None:
         """The drafter gets the prompt."""
@@ -107,3 +84,31 @@ class RemoteProposer(ProposerBase):
         """Leave the drafter."""
         if "_conversation" in vars(self):
             self._conversation.close()
+
+
+class RemoteProposer(AsksElsewhere):
+    """Drafts of the proposer that `specdec serve-proposer` runs at an address.
+
+    Tokens go there and drafts come back. A drafter that is lost costs drafts, and the text is the same. It is reached
+    again after pauses that grow, and then gets each text anew.
+    """
+
+    Options = RemoteOptions
+
+    @classmethod
+    def needs(cls, config: ProposerConfig[Any], target: TargetInfo) -> Needs:
+        """The tokens. What the drafter learns, it may learn from other engines too.
+
+        Raises Refusal if the libraries of the extra `remote` are not installed.
+        """
+        missing = missing_of_remote()
+        if missing:
+            raise Refusal(f"{missing} is not installed", INSTALL_REMOTE)
+        return Needs(history=True, state="shared", deterministic=config.options.deadline_ms is None)
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine."""
+        from .conversation import Conversation
+        from .drafter import At
+
+        self._conversation = Conversation(At(self.config.options.address), self.config, target)

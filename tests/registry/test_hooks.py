@@ -378,8 +378,16 @@ def resolve_proposer(spec):
     called.append("resolve_proposer")
     return "h_mod:Mine"
 
+@hookimpl
+def isolate_proposer(isolation, proposer):
+    called.append("isolate_proposer")
+    return Apart if isolation == {"kind": "apart"} and proposer.cls is Mine else None
+
 class Mine:
     def __init__(self, config): ...
+    def propose(self, step): ...
+
+class Apart(Mine):
     def propose(self, step):
         raise KeyError("always")
 """
@@ -391,10 +399,11 @@ def noting(name):
 
 
 def test_every_hook_is_called(offer):
-    """In one run: a proposer that a hook resolves fails, a request ends, a dataset and an exporter are asked for."""
-    others = "".join(noting(name) for name in HOOKS if name != "resolve_proposer")
+    """In one run: a proposer of two hooks fails, a request ends, a dataset and an exporter are asked for."""
+    others = "".join(noting(name) for name in HOOKS if name not in ("resolve_proposer", "isolate_proposer"))
     offer("from specdec.sdk import hookimpl\ncalled = []\n" + others + MAGIC)
     config = {"method": "magic", "num_speculative_tokens": 2, "on_proposer_error": "skip_step"}
+    config["isolation"] = {"kind": "apart"}
     with LLM("tiny", speculative_config=config, max_model_len=128) as llm:
         llm.generate(["def main("], SamplingParams(temperature=0, max_tokens=4))
         with pytest.raises(ConfigError):

@@ -1,0 +1,254 @@
+"""A proposer's process that belongs to one engine: started with it, started again, and ended with it."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from specdec.sdk.child_wire import (
+    END,
+    KEEPER,
+    KILL,
+    START,
+    Ended,
+    Order,
+    Ready,
+    Report,
+    as_line,
+    read_report,
+    socket_of,
+)
+from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
+from specdec.sdk.types import TargetInfo
+from specdec.sdk.wire import Failed, as_error
+
+from .connection import Connection
+
+RETRY_MS = 10
+"""Between two looks for the socket of a process that starts."""
+
+LONGEST_DIRECTORY = 80
+"""In bytes: a socket's path has 107 at most."""
+
+KILL_SECONDS = 3.0
+"""In which a keeper ends a process. One that does not is ended itself."""
+
+GRACE_SECONDS = 10.0
+MOST_REPORT = 2**20
+
+
+class Child:
+    """The place of a proposer in a process of its own, behind a keeper that forks it."""
+
+    def __init__(
+        self,
+        plugin: PluginId,
+        target: TargetInfo,
+        speculative_config: Mapping[str, Any],
+        *,
+        tokenizer: str | None,
+        memory_mib: int | None,
+        num_threads: int | None,
+        start_seconds: float,
+    ) -> None:
+        self.label = f"the process of {plugin.label}"
+        self.num_starts = 0
+        self._plugin, self._start_seconds = plugin, start_seconds
+        self._facts = {
+            "target": vars(target) | {"checkpoint_dir": target.checkpoint_dir and str(target.checkpoint_dir)},
+            "speculative_config": dict(speculative_config),
+            "tokenizer": tokenizer,
+            "memory_mib": memory_mib,
+            "num_threads": num_threads,
+        }
+        self._keeper: _Keeper | None = None
+        self._number = 0  # of the keeper's newest process
+        self._is_new = False  # nobody was connected to it
+        self._started_at = 0.0
+        self._reports: list[Report] = []  # of the newest process
+
+    def begin(self) -> None:
+        """Start it, and wait until it listens. Raises what its proposer raised, or ProposerError SD-E335."""
+        self._start()
+        end = time.monotonic() + self._start_seconds
+        while not self._reports:
+            left = end - time.monotonic()
+            if left <= 0 or not self._read(left):
+                break
+        error = self._error()
+        if error is not None:
+            self._number = 0
+            self.close()
+            raise error
+
+    def connect(self) -> Connection:
+        """A new connection to a new process, which may not listen yet."""
+        if not self._is_new:
+            self._start()
+        self._is_new = False
+        return Connection(socket_of(self._there.directory, self._number), RETRY_MS)
+
+    def has_failed(self) -> bool:
+        """Whether the newest process will not answer."""
+        self._read(0)
+        ended = any(isinstance(each, Ended | Failed) for each in self._reports)
+        late = not self._reports and time.monotonic() - self._started_at > self._start_seconds
+        return ended or late or self._keeper is None
+
+    def fate(self) -> str:
+        """How it ended. It is ended for that, if it had not."""
+        if self._keeper is not None and not self._has_ended():
+            self._keeper.say(KILL)
+            end = time.monotonic() + KILL_SECONDS
+            while not self._has_ended() and self._read(end - time.monotonic()):
+                pass
+            if not self._has_ended():
+                self._drop_keeper()
+        self._is_new = False
+        return "\n".join(map(_as_text, self._reports)) or "it ended, and so did its keeper"
+
+    def close(self) -> None:
+        """End it, in time to save what it has to. Raises the error of its end."""
+        if self._keeper is not None:
+            self._keeper.say(END)
+            end = time.monotonic() + GRACE_SECONDS + KILL_SECONDS
+            while self._read(end - time.monotonic()):
+                pass
+            self._drop_keeper()
+        failed = [each for each in self._reports if isinstance(each, Failed)]
+        if failed and self._number:
+            raise as_error(failed[0], self._plugin)
+
+    @property
+    def _there(self) -> _Keeper:
+        assert self._keeper is not None, "it was started"
+        return self._keeper
+
+    def _start(self) -> None:
+        if self._keeper is None or not self._keeper.say(START):
+            self._drop_keeper()
+            self._keeper, self._number = _Keeper(self._facts), 0
+            self._keeper.say(START)
+        self._number += 1
+        self.num_starts += 1
+        self._reports.clear()
+        self._is_new, self._started_at = True, time.monotonic()
+
+    def _read(self, seconds: float) -> bool:
+        """Whether the keeper lives, and said something within so many seconds."""
+        if self._keeper is None:
+            return False
+        reports = self._keeper.read(seconds)
+        if reports is None:
+            self._drop_keeper()
+            return False
+        self._reports += [each for each in reports if isinstance(each, Failed) or each.number == self._number]
+        return bool(reports)
+
+    def _has_ended(self) -> bool:
+        return any(isinstance(each, Ended) for each in self._reports)
+
+    def _error(self) -> SpecdecError | None:
+        """Of a start."""
+        failed = [each for each in self._reports if isinstance(each, Failed)]
+        if failed:
+            return as_error(failed[0], self._plugin)
+        if any(isinstance(each, Ready) for each in self._reports):
+            return None
+        if not self._reports and self._keeper is not None:
+            facts = {"because": f"it did not listen within {self._start_seconds:g} s", "stands": self.fate()}
+        else:
+            facts = {"because": self.fate()}
+        facts["fix"] = "try it without isolation, in a process that may end: specdec check names the call"
+        return ProposerError("SD-E335", "the process of a proposer did not start", facts, plugin=self._plugin)
+
+    def _drop_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
+
+class _Keeper:
+    """The process that forks. It ends when its pipe is closed: by `close`, by the collector, or with this process."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.directory = _private_directory()
+        order = Order(directory=self.directory, import_path=list(sys.path), grace_seconds=GRACE_SECONDS, **facts)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders: IO[bytes] = self._process.stdin
+        self._said: IO[bytes] = self._process.stdout
+        self._buffer = b""
+        self._closing = weakref.finalize(self, _end, self._process, self.directory)
+        self.say(as_line(order))
+
+    def say(self, line: bytes) -> bool:
+        """Whether it could be said."""
+        try:
+            while line:
+                line = line[os.write(self._orders.fileno(), line) :]
+        except (BrokenPipeError, ValueError):  # it has gone
+            return False
+        return True
+
+    def read(self, seconds: float) -> list[Report] | None:
+        """What it said within so many seconds, in whole lines. None: it has gone, or said nonsense."""
+        if not select.select([self._said], [], [], max(0.0, seconds))[0]:
+            return []
+        data = os.read(self._said.fileno(), 65536)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if not data or len(self._buffer) > MOST_REPORT:
+            return None
+        try:
+            return [read_report(line) for line in lines]
+        except msgspec.DecodeError:
+            return None
+
+    def close(self) -> None:
+        """It is gone when this returns."""
+        self._closing()
+
+
+def _end(process: subprocess.Popen[bytes], directory: str) -> None:
+    """Without a pipe it ends its process, and itself. One that does not is killed, and its process with it."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+    try:
+        process.wait(GRACE_SECONDS + KILL_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _private_directory() -> str:
+    """Its owner's alone, with a path that is short enough for sockets in it."""
+    directory = tempfile.mkdtemp(prefix="specdec-process-")
+    if len(os.fsencode(directory)) <= LONGEST_DIRECTORY:
+        return directory
+    Path(directory).rmdir()
+    return tempfile.mkdtemp(prefix="specdec-process-", dir="/tmp")
+
+
+def _as_text(report: Report) -> str:
+    if isinstance(report, Ended):
+        running = f", in {report.running}" if report.running else ""
+        return f"it ended {report.how}{running}" + (f"\n{report.stack}" if report.stack else "")
+    return str(as_error(report)) if isinstance(report, Failed) else ""

@@ -1,0 +1,157 @@
+"""`"isolation": "process"` beside any method: its proposer drafts in a process that lives as long as the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from specdec.sdk import (
+    ConfigError,
+    Needs,
+    ProposerConfig,
+    Refusal,
+    Services,
+    TargetInfo,
+    hookimpl,
+)
+from specdec.sdk.elsewhere import refuse_what_reads_the_target
+from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
+from specdec.sdk.hooks import CheckedProposer
+from specdec.sdk.proposer_protocol import Proposer
+
+from .proposer import AsksElsewhere, WaitingOptions
+
+if TYPE_CHECKING:
+    from .child import Child
+
+PROCESS = "process"
+FIGURES = "process_"
+"""What the names of figures about the process begin with; others are the proposer's own."""
+
+
+class IsolationOptions(WaitingOptions):
+    """The keys of `"isolation": {"kind": "process"}`."""
+
+    kind: Literal["process"]
+    start_seconds: float = Field(default=300.0, gt=0, description="the longest that it may take to start")
+    memory_mib: int | None = Field(
+        default=None, ge=1, description="the most memory that it may take beyond its libraries. None means no limit"
+    )
+    num_threads: int | None = Field(default=None, ge=1, description="CPU threads. None means PyTorch's own number")
+
+
+@hookimpl
+def isolate_proposer(isolation: str | Mapping[str, Any], proposer: CheckedProposer) -> type[Proposer] | None:
+    """The proposer in a process of its own.
+
+    Raises ConfigError (SD-E330: the extra is not installed; SD-E131, SD-E132: its options), or Refusal for what only
+    the engine's process can run.
+    """
+    values: Mapping[str, Any] = {"kind": isolation} if isinstance(isolation, str) else isolation
+    if values.get("kind") != PROCESS:
+        return None
+    options = IsolationOptions.parse(values, "isolation")
+    missing = missing_of_remote()
+    if missing:
+        raise ConfigError("SD-E330", f"{missing} is not installed", {"fix": INSTALL_REMOTE}, plugin=proposer.plugin)
+    _refuse(proposer)
+    needs, asked = proposer.needs, _asked(proposer)
+
+    class Isolated(IsolatedProposer):
+        __doc__ = f"{proposer.cls.__name__} in a process of its own."
+        _inner, _isolation, _asked = proposer, options, asked
+
+    Isolated.needs = Needs(
+        history=True,
+        state="shared" if needs.state == "shared" else "per_request",
+        deterministic=needs.deterministic and options.deadline_ms is None,
+        min_draft_tokens=needs.min_draft_tokens,
+        max_draft_tokens=needs.max_depth or needs.max_draft_tokens,
+    )
+    return KeepingState.around(Isolated) if {"save", "load"} <= proposer.methods else Isolated
+
+
+def _refuse(proposer: CheckedProposer) -> None:
+    refuse_what_reads_the_target(proposer.needs, proposer.plugin)
+    module = proposer.plugin.target.partition(":")[0]
+    if module == "__main__":
+        reason = f"another process cannot import {proposer.plugin.target}, which stands in the script that runs"
+        raise Refusal(reason, "the class in a module of its own", plugin=proposer.plugin)
+    if proposer.config.draft_sample_method != "greedy":
+        reason = 'draft_sample_method is "probabilistic", and drafts of another process come without a distribution'
+        raise Refusal(reason, '"draft_sample_method": "greedy"', plugin=proposer.plugin)
+
+
+def _asked(proposer: CheckedProposer) -> dict[str, Any]:
+    """The proposer's `speculative_config` there, in JSON. Raises Refusal for options that are none."""
+    config, options = proposer.config, proposer.config.options
+    try:
+        written = options.model_dump(mode="json", exclude_unset=True) if isinstance(options, BaseModel) else {}
+    except ValueError as error:
+        raise Refusal(
+            f"its options are no JSON: {error}", "options of texts and numbers", plugin=proposer.plugin
+        ) from error
+    asked = {
+        "method": proposer.plugin.target,
+        "model": config.model,
+        "num_speculative_tokens": config.depth,
+        "num_draft_nodes": config.num_draft_tokens if config.tree_depth else None,
+        "proposer_config": written,
+    }
+    common = ("moe_backend", "quantization", "dtype", "trust_remote_code")
+    return asked | {name: getattr(config, name) for name in common}
+
+
+class IsolatedProposer(AsksElsewhere):
+    """A proposer in a process of its own, started and ended by its engine."""
+
+    _inner: ClassVar[CheckedProposer]
+    _isolation: ClassVar[IsolationOptions]
+    _asked: ClassVar[dict[str, Any]]  # the `speculative_config` there
+
+    def __init__(self, config: ProposerConfig[Any]) -> None:
+        super().__init__(config.replace(options=self._isolation))
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Start the process. Raises what the proposer raises there, or ProposerError SD-E335."""
+        from .child import Child
+        from .conversation import Conversation
+
+        options, tokenizer = self._isolation, services.tokenizer
+        self._child: Child = Child(
+            self._inner.plugin,
+            target,
+            self._asked,
+            tokenizer=None if tokenizer is None else tokenizer.name_or_path,
+            memory_mib=options.memory_mib,
+            num_threads=options.num_threads,
+            start_seconds=options.start_seconds,
+        )
+        self._child.begin()
+        self._conversation = Conversation(self._child, self.config, target, self._inner.plugin)
+
+    def metrics(self) -> Mapping[str, float]:
+        """The proposer's own, and behind `process_` what `RemoteProposer.metrics` shows, with `process_restarts`."""
+        own = self._conversation.figures_there() if "metrics" in self._inner.methods else {}
+        shown = {**super().metrics(), "restarts": float(self._child.num_starts - 1)}
+        return own | {FIGURES + name: value for name, value in shown.items()}
+
+
+class KeepingState(IsolatedProposer):
+    """One that has state to save, and to load again."""
+
+    @classmethod
+    def around(cls, isolated: type[IsolatedProposer]) -> type[IsolatedProposer]:
+        """The same class with these methods."""
+        return type(isolated.__name__, (isolated, cls), {})
+
+    def save(self, path: Path) -> None:
+        """The process writes it."""
+        self._conversation.call("save", str(path))
+
+    def load(self, path: Path) -> None:
+        """The process reads it, and one that is started later does too, while it is there."""
+        self._conversation.call("load", str(path))
