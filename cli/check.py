@@ -36,6 +36,12 @@ class LevelChoice(StrEnum):
     FULL = "full"
 
 
+class IsolationChoice(StrEnum):
+    """Where each check runs."""
+
+    PROCESS = "process"
+
+
 def command(  # noqa: PLR0913 - one parameter per flag
     ctx: typer.Context,
     proposer: Annotated[
@@ -69,6 +75,10 @@ def command(  # noqa: PLR0913 - one parameter per flag
         float,
         typer.Option(min=0, metavar="SECONDS", help="The longest that one check may take; 0: as long as it likes."),
     ] = 300,
+    isolation: Annotated[
+        IsolationChoice | None,
+        typer.Option(help="process: each check in a process of its own; one that ends it fails by name."),
+    ] = None,
     how: Annotated[
         Format, typer.Option("--format", help="json: an array with one object per check; quiet: one line.")
     ] = Format.AUTO,
@@ -88,7 +98,8 @@ def command(  # noqa: PLR0913 - one parameter per flag
     subject = Subject(proposer, settings, model, seed, session.settings)
     shown = not quiet and how is not Format.JSON
     expected_failures = _expected(expected or [])
-    run = Run(timeout, expected_failures, _Announcer(timeout, shown=shown))
+    announcer = _Announcer(0 if isolation else timeout, shown=shown)  # a process that hangs is ended
+    run = Run(timeout, expected_failures, announcer, "process" if isolation else None)
     found = []
     try:
         for result in results(subject, level.value, tuple(only or ()), expected_failures, run=run):

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from specdec.core.host import registry
 from specdec.sdk.errors import ConfigError, ProposerError, SpecdecError, did_you_mean
 
 from .checks import ALL_CHECKS, Check, checks_of
+from .isolated import in_a_fork
 from .report import DIFFERENCE, CheckResult, Level, NotApplicable, Violation, cause_of
 from .subject import Asked, Subject
 from .time_limit import TIMEOUT_S, OutOfTime, time_limit
 
+Isolation = Literal["process"]
 FIRST = "loads"
 SIMPLEST = ("deterministic", "accepts_and_rejects")
 """Comparisons that every later one contains: where one of them fails, a later difference says nothing new."""
@@ -38,6 +41,7 @@ def check_proposer(
     plugin_settings: registry.PluginSettings | None = None,
     on_fail: Literal["collect", "raise"] = "collect",
     timeout: float = TIMEOUT_S,
+    isolation: Isolation | None = None,
 ) -> list[CheckResult]:
     """Check a proposer against the contract, on the CPU and offline.
 
@@ -45,14 +49,15 @@ def check_proposer(
     `LLM` takes them (`num_speculative_tokens` is 4 if left out, or the most that it drafts). only: ids of checks,
     instead of the whole level. expected_failures: check id -> reason; one that passes after all counts as a failure.
     on_fail "raise" raises the first Violation. timeout: seconds for each check, 0 for no limit; it needs the main
-    thread and POSIX signals, and interrupts Python code only. Raises ConfigError SD-E132 for an unknown check or an
+    thread and POSIX signals, and interrupts Python code only. isolation: "process" runs each check in a fork, and one
+    that ends it has failed. None runs all in this process. Raises ConfigError SD-E132 for an unknown check or an
     empty reason, PluginLoadError or ConfigError if there is no such proposer.
     """
     subject = Subject(
         proposer, dict(speculative_config or {}), target, seed, plugin_settings or registry.PluginSettings()
     )
     expected = expected_failures or {}
-    run = Run(timeout=timeout, expected=expected)
+    run = Run(timeout=timeout, expected=expected, isolation=isolation)
     return list(results(subject, level, only, expected, on_fail=on_fail, run=run))
 
 
@@ -66,6 +71,7 @@ class Run:
     timeout: float = TIMEOUT_S  # seconds for each check; 0: no limit
     expected: Collection[str] = ()  # checks whose failure explains no other, and is explained by none
     before: Callable[[Check], None] = lambda check: None  # called with each check before it runs
+    isolation: Isolation | None = None  # see `check_proposer`
     _first: dict[str, str] = field(default_factory=dict)  # cause -> the check that it failed first
     _ended: str = ""  # why nothing is run any more
 
@@ -74,14 +80,19 @@ class Run:
         self.before(check)
         if self._ended:
             return _skipped(check, self._ended)
-        result = run_check(check, subject, self.timeout)
-        if result.cause.startswith("SD-E221"):
+        result = self._run(check, subject)
+        if result.cause.startswith("SD-E221") and self.isolation is None:
             self._ended = f"{check.name} did not end, and nothing is run after it"
         if result.status != "failed" or check.name in self.expected:
             return result
         if check.name == FIRST:
             self._ended = f"it does not load: see {FIRST}"
         return self._explained(result)
+
+    def _run(self, check: Check, subject: Subject) -> CheckResult:
+        if self.isolation is None:
+            return run_check(check, subject, self.timeout)
+        return _run_apart(check, subject, self.timeout)
 
     def _explained(self, result: CheckResult) -> CheckResult:
         first = self._first.get(result.cause, "")
@@ -133,6 +144,26 @@ def run_check(check: Check, subject: Subject, timeout: float = TIMEOUT_S) -> Che
     seconds = time.perf_counter() - start
     return CheckResult(
         check=check.name, level=check.level, status=status, seconds=seconds, rule=check.rule, facts=facts, cause=cause
+    )
+
+
+def _run_apart(check: Check, subject: Subject, timeout: float) -> CheckResult:
+    """`run_check` in a process of its own, which may end."""
+    start = time.perf_counter()
+    said = in_a_fork(lambda: json.dumps(asdict(run_check(check, subject, timeout))), timeout)
+    if isinstance(said, str):
+        return CheckResult(**json.loads(said))
+    facts = {
+        "expected": "a process that goes on",
+        "found": f"it ended {said.how}",
+        "running": said.running,
+        "stack": said.stack,
+        "fix": "a proposer must not end the process (os._exit, a crash, a signal); raise an error instead",
+        "reproduce": _reproduce(check, subject, isolation="process"),
+    }
+    seconds, cause = time.perf_counter() - start, f"SD-E231 {said.how} {said.running}"
+    return CheckResult(
+        check=check.name, level=check.level, status="failed", seconds=seconds, rule=check.rule, facts=facts, cause=cause
     )
 
 
@@ -213,6 +244,8 @@ def _skipped(check: Check, reason: str) -> CheckResult:
     )
 
 
-def _reproduce(check: Check, subject: Subject) -> str:
+def _reproduce(check: Check, subject: Subject, **more: str) -> str:
+    """The call that runs one check again."""
     settings = f", {dict(subject.settings)}" if subject.settings else ""
-    return f"check_proposer({subject.label!r}{settings}, only=[{check.name!r}], seed={subject.seed})"
+    further = "".join(f", {name}={value!r}" for name, value in more.items())
+    return f"check_proposer({subject.label!r}{settings}, only=[{check.name!r}], seed={subject.seed}{further})"

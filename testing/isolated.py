@@ -1,0 +1,108 @@
+"""Work in a fork of this process, which may end as it likes."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, NamedTuple, NoReturn
+
+from specdec.sdk.errors import ConfigError
+
+from .calls import Calls
+from .supervision import Notes
+from .time_limit import GRACE_S
+
+LOOK_S = 0.05
+"""Between two looks at whether the process is still there: what it started may keep its end of the pipe open."""
+
+STACK_S = 0.5
+"""In which a process that hangs writes where it stands."""
+
+MOST_STACK = 4000
+
+
+class Ended(NamedTuple):
+    """A process that ended before its work did."""
+
+    how: str  # "by SIGSEGV", "with exit status 0", "because ..."
+    running: str  # the call of a plugin
+    stack: str  # of a crash, or of a process that took too long
+
+
+def in_a_fork(work: Callable[[], str], timeout: float) -> str | Ended:
+    """What the work returned there.
+
+    timeout: seconds that the work gives itself. A little later its process is ended. 0 means as long as it likes.
+    Raises ConfigError SD-E132 on a system that cannot fork.
+    """
+    if sys.platform == "win32":
+        raise ConfigError("SD-E132", "nothing can be isolated here", {"fix": "a POSIX system"})
+    notes = Notes()
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as stacks:
+        child = os.fork()
+        if child == 0:
+            _be_child(work, writing, notes, stacks)
+        os.close(writing)
+        said, how = _wait(child, reading, timeout, stacks)
+        os.close(reading)
+        if said.endswith(b"\n"):
+            return said.decode()
+        stacks.seek(0)
+        stack = stacks.read(MOST_STACK).decode(errors="replace").strip()
+    return Ended(how, notes.what_ran or "nothing of the proposer", stack)
+
+
+def _be_child(work: Callable[[], str], writing: int, notes: Notes, stacks: IO[bytes]) -> NoReturn:
+    try:
+        faulthandler.enable(stacks)
+        faulthandler.register(signal.SIGUSR1, stacks)
+        calls = Calls()
+        calls.tell(lambda now, last: notes.running(str(now or last)))
+        calls.listen()
+        said = work().encode() + b"\n"
+        while said:
+            said = said[os.write(writing, said) :]
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
+
+def _wait(child: int, reading: int, timeout: float, stacks: IO[bytes]) -> tuple[bytes, str]:
+    """What it said, and how it ended."""
+    said, ended = b"", False
+    end = time.monotonic() + timeout + GRACE_S if timeout else float("inf")
+    while not said.endswith(b"\n"):
+        if select.select([reading], [], [], LOOK_S)[0]:
+            data = os.read(reading, 65536)
+            said += data
+            if not data:
+                break
+        elif ended:
+            break
+        elif time.monotonic() > end:
+            _end(child, stacks)
+            os.waitpid(child, 0)
+            return said, f"because it took longer than {timeout:g} s"
+        else:
+            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return said, f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+
+
+def _end(child: int, stacks: IO[bytes]) -> None:
+    """It says where it stands first."""
+    os.kill(child, signal.SIGUSR1)
+    end = time.monotonic() + STACK_S
+    while time.monotonic() < end and not os.fstat(stacks.fileno()).st_size:
+        time.sleep(LOOK_S)
+    os.kill(child, signal.SIGKILL)
