@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..kernels.pick import cumulate, pick, rows_where
 from ..kernels.row_distribution import RowDistribution, row_distribution, rows_in_cache, scale_of
-from .chunk import Chunk
+from .layout import Chunk
 from .types import NO_PROPOSAL, DistributionKind, DraftDistributions, Uniforms
 
 

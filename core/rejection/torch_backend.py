@@ -18,8 +18,7 @@ from torch.nn.functional import pad
 from ..kernels.filters import FilterRows
 from ..kernels.pick import pick
 from ..kernels.row_distribution import RowDistribution, mend, row_distribution, scale_of
-from .chunk import Chunk, places_at_once
-from .layout import Layout
+from .layout import Chunk, Layout, places_at_once
 from .ratio import ratio_test, recover
 from .types import (
     NO_PROPOSAL,

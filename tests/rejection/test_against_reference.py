@@ -16,7 +16,7 @@ from specdec.core.rejection import (
     StopReason,
     Uniforms,
     Verdict,
-    chunk,
+    layout,
     torch_backend,
     verify,
 )
@@ -123,7 +123,7 @@ def test_reading_one_place_at_a_time_changes_no_token(shape: Shape, monkeypatch:
     for batch in batches[::3]:
         batch.logits[:: 1 + len(batch.logits) % 4, 0] = torch.nan
     at_once = [batch.verify() for batch in batches]
-    monkeypatch.setattr(chunk, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(layout, "LOGITS_AT_ONCE", 1)
     assert all(close(batch.verify(), verdict) for batch, verdict in zip(batches, at_once, strict=True))
 
 
@@ -134,7 +134,7 @@ def test_no_row_after_the_stop_of_its_request_is_read(monkeypatch: pytest.Monkey
         read.extend(arguments[4].tolist())
         return row_distribution(*arguments, **options)
 
-    monkeypatch.setattr(chunk, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(layout, "LOGITS_AT_ONCE", 1)
     monkeypatch.setattr(torch_backend, "row_distribution", recording)
     for seed in range(NUM_BATCHES):
         batch = random_batch(seed, Shape(num_drafts=6))
