@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from typing_extensions import TypeVar
 
+from .distribution_kind import DistributionKind as DistributionKind
 from .token_ids import token_id
 
 if TYPE_CHECKING:
@@ -29,15 +30,6 @@ class Phase(IntEnum):
     PREFILL = 0  # part of the prompt is still to be computed; no token was sampled
     PREFILL_DONE = 1  # the prompt ended in this step and its first token was sampled
     DECODE = 2
-
-
-class DistributionKind(IntEnum):
-    """The form in which a row's draft distribution is reported. The values are part of the contract."""
-
-    ONE_HOT = 0
-    DENSE_PROBS = 1
-    DENSE_LOGITS = 2
-    SPARSE = 3
 
 
 @dataclass(frozen=True, kw_only=True)

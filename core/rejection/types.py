@@ -8,24 +8,14 @@ from enum import IntEnum
 
 from torch import Tensor
 
+from specdec.sdk.distribution_kind import DistributionKind as DistributionKind
+
 PADDING_TOKEN_ID = -1
 NO_PROPOSAL = -1
 IMPOSSIBLE = -2
 
 STATUS_BAD_ROW = 1
 STATUS_EMPTY_RESIDUAL = 4
-
-
-class DistributionKind(IntEnum):
-    """How a request row's drafts were drawn; the tag of `DraftDistributions.kind`.
-
-    The contract defines the same values again: verification knows torch only, and the contract knows nothing of it.
-    """
-
-    ONE_HOT = 0
-    DENSE_PROBS = 1
-    DENSE_LOGITS = 2
-    SPARSE = 3
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from inside import proposer_of, verify_with
 from specdec import SamplingParams
 from specdec.core.proposing.draft_store import DistributionBuffers, DraftStore
 from specdec.core.proposing.draft_table import CheckedDraft, DraftReport
-from specdec.core.rejection import sampler, types
+from specdec.core.rejection import sampler
 from specdec.sdk import DistributionKind, DraftDistribution
 
 ROWS, K, V, M = 4, 3, 5, 2
@@ -203,10 +203,6 @@ def test_one_hot_storage_takes_no_memory():
     assert buffers.dense is None
     assert buffers.sparse_ids is None
     assert buffers.sparse_probs is None
-
-
-def test_kinds_have_the_same_values_for_the_contract_and_for_verification():
-    assert dict(types.DistributionKind.__members__) == dict(DistributionKind.__members__)
 
 
 class Spy:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specdec.sdk.distribution_kind import DistributionKind
+
 from ..row_tiles import (
     LOG2_E,
     MINUS_INF,
@@ -18,10 +20,10 @@ from ..row_tiles import (
     small_width,
 )
 
-ONE_HOT = tl.constexpr(0)
-DENSE_PROBS = tl.constexpr(1)
-DENSE_LOGITS = tl.constexpr(2)
-SPARSE = tl.constexpr(3)
+ONE_HOT = tl.constexpr(int(DistributionKind.ONE_HOT))
+DENSE_PROBS = tl.constexpr(int(DistributionKind.DENSE_PROBS))
+DENSE_LOGITS = tl.constexpr(int(DistributionKind.DENSE_LOGITS))
+SPARSE = tl.constexpr(int(DistributionKind.SPARSE))
 
 
 @triton.jit
