@@ -39,6 +39,8 @@ def _parts(result: Result) -> Iterator[RenderableType]:
     if drafts:
         yield Text()
         yield _positions(result)
+    if any(result["proposer_figures"].values()):
+        yield Text(f"\n{_own_figures(result['proposer_figures'])}")
     yield Text()
     yield _categories(result, drafts=drafts)
     if result["time_shares"]:
@@ -115,6 +117,12 @@ def _total_rows(result: Result) -> Iterator[tuple[str, str, str]]:
     if result["break_even_rows_per_step"] is not None:
         rows = f"{result['rows_per_step']:.1f} computed on average"
         yield "Break-even, rows per target step", f"{result['break_even_rows_per_step']:.1f}", rows
+
+
+def _own_figures(figures: Mapping[str, float]) -> str:
+    """Those that are not 0."""
+    told = (f"{name.removeprefix('proposer_')} {value:.6g}" for name, value in figures.items() if value)
+    return f"The proposer's own figures: {' | '.join(told)}"
 
 
 def _tree_rows(trees: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from specdec.sdk import ConfigError
 from specdec.sdk.addresses import require_private
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
+from specdec.sdk.keys import make_keys, read_server_key
 
 from ._engine_options import (
     DeviceOption,
@@ -22,6 +24,19 @@ from ._engine_options import (
     silence_libraries,
 )
 from ._session import Session
+
+
+def _require_libraries() -> None:
+    missing = missing_of_remote()
+    if missing:
+        raise ConfigError("SD-E330", f"{missing} is not installed", {"fix": INSTALL_REMOTE})
+
+
+def _write_keys(path: Path | None) -> None:
+    if path is not None:
+        _require_libraries()
+        print(f"{path} is the server's key, and {make_keys(path)} that of its clients: copy it to their machines")
+        raise typer.Exit
 
 
 def command(  # noqa: PLR0913 - one parameter per flag
@@ -45,6 +60,20 @@ def command(  # noqa: PLR0913 - one parameter per flag
             help='Further keys, for example \'{"model": "./checkpoint", "num_speculative_tokens": 5}\'.',
         ),
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The server's key, for an address that other machines reach."),
+    ] = None,
+    new_key: Annotated[  # it has ended by now
+        Path | None,
+        typer.Option(
+            "--new-key",
+            metavar="FILE",
+            callback=_write_keys,
+            is_eager=True,
+            help="Write the key of a server to FILE and that of its clients to FILE.client, and end.",
+        ),
+    ] = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests of all clients that are held at a time.")] = 64,
     max_clients: Annotated[int, typer.Option(min=1, help="Engines that are served at a time.")] = 64,
     idle_seconds: Annotated[float, typer.Option(min=1, help="A client that is silent for longer is forgotten.")] = 600,
@@ -54,9 +83,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
     num_threads: NumThreadsOption = None,
 ) -> None:
     """Serve one proposer's drafts to engines that name its address. Ends at SIGTERM or Ctrl-C, with its state saved."""
-    missing = missing_of_remote()
-    if missing:
-        raise ConfigError("SD-E330", f"{missing} is not installed", {"fix": INSTALL_REMOTE})
+    _require_libraries()
+    require_private(listen, has_key=key is not None)
+    server_key = None if key is None else read_server_key(key)
     silence_libraries()
     import torch
 
@@ -67,7 +96,6 @@ def command(  # noqa: PLR0913 - one parameter per flag
     from specdec.core.engine.plan import Plan
     from specdec.core.model.tokenizer import load_tokenizer
 
-    require_private(listen)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     session: Session = ctx.obj
@@ -78,7 +106,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     tokenizer = load_tokenizer(None, plan.path, trust_remote_code=config.trust_remote_code)
     hosted = Hosted(plan.info, plan.speculation, plan.hooks.observers, tokenizer)
     limits = Limits(max_clients, idle_seconds)
-    with closing(hosted), closing(Server(hosted, listen, limits)) as server, told_to_end() as ended:
+    with closing(hosted), closing(Server(hosted, listen, limits, key=server_key)) as server, told_to_end() as ended:
         print(f"{hosted.plugin} drafts for {target} at {server.address}", flush=True)
         server.serve(ended)
 

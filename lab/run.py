@@ -141,6 +141,7 @@ def run_bench(settings: BenchSettings, plugins: PluginSettings, progress: Progre
         "num_prompts": len(chosen.prompts),
         "num_prompts_skipped": chosen.num_skipped,
         **run_facts(repeats, reference.baseline if reference else None),
+        "proposer_figures": own_figures(engine.engine),
         **equality_facts(differences, len(chosen.prompts), engine.engine.tokenizer),
         "requests": request_facts(chosen.prompts, repeats[0].passes),
         "token_texts": token_texts(engine.engine.tokenizer, repeats[0].passes),
@@ -174,6 +175,13 @@ def built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSetti
     if state_dir is not None and has_state(as_path(state_dir)):
         engine.load_proposer_state(state_dir)
     return engine
+
+
+def own_figures(engine: Engine) -> dict[str, float]:
+    """What the proposer publishes of itself, since its engine was built."""
+    host = EngineView.of(engine).host
+    engine.get_metrics()
+    return dict(host.own_metrics) if host else {}
 
 
 def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import zmq
 
 from specdec.sdk.addresses import require_private
 from specdec.sdk.errors import ConfigError, ProposerError, RequestError, SpecdecError
+from specdec.sdk.keys import ServerKey
 from specdec.sdk.wire import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
@@ -39,6 +40,7 @@ from specdec.sdk.wire import (
     encode,
 )
 
+from .door import Door
 from .hosted import Hosted
 from .sessions import ClientId, Limits, Session, Sessions
 
@@ -65,12 +67,14 @@ class Server:
         clock: Callable[[], float] = time.monotonic,
         *,
         keeps_state: bool = False,
+        key: ServerKey | None = None,
     ) -> None:
         """Listen at once; clients wait until `serve`. Raises ConfigError SD-E333 for an address that cannot be had.
 
         keeps_state: a client may have the proposer save and load its state. None but an engine that started it may.
+        key: who has none that fits is not let in. None means that nothing is encrypted.
         """
-        require_private(address)
+        require_private(address, has_key=key is not None)
         self._hosted = hosted
         self._limits = limits
         self._keeps_state = keeps_state
@@ -81,6 +85,7 @@ class Server:
         self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.set_hwm(WAITING_MESSAGES)
         self._socket.router_mandatory = True  # a client that does not read is known by it
+        self._doors = [] if key is None else [Door(self._context, self._socket, key)]
         try:
             with _files_of_owner():
                 self._socket.bind(address)
@@ -97,13 +102,16 @@ class Server:
     def serve(self, *until: int) -> None:
         """Serve until one of these file descriptors can be read, or is closed on its other side."""
         poller = zmq.Poller()
-        for each in (self._socket, *until):
+        doors = {door.socket: door for door in self._doors}
+        for each in (self._socket, *doors, *until):
             poller.register(each, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(TICK_MS))
-            if ready.keys() - {self._socket}:
+            if ready.keys() - {self._socket, *doors}:
                 return
-            if ready:
+            for each in ready.keys() & doors.keys():
+                doors[each].answer()
+            if self._socket in ready:
                 self._receive()
             for session in self._sessions.evict():
                 logger.info("%s was silent for %g s", session.label, self._limits.idle_seconds)

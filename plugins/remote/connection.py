@@ -10,6 +10,7 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from specdec.sdk.keys import ClientKey
 from specdec.sdk.wire import MAX_MESSAGE_BYTES, UNREADABLE, ToClient, ToServer, at_client, encode
 
 WAITING_MESSAGES = 4096
@@ -17,6 +18,10 @@ WAITING_MESSAGES = 4096
 
 RETRY_MS = 100
 """Between two attempts to reach a server that is not there."""
+
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 class LostError(Exception):
@@ -26,14 +31,18 @@ class LostError(Exception):
 class Connection:
     """To a server at an address, which may not be there yet."""
 
-    def __init__(self, address: str, retry_ms: int = RETRY_MS) -> None:
+    def __init__(self, address: str, retry_ms: int = RETRY_MS, key: ClientKey | None = None) -> None:
+        """key: of a server that has one. None means that nothing is encrypted."""
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.reconnect_ivl = retry_ms
         self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.set_hwm(WAITING_MESSAGES)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if key is not None:
+            self._socket.curve_publickey, self._socket.curve_secretkey = key.public.encode(), key.secret.encode()
+            self._socket.curve_serverkey = key.server.encode()
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
         self._socket.connect(address)
         self._end = weakref.finalize(self, _close, self._context, self._socket, self._monitor)
         self._poller = zmq.Poller()
@@ -64,8 +73,9 @@ class Connection:
             if self._socket in ready:
                 continue
             if ready:
-                recv_monitor_message(self._monitor)
-                raise LostError("it closed the connection")
+                event = recv_monitor_message(self._monitor)["event"]
+                failed = event & HANDSHAKE_FAILED
+                raise LostError("the keys of the two sides do not fit" if failed else "it closed the connection")
             return None
 
     def close(self) -> None:

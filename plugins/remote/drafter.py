@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from specdec.sdk.errors import ConfigError, message
+from specdec.sdk.keys import ClientKey
 from specdec.sdk.wire import Bye, Drafts, Failed, Hello, Refused, Returned, ToServer, Unknown, Welcome
 
 from .connection import Connection, LostError
@@ -49,12 +50,12 @@ class Place(Protocol):
 class At:
     """A server that somebody else runs."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, key: ClientKey | None = None) -> None:
+        self._address, self._key = address, key
         self.label = f"the drafter at {address}"
 
     def connect(self) -> Connection:
-        return Connection(self.address)
+        return Connection(self._address, key=self._key)
 
     def has_failed(self) -> bool:
         return False

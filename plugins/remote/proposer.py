@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
@@ -21,6 +22,7 @@ from specdec.sdk import (
 )
 from specdec.sdk.addresses import require_private
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
+from specdec.sdk.keys import read_client_key
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -41,11 +43,12 @@ class WaitingOptions(StrictModel):
 class RemoteOptions(WaitingOptions):
     """Options of the remote proposer."""
 
-    address: str = Field(description="where `specdec serve-proposer` listens: ipc:///PATH or tcp://127.0.0.1:PORT")
+    address: str = Field(description="where `specdec serve-proposer` listens: ipc:///PATH or tcp://HOST:PORT")
+    key: str | None = Field(default=None, description="the file FILE.client that --new-key FILE wrote. None means none")
 
     @model_validator(mode="after")
     def _is_private(self) -> Self:
-        require_private(self.address)
+        require_private(self.address, has_key=self.key is not None)
         return self
 
 
@@ -107,8 +110,13 @@ class RemoteProposer(AsksElsewhere):
         return Needs(history=True, state="shared", deterministic=config.options.deadline_ms is None)
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine."""
+        """Reach the drafter.
+
+        Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine, SD-E337 for its key.
+        """
         from .conversation import Conversation
         from .drafter import At
 
-        self._conversation = Conversation(At(self.config.options.address), self.config, target)
+        options = self.config.options
+        key = None if options.key is None else read_client_key(Path(options.key))
+        self._conversation = Conversation(At(options.address, key), self.config, target)

@@ -295,3 +295,13 @@ def test_rows_that_layers_with_a_state_read_again_are_shown():
     arguments = ["-sc", config, "--num-prompts", 1, "--output-len", 24, "--repeat", 1, "--warmup", 0]
     result = CliRunner().invoke(build_app(), ["bench", "tiny/hybrid", *map(str, arguments)])
     assert re.search(r"Rows read again +[1-9]", result.output), result.output
+
+
+def test_figures_that_a_proposer_publishes_are_shown_and_kept():
+    asked = '{"method": "token_recycling", "num_speculative_tokens": 3}'
+    result = json.loads(invoke("-sc", asked, *SMALL, "--baseline", "off", "--json").stdout)
+    own = result["proposer_figures"]
+    assert result["configuration"]["proposer"].startswith("specdec-sdk:token_recycling")
+    assert all(name.startswith("proposer_token_recycling_") for name in own)
+    table = invoke("-sc", asked, *SMALL, "--baseline", "off").stdout
+    assert ("The proposer's own figures: token_recycling_" in table) == any(own.values())

@@ -29,10 +29,10 @@ def hosted_with(config, max_num_seqs=8) -> Hosted:
 
 
 @contextmanager
-def serving(hosted, address, limits=None, clock=None) -> Iterator[Server]:
+def serving(hosted, address, limits=None, clock=None, key=None) -> Iterator[Server]:
     """It is served inside."""
     more = {} if clock is None else {"clock": clock}
-    server = Server(hosted, address, limits or Limits(), **more)
+    server = Server(hosted, address, limits or Limits(), **more, key=key)
     reading, writing = os.pipe()
     thread = threading.Thread(target=server.serve, args=(reading,))
     thread.start()

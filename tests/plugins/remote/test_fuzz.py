@@ -1,0 +1,112 @@
+"""Changed messages: ten thousand to a server that runs, and five hundred to an engine that drafts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from drafter_servers import Client, hosted_with, serving
+from test_remote import GREEDY, PROMPTS, engine, remote, stub, texts
+
+from specdec.plugins.remote import drafter
+from specdec.sdk.wire import (
+    DRAFTED,
+    Ask,
+    Bye,
+    Call,
+    Drafted,
+    Drafts,
+    End,
+    Failed,
+    Hello,
+    Refused,
+    Returned,
+    Row,
+    Start,
+    Unknown,
+    Welcome,
+    encode,
+)
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "proposer_config": {"prompt_lookup_min": 1}}
+REPEATING = [1, 2, 3, 4, 5, 1, 2]
+TO_SERVER = 10_000
+TO_ENGINE = 500  # most of them end a connection, and it is made anew
+
+pytestmark = pytest.mark.full
+
+
+def changed(data: bytes, chance: random.Random) -> bytes:
+    """Some bytes differ, are missing, or are there twice."""
+    found = bytearray(data)
+    for _ in range(chance.randint(0, 3)):
+        found[chance.randrange(len(found))] = chance.randrange(256)
+    if chance.random() < 0.1:
+        found = found[: chance.randrange(len(found))]
+    if chance.random() < 0.05:
+        found *= chance.randint(2, 50)
+    return bytes(found)
+
+
+def test_a_server_serves_on() -> None:
+    chance = random.Random(2)
+    messages = [
+        Start("a", REPEATING),
+        Start("b", REPEATING, "", '{"x": 1}'),
+        Ask(1, [Row("a", 7, [3], 4)]),
+        Ask(2, [Row("a", 8, [4, 5], 4, 4, 1), Row("b", 7, [3], 4)]),
+        End("a", "stop", 8, []),
+        Hello(1, 4096, 512, 4),
+        Call(3, "save", "/nowhere"),
+        Call(4, "metrics"),
+        Bye(),
+    ]
+    with serving(hosted_with(NGRAM), "tcp://127.0.0.1:*") as server, Client(server.address) as bad:
+        for number in range(TO_SERVER):
+            bad.say(changed(encode(chance.choice(messages)), chance))
+            while bad.hear(0) is not None:
+                pass
+            if number % 1000 == 0:
+                with Client(server.address) as good:
+                    assert isinstance(good.hello(), Welcome)
+                    good.say(Start("a", REPEATING))
+                    good.say(Ask(1, [Row("a", 7, [3], 1)]))
+                    assert good.hear() == Drafts(1, [Drafted("a", 8, [4], DRAFTED)], good_micros)
+                    good.say(Bye())
+
+
+class _Any:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+good_micros = _Any()
+
+
+def test_an_engine_writes_its_text(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(drafter, "FIRST_PAUSE", 0.0)  # or pauses between connections would take the time
+    plain, chance, sent = texts(engine()), random.Random(3), [0]
+
+    def answers(ask):
+        sent[0] += 1
+        rows = [Drafted(row.request_id, row.start + len(row.tokens), [5, 6, 7, 8]) for row in ask.rows]
+        others = [
+            Drafts(ask.number, rows),
+            Drafts(ask.number, rows, 3),
+            Failed(ask.number, "SD-E210", "it raised", {"where": "x.py:3"}),
+            Refused("SD-E332", "no", {}),
+            Unknown(),
+            Returned(ask.number, {"x": 1.0}),
+            Welcome(1, "again", 4),
+        ]
+        return [changed(encode(chance.choice(others)), chance)]
+
+    address = f"ipc://{tmp_path}/socket"
+    with stub(address, answers):
+        config = remote(address, hang_seconds=0.02) | {"on_proposer_error": "skip_step"}
+        llm = engine(config)
+        while sent[0] < TO_ENGINE:
+            assert texts(llm, PROMPTS, GREEDY) == plain
+        llm.close()
