@@ -17,16 +17,10 @@ from specdec.core.host import (
     DraftStore,
     ViewBuilder,
 )
+from specdec.sdk.extensions import RejectedTokens
 from specdec.sdk.needs import Needs
 from specdec.sdk.trees import ROOT
-from specdec.sdk.types import (
-    DraftDistribution,
-    KeptTokens,
-    RejectedTokens,
-    StepView,
-    TargetInfo,
-    TokenHistory,
-)
+from specdec.sdk.types import DraftDistribution, KeptTokens, StepView, TargetInfo, TokenHistory
 
 Nodes = dict[int, list[int]]
 """By row, the nodes of its last tree that are verified."""
@@ -83,9 +77,9 @@ def _distribution_along(distribution: DraftDistribution, paths: Sequence[Sequenc
 class PathViews(ViewBuilder):
     """Shows a proposer of trees which of its nodes were accepted, though the rows of a pass are those of chains."""
 
-    def __init__(self, needs: Needs, num_draft_tokens: int, info: TargetInfo, device: torch.device) -> None:
+    def __init__(self, needs: Needs, width: int, info: TargetInfo, device: torch.device) -> None:
         """See `ViewBuilder`."""
-        super().__init__(needs, num_draft_tokens, info, device)
+        super().__init__(needs, width, info, device)
         self.nodes: Nodes = {}
         self._shows_nodes, self._draws_trees = self._draws_trees, False
 
@@ -100,7 +94,7 @@ class PathViews(ViewBuilder):
         view = super()._view(committed, sent, kept, rejected, history)
         if not self._shows_nodes:
             return view
-        table = torch.full((len(committed), self.num_draft_tokens), -1)
+        table = torch.full((len(committed), self.width), -1)
         for b, each in enumerate(committed):
             nodes = self.nodes.get(each.row, [])[: each.num_accepted]
             table[b, : len(nodes)] = torch.tensor(nodes, dtype=torch.int64)
@@ -131,8 +125,3 @@ class _PathStore(DraftStore):
         chains, paths = on_best_path(draft)
         self._nodes.update(zip(rows, paths, strict=True))
         super().put(rows, generations, chains, into, all_greedy=all_greedy)
-
-
-def why_no_trees(device: torch.device) -> str | None:
-    """See `Speculation.prepare`. None: trees are verified, each on its best path."""
-    return None if device.type == "cpu" else ", and this adapter was tried with trees on a CPU alone"

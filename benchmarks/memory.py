@@ -29,6 +29,7 @@ from specdec import LLM, SamplingParams
 from specdec.core.host import parts_of
 from specdec.core.kernels.cpu.layers import LaidOutLinear
 from specdec.lab.environment import environment
+from specdec.sdk.extensions import DraftKV
 
 from .peers.report import Sheet
 from .peers.targets import circling_llama
@@ -124,7 +125,7 @@ def kv_bytes(llm: LLM) -> int:
     """Bytes of the keys and values of target and drafter for all tokens of the run."""
     parts = parts_of(llm)
     per_token = sum(shape.bytes_per_token(parts.target.dtype) for shape in parts.target.layer_shapes)
-    if parts.host and (draft := parts.host.needs.draft_kv):
+    if parts.host and (draft := parts.host.needs.extension(DraftKV)):
         dims = draft.head_dim + (draft.value_head_dim or draft.head_dim)
         per_token += draft.num_layers * draft.num_heads * dims * parts.target.dtype.itemsize
     return BATCH * (PROMPT + OUTPUT) * per_token

@@ -70,7 +70,7 @@ class Setting:
         if self.drawn:
             config["draft_distribution"] = "sparse" if self.top_m else "dense"
             config |= {"sparse_top_m": self.top_m} if self.top_m else {}
-        return config if self.nodes is None else config | {"num_draft_nodes": self.nodes}
+        return config if self.nodes is None else config | {"max_nodes": self.nodes}
 
 
 def acceptance_settings() -> Iterator[Setting]:

@@ -79,7 +79,7 @@ def _proposer(run: Mapping[str, Any]) -> str:
     if run["proposer"] is None:
         return "none (plain decoding)"
     config = run["speculative_config"]
-    nodes = f", trees of {config['num_draft_nodes']} nodes" if config.get("num_draft_nodes") else ""
+    nodes = f", trees of {config['max_nodes']} nodes" if config.get("max_nodes") else ""
     return f"{run['proposer']}, K={config['num_speculative_tokens']}{nodes}"
 
 

@@ -44,7 +44,7 @@ def command(
     if how is Format.JSON:
         print(json.dumps(found))
         return
-    settings = SpeculativeConfig.as_mapping(asked) | {"num_draft_nodes": nodes, "medusa_choices": found["choices"]}
+    settings = SpeculativeConfig.as_mapping(asked) | {"max_nodes": nodes, "medusa_choices": found["choices"]}
     print(json.dumps(settings))
     if not quiet:
         print(_expected(found), file=sys.stderr)

@@ -30,7 +30,7 @@ from .model.model_support import locate_model, refuse_unsupported
 from .model.partial_target import PartialTarget
 from .model.target import TargetOutput
 from .model.tokenizer import load_tokenizer
-from .proposing.admission import admit
+from .proposing.admission import Withheld, admit
 from .proposing.draft_check import SUM_TOLERANCE
 from .proposing.draft_store import DistributionBuffers, DraftStore, TakenDrafts
 from .proposing.draft_table import CheckedDraft, DraftReport
@@ -92,6 +92,7 @@ __all__ = [
     "TargetOutput",
     "TopTokens",
     "ViewBuilder",
+    "Withheld",
     "admit",
     "load_tokenizer",
     "locate_model",

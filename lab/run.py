@@ -205,7 +205,7 @@ def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, A
     host = EngineView.of(engine).host
     if host is None:
         return {"proposer": None, "speculative_config": None, "source_sha256": None}
-    settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.loaded.config.depth)
+    settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.loaded.config.num_draft_tokens)
     return {
         "proposer": str(host.plugin),
         "speculative_config": settings.model_dump(mode="json", exclude_unset=True),

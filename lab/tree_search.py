@@ -85,7 +85,7 @@ def search_tree(
     """
     recording, listener = Recording.open(folder), RankListener()
     asked = SpeculativeConfig.as_mapping(speculative_config) | {"draft_sample_method": "probabilistic"}
-    for key in ("num_draft_nodes", "medusa_choices"):
+    for key in ("max_nodes", "medusa_choices"):
         asked.pop(key, None)
     replayed = replay(
         recording,

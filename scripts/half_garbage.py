@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, StepView, StrictModel
+from specdec.sdk.extensions import Trees
 
 
 class HalfGarbage:
@@ -40,7 +41,7 @@ class HalfGarbage:
 class HalfGarbageTree(HalfGarbage):
     """Drafts a known text as a tree: every other true node is a second child, and garbage has a child of its own."""
 
-    needs = Needs(topology="tree")
+    needs = Needs(extensions=(Trees(),))
 
     def propose(self, step: StepView) -> Draft:
         """As many nodes as each request may take."""

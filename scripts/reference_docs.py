@@ -34,6 +34,7 @@ from specdec.sdk import (
     config,
     distribution_kind,
     errors,
+    extensions,
     hooks,
     host_proposer,
     late_proposer,
@@ -59,15 +60,25 @@ def contract() -> str:
         "A base for answers that come late": late_proposer,
         "Needs": needs,
         "The data that crosses": types,
-        "Kinds of a draft distribution": distribution_kind,
+        "Kinds of distributions": distribution_kind,
         "Services": services,
         "Configuration": config,
         "Checkpoints": checkpoint,
         "Errors": errors,
     }
-    sections = [f"# The contract\n\n`from specdec.sdk import ...`, and [hooks](hooks.md).\n{WRITTEN}"]
+    beside = "[extensions](extensions.md), and [hooks](hooks.md)"
+    sections = [f"# The contract\n\n`from specdec.sdk import ...`, {beside}.\n{WRITTEN}"]
     for title, module in modules.items():
         sections += [f"## {title}\n\n{docstring(module)}\n", *described(module, specdec.sdk.__all__)]
+    return "\n".join(sections)
+
+
+def extensions_page() -> str:
+    """What `specdec.sdk.extensions` exports, one module after the other."""
+    sections = [f"# Extensions\n\n{docstring(extensions)}\n{WRITTEN}"]
+    sections += ["## What every extension is\n", *described(config, ["Extension"])]
+    for module in _homes(extensions):
+        sections += [f"## {docstring(module)}\n", *described(module, extensions.__all__)]
     return "\n".join(sections)
 
 
@@ -158,6 +169,7 @@ def _homes(package: ModuleType) -> Sequence[ModuleType]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "contract.md": contract,
+    "extensions.md": extensions_page,
     "hooks.md": hooks_page,
     "configuration.md": configuration,
     "engine.md": engine,

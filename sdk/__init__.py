@@ -4,7 +4,7 @@ if __name__ != "specdec.sdk":
     raise ImportError(f"import specdec.sdk, not {__name__}: the same file under two names makes two of every class")
 
 from .checkpoint import Checkpoint
-from .config import DraftSampleMethod, ProposerConfig, StrictModel
+from .config import DraftSampleMethod, NetworkSettings, ProposerConfig, StrictModel
 from .errors import (
     CheckpointError,
     ConfigError,
@@ -21,9 +21,9 @@ from .errors import (
 from .hooks import HookSpecs, Registry, StepStats, VerifiedRequest, VerifiedStep, hookimpl, hookspec
 from .host_proposer import HostProposer
 from .late_proposer import LateOptions, LateProposer
-from .needs import DistributionForm, DraftKV, LayerPass, Needs, Placement, SamplingField
+from .needs import DistributionForm, Needs, Placement, SamplingField
 from .proposer_protocol import API_VERSION, Proposer, ProposerBase
-from .services import AttentionMode, DraftKVStore, NetworkSettings, Services, TargetKV, TargetLayers
+from .services import Services
 from .types import (
     PADDING_TOKEN_ID,
     DistributionKind,
@@ -32,7 +32,6 @@ from .types import (
     DraftRandom,
     KeptTokens,
     Phase,
-    RejectedTokens,
     RequestView,
     SamplingView,
     StepView,
@@ -42,7 +41,6 @@ from .types import (
 __all__ = [
     "API_VERSION",
     "PADDING_TOKEN_ID",
-    "AttentionMode",
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
@@ -50,8 +48,6 @@ __all__ = [
     "DistributionKind",
     "Draft",
     "DraftDistribution",
-    "DraftKV",
-    "DraftKVStore",
     "DraftRandom",
     "DraftSampleMethod",
     "HookSpecs",
@@ -60,7 +56,6 @@ __all__ = [
     "KeptTokens",
     "LateOptions",
     "LateProposer",
-    "LayerPass",
     "Needs",
     "NetworkSettings",
     "Phase",
@@ -73,7 +68,6 @@ __all__ = [
     "ProposerError",
     "Refusal",
     "Registry",
-    "RejectedTokens",
     "RequestError",
     "RequestView",
     "SamplingField",
@@ -85,8 +79,6 @@ __all__ = [
     "StepView",
     "StrictModel",
     "TargetInfo",
-    "TargetKV",
-    "TargetLayers",
     "UnsupportedModelError",
     "VerifiedRequest",
     "VerifiedStep",

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .types import KeptTokens, RejectedTokens
+from .extensions import RejectedTokens
+from .types import KeptTokens
 
 
 def compacted(kept: KeptTokens) -> KeptTokens:

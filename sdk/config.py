@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import TypeVar
 
-from .errors import ConfigError, PluginId, did_you_mean
+from .errors import ConfigError, PluginId, Refusal, did_you_mean
 from .ranges import DraftLength
 
 DraftSampleMethod = Literal["greedy", "probabilistic"]
@@ -85,16 +85,53 @@ def wrong_values(where: str, error: ValidationError, *, plugin: PluginId | None 
     return ConfigError("SD-E132", f"{where} has unusable values", facts, plugin=plugin)
 
 
+class Extension(StrictModel):
+    """Something beyond the core that a proposer asks for in `Needs.extensions`. Its fields say what exactly it needs.
+
+    An engine lists the ids of what it offers in `TargetInfo.extensions`. A proposer may look there, and choose.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    id: ClassVar[str]  # "name@version"
+    methods: ClassVar[type | None] = None  # a Protocol: what is called on a proposer that asks. None means nothing
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.id = f"{cls.name}@{cls.version}"
+
+    @classmethod
+    def method_names(cls) -> tuple[str, ...]:
+        """The methods that are called on a proposer that asks."""
+        return tuple(name for name in vars(cls.methods or object) if not name.startswith("_"))
+
+    def united(self, other: Self) -> Self:
+        """One request in the place of two, for proposers that run beside each other. Raises Refusal if none is."""
+        if self != other:
+            raise Refusal(f"{self.id} is asked for with other settings: {self!r} and {other!r}", "equal settings")
+        return self
+
+
+class NetworkSettings(StrictModel):
+    """How a draft network runs. None means the target's setting."""
+
+    dtype: str | None = Field(default=None, description="torch dtype name")
+    moe_backend: str | None = Field(default=None, description="experts implementation; 'auto': transformers' default")
+    quantization: str | None = Field(
+        default=None, description="how weights are stored. None means as in the checkpoint"
+    )
+    trust_remote_code: bool = Field(default=False, description="run modelling code that the checkpoint brings along")
+
+
 class ProposerConfig(StrictModel, Generic[OptionsT]):
     """The settings that a proposer is constructed with: the common ones, and its own validated options.
 
     `ProposerConfig[Options]` in an annotation says which options they are.
     """
 
-    num_draft_tokens: DraftLength = Field(description="K: the most drafts per request and step; of a tree, its nodes")
-    tree_depth: DraftLength | None = Field(
-        default=None, description="the most nodes on a path, where trees are asked for. None means chains"
-    )
+    num_draft_tokens: DraftLength = Field(description="K: the most tokens on a path of a draft")
+    max_nodes: DraftLength | None = Field(default=None, description="the most nodes of a tree. None means chains")
     model: str | None = Field(
         default=None, description="the checkpoint (directory or hub id). None means that none was given"
     )
@@ -112,6 +149,6 @@ class ProposerConfig(StrictModel, Generic[OptionsT]):
     )
 
     @property
-    def depth(self) -> int:
-        """How many tokens ahead a draft looks: `tree_depth`, or K of a chain."""
-        return self.tree_depth or self.num_draft_tokens
+    def width(self) -> int:
+        """The most drafts of a request in a step: nodes of a tree, or tokens of a chain."""
+        return self.max_nodes or self.num_draft_tokens

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import Field
 
 from .config import ProposerConfig, StrictModel
+from .extensions import Metrics
 from .host_proposer import HostProposer, returned_ids
 from .needs import Needs
 from .token_ids import token_id
@@ -55,7 +56,8 @@ class LateProposer(HostProposer):
     @classmethod
     def needs(cls, config: ProposerConfig[Any], target: TargetInfo) -> Needs:
         """The tokens. Drafts depend on the text alone where every answer is awaited."""
-        return Needs(history=True, state="per_request", deterministic=config.options.deadline_ms is None)
+        deterministic = config.options.deadline_ms is None
+        return Needs(history=True, state="per_request", deterministic=deterministic, extensions=(Metrics(),))
 
     def __init__(self, config: ProposerConfig[Any]) -> None:
         super().__init__(config)

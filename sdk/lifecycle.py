@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import PluginId, PluginLoadError
 from .proposer_protocol import ADDED_METHODS, API_VERSION, LIFECYCLE_METHODS, Proposer, ProposerBase
 
+if TYPE_CHECKING:
+    from .needs import Needs
+
 SDK_DISTRIBUTION = "specdec-sdk"
+EXTENSIONS = "specdec.sdk.extensions."  # whose methods are protocols
 
 
 def api_version_of(cls: type, plugin: PluginId | None = None) -> tuple[int, int]:
@@ -51,8 +55,15 @@ def lifecycle_methods(cls: type, plugin: PluginId | None = None) -> frozenset[st
     return frozenset(name for name in known if own_attribute(cls, name) is not None)
 
 
+def extension_methods(cls: type, needs: Needs) -> frozenset[str]:
+    """The methods of extensions that are called: those of the ones that the proposer asked for."""
+    asked = [name for each in needs.asked for name in each.method_names()]
+    return frozenset(name for name in asked if own_attribute(cls, name) is not None)
+
+
 def own_attribute(cls: type, name: str) -> Any:
     """The attribute as it is stored, or None; what it only inherits from the contract counts as none."""
     raw = inspect.getattr_static(cls, name, None)
     stubs = (inspect.getattr_static(protocol, name, None) for protocol in (Proposer, ProposerBase))
-    return None if any(raw is stub for stub in stubs) else raw
+    is_stub = any(raw is stub for stub in stubs) or getattr(raw, "__module__", "").startswith(EXTENSIONS)
+    return None if is_stub else raw

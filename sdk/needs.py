@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
-from .config import ProposerConfig, StrictModel
+from .config import Extension, ProposerConfig, StrictModel
+from .extensions import DraftKV, TargetLayers, TargetTokens, Trees, as_extension, as_json
 
 if TYPE_CHECKING:
     from .types import TargetInfo
 
+E = TypeVar("E", bound=Extension)
+AskedExtension = Annotated[Extension | str, PlainValidator(as_extension), PlainSerializer(as_json)]
 Placement = Literal["host", "device"]
 DistributionForm = Literal["one_hot", "dense", "sparse"]
 SamplingField = Literal["temperature", "top_k", "top_p", "min_p"]
-
-
-class DraftKV(StrictModel):
-    """Key-value storage of the proposer's own, on the target's block tables and within its memory budget."""
-
-    num_layers: int = Field(ge=1, description="attention layers that keep keys and values")
-    num_heads: int = Field(ge=1, description="key-value heads")
-    head_dim: int = Field(ge=1, description="size of a key")
-    value_head_dim: int | None = Field(default=None, ge=1, description="size of a value. None means head_dim")
-    dtype: str | None = Field(default=None, description="torch dtype name. None means the target's")
-    lookahead: int = Field(default=1, ge=1, description="positions past the newest token that one draft pass writes")
-    depends_on_next_token: bool = Field(
-        default=False, description="a row's KV is computed from the token that follows it"
-    )
-
-
-class LayerPass(StrictModel):
-    """Layers of the target that drafting runs itself."""
-
-    layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1, description="every layer that may be run")
-    lookahead: int = Field(default=1, ge=1, description="positions past the newest token that one draft writes")
 
 
 class Needs(StrictModel):
@@ -49,22 +31,6 @@ class Needs(StrictModel):
         description="k means the residual stream after k layers, before the final norm. 'final' means after the norm. "
         "Kept rows carry them concatenated in this order.",
     )
-    target_top_k: int = Field(
-        default=0,
-        ge=0,
-        description="entries of KeptTokens.top_ids and top_logprobs: the target's most likely tokens. 0: none",
-    )
-    rejected_rows: bool = Field(
-        default=False, description="shows rejected drafts, with the target's most likely tokens too"
-    )
-    target_kv: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(), description="layers of the target whose cached keys and values it reads (`Services.target_kv`)"
-    )
-    target_layers: LayerPass | None = Field(
-        default=None,
-        description="layers of the target that it runs for drafting (`Services.target_layers`). None means none",
-    )
-    draft_kv: DraftKV | None = Field(default=None, description="key-value storage of its own. None means none")
     distribution: DistributionForm = Field(
         default="one_hot", description="the richest form of distribution that a draft may report"
     )
@@ -91,32 +57,47 @@ class Needs(StrictModel):
     )
     sampling: tuple[SamplingField, ...] = Field(default=(), description="sampling parameters that it reads")
     deterministic: bool = Field(default=True, description="the same step, seed and state give the same draft")
-    topology: Literal["chain", "tree"] = Field(
-        default="chain", description="tree means that a draft may have parents: K is then the most nodes, at most 64"
-    )
-    max_depth: int | None = Field(default=None, ge=1, description="the most nodes on a path of a tree. None means K")
     multimodal: bool = Field(default=False, description="image or audio inputs: reserved and refused for now")
+    extensions: tuple[AskedExtension, ...] = Field(
+        default=(), description="what it needs beyond the core: Trees(), or 'trees@1' where no setting differs"
+    )
+
+    @property
+    def asked(self) -> tuple[Extension, ...]:
+        """The extensions, as ids no more."""
+        return cast("tuple[Extension, ...]", self.extensions)
+
+    def extension(self, kind: type[E]) -> E | None:
+        """What it asks of an extension. None means that it does not ask for it."""
+        return next((each for each in self.extensions if isinstance(each, kind)), None)
 
     @property
     def lookahead(self) -> int:
         """Positions past a request's newest token that drafting writes keys and values for."""
-        passes = (self.draft_kv, self.target_layers)
+        passes = self.extension(DraftKV), self.extension(TargetLayers)
         return max((each.lookahead for each in passes if each is not None), default=0)
+
+    @field_validator("extensions", mode="before")
+    @classmethod
+    def _several(cls, value: object) -> object:
+        if isinstance(value, str | Extension):
+            raise ValueError("extensions are a tuple, also where there is one: (Trees(),)")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        twice = [each.id for each in self.asked if sum(each.name == other.name for other in self.asked) > 1]
+        if twice:
+            raise ValueError(f"an extension is asked for once, under one number; found {', '.join(twice)}")
         if (self.distribution == "sparse") != (self.sparse_top_m > 0):
             raise ValueError("sparse_top_m must be positive exactly when distribution is 'sparse'")
         if self.draft_vocabulary is not None and self.distribution != "dense":
             raise ValueError(
                 "draft_vocabulary describes dense distributions; one-hot and sparse drafts carry target ids"
             )
-        if self.max_depth is not None and self.topology != "tree":
-            raise ValueError("max_depth describes trees; declare topology='tree'")
-        if self.rejected_rows and self.topology == "tree" and self.placement == "device":
-            raise ValueError("rejected_rows of trees are shown on the host: on a device they follow the kept ones")
-        if self.rejected_rows and not self.target_top_k:
-            raise ValueError("rejected_rows shows the target's most likely tokens: target_top_k says how many")
+        tokens = self.extension(TargetTokens)
+        if tokens and tokens.rejected and self.extension(Trees) and self.placement == "device":
+            raise ValueError("rejected nodes of trees are shown on the host: on a device they follow the kept ones")
         if self.max_draft_tokens is not None and self.min_draft_tokens > self.max_draft_tokens:
             raise ValueError("min_draft_tokens is above max_draft_tokens")
         return self

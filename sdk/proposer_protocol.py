@@ -21,7 +21,7 @@ see the author's own. A class may add these attributes. The engine looks each up
   `RequestView.options`.
 * `api_version`: the version of the contract that it was written for, as "major.minor". Without it, it is the lowest of
   the engine's major. A method that came later is then the class's own helper, and is not called.
-* any other method of `ProposerBase`.
+* any other method of `ProposerBase`, and those of the extensions that `Needs.extensions` asks for.
 
 What the engine and the class owe each other beside the signatures:
 
@@ -38,20 +38,17 @@ What the engine and the class owe each other beside the signatures:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .config import ProposerConfig
     from .needs import Needs
     from .services import Services
     from .types import Draft, RequestView, StepView, TargetInfo
 
-API_VERSION = (0, 2)
-"""The version of this contract, apart from the package's. A minor adds, and a major may break. 0.x is experimental."""
+API_VERSION = (1, 0)
+"""The version of this contract, apart from the package's. A minor adds, and a major may break."""
 
 
 class Proposer(Protocol):
@@ -122,37 +119,11 @@ class ProposerBase(ABC):
         in the order of ids.
         """
 
-    def save(self, path: Path, /) -> None:
-        """Write shared state (a corpus, statistics) below `path`."""
-
-    def load(self, path: Path, /) -> None:
-        """Read the state that `save` wrote below `path`."""
-
-    def update_weights(self, tensors: Mapping[str, Tensor], /) -> None:
-        """Take new weights, by the names of the checkpoint's tensors. Tensors that are not named stay.
-
-        Called between steps, from `LLM.update_proposer_weights`. Requests go on, and drafts that wait for their
-        verification are dropped before the next step. What the proposer computed with the old weights, such as draft
-        KV, is its own to keep or to drop. Raise ConfigError for tensors that do not fit, and change nothing then.
-        """
-
-    def metrics(self) -> Mapping[str, float]:
-        """Figures of the proposer's own, as they are now. Called between steps, on the thread of every other call.
-
-        Readers see the last answer, which may be older than their question.
-        Names are lower-case letters, digits and underscores, and begin with a letter. `LLM.get_metrics` shows each as
-        `specdec:proposer_NAME_` and its name, where NAME is the proposer's.
-        """
-        return {}
-
     def close(self) -> None:
         """The engine shuts down. Called once."""
 
 
-LIFECYCLE_METHODS = (
-    "bind", "warmup", "on_start", "observe", "on_preempt", "on_finish", "save", "load", "update_weights", "metrics",
-    "close",
-)  # fmt: skip
+LIFECYCLE_METHODS = ("bind", "warmup", "on_start", "observe", "on_preempt", "on_finish", "close")
 
 ADDED_METHODS: dict[str, tuple[int, int]] = {}
 """The version that a lifecycle method came with. Classes that state an older one, or none, are not asked for it."""

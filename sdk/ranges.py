@@ -16,7 +16,8 @@ Limit = Annotated[int, Field(ge=1, le=INT64_MAX)]
 LimitOrZero = Annotated[int, Field(ge=0, le=INT64_MAX)]
 DraftLength = Annotated[int, Field(ge=1, le=1024)]
 """Draft tokens of one request in one step. Verification has a row of logits for each."""
-TreeSize = Annotated[int, Field(ge=1, le=64)]
+MOST_NODES = 64
+TreeSize = Annotated[int, Field(ge=1, le=MOST_NODES)]
 """Nodes of a tree: one bit each of an integer."""
 TopK = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "MOST_NODES",
     "ROOT",
     "Tree",
     "best_first",
@@ -31,7 +30,6 @@ __all__ = [
 State = TypeVar("State")
 Tree = list[tuple[int, int]]
 ROOT = -1
-MOST_NODES = 64
 
 
 def tree_of_paths(paths: Iterable[Sequence[int]]) -> Tree:

@@ -20,6 +20,8 @@ from .token_ids import token_id
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .extensions import RejectedTokens
+
 PADDING_TOKEN_ID = -1
 R = TypeVar("R", default=Any)
 
@@ -49,6 +51,8 @@ class TargetInfo:
     max_model_len: int
     max_num_seqs: int  # the number of slots
     block_size: int
+    extensions: frozenset[str] = frozenset()  # ids of those that the engine offers here: "trees@1"
+    max_nodes: int = 0  # of a tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,7 @@ class KeptTokens:
     """[N, m] int64, the target's most likely tokens after each row, the likeliest first. -1 in rows without logits.
 
     The target computes logits only where a token is sampled or a draft is verified. So prompt rows have none but the
-    last. None means that `Needs.target_top_k` was not declared.
+    last. None means that `TargetTokens` was not asked for.
     """
     top_logprobs: Tensor | None = None
     """[N, m] float32, their log-probabilities. -inf in rows without logits.
@@ -135,24 +139,6 @@ class KeptTokens:
             raise IndexError("no hidden states are shown: declare them with Needs(hidden_states=...)")
         chosen = self.hidden if entries is None else [state[entries] for state in self.hidden]
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=-1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RejectedTokens:
-    """Drafts that verification rejected, and what the target computed after each of them.
-
-    Of a tree they are the nodes beside the accepted path, those at its end first. Positions follow the depth.
-
-    Request b of the step owns `num_rejected[b]` entries from `start[b]` on. In the host form these are all entries. The
-    device form has the tensors of `KeptTokens`, where rejected rows follow the kept ones.
-    """
-
-    start: Tensor  # [B] int64
-    num_rejected: Tensor  # [B] int64
-    positions: Tensor  # [N] int64
-    token_ids: Tensor  # [N] int64
-    top_ids: Tensor  # [N, m] int64, see `KeptTokens.top_ids`
-    top_logprobs: Tensor  # [N, m] float32
 
 
 class TokenHistory(Protocol):
@@ -214,7 +200,7 @@ class StepView(Generic[R]):
     random: DraftRandom
     sampling: SamplingView | None = None  # None means that none was declared
     history: TokenHistory | None = None  # None means that it was not declared
-    rejected: RejectedTokens | None = None  # None means that `Needs.rejected_rows` was not declared
+    rejected: RejectedTokens | None = None  # None means that `TargetTokens.rejected` was not asked for
     accepted_nodes: Tensor | None = None
     """[B, K] int64, the nodes of the verified trees that were accepted, from the root on, padded with -1. A chain's are
     0, 1, 2 and so on. None means that the proposer drafts chains."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.sdk.extensions import Trees
 from specdec.sdk.types import DraftDistribution
 
 from .moves import LONG, Move, Shown
@@ -111,7 +112,7 @@ class Tree:
         return [*sorted(found), (1.0, tokens[-1])]
 
     def _draw(self, path: tuple[float, ...], uniforms: Sequence[float]) -> Shown:
-        width = self._stage.host.views.num_draft_tokens
+        width = self._stage.host.views.width
         table = torch.full((len(uniforms), width), 0.5, dtype=torch.float64)
         table[:, : len(path)] = torch.tensor(path, dtype=torch.float64)
         table[:, len(path)] = torch.tensor(uniforms, dtype=torch.float64)
@@ -119,7 +120,7 @@ class Tree:
 
     def _parent(self, shown: Shown, position: int) -> int | None:
         """Where the draft at a position hangs, whatever it is. None: drafts are a chain."""
-        if self._stage.needs.topology == "chain":
+        if self._stage.needs.extension(Trees) is None:
             return None
         found = {parents[position] for parents in shown.parents}
         if len(found) > 1:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.core.host import rejection
 from specdec.sdk.errors import SpecdecError
+from specdec.sdk.extensions import Trees
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from .compare import distributions_of
@@ -79,7 +80,7 @@ def _require_little(variation: float, drafter: SmallDrafter, params: Params, fix
 def _measured(subject: Subject) -> SmallDrafter:
     """The proposer on a vocabulary of four tokens. Raises NotApplicable if it does not run there, or drafts nothing."""
     needs = subject.needs
-    is_tree = needs.topology == "tree"
+    is_tree = needs.extension(Trees) is not None
     most = NUM_NODES if is_tree else NUM_DRAFTS
     num_drafts = max(needs.min_draft_tokens, min(most, needs.max_draft_tokens or most))
     world = FewTokens()
@@ -118,7 +119,7 @@ def _excerpt(subject: Subject) -> SmallDrafter:
     every = len(distributions) // len(prefixes)
     cut = [distribution.topk(NUM_LIKELY).values for distribution in distributions[::every]]
     known = {prefix: distribution / distribution.sum() for prefix, distribution in zip(prefixes, cut, strict=False)}
-    nodes = (_tree_of if needs.topology == "tree" else _chain_of)(known, needs.distribution)
+    nodes = (_tree_of if needs.extension(Trees) else _chain_of)(known, needs.distribution)
     return SmallDrafter(nodes, max(map(len, nodes)) + 1, NUM_LIKELY, needs)
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from specdec.sdk.checkpoint import Checkpoint, read_tensors
+from specdec.sdk.config import NetworkSettings
 from specdec.sdk.errors import Refusal
-from specdec.sdk.needs import DraftKV
-from specdec.sdk.services import AttentionMode, NetworkSettings, TargetKV, TargetLayers
+from specdec.sdk.extensions import KNOWN, AttentionMode, DraftKV, LayerRunner, TargetKVReader
 from specdec.sdk.types import KeptTokens, Phase, RequestView, SamplingView, StepView, TargetInfo
 
 
@@ -34,6 +34,8 @@ def fake_target_info(**changes: Any) -> TargetInfo:
         "max_model_len": 256,
         "max_num_seqs": 8,
         "block_size": 16,
+        "extensions": frozenset(KNOWN),
+        "max_nodes": 64,
     }
     return TargetInfo(**(facts | changes))
 
@@ -208,16 +210,14 @@ class FakeServices:
     def draft_kv(self) -> FakeDraftKV:
         """The store, if `draft_kv` was given."""
         if self._draft_kv is None:
-            raise Refusal("draft_kv was asked for but not declared", "FakeServices(draft_kv=DraftKV(...))")
+            raise Refusal("Services.draft_kv belongs to draft_kv@1", "FakeServices(draft_kv=DraftKV(...))")
         return self._draft_kv
 
-    def target_kv(self) -> TargetKV:
+    def target_kv(self) -> TargetKVReader:
         """None: no target runs here."""
         raise Refusal("these fakes run no target, and so have no keys of it", "specdec.LLM, or check_proposer")
 
-    def target_layers(
-        self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None
-    ) -> TargetLayers:
+    def target_layers(self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None) -> LayerRunner:
         """None: no target runs here."""
         raise Refusal("these fakes run no target, and so have no layers of it", "specdec.LLM, or check_proposer")
 

@@ -24,6 +24,7 @@ from specdec.core.host import (
     registry,
 )
 from specdec.sdk.errors import ProposerError
+from specdec.sdk.extensions import TargetKV, TargetLayers, Trees
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
@@ -59,14 +60,15 @@ class Stage:
         self._lengths: dict[str, int] = {}  # of the last step's requests, before it
         self.num_preemptions = 0
         self._probabilistic = loaded.config.draft_sample_method == "probabilistic"
-        shown, k = shown or loaded.needs, loaded.config.num_draft_tokens
+        shown, width = shown or loaded.needs, loaded.config.width
         lookahead = loaded.needs.lookahead
         longest = -(-(info.max_model_len + lookahead) // info.block_size)
         pool = BlockPool(longest * info.max_num_seqs, info.block_size, region_size=longest)
         rows = RowTable(info.max_num_seqs, pool)
         metrics = EngineMetrics(info.model, loaded.plugin.label)
-        self._host = WatchedHost(loaded, info, CPU, ViewBuilder(shown, k, info, CPU), metrics, self.uses)
-        shapes = world.layer_shapes if loaded.needs.target_kv or loaded.needs.target_layers else ()
+        views = ViewBuilder(shown, width, info, CPU)
+        self._host = WatchedHost(loaded, info, CPU, views, metrics, self.uses)
+        shapes = world.layer_shapes if loaded.needs.extension(TargetKV) or loaded.needs.extension(TargetLayers) else ()
         cache = KVCache(shapes, pool.num_blocks, info.block_size, getattr(torch, info.dtype), CPU)
         services = world.services(info, loaded.needs, rows, cache, self.uses)
         self._cached = Cached(loaded.needs, services, cache)
@@ -75,10 +77,10 @@ class Stage:
         self._scripted = Scripted(self.script, rows, lookahead)
         self.requests = self._scripted.requests  # those that have not ended
         self._runner = Runner(
-            StandInTarget(info, len(shown.hidden_states), seed, shows_logits=shown.target_top_k > 0),
+            StandInTarget(info, len(shown.hidden_states), seed, shows_logits=views.num_top > 0),
             cache,
             self._scripted,
-            DraftStore(DistributionBuffers.none(), keeps_trees=loaded.needs.topology == "tree"),
+            DraftStore(DistributionBuffers.none(), keeps_trees=loaded.needs.extension(Trees) is not None),
             metrics,
             self._host,
             addressing=HostAddressing(rows, profile_of(CPU, "torch").backend),

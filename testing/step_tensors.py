@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.host import CacheView, ForwardInput, KVCache, Request, TargetOutput
+from specdec.sdk.extensions import DraftKV
 from specdec.sdk.needs import Needs
 from specdec.sdk.services import Services
 from specdec.sdk.types import TargetInfo
@@ -27,10 +28,11 @@ class Cached:
         """Keys and values of the first tokens: the target's, and those of draft KV."""
         for stored in (*self.cache.keys, *self.cache.values):
             stored[request.blocks[:num_tokens]] = stored[source.blocks[:num_tokens]]
-        if self.needs.draft_kv is None:
+        draft_kv = self.needs.extension(DraftKV)
+        if draft_kv is None:
             return
         store, positions = self.services.draft_kv(), torch.arange(num_tokens)
-        for layer in range(self.needs.draft_kv.num_layers):
+        for layer in range(draft_kv.num_layers):
             keys, values = store.read(layer, source.row, num_tokens)
             store.write(layer, torch.full_like(positions, request.row), positions, keys.clone(), values.clone())
 

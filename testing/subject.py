@@ -13,6 +13,7 @@ from typing import Any
 from specdec import LLM
 from specdec.core.host import SpeculativeConfig, admit, registry
 from specdec.sdk.errors import PluginId, Refusal, SpecdecError
+from specdec.sdk.extensions import TargetTokens
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
@@ -106,14 +107,14 @@ class Subject:
         info = info or self.target.info
         loaded = registry.load_proposer(self.resolved, self.config.replace(**changes), info)
         if probabilistic is not True or loaded.needs.distribution != "one_hot":
-            admit(loaded, info, no_trees=None)
+            admit(loaded, info)
         return loaded
 
     def _with_drafts(self, k: int) -> dict[str, Any]:
         """So many drafts at most; nodes, where trees were asked for."""
-        if self.config.num_draft_nodes is None:
+        if self.config.max_nodes is None:
             return {"num_speculative_tokens": k}
-        return {"num_speculative_tokens": min(k, self.config.num_speculative_tokens or k), "num_draft_nodes": k}
+        return {"num_speculative_tokens": min(k, self.config.num_speculative_tokens or k), "max_nodes": k}
 
     def stage(
         self,
@@ -152,8 +153,8 @@ class Subject:
     def need_replay(self) -> None:
         """Raises NotApplicable where a fresh prefill does not show everything that drafts are made of."""
         self.need_determinism()
-        if self.needs.target_top_k:
-            raise NotApplicable("it declares target_top_k, of which a fresh prefill shows the last row only")
+        if self.needs.extension(TargetTokens):
+            raise NotApplicable("it asks for TargetTokens, of which a fresh prefill shows the last row only")
 
     def need_own_state(self) -> None:
         """Raises NotApplicable where requests may influence each other's drafts."""

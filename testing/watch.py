@@ -60,12 +60,12 @@ class WatchedHost(ProposerHost):
         dummy: see `StepView.dummy`.
         """
         self.shown: Shown | None = None  # None as well where no request goes on
-        self.num_draft_tokens = self.views.num_draft_tokens if width is None else width
+        self.width = self.views.width if width is None else width
         self._number, self._seed, self._uniforms, self._dummy = number, seed, uniforms, dummy
 
     def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
         """See `ProposerHost`."""
-        step = replace(step, width=self.num_draft_tokens, dummy=self._dummy)
+        step = replace(step, width=self.width, dummy=self._dummy)
         if self._uniforms is not None:
             step = replace(step, random=GivenUniforms(self._uniforms))
         before = Snapshot(step)

@@ -23,8 +23,9 @@ from specdec.core.host import (
     parts_of,
     with_verifier,
 )
-from specdec.sdk.needs import DraftKV, Needs
-from specdec.sdk.services import DraftKVStore, Services, TargetKV, TargetLayers
+from specdec.sdk.extensions import DraftKV, DraftKVStore, LayerRunner, TargetKVReader
+from specdec.sdk.needs import Needs
+from specdec.sdk.services import Services
 from specdec.sdk.types import TargetInfo
 
 from .fakes import FakeDraftKV, FakeServices, fake_target_info
@@ -76,13 +77,11 @@ class _WatchedServices(EngineServices):
         self._uses.service("draft_kv")
         return super().draft_kv()
 
-    def target_kv(self) -> TargetKV:
+    def target_kv(self) -> TargetKVReader:
         self._uses.reads.add("target_kv")
         return super().target_kv()
 
-    def target_layers(
-        self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None
-    ) -> TargetLayers:
+    def target_layers(self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None) -> LayerRunner:
         self._uses.reads.add("target_layers")
         return super().target_layers(layers, adapter)
 
@@ -120,7 +119,7 @@ class RealTarget:
         """The engine's services, with draft KV on the rows' blocks."""
         parts = parts_of(self.llm)
         addressing = HostAddressing(rows, parts.backend)
-        store, spec = None, needs.draft_kv
+        store, spec = None, needs.extension(DraftKV)
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             store = BlockDraftKV(spec, dtype, parts.target.device).lay_out(rows.pool.num_blocks, addressing)
@@ -174,4 +173,4 @@ class FewTokens:
 
     def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
         """The fakes of this package."""
-        return _FakeServices(info, needs.draft_kv, uses)
+        return _FakeServices(info, needs.extension(DraftKV), uses)

@@ -121,7 +121,7 @@ def _served(order: Order, tokenizer: Any, number: int) -> Iterator[Server]:
     logging.getLogger("specdec").addFilter(_not_said_before)
     settings = registry.PluginSettings.from_environment(os.environ)
     hooks = registry.load_hooks(settings)
-    speculation = Speculation.prepare(order.speculative_config, info, settings, hooks, no_trees=None)
+    speculation = Speculation.prepare(order.speculative_config, info, settings, hooks)
     assert speculation is not None, "a proposer is named"
     hosted = Hosted(info, speculation, hooks.observers, tokenizer)
     limits = Limits(max_sessions=2, idle_seconds=float("inf"))  # its engine, and what is left of an earlier connection

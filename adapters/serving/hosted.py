@@ -30,6 +30,7 @@ from specdec.core.host import (
 )
 from specdec.sdk.elsewhere import refuse_what_reads_the_target
 from specdec.sdk.errors import RequestError, SpecdecError
+from specdec.sdk.extensions import DraftKV
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Drafted, End, Row, Start
 
@@ -77,15 +78,15 @@ class Hosted:
         self.info, self.plugin = info, loaded.plugin
         self.num_draft_tokens = loaded.config.num_draft_tokens
         self._loaded, self._lookahead = loaded, speculation.lookahead
-        self._keeps_kv = loaded.needs.draft_kv is not None
+        self._keeps_kv = loaded.needs.extension(DraftKV) is not None
         self._reads_batch = loaded.needs.placement == "device"
         target, profile = NoTarget(info), profile_of(torch.device(info.device))
         per_row = -(-(info.max_model_len + self._lookahead) // info.block_size) if self._keeps_kv else 0
         self._rows = RowTable(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
         views = PathViews(loaded.needs, self.num_draft_tokens, info, target.device)
-        services = speculation.services(info, target, tokenizer, profile.backend)
+        services = speculation.services(target, tokenizer, profile.backend)
         metrics = EngineMetrics(info.model, self.plugin.label)
-        self.host = speculation.host(info, services, metrics, observers, target.device, views)
+        self.host = speculation.host(services, metrics, observers, target.device, views)
         addressing = profile.addressing(self._rows, info, self._lookahead)
         self._table = addressing.table
         services.lay_out_draft_kv(self._rows.pool.num_blocks, addressing)

@@ -30,10 +30,12 @@ from specdec.core.host import (
     registry,
     target_info,
 )
-from specdec.sdk.errors import ConfigError, Refusal
+from specdec.sdk.errors import ConfigError
+from specdec.sdk.extensions import DraftKV, Metrics
 from specdec.sdk.types import SamplingView, TargetInfo
 
-from ..best_path import PathViews, why_no_trees
+from ..best_path import PathViews
+from ..withheld import withheld
 from .call import Call
 from .compiled import as_generated
 from .refusals import refused
@@ -81,22 +83,12 @@ def speculative(
     hooks = registry.load_hooks(plugins)
     for listener in listeners:
         hooks.add(listener, type(listener).__name__)
-    speculation = Speculation.prepare(speculative_config, info, plugins, hooks, no_trees=why_no_trees(device))
+    missing = withheld("`generate`", "a call of `generate` brings its own cache", device)
+    missing[Metrics.id] = "nobody reads a proposer's figures here", "specdec.LLM, or Metrics() only where it is offered"
+    speculation = Speculation.prepare(speculative_config, info, plugins, hooks, withheld=missing)
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
-    _refuse_needs(speculation)
     return SpeculativeDecoding(model, info, speculation, hooks.observers, tokenizer)
-
-
-def _refuse_needs(speculation: Speculation) -> None:
-    """Raise Refusal for needs that a call of `generate` cannot meet."""
-    needs = speculation.loaded.needs
-    used = {"target_kv": needs.target_kv, "target_layers": needs.target_layers}
-    names = [name for name, need in used.items() if need]
-    if names:
-        reason = f"a call of `generate` brings its own cache, and it works on the target's ({', '.join(names)})"
-        refusal = Refusal(reason, f"specdec.LLM, or a proposer without {' and '.join(names)}")
-        raise refusal.attributed_on(speculation.loaded.plugin)
 
 
 class SpeculativeDecoding:
@@ -110,7 +102,7 @@ class SpeculativeDecoding:
     def __init__(
         self, model: Any, info: TargetInfo, speculation: Speculation, observers: registry.Observers, tokenizer: Any
     ) -> None:
-        needs, k = speculation.loaded.needs, speculation.loaded.config.num_draft_tokens
+        needs, k = speculation.loaded.needs, speculation.loaded.config.width
         self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
         self._info, self._loaded = info, speculation.loaded
         profile = profile_of(model.device)
@@ -118,7 +110,7 @@ class SpeculativeDecoding:
             model,
             k,
             profile.backend,
-            may_begin_late=needs.draft_kv is None and not needs.whole_prompt,
+            may_begin_late=needs.extension(DraftKV) is None and not needs.whole_prompt,
             reads_states=bool(needs.hidden_states),
         )
         self._views = _Views(needs, k, info, model.device)
@@ -128,8 +120,8 @@ class SpeculativeDecoding:
         self._scheduler = _Planning(pool, info.max_num_seqs, whole_prompts, speculation.lookahead)
         self._scheduler.target = self._target
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
-        services = speculation.services(info, self._target, tokenizer, profile.backend)
-        self._host = speculation.host(info, services, self.metrics, observers, model.device, self._views)
+        services = speculation.services(self._target, tokenizer, profile.backend)
+        self._host = speculation.host(services, self.metrics, observers, model.device, self._views)
         services.lay_out_draft_kv(num_blocks, addressing)
         self._host.warm_up()
         num_blocks += addressing.num_pad_blocks
@@ -138,7 +130,7 @@ class SpeculativeDecoding:
             self._target,
             no_layers,  # a call brings its own keys and values
             self._scheduler,
-            self._views.store(speculation.distribution_buffers(info, model.device)),
+            self._views.store(speculation.distribution_buffers(model.device)),
             self.metrics,
             self._host,
             addressing=addressing,
@@ -191,7 +183,7 @@ class SpeculativeDecoding:
             stopping_criteria,
             generation_config,
             model_kwargs,
-            self._loaded.config.num_draft_tokens,
+            self._loaded.config.width,
             *most,
         )
         cache = self._target.open_cache(call)

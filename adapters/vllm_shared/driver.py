@@ -36,6 +36,7 @@ from specdec.core.host import (
     verified_step,
 )
 from specdec.sdk.errors import message
+from specdec.sdk.extensions import DraftKV, Trees
 from specdec.sdk.types import DistributionKind, TargetInfo
 
 from ..best_path import PathViews, on_best_path
@@ -77,22 +78,21 @@ class Driver:
         self._info = info
         self._speculation = speculation
         self._on_verified = observers.on_verified
-        self._num_top = speculation.loaded.needs.target_top_k  # of the target's most likely tokens
-        self._keeps_kv = speculation.loaded.needs.draft_kv is not None
+        self._keeps_kv = speculation.loaded.needs.extension(DraftKV) is not None
         self._keeps_distribution = speculation.admission.keeps_distribution
         self._rows = rows
         needs = speculation.loaded.needs
-        self._draws_trees = needs.topology == "tree"
-        views = PathViews(needs, speculation.loaded.config.num_draft_tokens, info, target.device)
-        buffers = speculation.distribution_buffers(info, target.device)
+        self._draws_trees = needs.extension(Trees) is not None
+        views = PathViews(needs, speculation.loaded.config.width, info, target.device)
+        self._num_top = views.num_top
+        buffers = speculation.distribution_buffers(target.device)
         self._profile = profile_of(target.device)
-        table = speculation.draft_table(info, target.device) if read_late and not self._draws_trees else None
+        table = speculation.draft_table(target.device) if read_late and not self._draws_trees else None
         self.reads_late = table is not None
         self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
         self._table: BlockTable | None = None  # of the draft KV, where a device addresses it
-        self._services = speculation.services(info, target, tokenizer, self._profile.backend)
+        self._services = speculation.services(target, tokenizer, self._profile.backend)
         host = speculation.host(
-            info,
             self._services,
             self.metrics,
             observers,
@@ -169,7 +169,7 @@ class Driver:
         places = [step.request_ids.index(request_id) for request_id in request_ids]
         assert taken.table is not None, "drafts are read late"
         rows, limits, at = upload([taken.rows, taken.lengths, places], taken.table.device)
-        numbers, token_ids = taken.table.gather(rows, limits, self._host.num_draft_tokens)
+        numbers, token_ids = taken.table.gather(rows, limits, self._host.width)
         distributions = taken.distributions([rows, taken.table.kinds(numbers)])
         verified = self._as_verified(request_ids, distributions)
         return UnreadDrafts(request_ids, at, token_ids, numbers, verified, taken)
@@ -195,7 +195,7 @@ class Driver:
         going_on = [each for each in committed if each.request.finish_reason is None]
         if self._keeps_kv and self._host.enabled:
             self._hold_blocks(going_on)
-        most = self._host.num_draft_tokens  # nodes, of which a path is verified
+        most = self._host.width  # nodes, of which a path is verified
         if not self._draws_trees:
             most = min(most, step.num_draft_tokens)
         top = self._top(step, sampled) if self._num_top else None

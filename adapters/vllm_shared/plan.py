@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specdec.core.host import locate_model
+import torch
+
+from specdec.core.host import Withheld, locate_model
 from specdec.sdk.errors import Refusal
+from specdec.sdk.extensions import KNOWN, DraftKV
 from specdec.sdk.needs import Needs
+from specdec.sdk.ranges import MOST_NODES
 from specdec.sdk.types import TargetInfo
+
+from ..withheld import withheld
 
 BLOCK_SIZE = 16
 """Of the draft KV's own blocks: vLLM's are its own."""
@@ -41,22 +47,23 @@ def refuse_plan(config: Any) -> None:
         raise Refusal(f'rejection_sample_method is "{method}", which was not tried', '"standard"')
 
 
+def withheld_by(config: Any) -> Withheld:
+    """Extensions that this vLLM configuration does not have."""
+    cache = "vLLM's cache is laid out for its own attention, and its layers run over that"
+    found = withheld("vLLM", cache, torch.device(str(config.device_config.device)))
+    if config.kv_transfer_config is not None:
+        reason = "prompts that another engine computed are never shown to it"
+        found[DraftKV.id] = reason, "no KV connector, or a proposer without a network"
+    return found
+
+
 def refuse_needs(needs: Needs, config: Any) -> None:
     """Raise Refusal for needs that this vLLM configuration cannot meet."""
-    if needs.target_layers is not None:
-        reason = "vLLM's layers run over vLLM's cache, and it runs some of them itself (target_layers)"
-        raise Refusal(reason, "specdec.LLM, or a proposer without target_layers")
-    if needs.target_kv:
-        reason = "vLLM's cache is laid out for its own attention, and it reads the target's keys and values (target_kv)"
-        raise Refusal(reason, "specdec.LLM, or a proposer without target_kv")
     if needs.whole_prompt:
         refuse_cached_prompts("it has to see whole prompts (whole_prompt)", config)
         if config.kv_transfer_config is not None:
             reason = "it has to see whole prompts (whole_prompt), and a KV connector brings those of another engine"
             raise Refusal(reason, "no KV connector, or a proposer without whole_prompt")
-    if needs.draft_kv is not None and config.kv_transfer_config is not None:
-        reason = "it keeps KV of its own, and prompts that another engine computed are never shown to it"
-        raise Refusal(reason, "no KV connector, or a proposer without a network")
 
 
 def refuse_for_v1(needs: Needs, config: Any) -> None:
@@ -64,7 +71,7 @@ def refuse_for_v1(needs: Needs, config: Any) -> None:
     if config.scheduler_config.async_scheduling:
         reason = "drafts are made from the tokens of the step before, which async scheduling has not got on the host"
         raise Refusal(reason, "async_scheduling=False")
-    if needs.draft_kv is not None:
+    if needs.extension(DraftKV) is not None:
         refuse_cached_prompts("it keeps KV of its own", config)
 
 
@@ -93,4 +100,6 @@ def describe_target(config: Any) -> TargetInfo:
         max_model_len=model.max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         block_size=BLOCK_SIZE,
+        extensions=frozenset(KNOWN),
+        max_nodes=MOST_NODES,
     )

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from transformers import AutoTokenizer
 
 from specdec.core.host import Speculation, registry
+from specdec.sdk.extensions import TargetTokens
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
-from ..best_path import why_no_trees
 from .driver import Driver
 from .ignored_keys import refuse_ignored
-from .plan import describe_target, refuse_needs, refuse_plan
+from .plan import describe_target, refuse_needs, refuse_plan, withheld_by
 from .rows import RequestRows
 from .settings import Supervision, read_settings, read_supervision
 from .shared_target import SharedTarget
@@ -42,7 +41,7 @@ class Prepared:
     @property
     def wants_logits(self) -> bool:
         """Whether the proposer reads the target's most likely tokens, or a plugin wants to know what was verified."""
-        return self.needs.target_top_k > 0 or bool(self.hooks.observers.on_verified.get_hookimpls())
+        return self.needs.extension(TargetTokens) is not None or bool(self.hooks.observers.on_verified.get_hookimpls())
 
     @classmethod
     def of(cls, method: str | None, vllm_config: Any) -> Prepared:
@@ -54,8 +53,8 @@ class Prepared:
         plugin_settings = registry.PluginSettings.from_environment(os.environ)
         hooks = registry.load_hooks(plugin_settings)
         info = describe_target(vllm_config)
-        no_trees = why_no_trees(torch.device(info.device))
-        speculation = Speculation.prepare(config, info, plugin_settings, hooks, no_trees=no_trees)
+        withheld = withheld_by(vllm_config)
+        speculation = Speculation.prepare(config, info, plugin_settings, hooks, withheld=withheld)
         assert speculation is not None, "a config was given"
         refuse_needs(speculation.loaded.needs, vllm_config)
         model = vllm_config.model_config

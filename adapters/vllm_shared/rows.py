@@ -11,6 +11,7 @@ from specdec import SamplingParams
 from specdec.core.host import BlockPool, Request, RowTable, registry
 from specdec.sdk import RequestError, TargetInfo
 from specdec.sdk.errors import message
+from specdec.sdk.extensions import DraftKV
 
 from .request_options import RequestOptions, no_drafts, read_request
 
@@ -119,7 +120,7 @@ def _may_draft_after(features: Sequence[Any] | None, loaded: registry.LoadedProp
     reads nothing else would draft from a text full of holes.
     """
     needs = loaded.needs
-    blind = 0 in needs.hidden_states or (needs.draft_kv is not None and not needs.hidden_states)
+    blind = 0 in needs.hidden_states or (needs.extension(DraftKV) is not None and not needs.hidden_states)
     if not features or not blind:
         return True
     facts = {"request": request_id, "found": f"{len(features)} images, sounds or videos in the prompt"}

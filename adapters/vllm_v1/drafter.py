@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from specdec.sdk.extensions import DraftKV
+
 from ..vllm_shared.engine_step import EngineStep
 from ..vllm_shared.plan import refuse_for_v1
 from ..vllm_shared.prepare import Prepared
@@ -36,7 +38,7 @@ class Drafter:
 
     def load_model(self, target_model: Any) -> None:
         """After the target's weights: the proposer is made and bound. vLLM's CPU runner requires this method."""
-        lookahead = self._prepared.speculation.lookahead if self.needs.draft_kv else None
+        lookahead = self._prepared.speculation.lookahead if self.needs.extension(DraftKV) else None
         self.driver = self._prepared.driver(target_model, RequestRows.with_blocks(self._prepared.info, lookahead))
         self.driver.lay_out()
         self.exit.callback(self.driver.close)

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpec
 
 from specdec.core.host import BlockPool, KVStorage, Request
 from specdec.sdk.errors import Refusal
-from specdec.sdk.needs import DraftKV
+from specdec.sdk.extensions import DraftKV
 from specdec.sdk.types import TargetInfo
 
 from ..vllm_shared.rows import RequestRows

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdec.sdk.extensions import DraftKV
+
 KEY = "specdec_plan"
 """In `additional_config`, which reaches every process and is part of the key of vLLM's compiled graphs."""
 
@@ -14,7 +16,7 @@ def plan_of(vllm_config: Any) -> dict[str, object]:
     from ..vllm_shared.prepare import Prepared
 
     needs = Prepared.of(method_of(vllm_config.speculative_config.model), vllm_config).needs
-    kv = needs.draft_kv
+    kv = needs.extension(DraftKV)
     return {
         "lookahead": needs.lookahead if kv else 0,
         "drops_last_block": kv is not None and kv.depends_on_next_token,

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from specdec.sdk.extensions import DraftKV
+
 from ..vllm import method_of
 from ..vllm_shared.engine_step import ask_for_states, hidden_states
 from ..vllm_shared.prepare import Prepared
@@ -60,8 +62,8 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         self._target = target_model
         self.reads_between = ask_for_states(target_model, self.needs)
         info = self._prepared.info
-        if self.needs.draft_kv is not None:
-            self._pages = Pages(self.needs.draft_kv, info, self.vllm_config, self.requests)
+        if (kv := self.needs.extension(DraftKV)) is not None:
+            self._pages = Pages(kv, info, self.vllm_config, self.requests)
             self.draft_attn_layer_names = set(self._pages.layers)
         rows = RequestRows.with_blocks(info, None) if self._pages is None else self._pages.rows
         num_ranks = self.vllm_config.parallel_config.tensor_parallel_size

@@ -64,12 +64,12 @@ class SpeculativeConfig(BaseModel):
         description="the proposer's checkpoint; without a method also 'package.module.Class'",
     )
     num_speculative_tokens: DraftLength | None = Field(
-        default=None, strict=True, description="K: the most drafts per request and step; None: what the proposer says"
+        default=None, strict=True, description="K: the most tokens on a path of a draft; None: what the proposer says"
     )
-    num_draft_nodes: TreeSize | None = Field(
+    max_nodes: TreeSize | None = Field(
         default=None,
         strict=True,
-        description="nodes of trees num_speculative_tokens deep; None: that many tokens, nodes if it drafts only trees",
+        description="the most nodes of a tree; None: chains, or trees of K nodes where it drafts nothing else",
     )
     draft_sample_method: DraftSampleMethod = Field(
         default="greedy",

@@ -128,7 +128,6 @@ def _services(plan: Plan, model: LoadedModel, passes: Any) -> EngineServices | N
         return None
     speculation.require_cached(model.target.layer_shapes)
     return speculation.services(
-        plan.info,
         model.target,
         model.tokenizer,
         plan.profile.backend,
@@ -150,7 +149,7 @@ def _bound_host(
     if speculation is None or services is None:
         return None
     with model.threads.used():
-        host = speculation.host(plan.info, services, metrics, plan.hooks.observers, device, read_late=read_late)
+        host = speculation.host(services, metrics, plan.hooks.observers, device, read_late=read_late)
     model.target.capture(host.needs.hidden_states)
     return host
 
@@ -161,11 +160,11 @@ def _verification(plan: Plan) -> tuple[DraftStore, VerificationRule]:
     buffers, table = DistributionBuffers.none(), None
     rule: VerificationRule = verify
     if speculation is not None:
-        buffers, rule = speculation.distribution_buffers(info, device), speculation.rule
+        buffers, rule = speculation.distribution_buffers(device), speculation.rule
         if plan.profile.keeps_drafts and not plan.draws_trees:  # those the host looks at
-            table = speculation.draft_table(info, device)
+            table = speculation.draft_table(device)
     draft_vocab = buffers.dense.shape[2] if buffers.dense is not None else 0
     logits = torch.empty(1, info.vocab_size, dtype=plan.dtype, device=device)
-    most = info.max_num_seqs, plan.num_draft_tokens, draft_vocab
+    most = info.max_num_seqs, plan.width, draft_vocab
     rule = warmed_up(rule, logits, *most, buffers.examples, trees=plan.draws_trees)
     return DraftStore(buffers, table, keeps_trees=plan.draws_trees), rule

@@ -68,8 +68,8 @@ class LoadedModel:
                 plan.compiler.compile_target(self.target, cache.kv, plan.profile.backend)
         if passes is None:
             return self.target
-        num_nodes = plan.num_draft_tokens if plan.draws_trees else 0
-        target: Target = passes.target(self.target, cache.kv, cache.addressing, plan.num_draft_tokens, num_nodes)
+        num_nodes = plan.width if plan.draws_trees else 0
+        target: Target = passes.target(self.target, cache.kv, cache.addressing, plan.width, num_nodes)
         return target
 
 

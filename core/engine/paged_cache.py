@@ -63,7 +63,7 @@ class PagedCache:
         config, info, lookahead = plan.config, plan.info, plan.lookahead
         draft_kv = plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
         kv_budget, captured = plan.profile.kv_budget, plan.num_captured_tokens
-        num_drafts = plan.num_draft_tokens
+        num_drafts = plan.width
         num_blocks = num_kv_blocks(config, info, target, draft_kv, kv_budget, lookahead, captured, num_drafts)
         longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
         pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from specdec.sdk.errors import ConfigError, UnsupportedModelError
+from specdec.sdk.extensions import KNOWN, Trees
+from specdec.sdk.ranges import MOST_NODES
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
@@ -18,6 +20,7 @@ from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length, state_layers
 from ..model.stored_quantization import check_stored_quantization
 from ..model.target import experts_settings, load_config
+from ..proposing.admission import Withheld
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
@@ -50,8 +53,8 @@ class Plan:
         dtype = profile.dtype(config.dtype, hf_config.dtype)
         info = target_info(config, path, text_config(hf_config), dtype, profile.device)
         hooks = load_hooks(settings)
-        no_trees = _why_no_trees(text_config(hf_config))
-        speculation = Speculation.prepare(speculative_config, info, settings, hooks, no_trees=no_trees)
+        withheld = _withheld(text_config(hf_config))
+        speculation = Speculation.prepare(speculative_config, info, settings, hooks, withheld=withheld)
         per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)
         require_memory("max_num_seqs", config.max_num_seqs, per_row, profile.device)
         return cls(config, profile, path, hf_config, dtype, info, hooks, speculation)
@@ -62,21 +65,21 @@ class Plan:
         return self.speculation.lookahead if self.speculation else 0
 
     @property
-    def num_draft_tokens(self) -> int:
+    def width(self) -> int:
         """The most drafts of one request in a step."""
-        return self.speculation.loaded.config.num_draft_tokens if self.speculation else 0
+        return self.speculation.loaded.config.width if self.speculation else 0
 
     @property
     def draws_trees(self) -> bool:
         """Whether drafts may have parents."""
-        return self.speculation is not None and self.speculation.loaded.needs.topology == "tree"
+        return self.speculation is not None and self.speculation.loaded.needs.extension(Trees) is not None
 
     @property
     def num_captured_tokens(self) -> int:
         """Tokens of the largest passes that are captured, one of the target and one of a drafter; 0: none are."""
         if self.profile.passes is None or self.config.cuda_graphs is False:
             return 0
-        largest: int = self.profile.passes.num_tokens(self.info.max_num_seqs, self.num_draft_tokens)
+        largest: int = self.profile.passes.num_tokens(self.info.max_num_seqs, self.width)
         return largest * (1 + (self.speculation is not None))
 
     @property
@@ -90,9 +93,10 @@ class Plan:
         return self.speculation.loaded.plugin.label if self.speculation else "none"
 
 
-def _why_no_trees(config: Any) -> str | None:
-    """None: trees are verified."""
-    return ", and layers of the target keep a state, which has one successor" if state_layers(config) else None
+def _withheld(config: Any) -> Withheld:
+    """Extensions that are not offered for a target."""
+    why = "layers of the target keep a state, which has one successor"
+    return {Trees.id: (why, "a proposer of chains")} if state_layers(config) else {}
 
 
 def target_info(
@@ -125,6 +129,8 @@ def target_info(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
+        extensions=frozenset(KNOWN),
+        max_nodes=MOST_NODES,
     )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specdec.sdk.errors import Refusal
-from specdec.sdk.needs import DraftKV, Needs
-from specdec.sdk.trees import MOST_NODES
+from specdec.sdk.extensions import DraftKV, TargetKV, TargetLayers, TargetTokens
+from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
-from ..registry import LoadedProposer
+if TYPE_CHECKING:
+    from ..registry import LoadedProposer
 
 logger = logging.getLogger("specdec")
 
@@ -25,6 +28,9 @@ BYTES_PER_VALUE = {
 DISTRIBUTION_BYTES = 4  # draft probabilities are kept in float32
 TOKEN_ID_BYTES = 8
 MIB = 2**20
+
+Withheld = Mapping[str, tuple[str, str]]
+"""By the id of an extension that is not offered: why, and what works instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +53,15 @@ def admit(
     target: TargetInfo,
     *,
     distribution_budget_bytes: int | None = None,
-    no_trees: str | None = "",
+    withheld: Withheld | None = None,
 ) -> Admission:
     """What `loaded` costs on `target`, or Refusal with the numbers and what would work.
 
-    `distribution_budget_bytes` is the most that draft distributions may take; None: no limit. `no_trees`: why trees are
-    not verified here, behind a comma. None: they are.
+    `distribution_budget_bytes` is the most that draft distributions may take; None: no limit. `withheld`: what is known
+    of the extensions that are not in `target.extensions`.
     """
     try:
-        _refuse_reserved(loaded, no_trees)
+        _check_extensions(loaded, target, withheld or {})
         admission = _admit(loaded, target, distribution_budget_bytes)
     except Refusal as refusal:
         raise refusal.attributed_on(loaded.plugin) from None
@@ -77,31 +83,37 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     _check_draft_vocabulary(needs, target)
     _check_top_k(needs, target)
     _check_target_kv(needs, target)
+    draft_kv, tokens = needs.extension(DraftKV), needs.extension(TargetTokens)
     probabilistic = loaded.config.draft_sample_method == "probabilistic"
     if probabilistic and needs.distribution == "one_hot":
         reason = 'draft_sample_method is "probabilistic", and this proposer reports no distribution of its drafts'
         reason += ' (distribution="one_hot")'
         raise Refusal(reason, '"draft_sample_method": "greedy"')
-    k = loaded.config.num_draft_tokens
+    k = loaded.config.width
     distribution_bytes = target.max_num_seqs * k * _distribution_bytes_per_token(needs, target) if probabilistic else 0
     if distribution_budget_bytes is not None and distribution_bytes > distribution_budget_bytes:
         raise _distribution_too_large(needs, target, k, distribution_budget_bytes)
     return Admission(
         distribution_bytes=distribution_bytes,
-        draft_kv_bytes_per_block=_draft_kv_bytes_per_block(needs.draft_kv, target) if needs.draft_kv else 0,
+        draft_kv_bytes_per_block=_draft_kv_bytes_per_block(draft_kv, target) if draft_kv else 0,
         hidden_bytes_per_token=len(needs.hidden_states) * target.hidden_size * _value_bytes(target.dtype),
-        top_k_bytes_per_token=needs.target_top_k * (TOKEN_ID_BYTES + DISTRIBUTION_BYTES),
+        top_k_bytes_per_token=(tokens.top_k if tokens else 0) * (TOKEN_ID_BYTES + DISTRIBUTION_BYTES),
     )
 
 
-def _refuse_reserved(loaded: LoadedProposer, no_trees: str | None) -> None:
-    needs = loaded.needs
-    if needs.topology == "tree":
-        if no_trees is not None:
-            raise Refusal(f'its drafts are a tree (topology="tree"){no_trees}', 'topology="chain"')
-        if loaded.config.num_draft_tokens > MOST_NODES:
-            reason = f"num_speculative_tokens is {loaded.config.num_draft_tokens}, and a tree has {MOST_NODES} nodes"
-            raise Refusal(f"{reason} at most", f'"num_speculative_tokens": {MOST_NODES}')
+def _check_extensions(loaded: LoadedProposer, target: TargetInfo, withheld: Withheld) -> None:
+    needs, nodes = loaded.needs, loaded.config.max_nodes
+    for each in needs.asked:
+        if each.id not in target.extensions:
+            works = f"{type(each).__name__} only where target.extensions has {each.id}"
+            other = next((id_ for id_ in target.extensions if id_.partition("@")[0] == each.name), None)
+            why = f"this engine has {other}" if other else "this engine does not have it"
+            why, works = withheld.get(each.id, (why, works))
+            raise Refusal(f"it asks for {each.id}: {why}", works)
+    if nodes is not None and nodes > target.max_nodes:
+        raise Refusal(
+            f"its trees have {nodes} nodes, and {target.max_nodes} is the most", f'"max_nodes": {target.max_nodes}'
+        )
     if needs.multimodal:
         raise Refusal("it needs image or audio inputs (multimodal=True)", "a proposer for text")
 
@@ -115,17 +127,23 @@ def _check_hidden_states(needs: Needs, target: TargetInfo) -> None:
 
 
 def _check_top_k(needs: Needs, target: TargetInfo) -> None:
-    if needs.target_top_k > target.vocab_size:
-        reason = f"it reads the target's {needs.target_top_k} most likely tokens, and there are {target.vocab_size}"
-        raise Refusal(reason, f"target_top_k={target.vocab_size} or less")
+    tokens = needs.extension(TargetTokens)
+    if tokens is not None and tokens.top_k > target.vocab_size:
+        reason = f"it reads the target's {tokens.top_k} most likely tokens, and there are {target.vocab_size}"
+        raise Refusal(reason, f"TargetTokens(top_k={target.vocab_size}) or less")
 
 
 def _check_target_kv(needs: Needs, target: TargetInfo) -> None:
-    run = needs.target_layers.layers if needs.target_layers else ()
-    beyond = [layer for layer in (*needs.target_kv, *run) if layer >= target.num_layers]
+    beyond = [layer for layer in target_layers_used(needs) if layer >= target.num_layers]
     if beyond:
         reason = f"it uses keys and values of layer {', '.join(map(str, beyond))} of {target.model}"
         raise Refusal(reason, f"layers 0 .. {target.num_layers - 1} (the target has {target.num_layers} layers)")
+
+
+def target_layers_used(needs: Needs) -> tuple[int, ...]:
+    """Layers of the target whose keys and values it reads, or which it runs."""
+    asked = needs.extension(TargetKV), needs.extension(TargetLayers)
+    return tuple(layer for each in asked if each is not None for layer in each.layers)
 
 
 def _check_draft_vocabulary(needs: Needs, target: TargetInfo) -> None:

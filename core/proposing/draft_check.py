@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk.errors import PluginId, ProposerError
+from specdec.sdk.extensions import Trees
 from specdec.sdk.needs import DistributionForm, Needs
 from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepView
 
@@ -38,14 +39,25 @@ class DraftChecker:
     """
 
     def __init__(
-        self, plugin: PluginId, needs: Needs, vocab_size: int, device: torch.device, *, read_late: bool = False
+        self,
+        plugin: PluginId,
+        needs: Needs,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        read_late: bool = False,
+        max_depth: int | None = None,
     ) -> None:
-        """read_late: whether lengths and ids are read with the outcome of verification, for `check_reports`."""
+        """read_late: whether lengths and ids are read with the outcome of verification, for `check_reports`.
+
+        max_depth: the most nodes on a path of a tree. None means any number.
+        """
         self._plugin = plugin
         self._needs = needs
         self._vocab_size = vocab_size
         self._read_late = read_late
         self._device = device if needs.placement == "device" else torch.device("cpu")
+        self._draws_trees, self._max_depth = needs.extension(Trees) is not None, max_depth
         self._on_host = self._device.type == "cpu"
         self._sees_kinds = self._on_host and not read_late
         self._num_checked_distributions = 0
@@ -79,11 +91,14 @@ class DraftChecker:
     ) -> CheckedDraft:
         """As `check`, for a draft with parents."""
         assert draft.parents is not None, "its caller looked"
+        if not self._draws_trees:
+            fix = "needs = Needs(extensions=(Trees(), ...)), or leave parents out"
+            raise self._error("SD-E290", "a draft has parents, and trees were not asked for", {"fix": fix})
         nodes = by_node(draft)
         reports = self._read(nodes, kinds)
         self._check_lengths([each.length for each in reports], step.request_ids, budgets)
         replacement = draft.distribution is not None and draft.distribution.replacement
-        wrong = tree_error(reports, self._needs, step.request_ids, replacement=replacement)
+        wrong = tree_error(reports, step.request_ids, self._max_depth, replacement=replacement)
         if wrong is not None:
             raise self._error(*wrong)
         self.check_reports(step.request_ids, budgets, reports, nodes)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from specdec.sdk.checkpoint import Checkpoint, read_tensors
+from specdec.sdk.config import NetworkSettings
 from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError
 from specdec.sdk.model_proposer.updates import require_fit
-from specdec.sdk.services import NetworkSettings
 
 from ..kernels.backend import Backend
 from ..model.attention import ATTENTION_NAME

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.sdk.needs import DistributionForm
 from specdec.sdk.types import DistributionKind, DraftDistribution
 
 from ..cache.transfer import upload
 from ..rejection.types import PADDING_TOKEN_ID, DraftDistributions, DraftRows
 from .draft_table import CheckedDraft, DraftReport, DraftTable
+
+if TYPE_CHECKING:
+    from specdec.sdk.needs import DistributionForm
 
 
 @dataclass(frozen=True)

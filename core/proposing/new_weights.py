@@ -12,7 +12,10 @@ from specdec.sdk.errors import ConfigError, PluginId
 def require_updatable(plugin: PluginId, methods: Collection[str]) -> None:
     """Raise ConfigError SD-E227 unless the proposer takes new weights."""
     if "update_weights" not in methods:
-        facts = {"missing": "update_weights", "fix": "a proposer with a network, or implement update_weights(tensors)"}
+        facts = {
+            "missing": "update_weights",
+            "fix": "a proposer with a network, or ask for NewWeights() and implement update_weights(tensors)",
+        }
         raise ConfigError("SD-E227", "this proposer takes no new weights", facts, plugin=plugin)
 
 

@@ -21,8 +21,8 @@ from specdec.sdk.hooks import StepStats
 from specdec.sdk.services import Services
 from specdec.sdk.types import RequestView, StepView, TargetInfo
 
-from ..registry import LoadedProposer, author_frame, construct, describe, is_complete
-from ..registry.attribution import FIELDS, undeclared
+from ..registry.attribution import FIELDS, author_frame, describe, is_complete, undeclared
+from ..registry.load import LoadedProposer, construct
 from ..registry.proposer_state import find_state, has_state, require_state, save_state
 from ..request.metrics import EngineMetrics
 from .draft_check import DraftChecker
@@ -75,8 +75,8 @@ class ProposerHost:
         self.loaded = loaded
         self.plugin = loaded.plugin
         self.needs = loaded.needs
-        self.num_draft_tokens = loaded.config.num_draft_tokens
-        self.views = views or ViewBuilder(loaded.needs, self.num_draft_tokens, info, device)
+        self.width = loaded.config.width
+        self.views = views or ViewBuilder(loaded.needs, self.width, info, device)
         self.enabled = True
         self.keeps_pace = True  # False: the target is no real one, so nothing is said of what it costs
         self._passes: EarlyPasses | None = None
@@ -84,7 +84,10 @@ class ProposerHost:
         self.metrics_wanted = False  # set by a reader, on any thread
         self._methods: dict[str, Callable[..., object]] = {name: getattr(proposer, name) for name in loaded.methods}
         self._state_dir = loaded.state_dir
-        self._checker = DraftChecker(loaded.plugin, loaded.needs, info.vocab_size, device, read_late=read_late)
+        max_depth = loaded.config.num_draft_tokens
+        self._checker = DraftChecker(
+            loaded.plugin, loaded.needs, info.vocab_size, device, read_late=read_late, max_depth=max_depth
+        )
         self._policy = policy
         self._metrics = metrics
         self._on_error = on_error
@@ -294,10 +297,10 @@ class ProposerHost:
 
     def _attributed(self, method: str, error: BaseException) -> ProposerError:
         facts = {"where": author_frame(error, self.plugin.target)}
-        missing, call = undeclared(error, dict(self.needs)), right_call(error)
+        missing, call = undeclared(error, self.views.absent), right_call(error)
         if missing:
             facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
-            facts["fix"] = f"needs = Needs({', '.join(dict.fromkeys(FIELDS[name][1] for name in missing))}, ...)"
+            facts["fix"] = f"needs = Needs({', '.join(dict.fromkeys(FIELDS[name] for name in missing))}, ...)"
         elif call:
             facts["fix"] = call
         code = "SD-E222" if missing else "SD-E210"

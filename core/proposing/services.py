@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -11,9 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from specdec.sdk.checkpoint import logit_scale as stated_logit_scale
-from specdec.sdk.errors import Refusal
-from specdec.sdk.needs import DraftKV, Needs
-from specdec.sdk.services import AttentionMode, DraftKVStore, NetworkSettings, TargetKV, TargetLayers
+from specdec.sdk.config import NetworkSettings
+from specdec.sdk.extensions import (
+    AttentionMode,
+    DraftKV,
+    DraftKVStore,
+    Graphs,
+    LayerRunner,
+    Networks,
+    TargetKVReader,
+)
+from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing
@@ -23,7 +30,7 @@ from ..model.attention import attention_arguments
 from ..model.rotary import freeze_tables
 from . import draft_networks
 from .early_passes import EarlyPasses
-from .target_access import TargetAccess
+from .target_access import TargetAccess, not_asked_for, require
 
 
 class LayerSource(Protocol):
@@ -156,6 +163,7 @@ class EngineServices:
         self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None
     ) -> Any:
         """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
+        require(self._access.needs, Networks, "Services.load_causal_lm")
         inherited = self._inherited(settings)
         model = draft_networks.load_causal_lm(str(checkpoint), inherited, self.device, self._backend, tensors or {})
         self._serve(model.get_decoder())
@@ -163,10 +171,12 @@ class EngineServices:
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
         """A transformers decoder with random weights. Raises Refusal for a configuration that cannot be served."""
+        require(self._access.needs, Networks, "Services.build_decoder")
         return draft_networks.build_decoder(config, self._inherited(settings), self.device)
 
     def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
         """Device, dtype, quantization and the layout of weights, in place."""
+        require(self._access.needs, Networks, "Services.finish")
         draft_networks.finish(network, self._inherited(settings), self.device, self._backend)
         self._serve(network)
 
@@ -178,8 +188,7 @@ class EngineServices:
 
     def _inherited(self, settings: NetworkSettings) -> NetworkSettings:
         """The settings with the target's in the place of what was left open."""
-        return replace(
-            settings,
+        return settings.replace(
             dtype=settings.dtype or str(self.dtype).removeprefix("torch."),
             moe_backend=settings.moe_backend or self._moe_backend,
         )
@@ -189,25 +198,27 @@ class EngineServices:
         return draft_networks.load_tensors(Path(checkpoint), tuple(prefixes), self.device)
 
     def draft_kv(self) -> DraftKVStore:
-        """The store that `Needs.draft_kv` declared."""
+        """The store of what `DraftKV` asked for."""
         if self._draft_kv is None:
-            raise Refusal("draft_kv was asked for but not declared", "declare Needs(draft_kv=DraftKV(...))")
+            raise not_asked_for(DraftKV, "Services.draft_kv")
         return self._draft_kv
 
-    def target_kv(self) -> TargetKV:
-        """The target's cache, of the layers that `Needs.target_kv` declared."""
+    def target_kv(self) -> TargetKVReader:
+        """The target's cache, of the layers that `TargetKV` asked for."""
         return self._access.kv()
 
-    def target_layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module] | None = None) -> TargetLayers:
-        """Layers of the target, of those that `Needs.target_layers` declared."""
+    def target_layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module] | None = None) -> LayerRunner:
+        """Layers of the target, of those that `TargetLayers` asked for."""
         return self._access.layers(layers, adapter or {})
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `specdec.sdk.Services.capture`."""
+        require(self._access.needs, Graphs, "Services.capture")
         return function if self._capture is None else self._capture(function)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `specdec.sdk.Services.compile`."""
+        require(self._access.needs, Graphs, "Services.compile")
         return function if self._compiling is None else self._compiling(function)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from specdec.sdk.errors import Refusal, message
+from specdec.sdk.extensions import DraftKV, Trees
 from specdec.sdk.services import Services
 from specdec.sdk.types import TargetInfo
 
@@ -23,7 +24,7 @@ from ..registry import LoadedProposer, PluginSettings, Registry, load_proposer
 from ..registry.hooks import HookPlugins, Observers
 from ..rejection.sampler import LOSSY, VerificationRule, rule_of
 from ..request.metrics import EngineMetrics
-from .admission import Admission, admit
+from .admission import Admission, Withheld, admit, target_layers_used
 from .draft_store import DistributionBuffers
 from .draft_support import target_to_draft
 from .draft_table import DraftTable
@@ -44,6 +45,7 @@ class Speculation:
     config: SpeculativeConfig
     loaded: LoadedProposer
     admission: Admission
+    info: TargetInfo  # as the proposer is told
 
     @classmethod
     def prepare(
@@ -53,11 +55,11 @@ class Speculation:
         settings: PluginSettings,
         hooks: HookPlugins,
         *,
-        no_trees: str | None = "",
+        withheld: Withheld | None = None,
     ) -> Speculation | None:
         """Resolve, check and admit what the user asked for; None if nothing. Raises ConfigError, PluginLoadError.
 
-        `no_trees`: see `admit`.
+        `withheld`: see `admit`. They are taken out of `info.extensions`.
         """
         if asked is None:
             return None
@@ -65,9 +67,6 @@ class Speculation:
         experts_settings(config.moe_backend)
         check_quantization(config.quantization, WHERE)
         registry = Registry.discover(settings, hooks.registrations)
-        loaded = load_proposer(registry.resolve(config), config, info)
-        distribution_budget = spare_memory(torch.device(info.device))
-        config = config.replace(num_speculative_tokens=loaded.config.depth)
         if config.rejection_sample_method in LOSSY:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
@@ -75,15 +74,19 @@ class Speculation:
                 "lossless": '"standard" and "block"',
             }
             logger.warning("%s", message("SD-W302", "drafts are verified by a lossy rule", facts))
-            no_trees = ", and a lossy rule verifies chains alone"
-        admission = admit(loaded, info, distribution_budget_bytes=distribution_budget, no_trees=no_trees)
-        return cls(config, loaded, admission)
+            withheld = {
+                Trees.id: ("a lossy rule verifies chains alone", '"rejection_sample_method": "standard"'),
+                **(withheld or {}),
+            }
+        info = replace(info, extensions=info.extensions - set(withheld or ()))
+        loaded = load_proposer(registry.resolve(config), config, info)
+        config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
+        budget = spare_memory(torch.device(info.device))
+        return cls(config, loaded, admit(loaded, info, distribution_budget_bytes=budget, withheld=withheld), info)
 
     def require_cached(self, layers: Sequence[LayerShape]) -> None:
         """Refuse a target that caches no keys and values in a layer of which they are used. Raises Refusal."""
-        needs = self.loaded.needs
-        run = needs.target_layers.layers if needs.target_layers else ()
-        vacant = [layer for layer in (*needs.target_kv, *run) if not layers[layer].num_kv_heads]
+        vacant = [layer for layer in target_layers_used(self.loaded.needs) if not layers[layer].num_kv_heads]
         if vacant:
             reason = f"it uses keys and values of layer {', '.join(map(str, vacant))}, which stores none of them"
             refusal = Refusal(reason, "layers that attend: this one keeps a state, or nothing")
@@ -104,9 +107,9 @@ class Speculation:
         """Positions past the newest token that a draft pass writes KV for."""
         return self.loaded.needs.lookahead
 
-    def distribution_buffers(self, info: TargetInfo, device: torch.device) -> DistributionBuffers:
+    def distribution_buffers(self, device: torch.device) -> DistributionBuffers:
         """Storage for the declared form of distribution; none where verification will not read any."""
-        needs, k = self.loaded.needs, self.loaded.config.num_draft_tokens
+        needs, info = self.loaded.needs, self.info
         if not self.admission.keeps_distribution:
             return DistributionBuffers.none()
         width = needs.sparse_top_m if needs.distribution == "sparse" else info.vocab_size
@@ -114,17 +117,18 @@ class Speculation:
         if needs.draft_vocabulary is not None:
             width = len(needs.draft_vocabulary)
             t2d = target_to_draft(needs.draft_vocabulary, info.vocab_size, device)
-        return DistributionBuffers.allocate(needs.distribution, (info.max_num_seqs, k, width), t2d, device)
+        return DistributionBuffers.allocate(
+            needs.distribution, (info.max_num_seqs, self.loaded.config.width, width), t2d, device
+        )
 
-    def draft_table(self, info: TargetInfo, device: torch.device) -> DraftTable | None:
+    def draft_table(self, device: torch.device) -> DraftTable | None:
         """Where drafts stay on the device until they are verified; None for a proposer on the host."""
         if self.loaded.needs.placement == "host":
             return None
-        return DraftTable(info.max_num_seqs, self.loaded.config.num_draft_tokens, device)
+        return DraftTable(self.info.max_num_seqs, self.loaded.config.width, device)
 
     def services(
         self,
-        info: TargetInfo,
         target: LayerSource,
         tokenizer: Any,
         backend: Backend,
@@ -138,17 +142,16 @@ class Speculation:
         `EngineServices.lay_out_draft_kv` follows. `backend`: lays networks out. `compiling`: makes compiled forms of
         what drafters run; None: nothing is compiled. `own_layers`: runs some of the target's own; None: nobody may.
         """
-        spec = self.loaded.needs.draft_kv
+        spec = self.loaded.needs.extension(DraftKV)
         draft_kv = None
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             draft_kv = BlockDraftKV(spec, dtype, target.device)
         access = TargetAccess(self.loaded.needs, own_layers)
-        return EngineServices(info, target, tokenizer, draft_kv, backend, moe_backend, capture, compiling, access)
+        return EngineServices(self.info, target, tokenizer, draft_kv, backend, moe_backend, capture, compiling, access)
 
     def host(
         self,
-        info: TargetInfo,
         services: Services,
         metrics: EngineMetrics,
         observers: Observers,
@@ -163,6 +166,6 @@ class Speculation:
         `views`, `read_late`: see `ProposerHost`. `kind`: makes it of the same arguments.
         """
         policy, on_error = self.config.on_proposer_error, observers.on_proposer_error
-        host = kind(self.loaded, info, device, policy, metrics, on_error, views, read_late=read_late)
-        host.bind(info, services)
+        host = kind(self.loaded, self.info, device, policy, metrics, on_error, views, read_late=read_late)
+        host.bind(self.info, services)
         return host

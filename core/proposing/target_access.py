@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.sdk.errors import Refusal
+from specdec.sdk.extensions import Extension, TargetKV, TargetLayers
 from specdec.sdk.needs import Needs
 
 from ..cache.addressing import Addressing
@@ -27,12 +28,12 @@ class _Reading:
     layers: Sequence[int]
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """See `TargetKV.attention`. [N, Hq, D] -> [N, Hq, Dv]; new keys and values are not looked at."""
+        """See `TargetKVReader.attention`. [N, Hq, D] -> [N, Hq, Dv]; new keys and values are not looked at."""
         return self.stored.attend_stored(self.layers[layer], query, spec)
 
 
 class CachedKV:
-    """See `TargetKV`. There is none until `use_cache`: a cache is sized from the memory that a drafter leaves."""
+    """See `TargetKVReader`. There is none until `use_cache`: a cache is sized from the memory that a drafter leaves."""
 
     _cache: KVCache
     _addressing: Addressing
@@ -130,12 +131,26 @@ Raises Refusal where they cannot, CheckpointError SD-E297 where the adapter does
 """
 
 
+def not_asked_for(extension: type[Extension], service: str) -> Refusal:
+    """The error for a service of an extension that a proposer did not ask for."""
+    reason = f"{service} belongs to {extension.id}, which it did not ask for"
+    return Refusal(reason, f"needs = Needs(extensions=({extension.__name__}(...), ...))")
+
+
+def require(needs: Needs, extension: type[Extension], service: str) -> None:
+    """Raise Refusal unless the proposer asked for the extension that a service belongs to."""
+    if needs.extension(extension) is None:
+        raise not_asked_for(extension, service)
+
+
 class TargetAccess:
     """Keys and values, and layers. They are used after `use_cache`, and may be taken before."""
 
     def __init__(self, needs: Needs, own_layers: OwnLayers | None) -> None:
-        self._kv = CachedKV(needs.target_kv) if needs.target_kv else None
-        self._declared = needs.target_layers.layers if needs.target_layers else ()
+        self.needs = needs
+        read, run = needs.extension(TargetKV), needs.extension(TargetLayers)
+        self._kv = CachedKV(read.layers) if read else None
+        self._declared = run.layers if run else ()
         self._own_layers = own_layers
         self._cache: tuple[KVCache, Addressing] | None = None
         self._taken: list[CachedLayers] = []
@@ -155,15 +170,14 @@ class TargetAccess:
     def kv(self) -> CachedKV:
         """See `specdec.sdk.Services.target_kv`."""
         if self._kv is None:
-            raise Refusal("target_kv was asked for but not declared", "declare Needs(target_kv=(layer, ...))")
+            raise not_asked_for(TargetKV, "Services.target_kv")
         return self._kv
 
     def layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module]) -> CachedLayers:
         """See `specdec.sdk.Services.target_layers`."""
         undeclared = sorted(set(layers) - set(self._declared))
         if undeclared or not layers or self._own_layers is None:
-            reason = f"layers {undeclared or list(layers)} of the target were asked for but not declared"
-            raise Refusal(reason, "declare Needs(target_layers=LayerPass(layers=(layer, ...)))")
+            raise not_asked_for(TargetLayers, f"layers {undeclared or list(layers)} of Services.target_layers")
         taken = CachedLayers(self._own_layers(layers, adapter))
         self._taken.append(taken)
         if self._cache is not None:

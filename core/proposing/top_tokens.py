@@ -10,7 +10,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from specdec.sdk.types import PADDING_TOKEN_ID, KeptTokens, RejectedTokens
+from specdec.sdk.extensions import RejectedTokens
+from specdec.sdk.types import PADDING_TOKEN_ID, KeptTokens
 
 from ..cache.transfer import upload
 from ..request.request import Committed
@@ -70,7 +71,7 @@ def rejected_on_host(committed: Sequence[Committed], top: TopTokens) -> Rejected
 
 def rejected_on_device(kept: KeptTokens, num_rejected: Tensor) -> RejectedTokens:
     """The rows behind each request's kept ones. num_rejected: of each request, [B]."""
-    assert kept.top_ids is not None, "declared with rejected_rows"
+    assert kept.top_ids is not None, "asked for with them"
     assert kept.top_logprobs is not None, "it comes with top_ids"
     return RejectedTokens(
         start=kept.token_offsets[:-1] + kept.num_kept,

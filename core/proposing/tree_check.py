@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.sdk.needs import Needs
 from specdec.sdk.trees import depths
 from specdec.sdk.types import DistributionKind, Draft
 
@@ -19,19 +18,16 @@ TreeError = tuple[str, str, Mapping[str, object]]
 
 
 def tree_error(
-    reports: Sequence[DraftReport], needs: Needs, request_ids: Sequence[str], *, replacement: bool
+    reports: Sequence[DraftReport], request_ids: Sequence[str], max_depth: int | None, *, replacement: bool
 ) -> TreeError | None:
     """Code, summary and facts of the first thing that is wrong with the parents of drafts. None: nothing is.
 
-    replacement: see `DraftDistribution`.
+    max_depth: the most nodes on a path. None means any number. replacement: see `DraftDistribution`.
     """
-    if needs.topology != "tree":
-        fix = 'declare Needs(topology="tree", ...), or leave parents out'
-        return "SD-E290", "a draft has parents, and trees were not declared", {"fix": fix}
     for b, each in enumerate(reports):
         may_repeat = replacement and each.kind != DistributionKind.ONE_HOT
         parents = (each.parents or [])[: each.length]
-        found = _wrong(parents, each.token_ids, needs.max_depth, may_repeat=may_repeat)
+        found = _wrong(parents, each.token_ids, max_depth, may_repeat=may_repeat)
         if found is not None:
             code, summary, facts = found
             return code, summary, {"request": f"{request_ids[b]!r}, row {b} of the step", **facts}
@@ -54,8 +50,8 @@ def _wrong(
         seen.add((parent, token))
     deepest = max(depths(parents), default=0)
     if max_depth is not None and deepest > max_depth:
-        facts = {"expected": f"at most {max_depth}", "found": deepest, "fix": "raise Needs.max_depth"}
-        return "SD-E293", "a tree is deeper than was declared", facts
+        facts = {"expected": f"at most {max_depth}", "found": deepest, "fix": "raise num_speculative_tokens"}
+        return "SD-E293", "a tree is deeper than was asked for", facts
     return None
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from specdec.sdk.extensions import RejectedTokens, TargetTokens, Trees
 from specdec.sdk.needs import Needs
-from specdec.sdk.types import KeptTokens, RejectedTokens, SamplingView, StepView, TargetInfo, TokenHistory
+from specdec.sdk.types import KeptTokens, SamplingView, StepView, TargetInfo, TokenHistory
 
 from ..cache.transfer import upload
 from ..kernels.backend import backend_of
@@ -64,11 +65,17 @@ class ViewBuilder:
     Host form: kept rows only. Device form: every computed row of the requests that go on.
     """
 
-    def __init__(self, needs: Needs, num_draft_tokens: int, info: TargetInfo, device: torch.device) -> None:
+    def __init__(self, needs: Needs, width: int, info: TargetInfo, device: torch.device) -> None:
         self.needs, self._info = needs, info
-        self.num_draft_tokens = num_draft_tokens
+        self.width = width
         self.device = device if needs.placement == "device" else HOST
-        self._draws_trees = needs.topology == "tree"
+        tokens = needs.extension(TargetTokens)
+        self.num_top = tokens.top_k if tokens else 0  # of the target's most likely tokens
+        self._shows_rejected = tokens is not None and tokens.rejected
+        self._draws_trees = needs.extension(Trees) is not None
+        shown = {"history": needs.history, "hidden": needs.hidden_states, "sampling": needs.sampling}
+        shown |= {"top_ids": tokens, "top_logprobs": tokens, "rejected": self._shows_rejected}
+        self.absent = frozenset(name for name, declared in shown.items() if not declared)  # from the views
         in_table = needs.history and needs.placement == "device"
         self._table = HistoryTable(info.max_num_seqs, info.max_model_len, self.device) if in_table else None
 
@@ -95,8 +102,8 @@ class ViewBuilder:
         """The view of a step without requests."""
         none, needs, info = torch.zeros(0, dtype=torch.int64), self.needs, self._info
         hidden = torch.zeros(0, info.hidden_size, dtype=getattr(torch, info.dtype))
-        top = TopTokens.of(hidden.new_zeros(0, info.vocab_size), none, 0, needs.target_top_k)
-        shown = top if needs.target_top_k else None
+        top = TopTokens.of(hidden.new_zeros(0, info.vocab_size), none, 0, self.num_top)
+        shown = top if self.num_top else None
         return self.build([], [], _Nothing(none, none), [hidden] * len(needs.hidden_states), shown)[0]
 
     def _host_view(
@@ -116,7 +123,7 @@ class ViewBuilder:
         top = top and top.on_host()
         tops = top.fields_on_host(self._kept_places(committed)) if top else {}
         shown = KeptTokens(**{name: sent[name] for name in kept}, hidden=tuple(hidden), most_tokens=None, **tops)
-        rejected = rejected_on_host(committed, top) if top and self.needs.rejected_rows else None
+        rejected = rejected_on_host(committed, top) if top and self._shows_rejected else None
         history = HostHistory(committed) if self.needs.history else None
         return self._view(committed, sent, shown, rejected, history), sent["own_slots"]
 
@@ -139,7 +146,7 @@ class ViewBuilder:
         lists: dict[str, Sequence[int]] = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
         lists |= {"budget": budgets, "own_slots": lists["slots"], **more}
         if self._draws_trees:
-            lists["accepted_nodes"] = accepted_nodes(committed, self.num_draft_tokens)
+            lists["accepted_nodes"] = accepted_nodes(committed, self.width)
         lists["draft_key"] = [each.request.draft_key for each in committed]
         sampling = {name: [getattr(each.request.params, name) for each in committed] for name in self.needs.sampling}
         if "top_k" in sampling:
@@ -158,15 +165,13 @@ class ViewBuilder:
         columns: dict[str, Any] = {name: sent[name] for name in (*COLUMNS, "budget")}
         return StepView(
             requests=tuple([each.request.view for each in committed]),
-            width=self.num_draft_tokens,
+            width=self.width,
             **columns,
             kept=kept,
-            random=StepRandom(sent["draft_key"], sent["committed_length"], self.num_draft_tokens),
+            random=StepRandom(sent["draft_key"], sent["committed_length"], self.width),
             sampling=self._sampling(committed, sent) if self.needs.sampling else None,
             history=history,
-            accepted_nodes=sent["accepted_nodes"].view(len(committed), self.num_draft_tokens)
-            if self._draws_trees
-            else None,
+            accepted_nodes=sent["accepted_nodes"].view(len(committed), self.width) if self._draws_trees else None,
             rejected=rejected,
         )
 
@@ -188,7 +193,7 @@ class ViewBuilder:
             "next_token_ids": _next_tokens(committed),
         }
         more = {"new_places": new_places, "new_tokens": new_tokens, "places": places}
-        if self.needs.rejected_rows:
+        if self._shows_rejected:
             more["num_rejected"] = [each.num_drafted - each.num_accepted for each in committed]
         sent = self._sent(committed, budgets, kept | more)
         token_ids, positions = batch.token_ids, batch.positions
@@ -203,7 +208,7 @@ class ViewBuilder:
             most_tokens=max([each.num_rows for each in committed], default=0) if may_pad else None,
             **(top.fields(sent["places"] if places else None) if top else {}),
         )
-        rejected = rejected_on_device(shown, sent["num_rejected"]) if self.needs.rejected_rows else None
+        rejected = rejected_on_device(shown, sent["num_rejected"]) if self._shows_rejected else None
         history = None
         if self._table is not None:
             facts = ("new_places", "new_tokens", "slots", "committed_length")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, FunctionType, ModuleType
 
@@ -75,27 +75,26 @@ def _called(cls: type, frames: Sequence[FrameType]) -> str | None:
     return None
 
 
-FIELDS = {  # of a step that are None or empty unless they were declared: the need, and how it is declared
-    "history": ("history", "history=True"),
-    "hidden": ("hidden_states", 'hidden_states=("final",)'),
-    "sampling": ("sampling", 'sampling=("temperature",)'),
-    "top_ids": ("target_top_k", "target_top_k=8"),
-    "top_logprobs": ("target_top_k", "target_top_k=8"),
-    "rejected": ("rejected_rows", "target_top_k=8, rejected_rows=True"),
+_TOKENS = "extensions=(TargetTokens(top_k=8),)"
+FIELDS = {  # of a step that are None or empty unless they were declared: how it is done
+    "history": "history=True",
+    "hidden": 'hidden_states=("final",)',
+    "sampling": 'sampling=("temperature",)',
+    "top_ids": _TOKENS,
+    "top_logprobs": _TOKENS,
+    "rejected": "extensions=(TargetTokens(top_k=8, rejected=True),)",
 }
 
 
-def undeclared(error: BaseException, declared: Mapping[str, object]) -> list[str]:
-    """Fields that are absent for lack of a declaration, and that code reads which stumbled over that.
-
-    declared: the proposer's needs by name; something false means that it does not declare one.
-    """
+def undeclared(error: BaseException, absent: Container[str]) -> list[str]:
+    """Of `FIELDS`, those that are absent and that code reads which stumbled over that."""
     if not _stumbled_over_nothing(error):
         return []
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     theirs = [frame for frame in frames if not _module(frame).startswith("specdec.core.")]
     read = {name for frame in theirs for name in frame.f_code.co_names}
-    return [name for name in FIELDS if name in read and not declared[FIELDS[name][0]]]
+    found = [name for name in FIELDS if name in read and name in absent]
+    return [name for name in found if not name.startswith("top_") or "rejected" not in found]
 
 
 def _stumbled_over_nothing(error: BaseException) -> bool:

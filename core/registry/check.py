@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecWarning, did_you_mean
-from specdec.sdk.lifecycle import lifecycle_methods, own_attribute
+from specdec.sdk.lifecycle import extension_methods, lifecycle_methods, own_attribute
 from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS, Proposer, ProposerBase
+
+if TYPE_CHECKING:
+    from specdec.sdk.config import Extension
+    from specdec.sdk.needs import Needs
 
 CALLED_ELSEWHERE = {
     "load_model": "bind(target, services)",
     "dummy_run": "warmup()",
     "initialize_cudagraph_keys": "warmup(), and Services.capture",
-    "initialize_attn_backend": "Needs(draft_kv=...), and Services in bind",
+    "initialize_attn_backend": "Needs(extensions=(DraftKV(...),)), and Services in bind",
     "prepare_inputs": "propose(step), whose view has them",
     "prepare_next_token_ids_cpu": "propose(step), whose view has them",
     "get_candidates": "propose(step)",
@@ -39,8 +43,35 @@ def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     check_callable(candidate, "propose", _arguments(Proposer.propose), plugin)
     for name in sorted(implemented):
         check_callable(candidate, name, _arguments(getattr(ProposerBase, name)), plugin)
-    _warn_about_near_misses(candidate, implemented, plugin)
+    _warn_about_near_misses(candidate, LIFECYCLE_METHODS, plugin)
     return implemented
+
+
+def check_extensions(cls: type, needs: Needs, known: Iterable[type[Extension]], plugin: PluginId) -> frozenset[str]:
+    """The methods of extensions that a proposer asked for. Raises SD-E111 unless the class has each of them.
+
+    Warns (SpecdecWarning) of methods of other extensions, which are never called, and of misspelt ones.
+    """
+    written = _public_methods(cls)
+    for extension in known:
+        _warn_about_near_misses(cls, extension.method_names(), plugin)
+        for name in extension.method_names():
+            arguments = _arguments(getattr(extension.methods, name))
+            if needs.extension(extension) is None:
+                if name in written:
+                    why = f"it belongs to {extension.id}, which Needs.extensions does not ask for"
+                    _warn_never_called(cls, name, written[name], why, plugin)
+            elif own_attribute(cls, name) is None:
+                fix = f"write it, or leave {extension.__name__} out of Needs.extensions"
+                raise _wrong_signature(cls, f"{name}({', '.join(arguments)})", "no such method", plugin, fix)
+            else:
+                check_callable(cls, name, arguments, plugin)
+    return extension_methods(cls, needs)
+
+
+def _warn_never_called(cls: type, name: str, method: Any, why: str, plugin: PluginId) -> None:
+    text = f"{cls.__name__}.{name} ({_place(method)}) is never called by the engine: {why}   [{plugin}]"
+    warnings.warn(text, SpecdecWarning, stacklevel=2)
 
 
 def check_callable(cls: type, name: str, arguments: tuple[str, ...], plugin: PluginId) -> None:
@@ -95,22 +126,22 @@ def _wrong_signature(
     return PluginLoadError("SD-E111", summary, facts, plugin=plugin)
 
 
-def _warn_about_near_misses(cls: type, implemented: frozenset[str], plugin: PluginId) -> None:
+def _warn_about_near_misses(cls: type, optional: Sequence[str], plugin: PluginId) -> None:
     """What the class calls itself is a helper of its own, and what it implements was not misspelt."""
     functions = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
-    known = {*LIFECYCLE_METHODS, *(name for each in functions for name in each.__code__.co_names)}
-    absent = [name for name in LIFECYCLE_METHODS if name not in implemented]
+    known = {*optional, *(name for each in functions for name in each.__code__.co_names)}
+    absent = [name for name in optional if own_attribute(cls, name) is None]
     for name, method in _public_methods(cls).items():
         if name in known:
             continue
-        event = name.startswith("on_")
+        event = name.startswith("on_") and optional is LIFECYCLE_METHODS
         close = did_you_mean(name.lower(), absent, cutoff=0.5 if event else 0.85)
-        elsewhere = CALLED_ELSEWHERE.get(name)
-        if close or event or elsewhere:
-            hint = f"did you mean {close}?" if close else f"a proposer may have {', '.join(LIFECYCLE_METHODS)}"
-            hint = f"another engine's word; here it is {elsewhere}" if elsewhere else hint
-            text = f"{cls.__name__}.{name} ({_place(method)}) is never called by the engine: {hint}   [{plugin}]"
-            warnings.warn(text, SpecdecWarning, stacklevel=2)
+        if close or event:
+            hint = f"did you mean {close}?" if close else f"a proposer may have {', '.join(optional)}"
+            _warn_never_called(cls, name, method, hint, plugin)
+        elif name in CALLED_ELSEWHERE and optional is LIFECYCLE_METHODS:
+            hint = f"another engine's word; here it is {CALLED_ELSEWHERE[name]}"
+            _warn_never_called(cls, name, method, hint, plugin)
 
 
 def _public_methods(cls: type) -> dict[str, Any]:

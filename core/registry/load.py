@@ -6,7 +6,6 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,17 @@ from pydantic import BaseModel, ValidationError
 
 from specdec.sdk.config import ProposerConfig, StrictModel, unknown_keys, wrong_values
 from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
+from specdec.sdk.extensions import KNOWN, Trees
 from specdec.sdk.hooks import CheckedProposer
-from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 from specdec.sdk.needs import Needs
-from specdec.sdk.proposer_protocol import API_VERSION, Proposer
+from specdec.sdk.proposer_protocol import Proposer
 from specdec.sdk.types import TargetInfo
 
 from ..config.speculative_config import SpeculativeConfig
 from ..config.vllm_keys import asked, vllm_keys
 from .attribution import attributing
 from .catalog import ResolvedProposer
-from .check import check_callable, check_class
+from .check import check_callable, check_class, check_extensions
 from .proposer_state import as_path, find_state, has_state, require_state
 from .request_options import read_request_options, request_options_model
 
@@ -39,7 +38,7 @@ class LoadedProposer:
     cls: type[Proposer]
     config: ProposerConfig
     needs: Needs
-    methods: frozenset[str]  # the lifecycle methods that the class implements
+    methods: frozenset[str]  # those that the engine calls: of the lifecycle, and of extensions that were asked for
     state_dir: Path | None = None  # what its shared state is loaded from at the start and saved to at the end
     request_options: type[StrictModel] | None = None  # the class's RequestOptions
 
@@ -70,16 +69,16 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     if config.num_speculative_tokens is None:
         k = _default_draft_tokens(cls, proposer_config, target, plugin)
         proposer_config = proposer_config.replace(num_draft_tokens=k)
+    proposer_config = proposer_config.replace(max_nodes=config.max_nodes)
     needs = _needs(cls, proposer_config, target, plugin)
     _check_length(needs, proposer_config.num_draft_tokens, plugin)
-    if config.num_draft_nodes is not None:
-        depth, nodes = proposer_config.num_draft_tokens, config.num_draft_nodes
-        proposer_config = proposer_config.replace(num_draft_tokens=nodes, tree_depth=depth)
-        needs = _needs(cls, proposer_config, target, plugin)
-        _check_trees(needs, nodes, plugin)
+    draws_trees = needs.extension(Trees) is not None
+    if config.max_nodes is not None and not draws_trees:
+        raise _no_trees(config.max_nodes, target, plugin)
+    if config.max_nodes is None and draws_trees:  # which it says only now
+        proposer_config = proposer_config.replace(max_nodes=proposer_config.num_draft_tokens)
+    methods |= check_extensions(cls, needs, KNOWN.values(), plugin)
     logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
-    if plugin.distribution != SDK_DISTRIBUTION and not plugin.target.startswith("specdec."):
-        _say_experimental(plugin)
     state_dir = _state_dir(config, plugin, methods)
     loaded = LoadedProposer(plugin, cls, proposer_config, needs, methods, state_dir, request_options)
     return loaded if config.isolation is None else _isolated(loaded, resolved.isolate, config.isolation, target)
@@ -92,10 +91,10 @@ def _isolated(loaded: LoadedProposer, isolate: Callable[..., Any], isolation: An
     if cls is None:
         facts = {"found": repr(isolation), "fix": '"isolation": "process", and its plugin not blocked'}
         raise ConfigError("SD-E132", "nobody offers this isolation", facts, plugin=plugin)
-    config = config.replace(num_draft_tokens=config.depth, tree_depth=None)
-    return replace(
-        loaded, cls=cls, config=config, needs=_needs(cls, config, info, plugin), methods=check_class(cls, plugin)
-    )
+    config = config.replace(max_nodes=None)
+    needs = _needs(cls, config, info, plugin)
+    methods = check_class(cls, plugin) | check_extensions(cls, needs, KNOWN.values(), plugin)
+    return replace(loaded, cls=cls, config=config, needs=needs, methods=methods)
 
 
 def _state_dir(config: SpeculativeConfig, plugin: PluginId, methods: Collection[str]) -> Path | None:
@@ -106,12 +105,6 @@ def _state_dir(config: SpeculativeConfig, plugin: PluginId, methods: Collection[
     if has_state(path):
         find_state(path, plugin)
     return path
-
-
-@cache
-def _say_experimental(plugin: PluginId) -> None:
-    """Once per plugin and process. The packaged proposers change together with the contract."""
-    logger.warning("proposer %s: API %d.%d is experimental and may change", plugin, *API_VERSION)
 
 
 def construct(loaded: LoadedProposer) -> Proposer:
@@ -198,10 +191,9 @@ def _asked(question: Callable[..., Any], what: str, plugin: PluginId, *arguments
         raise refusal.attributed_on(plugin) from refusal
 
 
-def _check_trees(needs: Needs, nodes: int, plugin: PluginId) -> None:
-    if needs.topology != "tree":
-        reason = f'num_draft_nodes is {nodes}, and this proposer drafts chains (topology="chain")'
-        raise Refusal(reason, "num_speculative_tokens alone", plugin=plugin)
+def _no_trees(nodes: int, target: TargetInfo, plugin: PluginId) -> Refusal:
+    here = "this proposer drafts chains" if Trees.id in target.extensions else f"{Trees.id} is not offered here"
+    return Refusal(f"max_nodes is {nodes}, and {here}", "num_speculative_tokens alone", plugin=plugin)
 
 
 def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:

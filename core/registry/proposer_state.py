@@ -50,7 +50,10 @@ def require_state(plugin: PluginId, methods: Collection[str]) -> None:
     """Raise ConfigError SD-E179 unless the proposer can write its state and read it."""
     missing = [name for name in ("save", "load") if name not in methods]
     if missing:
-        facts = {"missing": ", ".join(missing), "fix": 'leave "state_dir" out, or implement save(path) and load(path)'}
+        facts = {
+            "missing": ", ".join(missing),
+            "fix": 'leave "state_dir" out, or ask for State() and implement save(path) and load(path)',
+        }
         raise ConfigError("SD-E179", "this proposer has no state to keep", facts, plugin=plugin)
 
 

@@ -60,7 +60,7 @@ class Runner:
         self._metrics = metrics
         self._host = host
         self._rule = rule
-        self._num_top = host.views.needs.target_top_k if host else 0  # of the target's most likely tokens
+        self._num_top = host.views.num_top if host else 0  # of the target's most likely tokens
         self.progress = RequestProgress(drafts, host, metrics, scheduler.finish, may_pad=addressing.num_pad_blocks > 0)
         self._sampling = SamplingTable()
         self._num_steps = 0
@@ -107,7 +107,7 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.progress.propose(going_on, self._host.num_draft_tokens, batch.inputs, output.hidden, top)
+                self.progress.propose(going_on, self._host.width, batch.inputs, output.hidden, top)
             if batch.numbers.shape[1]:
                 names = [share.request.request_id for share in batch.shares]
                 self.progress.check_late(names, batch.taken, reports)

@@ -1,6 +1,6 @@
 """Public names on the pages of reference get an anchor, an entry of the general index, and one of objects.inv.
 
-`contract.html#specdec.sdk.Needs.draft_kv` is a link. The pages stay Markdown: a name is a heading of the third level, a
+`contract.html#specdec.sdk.Needs.history` is a link. The pages stay Markdown: a name is a heading of the third level, a
 member is what its table or its list begins with.
 """
 

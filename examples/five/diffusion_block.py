@@ -49,8 +49,7 @@ class DiffusionBlock(ParallelProposer):
         layers, width = checkpoint.get("transformer_layer_config", dict), checkpoint.get("block_size", int)
         kv = draft_kv_of(layers, num_layers=layers["num_hidden_layers"], lookahead=width, dtype=config.dtype)
         states = tuple(checkpoint.get("aux_hidden_state_layer_ids", list))
-        shared = cls.shared_needs(config, target)
-        return Needs(**shared, hidden_states=states, draft_kv=kv, max_draft_tokens=width - 1)
+        return cls.shared_needs(config, target, kv, hidden_states=states, max_draft_tokens=width - 1)
 
     def build(self) -> None:
         """The block's network; embedding and output are the target's."""

@@ -44,7 +44,7 @@ class Eagle3Head(AutoregressiveProposer):
         states = tuple(checkpoint.get("eagle_aux_hidden_state_layer_ids", list))
         kv = cls.draft_kv(config, checkpoint.get("transformer_layer_config", dict))
         vocabulary = DraftVocabulary.from_offsets(checkpoint.tensor("d2t"), target.vocab_size)
-        return Needs(**cls.shared_needs(config, target, vocabulary), hidden_states=states, draft_kv=kv)
+        return cls.shared_needs(config, target, kv, vocabulary=vocabulary, hidden_states=states)
 
     def build(self) -> None:
         """The head, with an output of its own. The embedding is the target's."""

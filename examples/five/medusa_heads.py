@@ -18,8 +18,8 @@ class MedusaHeads(ParallelProposer):
         """The hidden state that gave the newest token."""
         checkpoint = cls.open_checkpoint(config)
         vocabulary = DraftVocabulary.from_ids(checkpoint.tensor("token_map"), target.vocab_size)
-        shared = cls.shared_needs(config, target, vocabulary)
-        return Needs(**shared, hidden_states=("final",), max_draft_tokens=checkpoint.get("num_heads", int))
+        most = checkpoint.get("num_heads", int)
+        return cls.shared_needs(config, target, vocabulary=vocabulary, hidden_states=("final",), max_draft_tokens=most)
 
     def build(self) -> None:
         """A residual layer and an output for each of K heads."""

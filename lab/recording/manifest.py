@@ -111,8 +111,12 @@ def not_a_recording(folder: Path, because: str, fix: str = WRITTEN) -> ConfigErr
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON gives it back."""
-    found: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    found: dict[str, Any] = json.loads(json.dumps(values, default=_plain_value))
     return found
+
+
+def _plain_value(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else str(value)
 
 
 def _json_of(folder: Path) -> dict[str, Any]:

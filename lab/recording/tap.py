@@ -37,7 +37,7 @@ class RecordingTap:
     """Keeps the hidden states of every kept row. Drafts tokens without meaning where a step's cost is measured."""
 
     default_draft_tokens = MOST_DRAFTS
-    api_version = "0.1"
+    api_version = "1.0"
 
     class Options(StrictModel):
         """Which hidden states are kept, as in `Needs`."""

@@ -26,6 +26,7 @@ from specdec.core.registry.hooks import load_hooks
 from specdec.core.request.request import Committed
 from specdec.sdk import ConfigError, ProposerError, TargetInfo
 from specdec.sdk.errors import Refusal
+from specdec.sdk.extensions import TargetKV, TargetLayers, TargetTokens, Trees
 from specdec.sdk.ranges import INT32_MAX
 
 from ..recording import Recording
@@ -83,8 +84,9 @@ class ReplayEngine(Engine):
         profile = profile_of(device_of(config.device), config.cpu_kernels)
         info = replace(target, device=str(profile.device))
         hooks = load_hooks(settings)
-        no_trees = None if profile.device.type == "cpu" else f" on {profile.device.type}"
-        speculation = Speculation.prepare(asked, info, settings, hooks, no_trees=no_trees)
+        chains = f"replays verify chains alone on {profile.device.type}", "a CPU"
+        withheld = {} if profile.device.type == "cpu" else {Trees.id: chains}
+        speculation = Speculation.prepare(asked, info, settings, hooks, withheld=withheld)
         if speculation is not None:
             _refuse(self.recording, speculation)
         dtype = getattr(torch, info.dtype)
@@ -126,7 +128,7 @@ def _target(recording: Recording) -> TargetInfo:
         wrong = [".".join(map(str, each["loc"])) for each in error.errors()]
     else:
         counts = {name: value for name, value in vars(info).items() if isinstance(value, int)}
-        wrong = [name for name, value in counts.items() if not 1 <= value <= INT32_MAX]
+        wrong = [name for name, value in counts.items() if not (name != "max_nodes") <= value <= INT32_MAX]
         wrong += [] if info.dtype in ("float64", "float32", "bfloat16", "float16") else ["dtype"]
     if wrong:
         raise not_a_recording(recording.folder, f"its manifest has no usable target: {', '.join(wrong)}")
@@ -160,9 +162,9 @@ def _refuse_reading_of_target(loaded: LoadedProposer) -> None:
     """Raise ConfigError SD-E249 for a proposer that reads more of the target than texts and hidden states."""
     needs = loaded.needs
     read = {
-        "the target's most likely tokens after its drafts": needs.target_top_k,
-        "the target's keys and values": needs.target_kv,
-        "layers of the target": needs.target_layers,
+        "the target's most likely tokens after its drafts": needs.extension(TargetTokens),
+        "the target's keys and values": needs.extension(TargetKV),
+        "layers of the target": needs.extension(TargetLayers),
     }
     wanted = [what for what, asked in read.items() if asked]
     if wanted:
@@ -180,7 +182,7 @@ def _refuse(recording: Recording, speculation: Speculation) -> None:
             "fix": "leave it out: replays verify by the standard rule",
         }
         raise ConfigError("SD-E251", "a recording cannot answer this rule", facts, plugin=loaded.plugin)
-    if loaded.needs.topology == "tree" and loaded.config.draft_sample_method == "probabilistic":
+    if loaded.needs.extension(Trees) and loaded.config.draft_sample_method == "probabilistic":
         reason = "a recording does not tell how often drawn trees are accepted"
         raise Refusal(reason, '"draft_sample_method": "greedy"', plugin=loaded.plugin)
     _refuse_reading_of_target(loaded)

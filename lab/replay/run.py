@@ -118,7 +118,7 @@ def replay(
         return Replayed(
             proposer=str(host.plugin) if host else None,
             target=host.plugin.target if host else None,
-            num_speculative_tokens=host.loaded.config.depth if host else 0,
+            num_speculative_tokens=host.loaded.config.num_draft_tokens if host else 0,
             steps=tuple(running.steps),
             acceptance=engine.metrics.acceptance,
             outputs=running.outputs,

@@ -72,7 +72,7 @@ def _replayed(variant: Variant, once: Replays) -> tuple[Replayed, Found, str]:
         return run, seen.found, "reported with the drafts"
     found: Found = {}
     asked = {**variant.speculative_config, "draft_sample_method": "probabilistic"}
-    asked.pop("num_draft_nodes", None)  # along the path a tree's drafter thinks what its chain does
+    asked.pop("max_nodes", None)  # along the path a tree's drafter thinks what its chain does
     for temperature in PROBE_TEMPERATURES:
         probe = ChoicesListener(temperature)
         try:

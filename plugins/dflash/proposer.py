@@ -60,23 +60,19 @@ class DFlashProposer(ParallelProposer):
         """
         checkpoint = cls.open_checkpoint(config)
         spec = cls.read_spec(config, target, checkpoint)
-        spec.check_fits(target, config.depth)
+        spec.check_fits(target, config.num_draft_tokens)
         with torch.device("meta"):  # what it refuses, it refuses before weights are loaded
             walk_of(checkpoint, spec)
         kv = draft_kv_of(
             spec.decoder,
             num_layers=len(spec.modes),
-            lookahead=spec.num_slots(config.depth),
+            lookahead=spec.num_slots(config.num_draft_tokens),
             dtype=config.dtype,
         )
-        shared = cls.shared_needs(config, target)
-        return Needs(
-            **shared,
-            hidden_states=spec.boundaries,
-            draft_kv=kv,
-            max_draft_tokens=spec.max_draft_tokens,
-            draft_vocabulary=mapped_ids(checkpoint, spec, target) if shared.get("distribution") == "dense" else None,
-        )
+        most, states = spec.max_draft_tokens, spec.boundaries
+        needs = cls.shared_needs(config, target, kv, hidden_states=states, max_draft_tokens=most)
+        is_dense = needs.distribution == "dense"
+        return needs.replace(draft_vocabulary=mapped_ids(checkpoint, spec, target)) if is_dense else needs
 
     @classmethod
     def read_spec(cls, config: ProposerConfig, target: TargetInfo, checkpoint: Checkpoint) -> DFlashSpec:
@@ -89,7 +85,7 @@ class DFlashProposer(ParallelProposer):
         self._spec = spec = self.read_spec(self.config, self.target, checkpoint)
         weights = open_weights(checkpoint, self.services, spec)
         decoder = self.services.build_decoder(spec.decoder, self.settings)
-        self._num_slots = spec.num_slots(self.config.depth)
+        self._num_slots = spec.num_slots(self.config.num_draft_tokens)
         self.network = DFlashNetwork(spec, decoder, self._num_slots)
         weights.fill(self.network)
         if spec.draft_vocab_size != self.target.vocab_size or "d2t" in weights:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 from specdec.sdk import Checkpoint, CheckpointError, Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
+from specdec.sdk.extensions import Graphs, Networks
 from specdec.sdk.model_proposer import (
     DraftInputs,
     MaskedOptions,
@@ -74,11 +75,11 @@ class DraftModelProposer(MaskedProposer):
         if not has_tokenizer(checkpoint.directory):
             _check_size(facts["vocab_size"], target)
         as_text = vocabularies.way == "reencode"
-        shared = {"history": True, "state": "per_request"} if as_text else cls.shared_needs(config, target)
         kv = cls.draft_kv(config, facts)
         if as_text:
             kv = kv.replace(lookahead=kv.lookahead + SPARE_ROWS)
-        return Needs(**shared, hidden_states=() if term is None else term.hidden_states, draft_kv=kv)
+            return Needs(history=True, state="per_request", extensions=(kv, Networks(), Graphs()))
+        return cls.shared_needs(config, target, kv, hidden_states=() if term is None else term.hidden_states)
 
     def build(self) -> None:
         """Load the model, and find the way from its vocabulary to the target's. Raises Refusal before weights are."""

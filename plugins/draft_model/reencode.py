@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk import Draft, StepView
-from specdec.sdk.services import DraftKVStore
+from specdec.sdk.extensions import DraftKVStore
 
 from .as_text import Crossing, Settled
 

@@ -43,9 +43,8 @@ class EagleProposer(AutoregressiveProposer):
         """
         spec = EagleSpec.read(cls.open_checkpoint(config), target)
         spec.check_fits(target)
-        return Needs(
-            **cls.shared_needs(config, target), hidden_states=("final",), draft_kv=cls.draft_kv(config, spec.decoder)
-        )
+        kv = cls.draft_kv(config, spec.decoder)
+        return cls.shared_needs(config, target, kv, hidden_states=("final",))
 
     def build(self) -> None:
         """Load the head and tie it to the target. Raises CheckpointError: SD-E172, SD-E174, SD-E175; Refusal."""
@@ -105,16 +104,11 @@ class Eagle3Proposer(MaskedProposer):
         checkpoint = cls.open_checkpoint(config)
         spec = _read(checkpoint, config, target)
         spec.check_fits(target)
-        shared = cls.shared_needs(config, target)
-        mapped = None
-        if shared.get("distribution") == "dense" and spec.draft_vocab_size != target.vocab_size:
-            mapped = _mapped_ids(checkpoint, target)
-        return Needs(
-            **shared,
-            hidden_states=spec.boundaries or ("final",),
-            draft_kv=cls.draft_kv(config, spec.decoder),
-            draft_vocabulary=mapped,
-        )
+        states = spec.boundaries or ("final",)
+        needs = cls.shared_needs(config, target, cls.draft_kv(config, spec.decoder), hidden_states=states)
+        if needs.distribution == "dense" and spec.draft_vocab_size != target.vocab_size:
+            return needs.replace(draft_vocabulary=_mapped_ids(checkpoint, target))
+        return needs
 
     def build(self) -> None:
         """Load the head and tie it to the target. Raises CheckpointError: SD-E172 .. SD-E175; Refusal."""

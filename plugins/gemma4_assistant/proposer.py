@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.sdk import Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk.extensions import TargetKV
 from specdec.sdk.model_proposer import CachedTargetProposer, ModelOptions, Weights
 
 from .checkpoint import AssistantSpec
@@ -42,8 +43,8 @@ class Gemma4AssistantProposer(CachedTargetProposer):
         Raises Refusal if the assistant is for another target; CheckpointError: SD-E105, SD-E170, SD-E171, SD-E175.
         """
         spec = AssistantSpec.read(cls.open_checkpoint(config), target)
-        read = tuple(sorted(set(spec.sources)))
-        return Needs(**cls.shared_needs(config, target), hidden_states=("final",), target_kv=read)
+        read = TargetKV(layers=tuple(sorted(set(spec.sources))))
+        return cls.shared_needs(config, target, read, hidden_states=("final",))
 
     def build(self) -> None:
         """Load the assistant. Raises CheckpointError: SD-E146, SD-E172, SD-E174, SD-E175; Refusal."""

@@ -29,12 +29,11 @@ class HydraProposer(AutoregressiveProposer):
         SD-E146, SD-E170 .. SD-E172.
         """
         spec = HydraSpec.read(cls.open_checkpoint(config), target)
-        if config.tree_depth is not None:
-            raise Refusal("num_draft_nodes: its heads draft a chain", "num_speculative_tokens alone")
+        if config.max_nodes is not None:
+            raise Refusal("max_nodes: its heads draft a chain", "num_speculative_tokens alone")
         spec.check_fits(config.num_draft_tokens)
         kv = draft_kv_of(spec.decoder, num_layers=1, lookahead=config.num_draft_tokens - 1, dtype=config.dtype)
-        shared = cls.shared_needs(config, target)
-        return Needs(**shared, hidden_states=("final",), draft_kv=kv, max_draft_tokens=spec.num_heads)
+        return cls.shared_needs(config, target, kv, hidden_states=("final",), max_draft_tokens=spec.num_heads)
 
     def build(self) -> None:
         """Load as many heads as K. Raises CheckpointError: SD-E172, SD-E174, SD-E175."""

@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import LayerPass, Needs, ProposerConfig, Refusal, TargetInfo, TargetLayers
+from specdec.sdk import Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk.extensions import LayerRunner, TargetLayers
 from specdec.sdk.model_proposer import CachedTargetProposer, ModelOptions
 
 from .search import best_exit, candidates, logits_of
@@ -48,8 +49,8 @@ class LayerSkipProposer(CachedTargetProposer):
             reason = f"exit_layer is {asked}, and the target has {target.num_layers} layers, which then all draft"
             raise Refusal(reason, f"an exit_layer of 1 .. {target.num_layers - 1}")
         layers = tuple(range(target.num_layers if asked is None else asked))
-        run = LayerPass(layers=layers, lookahead=config.num_draft_tokens)
-        return Needs(**cls.shared_needs(config, target), target_layers=run)
+        run = TargetLayers(layers=layers, lookahead=config.num_draft_tokens)
+        return cls.shared_needs(config, target, run)
 
     def build(self) -> None:
         """Take the layers of every exit in question. Raises Refusal where they do not run without the others."""
@@ -74,7 +75,7 @@ class LayerSkipProposer(CachedTargetProposer):
         return (self._layers.logits(token_ids, slots, positions, places, places[:-1]),)
 
     @torch.inference_mode()
-    def _found(self, whole: TargetLayers) -> int:
+    def _found(self, whole: LayerRunner) -> int:
         device, k = self.services.device, self.config.num_draft_tokens
         exits = {number: logits_of(layers, device) for number, layers in self._exits.items()}
         found = best_exit(exits, logits_of(whole, device), self.target, k)

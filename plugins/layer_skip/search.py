@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.sdk import TargetInfo, TargetLayers
+from specdec.sdk import TargetInfo
+from specdec.sdk.extensions import LayerRunner
 
 NUM_CANDIDATES = 8
 NUM_TEXTS = 4
@@ -86,7 +87,7 @@ def head_in_layers(target: TargetInfo) -> float:
     return target.vocab_size * hidden / (attention + 3 * hidden * (width or 4 * hidden) * (experts or 1))
 
 
-def logits_of(layers: TargetLayers, device: torch.device) -> Logits:
+def logits_of(layers: LayerRunner, device: torch.device) -> Logits:
     """The layers over a cache that no request owns."""
 
     def logits(token_ids: Tensor, start: int) -> Tensor:

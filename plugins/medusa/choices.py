@@ -61,9 +61,9 @@ def choices_of(config: ProposerConfig, checkpoint: Checkpoint, num_ids: int) -> 
     Raises Refusal for a tree where chains are asked for, and for one that is none.
     """
     asked: Paths | None = config.options.medusa_choices
-    if config.tree_depth is None:
+    if config.max_nodes is None:
         if asked is not None:
-            raise Refusal(f"{KEY} without num_draft_nodes", f'"num_draft_nodes": {min(len(asked), 64)}')
+            raise Refusal(f"{KEY} without max_nodes", f'"max_nodes": {min(len(asked), 64)}')
         return None
     paths = asked or checkpoint.get(KEY, list, None)
-    return Choices.of(paths, config.num_draft_tokens, config.tree_depth, num_ids) if paths else None
+    return Choices.of(paths, config.max_nodes, config.num_draft_tokens, num_ids) if paths else None

@@ -22,7 +22,7 @@ class MedusaOptions(ParallelOptions):
     medusa_choices: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = Field(
         default=None,
         min_length=1,
-        description="the tree that num_draft_nodes drafts, as paths of ranks, the best first: [[0], [0, 0], [1]]. "
+        description="the tree that max_nodes drafts, as paths of ranks, the best first: [[0], [0, 0], [1]]. "
         "`specdec search-tree` finds it. None: the checkpoint's, else each step's most likely paths",
     )
 
@@ -30,7 +30,7 @@ class MedusaOptions(ParallelOptions):
 class MedusaProposer(ParallelProposer):
     """Medusa (arXiv 2401.10774): head i drafts the token i places after the newest.
 
-    Drafts are the most likely chain. With `num_draft_nodes` they are a static tree, where the checkpoint or the user
+    Drafts are the most likely chain. With `max_nodes` they are a static tree, where the checkpoint or the user
     says which (`medusa_choices`). Otherwise they are the most likely paths by the product of the heads' probabilities.
 
     Its only input is the target's final hidden state at the last position that was run, the one that gave the newest
@@ -48,15 +48,14 @@ class MedusaProposer(ParallelProposer):
         """
         checkpoint = cls.open_checkpoint(config)
         spec = MedusaSpec.read(checkpoint, target)
-        spec.check_fits(target, config.depth)
-        if config.tree_depth is not None:
+        spec.check_fits(target, config.num_draft_tokens)
+        if config.max_nodes is not None:
             choices_of(config, checkpoint, spec.draft_vocab_size)
-        shared = cls.shared_needs(config, target)
-        mapped = None
-        if shared.get("distribution") == "dense" and spec.has_token_map:
+        needs = cls.shared_needs(config, target, hidden_states=("final",), max_draft_tokens=spec.num_heads)
+        if needs.distribution == "dense" and spec.has_token_map:
             vocabulary = _vocabulary(checkpoint.tensor(spec.stored_as(TOKEN_MAP)), spec, target)
-            mapped = tuple(vocabulary.target_ids.tolist()) if vocabulary else None
-        return Needs(**shared, hidden_states=("final",), max_draft_tokens=spec.num_heads, draft_vocabulary=mapped)
+            return needs.replace(draft_vocabulary=tuple(vocabulary.target_ids.tolist()) if vocabulary else None)
+        return needs
 
     def build(self) -> None:
         """Load as many heads as K. Raises CheckpointError: SD-E172 .. SD-E175."""
@@ -66,7 +65,7 @@ class MedusaProposer(ParallelProposer):
         weights = Weights({spec.names[stored]: tensor for stored, tensor in tensors.items()}, checkpoint.directory)
         choices = choices_of(self.config, checkpoint, spec.draft_vocab_size)
         self._choices = None if choices is None else choices.to(self.services.device)
-        num_heads = self.config.depth
+        num_heads = self.config.num_draft_tokens
         for unused in range(num_heads, spec.num_heads):
             weights.drop(f"blocks.{unused}.layers.*", f"lm_heads.{unused}.weight")
         with torch.device("meta"):  # no time for random weights

@@ -30,7 +30,7 @@ class MlpSpeculatorProposer(CachedTargetProposer):
         """
         spec = MlpSpec.read(cls.open_checkpoint(config), target)
         spec.check_fits(config.num_draft_tokens)
-        return Needs(**cls.shared_needs(config, target), hidden_states=("final",), max_draft_tokens=spec.num_stages)
+        return cls.shared_needs(config, target, hidden_states=("final",), max_draft_tokens=spec.num_stages)
 
     def build(self) -> None:
         """Load as many stages as K. Raises CheckpointError: SD-E171, SD-E172, SD-E174, SD-E175."""

@@ -44,7 +44,7 @@ class MtpSpec:
             raise _no_module(checkpoint)
         layout, numbers = found
         num_modules = _num_modules(layout, numbers, config, checkpoint)
-        indices = tuple(numbers[: min(num_modules, config.depth)])
+        indices = tuple(numbers[: min(num_modules, config.num_draft_tokens)])
         stem = (layout.prefix + layout.parts["projection"]).format(index=indices[0])
         _refuse_quantised([name for name in shapes for index in indices if name.startswith(layout.prefixes(index))])
         own = checkpoint.get("transformer_layer_config", dict, None)
@@ -92,8 +92,8 @@ def _num_modules(layout: MtpLayout, numbers: list[int], config: ProposerConfig, 
     if asked > usable:
         reason = f"num_modules is {asked}, and {str(checkpoint.directory)!r} has {usable} that can draft"
         raise Refusal(reason, f'"num_modules": {usable}')
-    if 1 < asked < config.depth:
-        reason = f"num_speculative_tokens is {config.depth}, and each of {asked} modules drafts one token"
+    if 1 < asked < config.num_draft_tokens:
+        reason = f"num_speculative_tokens is {config.num_draft_tokens}, and each of {asked} modules drafts one token"
         raise Refusal(reason, f'"num_speculative_tokens": {asked}, or "num_modules": 1, which drafts every token')
     return asked
 

@@ -54,10 +54,9 @@ class MtpProposer(AutoregressiveProposer):
         spec = MtpSpec.read(config, target)
         kv = cls.draft_kv(config, spec.decoder, num_layers=len(spec.indices))
         most = spec.num_modules if spec.num_modules > 1 else None
-        if most is not None and config.tree_depth is not None:
-            raise Refusal("num_draft_nodes: its modules draft a chain, one token each", "num_speculative_tokens alone")
-        shared = cls.shared_needs(config, target)
-        return Needs(**shared, hidden_states=("final",), draft_kv=kv, max_draft_tokens=most)
+        if most is not None and config.max_nodes is not None:
+            raise Refusal("max_nodes: its modules draft a chain, one token each", "num_speculative_tokens alone")
+        return cls.shared_needs(config, target, kv, hidden_states=("final",), max_draft_tokens=most)
 
     @classmethod
     def default_draft_tokens(cls, model: str | None) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, StepView, StrictModel, TargetInfo
+from specdec.sdk.extensions import Trees
 from specdec.sdk.trees import Tree
 
 from .branches import BranchingIndex
@@ -28,7 +29,7 @@ class NgramProposer:
     text that loops with a short period would get short drafts. `benchmarks/ngram_lookup.py` measures both
     choices.
 
-    With `num_draft_nodes` the continuations of several occurrences are one tree: those of the longest match and of
+    With `max_nodes` the continuations of several occurrences are one tree: those of the longest match and of
     the most recent ones.
 
     Tokens are indexed in `observe`, chunk by chunk as the prompt is computed. The tokens of a request only
@@ -61,17 +62,17 @@ class NgramProposer:
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """Token history, and trees where they are asked for."""
-        topology: Literal["chain", "tree"] = "chain" if config.tree_depth is None else "tree"
-        return Needs(history=True, state="per_request", topology=topology, max_depth=config.tree_depth)
+        trees = () if config.max_nodes is None else (Trees(),)
+        return Needs(history=True, state="per_request", extensions=trees)
 
     def __init__(self, config: ProposerConfig) -> None:
         self._options: NgramProposer.Options = config.options or self.Options()
-        self._tree_depth = config.tree_depth
+        self._depth, self._draws_trees = config.num_draft_tokens, config.max_nodes is not None
         self._indexes: dict[str, NgramIndex] = {}
 
     def on_start(self, request: RequestView) -> None:
         """Begin an empty index."""
-        index = NgramIndex if self._tree_depth is None else BranchingIndex
+        index = BranchingIndex if self._draws_trees else NgramIndex
         self._indexes[request.request_id] = index(self._options.min_length, self._options.max_length)
 
     def observe(self, step: StepView) -> None:
@@ -84,8 +85,8 @@ class NgramProposer:
     def propose(self, step: StepView) -> Draft:
         """For each request with a match, one continuation as long as its budget, or a tree of as many nodes."""
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
-        if self._tree_depth is not None:
-            trees = [self._tree(name, budget, self._tree_depth) for name, budget in wanted]
+        if self._draws_trees:
+            trees = [self._tree(name, budget) for name, budget in wanted]
             return Draft.from_trees(trees, step.width)
         drafts = [self._indexes[request_id].continuation(budget) for request_id, budget in wanted]
         return Draft.from_lists(drafts, step.width)
@@ -94,7 +95,7 @@ class NgramProposer:
         """Drop the index."""
         del self._indexes[request.request_id]
 
-    def _tree(self, request_id: str, budget: int, depth: int) -> Tree:
+    def _tree(self, request_id: str, budget: int) -> Tree:
         index = self._indexes[request_id]
         assert isinstance(index, BranchingIndex), "made where trees are asked for"
-        return index.tree(budget, depth)
+        return index.tree(budget, self._depth)

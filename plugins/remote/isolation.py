@@ -18,6 +18,7 @@ from specdec.sdk import (
     hookimpl,
 )
 from specdec.sdk.elsewhere import refuse_what_reads_the_target
+from specdec.sdk.extensions import Metrics, State
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.proposer_protocol import Proposer
@@ -69,9 +70,10 @@ def isolate_proposer(isolation: str | Mapping[str, Any], proposer: CheckedPropos
         state="shared" if needs.state == "shared" else "per_request",
         deterministic=needs.deterministic and options.deadline_ms is None,
         min_draft_tokens=needs.min_draft_tokens,
-        max_draft_tokens=needs.max_depth or needs.max_draft_tokens,
+        max_draft_tokens=needs.max_draft_tokens,
+        extensions=(Metrics(), State()) if needs.extension(State) else (Metrics(),),
     )
-    return KeepingState.around(Isolated) if {"save", "load"} <= proposer.methods else Isolated
+    return KeepingState.around(Isolated) if needs.extension(State) else Isolated
 
 
 def _refuse(proposer: CheckedProposer) -> None:
@@ -97,8 +99,8 @@ def _asked(proposer: CheckedProposer) -> dict[str, Any]:
     asked = {
         "method": proposer.plugin.target,
         "model": config.model,
-        "num_speculative_tokens": config.depth,
-        "num_draft_nodes": config.num_draft_tokens if config.tree_depth else None,
+        "num_speculative_tokens": config.num_draft_tokens,
+        "max_nodes": config.max_nodes,
         "proposer_config": written,
     }
     common = ("moe_backend", "quantization", "dtype", "trust_remote_code")

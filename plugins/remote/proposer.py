@@ -21,6 +21,7 @@ from specdec.sdk import (
     TargetInfo,
 )
 from specdec.sdk.addresses import require_private
+from specdec.sdk.extensions import Metrics
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.keys import read_client_key
 
@@ -107,7 +108,8 @@ class RemoteProposer(AsksElsewhere):
         missing = missing_of_remote()
         if missing:
             raise Refusal(f"{missing} is not installed", INSTALL_REMOTE)
-        return Needs(history=True, state="shared", deterministic=config.options.deadline_ms is None)
+        deterministic = config.options.deadline_ms is None
+        return Needs(history=True, state="shared", deterministic=deterministic, extensions=(Metrics(),))
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Reach the drafter.

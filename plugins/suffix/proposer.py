@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, Services, StepView, StrictModel, TargetInfo
+from specdec.sdk.extensions import State, Trees
 from specdec.sdk.trees import Tree, best_first
 
 from .automaton import START, Place, SuffixAutomaton
@@ -107,16 +108,16 @@ class SuffixProposer:
         """Token history; state is shared unless no outputs are kept."""
         options = config.options or cls.Options()
         shared = options.suffix_decoding_max_cached_requests > 0
-        topology: Literal["chain", "tree"] = "chain" if config.tree_depth is None else "tree"
+        trees = () if config.max_nodes is None else (Trees(),)
         state: Literal["shared", "per_request"] = "shared" if shared else "per_request"
-        return Needs(history=True, state=state, topology=topology, max_depth=config.tree_depth)
+        return Needs(history=True, state=state, extensions=(State(), *trees))
 
     default_draft_tokens = 24
     """vLLM's; drafts end where their confidence does."""
 
     def __init__(self, config: ProposerConfig) -> None:
         self._options: SuffixProposer.Options = config.options or self.Options()
-        self._tree_depth = config.tree_depth
+        self._depth, self._draws_trees = config.num_draft_tokens, config.max_nodes is not None
         self._requests: dict[str, _Request] = {}
         self._corpora = Corpora(
             self._options.suffix_decoding_max_tree_depth,
@@ -144,8 +145,8 @@ class SuffixProposer:
     def propose(self, step: StepView) -> Draft:
         """For each request, the continuation with the most tokens expected to be right, within its budget."""
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
-        if self._tree_depth is not None:
-            trees = [self._tree(self._requests[name], budget, self._tree_depth) for name, budget in wanted]
+        if self._draws_trees:
+            trees = [self._tree(self._requests[name], budget) for name, budget in wanted]
             return Draft.from_trees(trees, step.width)
         drafts = [self._chosen(self._requests[request_id], budget).token_ids for request_id, budget in wanted]
         return Draft.from_lists(drafts, step.width)
@@ -162,9 +163,9 @@ class SuffixProposer:
         """Add the outputs that `save` wrote. Raises ConfigError SD-E180 if they are of another vocabulary."""
         self._corpora.load(path, self._vocab_size)
 
-    def _tree(self, request: _Request, budget: int, depth: int) -> Tree:
+    def _tree(self, request: _Request, budget: int) -> Tree:
         """The likeliest continuations of the context that a chain would follow."""
-        chosen = self._chosen(request, min(budget, depth))
+        chosen = self._chosen(request, min(budget, self._depth))
         if chosen.source is None:
             return []
         automaton, context = chosen.source
@@ -176,7 +177,7 @@ class SuffixProposer:
                 if above * share >= least:
                     yield token, share, (after, above * share)
 
-        tree, _ = best_first(children, (context, 1.0), self._limit(chosen.match_length, budget), depth)
+        tree, _ = best_first(children, (context, 1.0), self._limit(chosen.match_length, budget), self._depth)
         return tree
 
     def _chosen(self, request: _Request, budget: int) -> Guess:

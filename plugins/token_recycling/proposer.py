@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor
@@ -15,13 +15,13 @@ from specdec.sdk import (
     KeptTokens,
     Needs,
     ProposerConfig,
-    RejectedTokens,
     RequestView,
     Services,
     StepView,
     StrictModel,
     TargetInfo,
 )
+from specdec.sdk.extensions import RejectedTokens, State, TargetTokens, Trees
 from specdec.sdk.trees import Tree, best_first
 
 from .saved import load_successors, save_successors
@@ -37,7 +37,7 @@ class TokenRecyclingProposer:
     """Drafts the tokens that the target last found likeliest after the newest one, then those after each of them.
 
     The method is Token Recycling (arXiv 2408.08696). A chain follows the likeliest successor only. With
-    `num_draft_nodes` eight successors of each token are kept, as in the paper, and drafts are trees. Their shape is the
+    `max_nodes` eight successors of each token are kept, as in the paper, and drafts are trees. Their shape is the
     best one for the measured rates of the ranks; a branch ends early where a token has fewer successors.
 
     The target computes logits after every draft that it verifies, and those after rejected drafts are learned too. A
@@ -60,16 +60,15 @@ class TokenRecyclingProposer:
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The target's likeliest token after every row, or its eight likeliest for trees."""
-        topology: Literal["chain", "tree"] = "chain" if config.tree_depth is None else "tree"
-        count = 1 if config.tree_depth is None else min(len(RANK_RATES), target.vocab_size)
-        return Needs(
-            target_top_k=count, rejected_rows=True, state="shared", topology=topology, max_depth=config.tree_depth
-        )
+        draws_trees = config.max_nodes is not None
+        count = min(len(RANK_RATES), target.vocab_size) if draws_trees else 1
+        trees = (Trees(),) if draws_trees else ()
+        return Needs(state="shared", extensions=(TargetTokens(top_k=count, rejected=True), State(), *trees))
 
     def __init__(self, config: ProposerConfig) -> None:
         options: TokenRecyclingProposer.Options = config.options or self.Options()
         self._max_namespaces = options.max_namespaces
-        self._tree_depth = config.tree_depth
+        self._depth, self._draws_trees = config.num_draft_tokens, config.max_nodes is not None
         self._successors: dict[str, Successors] = {}  # by namespace, the last one used comes last
         self._namespaces: dict[str, str] = {}  # by request
 
@@ -104,8 +103,8 @@ class TokenRecyclingProposer:
     def propose(self, step: StepView) -> Draft:
         """A chain of successors for each request, as long as its budget or until a token has none; or a tree."""
         wanted = zip(step.request_ids, step.newest_token.tolist(), step.budget.tolist(), strict=True)
-        if self._tree_depth is not None:
-            trees = [_tree(self._of(name), token, budget, self._tree_depth) for name, token, budget in wanted]
+        if self._draws_trees:
+            trees = [_tree(self._of(name), token, budget, self._depth) for name, token, budget in wanted]
             return Draft.from_trees(trees, step.width)
         drafts = [list(_chain(self._of(name), token, budget)) for name, token, budget in wanted]
         return Draft.from_lists(drafts, step.width)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk import LayerPass, Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk import Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk.extensions import TargetLayers
 from specdec.sdk.model_proposer import ParallelProposer, load_adapter, read_adapter
 
 _MIXER = 0x45D9F3B  # an odd number whose product with 32 bits fits into 63
@@ -32,8 +33,8 @@ class UnoProposer(ParallelProposer):
         SD-E298.
         """
         read_adapter(cls.open_checkpoint(config))
-        run = LayerPass(layers=tuple(range(target.num_layers)), lookahead=config.num_draft_tokens)
-        return Needs(**cls.shared_needs(config, target), target_layers=run, min_draft_tokens=2)
+        run = TargetLayers(layers=tuple(range(target.num_layers)), lookahead=config.num_draft_tokens)
+        return cls.shared_needs(config, target, run, min_draft_tokens=2)
 
     def build(self) -> None:
         """Load the adapter. Raises CheckpointError SD-E297 where it does not fit the target."""

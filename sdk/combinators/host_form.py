@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..compaction import compacted, compacted_rejects
-from ..types import DraftRandom, KeptTokens, RejectedTokens, SamplingView, StepView, TokenHistory
+from ..extensions import RejectedTokens
+from ..types import DraftRandom, KeptTokens, SamplingView, StepView, TokenHistory
 
 View = TypeVar("View", StepView, KeptTokens, RejectedTokens, SamplingView)
 

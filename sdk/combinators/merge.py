@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import Refusal
-from ..needs import DistributionForm, LayerPass, Needs, SamplingField
+from ..extensions import Extension, Trees
+from ..needs import DistributionForm, Needs, SamplingField
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution
 from .part import PartPlan
 
@@ -22,19 +23,14 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
     """What all parts together need. Raises Refusal where two of them exclude each other."""
     needs = [plan.needs for plan in plans]
     limits = [each.max_draft_tokens for each in needs]
-    trees = [plan.name for plan in plans if plan.needs.topology == "tree"]
+    trees = [plan.name for plan in plans if plan.needs.extension(Trees)]
     if trees:
-        raise Refusal(f"its part {trees[0]} drafts trees", "parts that draft chains: leave num_draft_nodes out")
+        raise Refusal(f"its part {trees[0]} drafts trees", "parts that draft chains: leave max_nodes out")
     sampling = {field for each in needs for field in each.sampling}
     distribution = _distribution_form(plans)
     return Needs(
         placement="device" if any(each.placement == "device" for each in needs) else "host",
         hidden_states=tuple(dict.fromkeys(layer for each in needs for layer in each.hidden_states)),
-        target_top_k=max(each.target_top_k for each in needs),
-        rejected_rows=any(each.rejected_rows for each in needs),
-        target_kv=tuple(dict.fromkeys(layer for each in needs for layer in each.target_kv)),
-        target_layers=_layer_pass(needs),
-        draft_kv=_only_draft_kv(plans).draft_kv,
         distribution=distribution,
         sparse_top_m=max(each.sparse_top_m for each in needs),
         draft_vocabulary=_draft_vocabulary(plans) if distribution == "dense" else None,
@@ -47,25 +43,22 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
         sampling=tuple(field for field in get_args(SamplingField) if field in sampling),
         deterministic=all(each.deterministic for each in needs),
         multimodal=any(each.multimodal for each in needs),
+        extensions=_united(plans),
     )
 
 
-def _layer_pass(needs: Sequence[Needs]) -> LayerPass | None:
-    """Parts draft one after the other, and each rewrites what another one wrote."""
-    passes = [each.target_layers for each in needs if each.target_layers is not None]
-    if not passes:
-        return None
-    layers = sorted({layer for each in passes for layer in each.layers})
-    return LayerPass(layers=tuple(layers), lookahead=max(each.lookahead for each in passes))
-
-
-def _only_draft_kv(plans: Sequence[PartPlan]) -> Needs:
-    """The needs of the one part with draft KV, or of any if there is none."""
-    keeping = [plan for plan in plans if plan.needs.draft_kv is not None]
-    if len(keeping) > 1:
-        kept = (f"{plan.name} ({plan.needs.draft_kv.num_layers} layers)" for plan in keeping if plan.needs.draft_kv)
-        raise Refusal(f"{len(keeping)} of its parts keep draft KV: {', '.join(kept)}", "at most one such part")
-    return (keeping or plans)[0].needs
+def _united(plans: Sequence[PartPlan]) -> tuple[Extension, ...]:
+    """Every extension that a part asks for, with settings that serve all who do."""
+    united: dict[str, Extension] = {}
+    whose: dict[str, str] = {}
+    asked = [(plan.name, each) for plan in plans for each in plan.needs.asked]
+    for name, each in asked:
+        try:
+            united[each.id] = united[each.id].united(each) if each.id in united else each
+        except Refusal as refusal:
+            raise Refusal(f"{whose[each.id]} and {name}: {refusal.reason}", refusal.what_would_work) from None
+        whose[each.id] = name
+    return tuple(united.values())
 
 
 def _distribution_form(plans: Sequence[PartPlan]) -> DistributionForm:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from ..config import ProposerConfig, StrictModel
 from ..errors import ConfigError, Refusal
-from ..lifecycle import api_version_of, lifecycle_methods
+from ..extensions import RejectedTokens, TargetTokens
+from ..lifecycle import api_version_of, extension_methods, lifecycle_methods
 from ..needs import Needs, needs_of
 from ..proposer_protocol import Proposer
 from ..ranges import DraftLength
-from ..types import Draft, KeptTokens, RejectedTokens, RequestView, SamplingView, StepView, TargetInfo
+from ..types import Draft, KeptTokens, RequestView, SamplingView, StepView, TargetInfo
 from .host_form import host_form
 
 
@@ -103,9 +104,11 @@ class Part:
         self.num_draft_tokens: int = plan.config.num_draft_tokens
         self.proposer: Proposer = plan.cls(plan.config)
         self._hidden_places = [whole.hidden_states.index(wanted) for wanted in plan.needs.hidden_states]
+        self._tokens = plan.needs.extension(TargetTokens)
         self._changes_form = whole.placement != plan.needs.placement
         self._methods: dict[str, Callable[..., object]] = {
-            name: getattr(self.proposer, name) for name in lifecycle_methods(plan.cls)
+            name: getattr(self.proposer, name)
+            for name in lifecycle_methods(plan.cls) | extension_methods(plan.cls, plan.needs)
         }
 
     def has(self, method: str) -> bool:
@@ -165,13 +168,13 @@ class Part:
 
     def _top(self, rows: KeptTokens | RejectedTokens) -> dict[str, Any]:
         """As many of the target's most likely tokens as the part reads."""
-        count = self.needs.target_top_k
-        if rows.top_ids is None or rows.top_logprobs is None or not count:
+        if rows.top_ids is None or rows.top_logprobs is None or self._tokens is None:
             return {"top_ids": None, "top_logprobs": None}
+        count = self._tokens.top_k
         return {"top_ids": rows.top_ids[:, :count], "top_logprobs": rows.top_logprobs[:, :count]}
 
     def _rejected(self, rejected: RejectedTokens | None) -> RejectedTokens | None:
-        if rejected is None or not self.needs.rejected_rows:
+        if rejected is None or self._tokens is None or not self._tokens.rejected:
             return None
         return replace(rejected, **self._top(rejected))
 

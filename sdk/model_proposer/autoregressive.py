@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..config import ProposerConfig
 from ..errors import Refusal
-from ..needs import DraftKV
-from ..services import DraftKVStore, Services
+from ..extensions import DraftKV, DraftKVStore
+from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
 from .draft_chain import DraftChain
@@ -125,7 +125,7 @@ class AutoregressiveProposer(ModelProposer):
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
-        if self.config.tree_depth is not None:
+        if self.config.max_nodes is not None:
             return self._trees.draft(step)
         chosen = self.wanted(step)
         sampler = self.sampler(step, chosen)

@@ -13,11 +13,12 @@ from pydantic import Field
 from torch import Tensor
 
 from ..checkpoint import Checkpoint
-from ..config import ProposerConfig, StrictModel
+from ..config import NetworkSettings, ProposerConfig, StrictModel
 from ..errors import CheckpointError
-from ..needs import DistributionForm, needs_of
+from ..extensions import Extension, Graphs, Networks, NewWeights, Trees
+from ..needs import DistributionForm, Needs, needs_of
 from ..proposer_protocol import ProposerBase
-from ..services import NetworkSettings, Services
+from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .sampling import DraftSampler
 from .updates import UpdatedServices, copy_networks, other_parts
@@ -53,7 +54,7 @@ class ModelProposer(ProposerBase):
     """The checkpoint if `model` is not given: a directory, "tiny/NAME" or a hub id. None means that one is required."""
 
     DRAFTS_TREES: ClassVar[bool] = False
-    """Whether `num_draft_nodes` is served: the loops of this package draft trees then, and no method draws its own."""
+    """Whether `max_nodes` is served: the loops of this package draft trees then, and no method draws its own."""
 
     vocabulary: DraftVocabulary | None = None
     """The draft vocabulary, set in `build`. None means the target's."""
@@ -68,30 +69,40 @@ class ModelProposer(ProposerBase):
 
     @classmethod
     def shared_needs(
-        cls, config: ProposerConfig, target: TargetInfo, vocabulary: DraftVocabulary | None = None
-    ) -> dict[str, Any]:
-        """The arguments of `Needs` that follow from the configuration: placement, distribution and sampling fields.
+        cls,
+        config: ProposerConfig,
+        target: TargetInfo,
+        *extensions: Extension,
+        vocabulary: DraftVocabulary | None = None,
+        **declared: Any,
+    ) -> Needs:
+        """What follows from the configuration, and what a subclass needs beside it.
 
+        The configuration decides about placement, distribution and sampling fields, and about the extensions of this
+        base: networks, graphs, new weights where they are offered, trees where they are asked for.
         vocabulary: the draft vocabulary. None means the target's.
+        extensions, declared: the subclass's own, such as DraftKV(...) and hidden_states=("final",).
 
         On a CPU the compacted host form is cheapest. Elsewhere the device form is, because its shapes do not depend on
         acceptance.
         """
+        asked: list[Extension] = [Networks(), Graphs()]
+        if NewWeights.id in target.extensions:
+            asked.append(NewWeights())
+        if config.max_nodes is not None and cls.DRAFTS_TREES:
+            asked.append(Trees())
         shared: dict[str, Any] = {
             "placement": "host" if target.device == "cpu" else "device",
-            "deterministic": True,
+            "extensions": (*asked, *extensions),
         }
         form = distribution_form(config)
-        if config.tree_depth is not None and cls.DRAFTS_TREES:
-            shared |= {"topology": "tree", "max_depth": config.tree_depth}
-        if form == "one_hot":
-            return shared
-        shared |= {"distribution": form, "sampling": SAMPLING_FIELDS}
+        if form != "one_hot":
+            shared |= {"distribution": form, "sampling": SAMPLING_FIELDS}
         if form == "sparse":
             shared["sparse_top_m"] = min(config.options.sparse_top_m, target.vocab_size)
-        elif vocabulary is not None:
+        elif form == "dense" and vocabulary is not None:
             shared["draft_vocabulary"] = tuple(vocabulary.target_ids.tolist())
-        return shared
+        return Needs(**(shared | declared))
 
     @classmethod
     def open_checkpoint(cls, config: ProposerConfig) -> Checkpoint:
@@ -162,16 +173,14 @@ class ModelProposer(ProposerBase):
         What a subclass learns at `observe` it would learn from them too: it gives its own then. Where one cannot be
         done, a log entry says so, and forms are compiled when they first come.
         """
+        needs = needs_of(type(self), self.config, self.target)
+        if needs.extension(Graphs) is None:
+            return
         is_compiled = self.services.compile(self.build) != self.build  # the function itself: nothing is compiled
         if not is_compiled and torch.device(self.target.device).type == "cpu":
             return
         try:
-            warm_up = WarmUp(
-                needs_of(type(self), self.config, self.target),
-                self.target,
-                self.config.num_draft_tokens,
-                self.services.dtype,
-            )
+            warm_up = WarmUp(needs, self.target, self.config.width, self.services.dtype)
             for index, step in enumerate(warm_up.steps()):
                 self.observe(step)
                 for asked in warm_up.budgets(step) if is_compiled or not index else ():

@@ -64,7 +64,7 @@ class DraftTrees:
         """Grows trees of so many nodes, by a rule."""
         key = rule.form, num_nodes
         if key not in self._captured:
-            depth, services = self._proposer.config.depth, self._proposer.services
+            depth, services = self._proposer.config.num_draft_tokens, self._proposer.services
             form = partial(self._likeliest, rule, num_nodes, depth)
             if rule.form != "one_hot":
                 form = partial(self._drawn, rule, DrawnShape.of(num_nodes, depth, services.device))

@@ -21,7 +21,7 @@ def lookahead_of_tree(config: ProposerConfig) -> int:
 
     The last token of a chain and the last level of a tree are not run.
     """
-    return config.num_draft_tokens - 1 if config.tree_depth is None else BEAM * (config.tree_depth - 1)
+    return (config.num_draft_tokens - 1) * (1 if config.max_nodes is None else BEAM)
 
 
 @dataclass(frozen=True)

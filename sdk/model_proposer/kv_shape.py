@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import Refusal
-from ..needs import DraftKV
+from ..extensions import DraftKV
 
 
 def draft_kv_of(

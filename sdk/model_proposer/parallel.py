@@ -56,7 +56,7 @@ class ParallelProposer(ModelProposer):
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
-        if self.config.tree_depth is not None:
+        if self.config.max_nodes is not None:
             return self._trees_of_blocks.draft(step)
         chosen = self.wanted(step)
         num_tokens = self.most_wanted(step)

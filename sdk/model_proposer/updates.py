@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..config import NetworkSettings
 from ..errors import ConfigError
-from ..services import NetworkSettings, Services
+
+if TYPE_CHECKING:
+    from ..services import Services
 
 
 class UpdatedServices:

@@ -24,7 +24,7 @@ class WarmUp:
 
     needs: Needs
     target: TargetInfo
-    num_draft_tokens: int
+    width: int  # of drafts
     dtype: torch.dtype  # of hidden states
 
     def steps(self) -> Iterator[StepView]:
@@ -47,7 +47,7 @@ class WarmUp:
         each = partial(torch.full, (num_requests,), device=self._device)
         return StepView(
             requests=tuple([_request(slot) for slot in range(num_requests)]),
-            width=self.num_draft_tokens,
+            width=self.width,
             slots=torch.arange(num_requests, device=self._device),
             generation=each(0),
             phase=each(int(Phase.PREFILL_DONE)),
@@ -55,7 +55,7 @@ class WarmUp:
             newest_token=each(0),
             num_drafted=each(0),
             num_accepted=each(0),
-            budget=each(self.num_draft_tokens),
+            budget=each(self.width),
             kept=self._kept(num_requests, width),
             random=_Halves(num_requests, self._device),
             sampling=self._sampling(num_requests, temperature=0.0) if self.needs.sampling else None,

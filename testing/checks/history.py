@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from specdec.sdk.extensions import TargetTokens
+
 from ..compare import FreshPrefill, require_same, with_fix
 from ..moves import LONG, Move, Shown
 from ..reachable import holds
@@ -117,7 +119,7 @@ def ends_known_late(subject: Subject) -> None:
         stage = subject.stage(probabilistic=probabilistic)
         fresh = FreshPrefill(subject, probabilistic=probabilistic)
         for shown in with_fix(_ending_late(stage), fix):
-            if not shared and subject.needs.deterministic and not subject.needs.target_top_k:
+            if not shared and subject.needs.deterministic and not subject.needs.extension(TargetTokens):
                 fresh.require(stage, shown)
 
 

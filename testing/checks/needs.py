@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specdec.sdk.extensions import DraftKV, Extension, TargetKV, TargetLayers, TargetTokens, Trees
 from specdec.sdk.needs import Needs
 
 from ..compare import require_same
@@ -15,23 +16,30 @@ EVERYTHING = {
     "history": True,
     "hidden_states": ("final",),
     "sampling": ("temperature", "top_k", "top_p", "min_p"),
-    "target_top_k": 4,
-    "rejected_rows": True,
 }
 
 
 def _declared(needs: Needs) -> set[str]:
     """The optional things of the contract, by the names under which reading them is recorded."""
+    tokens = needs.extension(TargetTokens)
     return {
         *(["history"] if needs.history else []),
         *(["kept.hidden"] if needs.hidden_states else []),
         *(f"sampling.{name}" for name in needs.sampling),
-        *(["kept.top_ids"] if needs.target_top_k else []),
-        *(["rejected.top_ids"] if needs.rejected_rows else []),
-        *(["draft_kv"] if needs.draft_kv else []),
-        *(["target_kv"] if needs.target_kv else []),
-        *(["target_layers"] if needs.target_layers else []),
+        *(["kept.top_ids"] if tokens else []),
+        *(["rejected.top_ids"] if tokens and tokens.rejected else []),
+        *(each.name for each in (DraftKV, TargetKV, TargetLayers) if needs.extension(each)),
     }
+
+
+def _with_tokens(needs: Needs) -> tuple[Extension | str, ...]:
+    """What it asks for, and the target's most likely tokens: after rejected drafts too, where drafts are chains."""
+    own, others = (
+        needs.extension(TargetTokens),
+        [each for each in needs.extensions if not isinstance(each, TargetTokens)],
+    )
+    rejected = needs.extension(Trees) is None or (own is not None and own.rejected)
+    return (*others, TargetTokens(top_k=own.top_k if own else 4, rejected=rejected))
 
 
 @CHECKS.at("standard")
@@ -40,8 +48,7 @@ def needs_are_enough(subject: Subject) -> None:
     subject.need_determinism()
     declared = dict(subject.needs)
     extra = {name: value for name, value in EVERYTHING.items() if not declared[name]}
-    if subject.needs.topology == "tree":
-        extra.pop("rejected_rows", None)  # a tree has none
+    extra["extensions"] = _with_tokens(subject.needs)
     generous = subject.stage(shown=extra)
     undeclared = "needs = Needs(history=True, hidden_states=..., sampling=(...)): declare every field that you read"
     offered = list(lockstep(generous))

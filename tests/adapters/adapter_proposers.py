@@ -10,6 +10,7 @@ from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.plugins.ngram import NgramProposer
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerConfig, StepView, TargetInfo
 from specdec.sdk.combinators import Chain
+from specdec.sdk.extensions import Trees
 from specdec.sdk.trees import draw_siblings
 
 
@@ -100,7 +101,7 @@ class DrawnTree(Drawn):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        return super().needs(config, target).replace(topology="tree", max_depth=2)
+        return super().needs(config, target).replace(extensions=(Trees(),))
 
     def propose(self, step: StepView) -> Draft:
         uniforms = torch.stack([step.random.uniform(index) for index in range(3)], dim=1)
@@ -114,7 +115,7 @@ class DrawnTree(Drawn):
 class NoTree(Silent):
     """Its second node hangs from a later one."""
 
-    needs = Needs(topology="tree")
+    needs = Needs(extensions=(Trees(),))
 
     def propose(self, step: StepView) -> Draft:
         return Draft.from_trees([[(-1, 1), (3, 2)][:budget] for budget in step.budget.tolist()], step.width)

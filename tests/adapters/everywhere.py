@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from specdec.sdk import Draft, DraftKV, HostProposer, Needs, Phase, StrictModel
+from specdec.sdk import Draft, HostProposer, Needs, Phase, StrictModel
+from specdec.sdk.extensions import DraftKV, TargetKV, Trees
 from specdec.sdk.trees import tree_of_paths
 
 VOCAB_SIZE = 4096
@@ -154,7 +155,7 @@ class KVWitness(RepeatLast):
 
     needs = Needs(
         history=True,
-        draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=2, dtype="float32", depends_on_next_token=True),
+        extensions=(DraftKV(num_layers=1, num_heads=1, head_dim=2, dtype="float32", depends_on_next_token=True),),
     )
 
     def bind(self, target, services):
@@ -180,7 +181,7 @@ class KVWitness(RepeatLast):
 class Tree:
     """Drafts what followed the two last occurrences of the newest token, as one tree."""
 
-    needs = Needs(history=True, topology="tree")
+    needs = Needs(history=True, extensions=(Trees(),))
 
     def __init__(self, config):
         pass
@@ -232,7 +233,7 @@ class TreeWitness(Tree):
 class CacheReader:
     """Reads what a layer of the target has cached, and drafts nothing of use."""
 
-    needs = Needs(target_kv=(1,))
+    needs = Needs(extensions=(TargetKV(layers=(1,)),))
 
     def __init__(self, config):
         self.num_read = 0

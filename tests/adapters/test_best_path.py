@@ -70,8 +70,8 @@ def record(shown):
 
 TREES = {
     "a proposer of its own": {"method": "everywhere:TreeWitness", "num_speculative_tokens": 6},
-    "suffix": SHIPPED["suffix"] | {"num_draft_nodes": 12},
-    "eagle3": SHIPPED["eagle3"] | {"num_draft_nodes": 12},
+    "suffix": SHIPPED["suffix"] | {"max_nodes": 12},
+    "eagle3": SHIPPED["eagle3"] | {"max_nodes": 12},
 }
 
 

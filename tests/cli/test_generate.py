@@ -174,7 +174,7 @@ def test_a_step_with_a_tree_shows_what_was_met_at_the_end_and_the_branches_besid
 
 
 def test_steps_of_trees_have_a_line_for_each_branch_and_are_in_the_json(expected):
-    config = '{"method": "suffix", "num_speculative_tokens": 4, "num_draft_nodes": 8}'
+    config = '{"method": "suffix", "num_speculative_tokens": 4, "max_nodes": 8}'
     lines = invoke("-p", PROMPT, "-sc", config, "--max-tokens", 40, "--show", "steps").stdout.splitlines()
     assert any(re.match(r'       depth [1-4]  \[- ".*"\]$', line) for line in lines)
     flags = ("--max-tokens", 40, "--show", "steps", "--format", "json")

@@ -26,7 +26,7 @@ class Echo:
     More about it.
     """
 
-    api_version = "0.1"
+    api_version = "1.0"
     needs = Needs(history=True)
 
     class Options(StrictModel):
@@ -230,7 +230,7 @@ def test_info_shows_what_a_proposer_says(specdec, install, target):
     facts = json.loads(finished.stdout)
     assert facts["class"] == "x_mod:Echo"
     assert (facts["name"], facts["distribution"], facts["version"]) == ("echo", "dist-x", "1.2")
-    assert (facts["api"], facts["summary"]) == ("0.1", "Drafts the newest token again.")
+    assert (facts["api"], facts["summary"]) == ("1.0", "Drafts the newest token again.")
     assert facts["needs"] == {"history": True}
     assert facts["methods"] == ["on_finish", "propose"]
     assert facts["options"] == [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec.sdk import Draft, Needs, StepView
+from specdec.sdk.extensions import KNOWN
 from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ ROWS = [
 ]
 PROPOSERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["specdec.proposers"]
 ELEMENTS = {*Needs.model_fields, *StepView.__dataclass_fields__, *Draft.__dataclass_fields__, *LIFECYCLE_METHODS}
-ELEMENTS |= {"RequestOptions"}
+ELEMENTS |= {"RequestOptions", *(each.name for each in KNOWN.values())}
 
 
 def test_there_are_at_least_forty_methods_and_none_twice():

@@ -13,7 +13,8 @@ from specdec import LLM, SamplingParams
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.request.metrics import RequestMetrics
-from specdec.sdk import DraftKV, Needs
+from specdec.sdk import Needs
+from specdec.sdk.extensions import DraftKV
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

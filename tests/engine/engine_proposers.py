@@ -27,6 +27,7 @@ from specdec.sdk import (
     StrictModel,
     TargetInfo,
 )
+from specdec.sdk.extensions import State, Trees
 
 VOCAB_SIZE = 4096
 
@@ -319,6 +320,10 @@ class Faulty(Recorder):
         after: int = 0  # calls of the method that go well before
         times: int = 1_000_000
 
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        return super().needs(config, target).replace(extensions=(State(),))
+
     def __init__(self, config: ProposerConfig) -> None:
         super().__init__(config)
         self.num_calls: Counter[str] = Counter()
@@ -502,7 +507,7 @@ class Vandal(Recorder):
 class Bushes(Scripted):
     """Trees of any shape around the truth: somewhere in each stands as much of it as a random number says."""
 
-    needs = Needs(topology="tree")
+    needs = Needs(extensions=(Trees(),))
 
     def propose(self, step: StepView) -> Draft:
         columns = (step.request_ids, step.committed_length.tolist(), step.budget.tolist())
@@ -529,7 +534,7 @@ class Bushes(Scripted):
 class WatchingBushes(Bushes):
     """Looks at what became of each tree: the accepted nodes, the hidden states of kept rows."""
 
-    needs = Needs(topology="tree", hidden_states=("final",))
+    needs = Needs(hidden_states=("final",), extensions=(Trees(),))
     seen: ClassVar[list[tuple[list[int], list[int], int]]] = []
     hidden: ClassVar[dict[tuple[int, ...], Tensor]] = {}
 

@@ -18,7 +18,7 @@ TOP = 3
 LENGTH = 3
 COUNT = 768
 LIMIT = 80.0  # of chi-square with 26 degrees of freedom: one false alarm in 3 million
-SETTINGS = {"model": "tiny/eagle3", "num_speculative_tokens": 3, "num_draft_nodes": 6}
+SETTINGS = {"model": "tiny/eagle3", "num_speculative_tokens": 3, "max_nodes": 6}
 
 
 class Reversed(Eagle3Proposer):

@@ -10,13 +10,15 @@ from engine_helpers import GREEDY
 from inside import proposer_of
 
 from specdec import LLM
-from specdec.sdk import Draft
+from specdec.sdk import Draft, Needs
 from specdec.sdk.combinators import Chain
+from specdec.sdk.extensions import Metrics
 
 
 class Counting:
     """Drafts nothing, and counts how often it was asked."""
 
+    needs = Needs(extensions=(Metrics(),))
     published = None
 
     def __init__(self, config):

@@ -7,13 +7,17 @@ import torch
 from inside import kv_capacity_of
 
 from specdec import LLM, SamplingParams
-from specdec.sdk import ConfigError, Draft, DraftKV, Needs, NetworkSettings, ProposerConfig, Refusal
+from specdec.sdk import ConfigError, Draft, Needs, NetworkSettings, ProposerConfig, Refusal
+from specdec.sdk.extensions import DraftKV, Networks
 
 
 class KvKeeper:
     """Writes each kept token's id as its draft KV, reads all of it back, and drafts what it read first."""
 
-    needs = Needs(draft_kv=DraftKV(num_layers=2, num_heads=1, head_dim=1, dtype="float32"), history=True)
+    needs = Needs(
+        history=True,
+        extensions=(DraftKV(num_layers=2, num_heads=1, head_dim=1, dtype="float32"), Networks()),
+    )
     last: KvKeeper
 
     def __init__(self, config: ProposerConfig) -> None:
@@ -104,7 +108,7 @@ class Undeclared(KvKeeper):
 
 
 def test_draft_kv_that_was_not_declared_is_refused_at_bind():
-    with pytest.raises(Refusal, match="not declared"):
+    with pytest.raises(Refusal, match="draft_kv belongs to draft_kv@1"):
         speculate(Undeclared)
 
 

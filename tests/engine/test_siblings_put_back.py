@@ -11,6 +11,7 @@ from engine_helpers import counter, make_llm
 
 from specdec import SamplingParams
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerConfig, StepView
+from specdec.sdk.extensions import Trees
 
 PROMPT = {"prompt_token_ids": [5, 6, 7, 8, 9]}
 SAMPLED = {"top_k": 2, "temperature": 8.0, "ignore_eos": True}  # both of the likeliest tokens come up
@@ -22,7 +23,7 @@ DRAWN = (0.1, 0.9)  # far from the target's, so that a wrong rule is far off: by
 class PutBack:
     """Draws two children of the newest token, each from the same distribution of two tokens."""
 
-    needs = Needs(topology="tree", distribution="sparse", sparse_top_m=2)
+    needs = Needs(distribution="sparse", sparse_top_m=2, extensions=(Trees(),))
     likeliest: ClassVar[dict[int, list[int]]] = {}  # the target's two after each token
 
     def __init__(self, config: ProposerConfig) -> None:

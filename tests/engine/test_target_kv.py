@@ -17,6 +17,7 @@ from specdec.core.kernels.cuda.addressing import DeviceAddressing
 from specdec.core.model.attention import CONTEXT
 from specdec.core.proposing.target_access import CachedKV
 from specdec.sdk import Draft, Needs, Refusal
+from specdec.sdk.extensions import TargetKV
 
 LAYERS = (1, 6)
 
@@ -24,7 +25,7 @@ LAYERS = (1, 6)
 class Reading:
     """Keeps a fingerprint of what the cache holds of each request, and overwrites its copies."""
 
-    needs = Needs(target_kv=LAYERS, history=True)
+    needs = Needs(history=True, extensions=(TargetKV(layers=LAYERS),))
 
     def __init__(self, config):
         self.found = {}
@@ -126,7 +127,7 @@ def test_a_layer_that_was_not_declared_is_refused(reader, read, prompts):
 
 
 def test_nothing_declared_is_nothing_lent():
-    with pytest.raises(Refusal, match="target_kv was asked for but not declared"):
+    with pytest.raises(Refusal, match="target_kv belongs to target_kv@1"):
         make_llm("test_target_kv:Silent", k=2)
 
 

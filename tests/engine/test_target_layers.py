@@ -14,7 +14,8 @@ from torch import nn
 
 from specdec import LLM
 from specdec.core.model.partial_target import with_modules
-from specdec.sdk import LayerPass, Needs, ProposerError, Refusal
+from specdec.sdk import ProposerError, Refusal
+from specdec.sdk.extensions import Graphs, Networks, TargetLayers
 from specdec.sdk.model_proposer import CachedTargetProposer, LowRank, ModelOptions
 
 ALL = tuple(range(8))
@@ -29,8 +30,8 @@ class Drafting(CachedTargetProposer):
 
     @classmethod
     def needs(cls, config, target):
-        run = LayerPass(layers=config.options.layers, lookahead=config.num_draft_tokens)
-        return Needs(**cls.shared_needs(config, target), history=True, target_layers=run)
+        run = TargetLayers(layers=config.options.layers, lookahead=config.num_draft_tokens)
+        return cls.shared_needs(config, target, run, history=True)
 
     def build(self):
         self.layers, self.found = self.services.target_layers(self.config.options.layers), []
@@ -83,7 +84,7 @@ class EarlyOnDevice(OnDevice, Early):
 class Undeclared(Drafting):
     @classmethod
     def needs(cls, config, target):
-        return super().needs(config, target).replace(target_layers=LayerPass(layers=(0,)))
+        return super().needs(config, target).replace(extensions=(Networks(), Graphs(), TargetLayers(layers=(0,))))
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +190,7 @@ def test_with_a_block_table_it_is_refused_a_step_later_and_changes_no_text(asked
 
 
 def test_undeclared_layers_and_targets_without_keys_are_refused():
-    with pytest.raises(Refusal, match=r"\[1, 2, 3, 4, 5, 6, 7\] of the target were asked for but not declared"):
+    with pytest.raises(Refusal, match=r"\[1, 2, 3, 4, 5, 6, 7\] of Services.target_layers belongs to target_layers@1"):
         make_llm("test_target_layers:Undeclared", k=K)
     config = {"method": "test_target_layers:Drafting", "num_speculative_tokens": K}
     with pytest.raises(Refusal, match="layer 0, 1, 2, 4, 5, 6, which stores none"):

@@ -10,6 +10,7 @@ from inside import proposer_of
 
 from specdec import LLM, SamplingParams
 from specdec.sdk import ConfigError, Needs, Refusal
+from specdec.sdk.extensions import TargetTokens, Trees
 from specdec.sdk.trees import path_to
 
 M = 4
@@ -24,7 +25,9 @@ class Watching(Scripted):
 
     @classmethod
     def needs(cls, config, target):
-        return Needs(placement=config.options.placement, target_top_k=config.options.count, rejected_rows=True)
+        return Needs(
+            placement=config.options.placement, extensions=(TargetTokens(top_k=config.options.count, rejected=True),)
+        )
 
     def __init__(self, config):
         super().__init__(config)
@@ -108,7 +111,12 @@ def test_rejected_rows_have_what_follows_the_rejected_drafts(watched, plain):
 class WatchingTrees(Bushes):
     """Keeps what was shown of rejected nodes, with the whole text that each stands for."""
 
-    needs = Needs(topology="tree", target_top_k=M, rejected_rows=True)
+    needs = Needs(
+        extensions=(
+            Trees(),
+            TargetTokens(top_k=M, rejected=True),
+        )
+    )
 
     def __init__(self, config):
         super().__init__(config)
@@ -166,13 +174,19 @@ def test_more_than_the_vocabulary_is_refused_at_start():
 
 
 def test_rejected_rows_come_with_a_number():
-    with pytest.raises(ConfigError, match="target_top_k says how many"):
-        Needs(rejected_rows=True)
+    with pytest.raises(ConfigError, match="top_k"):
+        TargetTokens(rejected=True)
 
 
 def test_rejected_rows_of_trees_are_for_the_host():
-    with pytest.raises(ConfigError, match="rejected_rows of trees are shown on the host"):
-        Needs(rejected_rows=True, target_top_k=1, topology="tree", placement="device")
+    with pytest.raises(ConfigError, match="rejected nodes of trees are shown on the host"):
+        Needs(
+            placement="device",
+            extensions=(
+                TargetTokens(top_k=1, rejected=True),
+                Trees(),
+            ),
+        )
 
 
 class Careless(Scripted):
@@ -184,5 +198,5 @@ class Careless(Scripted):
 
 def test_reading_it_undeclared_names_the_declaration(prompts):
     llm = make_llm("test_target_top_k:Careless")
-    with pytest.raises(Exception, match=r"Needs\(target_top_k=8, rejected_rows=True"):
+    with pytest.raises(Exception, match=r"Needs\(extensions=\(TargetTokens\(top_k=8, rejected=True"):
         llm.generate([{"prompt_token_ids": prompts[0]}], GREEDY)

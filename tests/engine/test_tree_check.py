@@ -7,16 +7,17 @@ import torch
 
 from specdec.core.proposing.draft_check import DraftChecker
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, PluginId, ProposerError
+from specdec.sdk.extensions import Trees
 from specdec.testing.fakes import step_view
 
-V, K = 8, 4
+V, K, DEPTH = 8, 4, 2
 PLUGIN = PluginId("mine", "x_mod:Mine", "dist-x", "0.3.1")
-TREES = Needs(topology="tree", max_depth=2)
-SPARSE = Needs(topology="tree", distribution="sparse", sparse_top_m=2)
+TREES = Needs(extensions=(Trees(),))
+SPARSE = Needs(distribution="sparse", sparse_top_m=2, extensions=(Trees(),))
 
 
 def check(draft: Draft, needs: Needs = TREES, num_requests: int = 1):
-    checker = DraftChecker(PLUGIN, needs, V, torch.device("cpu"))
+    checker = DraftChecker(PLUGIN, needs, V, torch.device("cpu"), max_depth=DEPTH)
     step = step_view([[1, 2, 3]] * num_requests, K)
     return checker.check(draft, step, [K] * num_requests)
 

@@ -58,7 +58,7 @@ def speculation(name: str, form: str) -> dict | None:
     if form == "greedy":
         return settings
     if form in TREE_FORMS:
-        return settings | {"num_draft_nodes": NUM_NODES} | TREE_FORMS[form]
+        return settings | {"max_nodes": NUM_NODES} | TREE_FORMS[form]
     return settings | {"draft_sample_method": "probabilistic", "proposer_config": {"draft_distribution": form}}
 
 

@@ -11,7 +11,8 @@ from serving import K, prompt
 
 from specdec import LLM, SamplingParams
 from specdec.core.proposing.early_passes import EarlyPasses
-from specdec.sdk import LayerPass, Needs, ProposerError
+from specdec.sdk import ProposerError
+from specdec.sdk.extensions import TargetLayers
 from specdec.sdk.model_proposer import CachedTargetProposer
 
 LAYERS = (0, 1, 2)
@@ -25,8 +26,8 @@ class InTime(CachedTargetProposer):
 
     @classmethod
     def needs(cls, config, target):
-        run = LayerPass(layers=LAYERS, lookahead=config.num_draft_tokens)
-        return Needs(**cls.shared_needs(config, target), target_layers=run)
+        run = TargetLayers(layers=LAYERS, lookahead=config.num_draft_tokens)
+        return cls.shared_needs(config, target, run)
 
     def build(self):
         self.layers = self.services.target_layers(LAYERS)

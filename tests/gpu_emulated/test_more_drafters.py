@@ -107,7 +107,7 @@ COMPARED: dict[str, Callable[[Path], tuple[str, dict[str, Any]]]] = {
     "hydra": hydra,
     "target_kv": assistant,
     "target_layers": lambda path: ("tiny", LAYER_SKIP),
-    "tree": lambda path: ("tiny", serving.DEVICE["eagle3"] | {"num_draft_nodes": 6}),
+    "tree": lambda path: ("tiny", serving.DEVICE["eagle3"] | {"max_nodes": 6}),
 }
 
 

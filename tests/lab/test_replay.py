@@ -36,7 +36,7 @@ PROPOSERS = {
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
 }
 TREES = {
-    f"{name} tree": {**PROPOSERS[name], "num_speculative_tokens": depth, "num_draft_nodes": 12}
+    f"{name} tree": {**PROPOSERS[name], "num_speculative_tokens": depth, "max_nodes": 12}
     for name, depth in {"ngram": 4, "suffix": 6, "eagle3": 4, "dflash": 5, "medusa": 3}.items()
 }
 PROPOSERS |= TREES
@@ -65,7 +65,7 @@ def test_trees_are_replayed_branch_by_branch():
 
 
 def test_what_a_recording_cannot_answer_is_refused_by_name():
-    drawn = {"model": "tiny/medusa", "num_draft_nodes": 8, "draft_sample_method": "probabilistic"}
+    drawn = {"model": "tiny/medusa", "max_nodes": 8, "draft_sample_method": "probabilistic"}
     with pytest.raises(Refusal):
         replay(shared(0.8), drawn)
     method = "specdec.plugins.token_recycling:TokenRecyclingProposer"

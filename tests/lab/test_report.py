@@ -154,7 +154,7 @@ def test_a_browser_draws_every_plot_and_the_tokens(written, result, theme, tmp_p
 @needs_browser
 @pytest.mark.full
 def test_a_browser_shows_the_branches_of_trees(tmp_path):
-    asked = {"model": "tiny/medusa", "num_draft_nodes": 12}
+    asked = {"model": "tiny/medusa", "max_nodes": 12}
     settings = BenchSettings(engine=EngineConfig(model="tiny"), speculative_config=asked, baseline="off", **SMALL)
     result = run_bench(settings, PluginSettings(), NoProgress())
     shown = in_browser(write_report(result, tmp_path / "out.html")[0], "light", tmp_path)

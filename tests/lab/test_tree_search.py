@@ -52,7 +52,7 @@ def test_a_searched_tree_is_expected_to_beat_the_chain_on_other_requests(found):
 
 def test_the_tree_that_was_found_is_drafted_and_the_text_stays(found):
     prompts, params = ["def read_lines(path):\n"], SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
-    config = {**MEDUSA, "num_draft_nodes": 12, "medusa_choices": found["choices"]}
+    config = {**MEDUSA, "max_nodes": 12, "medusa_choices": found["choices"]}
     llm = LLM("tiny", speculative_config=config, max_model_len=256)
     plain = LLM("tiny", max_model_len=256)
     [ours], [theirs] = llm.generate(prompts, params), plain.generate(prompts, params)
@@ -67,7 +67,7 @@ def test_the_command_prints_a_configuration(found):
     result = CliRunner().invoke(build_app(), args)
     assert result.exit_code == 0
     printed = json.loads(result.stdout)
-    assert printed == {**MEDUSA, "num_draft_nodes": 12, "medusa_choices": found["choices"]}
+    assert printed == {**MEDUSA, "max_nodes": 12, "medusa_choices": found["choices"]}
     assert "expected tokens per verification" in result.stderr
 
 

@@ -22,7 +22,7 @@ from specdec.lab.run import BenchSettings, run_bench
 from specdec.lab.why import Traced, misses_of
 from specdec.lab.why.run import run_why
 
-TREES = {"method": "suffix", "num_speculative_tokens": 5, "num_draft_nodes": 8}
+TREES = {"method": "suffix", "num_speculative_tokens": 5, "max_nodes": 8}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_tables_and_pages_show_trees(result):
 
 
 def test_trees_and_chains_are_compared_on_a_recording():
-    asked = variants([TREES, {**TREES, "num_draft_nodes": None}], [])
+    asked = variants([TREES, {**TREES, "max_nodes": None}], [])
     found = run_compare_recorded(shared().folder, asked, PluginSettings(), NoProgress(), "tokens_per_target_step")
     by_trees = {row["drafted_trees"] is not None: row for row in found["rows"]}
     assert set(by_trees) == {True, False}
@@ -112,7 +112,7 @@ def test_a_miss_in_a_tree_is_what_was_met_at_the_end_of_the_path():
 
 @pytest.mark.slow
 def test_why_asks_the_drafter_of_trees_what_its_chain_thinks():
-    asked = variants([{"model": "tiny/medusa", "num_draft_nodes": 8}], [])
+    asked = variants([{"model": "tiny/medusa", "max_nodes": 8}], [])
     [row] = run_why(shared().folder, asked, PluginSettings(), NoProgress())["rows"]
     assert row["proposer_distributions"] == "reported by further replays"
     assert row["trees"]["known_for_width_2"] > 0

@@ -20,6 +20,7 @@ from specdec.plugins.dflash.checkpoint import DFlashSpec
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.dflash.recognise import is_dflash
 from specdec.sdk import Checkpoint, ConfigError, Needs, ProposerConfig, Refusal, SpecdecError, TargetInfo
+from specdec.sdk.extensions import KNOWN, DraftKV
 
 TARGET = TargetInfo(
     model="tiny",
@@ -35,6 +36,8 @@ TARGET = TargetInfo(
     max_model_len=256,
     max_num_seqs=4,
     block_size=16,
+    extensions=frozenset(KNOWN),
+    max_nodes=64,
 )
 
 
@@ -73,7 +76,7 @@ def test_needs_follow_from_the_checkpoint_and_k(tmp_path):
     asked = needs(speculators(tmp_path), k=5)
     assert asked.hidden_states == (2, 4, 5)
     assert asked.max_draft_tokens == BLOCK - 1
-    kv = asked.draft_kv
+    kv = asked.extension(DraftKV)
     assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.lookahead) == (2, 2, 32, 6)
     assert not kv.depends_on_next_token
     assert (asked.distribution, asked.sampling) == ("one_hot", ())
@@ -100,7 +103,7 @@ def test_block_size_may_be_in_either_place(tmp_path):
 def test_a_block_that_drafts_from_its_anchor_gives_one_more(tmp_path):
     made = change(z_lab(tmp_path), **{"dflash_config.sample_from_anchor": True})
     asked = needs(made, k=BLOCK)
-    assert (asked.max_draft_tokens, asked.draft_kv.lookahead) == (BLOCK, BLOCK)
+    assert (asked.max_draft_tokens, asked.extension(DraftKV).lookahead) == (BLOCK, BLOCK)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.dflash.recognise import is_dflash, is_dspark
 from specdec.plugins.draft_model.recognise import is_language_model
 from specdec.sdk import Checkpoint, ConfigError, Refusal
+from specdec.sdk.extensions import DraftKV
 
 pytestmark = pytest.mark.slow
 
@@ -151,10 +152,10 @@ def test_deepspec_files_do_not_say_it_and_mean_the_anchors_slot(tmp_path):
     made = deepspec(tmp_path)
     assert "sample_from_anchor" not in made.config
     asked = needs(made, k=BLOCK)
-    assert (asked.max_draft_tokens, asked.draft_kv.lookahead) == (BLOCK, BLOCK)
+    assert (asked.max_draft_tokens, asked.extension(DraftKV).lookahead) == (BLOCK, BLOCK)
     made.config["sample_from_anchor"] = False
     asked = needs(made, k=BLOCK - 1)
-    assert (asked.max_draft_tokens, asked.draft_kv.lookahead) == (BLOCK - 1, BLOCK)
+    assert (asked.max_draft_tokens, asked.extension(DraftKV).lookahead) == (BLOCK - 1, BLOCK)
 
 
 def test_more_drafts_than_the_trained_block_are_refused(tmp_path):

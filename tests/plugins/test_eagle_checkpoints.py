@@ -39,6 +39,7 @@ from specdec import LLM
 from specdec.plugins.eagle.proposer import Eagle3Proposer, EagleProposer
 from specdec.plugins.eagle.recognise import is_eagle, is_eagle3
 from specdec.sdk import Checkpoint, ConfigError, Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk.extensions import KNOWN, DraftKV
 
 TARGET = TargetInfo(
     model="tiny",
@@ -54,6 +55,8 @@ TARGET = TargetInfo(
     max_model_len=256,
     max_num_seqs=4,
     block_size=16,
+    extensions=frozenset(KNOWN),
+    max_nodes=64,
 )
 
 
@@ -91,7 +94,7 @@ def with_nested_ids(path: Path, ids: list[Any]) -> Made:
 
 def test_eagle1_needs_the_final_hidden_state_and_rows_that_depend_on_the_next_token(tmp_path):
     asked = needs(wrapped_eagle1(tmp_path), k=5)
-    kv = asked.draft_kv
+    kv = asked.extension(DraftKV)
     assert asked.hidden_states == ("final",)
     assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.lookahead) == (2, 2, HEAD_DIM, 4)
     assert kv.depends_on_next_token
@@ -100,7 +103,7 @@ def test_eagle1_needs_the_final_hidden_state_and_rows_that_depend_on_the_next_to
 def test_eagle3_layers_are_counted_by_their_tensors(tmp_path):
     made = safeailab(tmp_path)
     assert made.config["num_hidden_layers"] == 40
-    assert needs(made).draft_kv.num_layers == 1
+    assert needs(made).extension(DraftKV).num_layers == 1
 
 
 def test_without_ids_the_usual_boundaries_are_read(tmp_path):
@@ -230,7 +233,7 @@ def test_eagle1_of_another_width_is_refused_with_the_numbers(tmp_path):
 @pytest.mark.parametrize("make", [safeailab_eagle1, safeailab], ids=lambda make: make.__name__)
 def test_rotary_tables_that_grow_with_the_batch_are_refused_beyond_their_first_length(make, tmp_path):
     made = change(make(tmp_path), rope_scaling={"type": "dynamic", "factor": 2.0})
-    assert needs(change(made, max_position_embeddings=256)).draft_kv.num_layers == 1
+    assert needs(change(made, max_position_embeddings=256)).extension(DraftKV).num_layers == 1
     with pytest.raises(Refusal, match=r"'dynamic' rotary scaling keeps its tables up to 128 .* max_model_len is 256"):
         needs(change(made, max_position_embeddings=128))
 
@@ -271,11 +274,11 @@ def test_a_first_layer_that_reads_no_token_is_refused(tmp_path):
 def test_a_flag_of_latent_attention_that_is_not_implemented_is_refused_by_name(flag, tmp_path):
     with pytest.raises(Refusal, match=f"its latent attention has {flag}, which is not implemented"):
         needs(change(latent(tmp_path), **{flag: True}))
-    assert needs(change(latent(tmp_path), **{flag: False})).draft_kv is not None
+    assert needs(change(latent(tmp_path), **{flag: False})).extension(DraftKV) is not None
 
 
 def test_the_draft_kv_of_latent_attention_is_its_keys_and_values(tmp_path):
-    kv = needs(latent(tmp_path)).draft_kv
+    kv = needs(latent(tmp_path)).extension(DraftKV)
     assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.value_head_dim) == (1, 4, 16 + 8, 24)
 
 

@@ -15,6 +15,7 @@ from specdec.core.registry.hooks import load_hooks
 from specdec.plugins.gemma4_assistant.proposer import Gemma4AssistantProposer
 from specdec.plugins.gemma4_assistant.recognise import is_assistant
 from specdec.sdk import Checkpoint, CheckpointError, Refusal
+from specdec.sdk.extensions import TargetKV
 
 K, LENGTH = 3, 24
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
@@ -99,7 +100,8 @@ def test_layers_that_share_keys_are_read_at_their_owner(tmp_path, texts):
     assistant.save_pretrained(tmp_path / "assistant")
     llm = served((tmp_path / "target", tmp_path / "assistant"))
     found = run(llm)
-    assert proposer_of(llm).needs(proposer_of(llm).config, info_of(llm)).target_kv == (0, 1)
+    needs = proposer_of(llm).needs(proposer_of(llm).config, info_of(llm))
+    assert needs.extension(TargetKV) == TargetKV(layers=(0, 1))
     for (name, length), drafted in proposer_of(llm).drafts.items():
         assert drafted == made.drafts(target, assistant, found[name][:length], len(drafted))
 

@@ -34,7 +34,7 @@ def test_each_node_is_the_choice_of_its_head_and_rank():
 
 
 def test_a_step_that_takes_fewer_nodes_gets_the_first_ones():
-    settings = {"model": "tiny/medusa", "num_speculative_tokens": 3, "num_draft_nodes": 6, "medusa_choices": PATHS}
+    settings = {"model": "tiny/medusa", "num_speculative_tokens": 3, "max_nodes": 6, "medusa_choices": PATHS}
     assert all(each.ok for each in check_proposer("medusa", settings, only=["every_k", "budgets"]))
 
 
@@ -61,7 +61,7 @@ def made(model="tiny/medusa", **more):
 
 
 def test_choices_without_nodes_are_refused():
-    with pytest.raises(Refusal, match="medusa_choices without num_draft_nodes"):
+    with pytest.raises(Refusal, match="medusa_choices without max_nodes"):
         made(medusa_choices=PATHS)
 
 
@@ -69,7 +69,7 @@ def test_the_checkpoints_own_choices_are_drafted(tmp_path):
     folder = shutil.copytree(TINY / "medusa", tmp_path / "medusa")
     config = json.loads((folder / "config.json").read_text()) | {"medusa_choices": PATHS}
     (folder / "config.json").write_text(json.dumps(config))
-    llm = made(str(folder), num_draft_nodes=16)
+    llm = made(str(folder), max_nodes=16)
     assert proposer_of(llm)._choices.parents.tolist() == [-1, 0, -1, 0, 2, 1]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     [found] = llm.generate(["class Stack:\n"], params)

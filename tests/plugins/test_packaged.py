@@ -71,7 +71,7 @@ def llm_with(name, k, **settings):
 )
 def test_draft_length_may_be_left_out(config, k):
     llm = LLM("tiny", speculative_config=config, max_model_len=64)
-    assert host_of(llm).num_draft_tokens == k
+    assert host_of(llm).width == k
 
 
 def test_draft_length_of_a_draft_model_must_be_given():

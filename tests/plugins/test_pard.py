@@ -79,7 +79,7 @@ def test_the_first_draft_of_pard_is_the_models_own_next_token(tmp_path):
     assert len(firsts[0]) > 15
 
 
-@pytest.mark.parametrize("speculative", [{}, {"num_draft_nodes": 12}], ids=["chain", "tree"])
+@pytest.mark.parametrize("speculative", [{}, {"max_nodes": 12}], ids=["chain", "tree"])
 def test_all_drafts_come_from_one_pass_over_the_mask(speculative, tmp_path):
     widths: list[int] = []
     llm = engine(pard(tmp_path / "draft").save(), 5, speculative=speculative)

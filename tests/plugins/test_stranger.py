@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from specdec.sdk import Needs, ProposerConfig, TargetInfo
-from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, TargetHead, draft_kv_of
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, TargetHead
 
 
 class Options(ModelOptions):
@@ -33,8 +33,8 @@ class Stranger(AutoregressiveProposer):
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         kv = cls.draft_kv(config, cls.layer_config(target, config.options.num_layers))
-        shared = cls.shared_needs(config, target) | {"placement": config.options.placement}
-        return Needs(hidden_states=(3, "final"), draft_kv=kv, **shared)
+        placement = config.options.placement
+        return cls.shared_needs(config, target, kv, hidden_states=(3, "final"), placement=placement)
 
     @classmethod
     def layer_config(cls, target, num_layers=1):

@@ -23,6 +23,7 @@ from specdec.plugins.suffix import SuffixProposer
 from specdec.plugins.suffix.automaton import START, SuffixAutomaton
 from specdec.plugins.suffix.corpus import Corpora, Corpus
 from specdec.sdk import ConfigError, Draft, Needs, ProposerConfig, RequestView
+from specdec.sdk.extensions import State
 from specdec.testing import FakeServices, fake_target_info, step_view
 
 K = 4
@@ -423,7 +424,7 @@ def test_unusable_options_are_refused(options, code, words):
 def test_state_is_shared_only_if_outputs_are_kept(cached, state):
     options = SuffixProposer.Options(suffix_decoding_max_cached_requests=cached)
     needs = SuffixProposer.needs(ProposerConfig(num_draft_tokens=K, options=options), fake_target_info())
-    assert needs == Needs(history=True, state=state)
+    assert needs == Needs(history=True, state=state, extensions=(State(),))
 
 
 def test_importing_the_plugin_loads_no_torch():

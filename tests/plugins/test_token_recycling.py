@@ -9,7 +9,8 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.plugins.token_recycling import TokenRecyclingProposer
-from specdec.sdk import ConfigError, ProposerConfig, RejectedTokens, RequestView
+from specdec.sdk import ConfigError, ProposerConfig, RequestView
+from specdec.sdk.extensions import RejectedTokens
 from specdec.testing import step_view
 from specdec.testing.fakes import fake_target_info
 
@@ -89,7 +90,7 @@ def test_namespaces_used_longest_ago_are_forgotten():
 
 
 def of_trees(**more):
-    config = ProposerConfig(num_draft_tokens=4, tree_depth=2, **more)
+    config = ProposerConfig(num_draft_tokens=2, max_nodes=4, **more)
     proposer = TokenRecyclingProposer(config)
     proposer.on_start(RequestView(request_id="a", slot=0, generation=1, prompt_token_ids=(), namespace=""))
     return proposer
@@ -123,7 +124,7 @@ def test_what_follows_in_the_prompt_goes_before_the_successors_that_are_known():
     assert proposer._successors[""][5] == [8, 6]
 
 
-@pytest.mark.parametrize("more", [{}, {"num_speculative_tokens": 5, "num_draft_nodes": 16}], ids=["chain", "tree"])
+@pytest.mark.parametrize("more", [{}, {"num_speculative_tokens": 5, "max_nodes": 16}], ids=["chain", "tree"])
 def test_text_is_plain_decodings_and_drafts_are_accepted(more, plain):
     llm = LLM("tiny", speculative_config={"method": METHOD, **more}, max_model_len=256)
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)] == plain

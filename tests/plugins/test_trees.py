@@ -21,7 +21,7 @@ def made(model=None, nodes=None, **more):
     config = None
     if model is not None:
         config = {"model": model, "num_speculative_tokens": DEPTHS[model], **more}
-        config |= {} if nodes is None else {"num_draft_nodes": nodes}
+        config |= {} if nodes is None else {"max_nodes": nodes}
     return LLM("tiny", speculative_config=config, max_model_len=256, max_num_seqs=4)
 
 
@@ -77,7 +77,7 @@ def test_a_module_of_the_target_drafts_trees(tmp_path):
 
     plain = engine()
     texts = {params: generated(plain, params)[0] for params in (GREEDY, SEEDED)}
-    chain, one_hot, drawn = engine(method="mtp"), engine(num_draft_nodes=12), engine(num_draft_nodes=12, **DRAWN)
+    chain, one_hot, drawn = engine(method="mtp"), engine(max_nodes=12), engine(max_nodes=12, **DRAWN)
     _, steps_of_chain = generated(chain)
     for params in (GREEDY, SEEDED):
         found, steps = generated(one_hot, params)
@@ -102,7 +102,7 @@ def test_a_tree_is_as_large_and_as_deep_as_asked():
 def test_near_the_end_of_the_context_trees_are_cut(plain):
     llm = LLM(
         "tiny",
-        speculative_config={"model": "tiny/eagle3", "num_speculative_tokens": 5, "num_draft_nodes": 16},
+        speculative_config={"model": "tiny/eagle3", "num_speculative_tokens": 5, "max_nodes": 16},
         max_model_len=48,
     )
     prompt = {"prompt_token_ids": list(range(5, 25))}
@@ -115,24 +115,24 @@ def test_near_the_end_of_the_context_trees_are_cut(plain):
 
 def test_a_proposer_of_chains_refuses_a_number_of_nodes():
     method = "specdec.plugins.layer_skip.proposer:LayerSkipProposer"
-    with pytest.raises(Refusal, match="num_draft_nodes is 16, and this proposer drafts chains"):
-        LLM("tiny", speculative_config={"method": method, "num_speculative_tokens": 4, "num_draft_nodes": 16})
+    with pytest.raises(Refusal, match="max_nodes is 16, and this proposer drafts chains"):
+        LLM("tiny", speculative_config={"method": method, "num_speculative_tokens": 4, "max_nodes": 16})
 
 
 @pytest.mark.parametrize("nodes", [0, 65, "16"])
 def test_a_number_of_nodes_out_of_range_is_refused(nodes):
-    with pytest.raises(ConfigError, match="num_draft_nodes"):
+    with pytest.raises(ConfigError, match="max_nodes"):
         made("tiny/eagle3", nodes)
 
 
 def test_a_target_with_states_refuses_trees_with_the_reason():
     with pytest.raises(Refusal, match="keep a state, which has one successor"):
-        LLM("tiny/hybrid", speculative_config={"method": "mtp", "num_speculative_tokens": 3, "num_draft_nodes": 8})
+        LLM("tiny/hybrid", speculative_config={"method": "mtp", "num_speculative_tokens": 3, "max_nodes": 8})
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram"])
 def test_trees_of_seen_text_branch_where_several_tokens_followed(method):
-    config = {"method": method, "num_speculative_tokens": 6, "num_draft_nodes": 12}
+    config = {"method": method, "num_speculative_tokens": 6, "max_nodes": 12}
     llm = LLM("tiny", speculative_config=config, max_model_len=256)
     prompt = [9, 5, 6, 7, 9, 5, 8, 3, 9, 5, 6, 4, 9, 5]
     plain = LLM("tiny", max_model_len=256)

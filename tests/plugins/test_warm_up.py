@@ -167,7 +167,7 @@ def test_forms_are_made_at_the_start_only(max_num_seqs, small_path, compiled):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 def test_forms_of_trees_are_made_at_the_start_too(method, small_path, compiled, caplog):
-    speculative = {"method": "draft_model", "model": str(small_path), "num_draft_nodes": 6}
+    speculative = {"method": "draft_model", "model": str(small_path), "max_nodes": 6}
     texts = compiles_at_start_only(small_path, speculative | {"draft_sample_method": method}, compiled, caplog)
     assert texts == texts_of(engine(small_path, None))
 

@@ -4,6 +4,7 @@ import textwrap
 import pytest
 
 from specdec.sdk import TargetInfo
+from specdec.sdk.extensions import KNOWN
 
 PROPOSER = """
 class Mine:
@@ -71,4 +72,6 @@ def target():
         max_model_len=256,
         max_num_seqs=8,
         block_size=16,
+        extensions=frozenset(KNOWN),
+        max_nodes=64,
     )

@@ -1,10 +1,12 @@
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
 from specdec.core.proposing.admission import admit
 from specdec.core.registry import LoadedProposer
-from specdec.sdk import DraftKV, Needs, PluginId, ProposerConfig, Refusal
+from specdec.sdk import Needs, PluginId, ProposerConfig, Refusal
+from specdec.sdk.extensions import DraftKV, Extension, State, TargetKV, TargetTokens, Trees
 
 PLUGIN = PluginId("mine", "x_mod:Mine", "dist-x", "0.3.1")
 
@@ -32,8 +34,37 @@ def test_any_placement_runs_on_any_device(target, placement):
     assert admit(loaded(Needs(placement=placement), method="greedy"), target)
 
 
-def test_tree_and_multimodal_are_refused_by_name(target):
-    assert "tree" in refused(Needs(topology="tree"), target)
+@pytest.mark.parametrize("extension", [Trees(), State(), "metrics@1", TargetTokens(top_k=3)])
+def test_an_extension_that_is_not_offered_is_refused_with_the_way_to_choose(target, extension):
+    (asked,) = Needs(extensions=(extension,)).extensions
+    lacking = replace(target, extensions=target.extensions - {asked.id})
+    text = refused(Needs(extensions=(extension,)), lacking)
+    assert f"it asks for {asked.id}: this engine does not have it" in text
+    assert f"{type(asked).__name__} only where target.extensions has {asked.id}" in text
+
+
+def test_an_engine_says_why_it_does_not_offer_an_extension(target):
+    lacking = replace(target, extensions=frozenset())
+    why = {Trees.id: ("its verifier knows chains alone", "a proposer of chains")}
+    with pytest.raises(Refusal, match=r"(?s)its verifier knows chains alone.*works +a proposer of chains"):
+        admit(loaded(Needs(extensions=(Trees(),))), lacking, withheld=why)
+
+
+def test_another_number_of_an_extension_is_refused_with_the_one_that_is_offered(target):
+    class NewerTrees(Extension):
+        name = "trees"
+        version = 2
+
+    assert "it asks for trees@2: this engine has trees@1" in refused(Needs(extensions=(NewerTrees(),)), target)
+
+
+def test_more_nodes_than_the_engine_verifies_are_refused_with_the_most(target):
+    asked = loaded(Needs(extensions=(Trees(),)), k=65)
+    with pytest.raises(Refusal, match=r'(?s)its trees have 65 nodes, and 64 is the most.*"max_nodes": 64'):
+        admit(replace(asked, config=asked.config.replace(max_nodes=65)), target)
+
+
+def test_multimodal_is_refused_by_name(target):
     assert "multimodal" in refused(Needs(multimodal=True), target)
 
 
@@ -95,12 +126,12 @@ def test_greedy_drafts_keep_no_distribution(target):
 @pytest.mark.parametrize(("dtype", "size"), [(None, 4), ("bfloat16", 2), ("float8_e4m3fn", 1)])
 def test_draft_kv_is_counted_per_block(target, dtype, size):
     kv = DraftKV(num_layers=3, num_heads=2, head_dim=8, dtype=dtype)
-    admission = admit(loaded(Needs(draft_kv=kv), method="greedy"), target)
+    admission = admit(loaded(Needs(extensions=(kv,)), method="greedy"), target)
     assert admission.draft_kv_bytes_per_block == 2 * 3 * 2 * 8 * 16 * size
 
 
 def test_unknown_draft_kv_dtype_is_refused_with_the_known_ones(target):
-    text = refused(Needs(draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8, dtype="int3")), target)
+    text = refused(Needs(extensions=(DraftKV(num_layers=1, num_heads=1, head_dim=8, dtype="int3"),)), target)
     assert '"int3"' in text
     assert "bfloat16" in text
 
@@ -125,10 +156,10 @@ def test_cost_is_logged(target, caplog):
 
 
 def test_what_lies_within_the_target_is_taken_up_to_its_last(target):
-    assert admit(loaded(Needs(target_top_k=target.vocab_size), method="greedy"), target)
-    assert "there are 1000" in refused(Needs(target_top_k=target.vocab_size + 1), target)
-    assert admit(loaded(Needs(target_kv=(target.num_layers - 1,)), method="greedy"), target)
-    assert "layer 6" in refused(Needs(target_kv=(target.num_layers,)), target)
+    assert admit(loaded(Needs(extensions=(TargetTokens(top_k=target.vocab_size),)), method="greedy"), target)
+    assert "there are 1000" in refused(Needs(extensions=(TargetTokens(top_k=target.vocab_size + 1),)), target)
+    assert admit(loaded(Needs(extensions=(TargetKV(layers=(target.num_layers - 1,)),)), method="greedy"), target)
+    assert "layer 6" in refused(Needs(extensions=(TargetKV(layers=(target.num_layers,)),)), target)
 
 
 def test_a_vocabulary_that_is_not_the_targets_is_refused_whatever_the_sampling(target):

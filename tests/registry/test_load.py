@@ -1,6 +1,7 @@
 import functools
 import inspect
 import warnings
+from dataclasses import replace
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
@@ -21,6 +22,7 @@ from specdec.sdk import (
     lifecycle,
 )
 from specdec.sdk.errors import SpecdecWarning
+from specdec.sdk.extensions import Metrics, State, Trees
 
 PLUGIN = PluginId("mine", "test_load:Mine", "dist-x", "0.3.1")
 
@@ -290,7 +292,6 @@ def test_constructor_must_take_the_config(refused, cls):
         ("warmup", lambda self, steps: None, "warmup(self)"),
         ("observe", lambda self: None, "observe(self, step)"),
         ("on_finish", lambda self, request, metrics: None, "on_finish(self, request)"),
-        ("save", lambda self: None, "save(self, path)"),
     ],
 )
 def test_lifecycle_signatures_are_checked(refused, name, wrong, expected):
@@ -346,17 +347,17 @@ def test_near_names_do_not_warn_where_the_class_calls_them_or_has_the_other_too(
         assert load(Mine).methods == {"observe"}
 
 
-@pytest.mark.parametrize("version", ["0.0", "0.1", "0.2"])
+@pytest.mark.parametrize("version", ["1.0"])
 def test_api_version_up_to_ours_is_accepted(load, version):
     assert load(type("Mine", (Fine,), {"api_version": version}))
 
 
-@pytest.mark.parametrize("version", ["0.3", "1.0", "2.1"])
+@pytest.mark.parametrize("version", ["0.2", "1.1", "2.1"])
 def test_newer_api_version_is_refused_with_what_is_accepted(refused, version):
     error = refused(type("Mine", (Fine,), {"api_version": version}))
     assert error.code == "SD-E120"
     assert f"targets proposer API {version}" in str(error)
-    assert "0.0 - 0.2" in str(error)
+    assert "1.0 - 1.0" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -379,13 +380,13 @@ def test_a_method_that_came_after_the_version_of_the_class_is_its_own_helper(
     load, refused, monkeypatch, version, is_called
 ):
     monkeypatch.setattr(lifecycle, "API_VERSION", (1, 4))
-    monkeypatch.setattr(lifecycle, "ADDED_METHODS", {"metrics": (1, 2)})
-    helper = type("Mine", (Fine,), version | {"metrics": lambda self, kind: kind})
+    monkeypatch.setattr(lifecycle, "ADDED_METHODS", {"warmup": (1, 2)})
+    helper = type("Mine", (Fine,), version | {"warmup": lambda self, kind: kind})
     if is_called:
         assert refused(helper).code == "SD-E111"
     else:
-        assert "metrics" not in load(helper).methods
-    assert ("metrics" in load(type("Mine", (Fine,), version | {"metrics": lambda self: {}})).methods) == is_called
+        assert "warmup" not in load(helper).methods
+    assert ("warmup" in load(type("Mine", (Fine,), version | {"warmup": lambda self: None})).methods) == is_called
 
 
 @pytest.mark.parametrize(
@@ -559,16 +560,6 @@ def test_class_distribution_version_and_length_are_told_of_every_load(load, capl
     assert "\n" not in record.getMessage()
 
 
-@pytest.mark.parametrize(("distribution", "times"), [("specdec-plugin-once", 1), (None, 1), ("specdec-sdk", 0)])
-def test_experimental_notice_is_told_once_of_each_plugin_that_is_not_packaged(target, caplog, distribution, times):
-    plugin = PluginId("once", f"once:{distribution}", distribution, "0.3.1" if distribution else None)
-    config = SpeculativeConfig.parse({"method": "once", "num_speculative_tokens": 4})
-    for _ in range(3):
-        load_proposer(ResolvedProposer(plugin, Fine, None), config, target)
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told == [f"proposer {plugin}: API 0.2 is experimental and may change"] * times
-
-
 @pytest.mark.parametrize(("name", "here"), [("load_model", "bind(target, services)"), ("get_candidates", "propose")])
 def test_a_method_that_only_other_engines_call_is_a_warning(load, name, here):
     other = type("Mine", (Fine,), {name: lambda self, *arguments: None})
@@ -604,3 +595,59 @@ def test_refusing_constructor_stays_a_refusal(load):
     with pytest.raises(Refusal, match="dist-x:mine") as info:
         construct(load(Mine))
     assert info.value.reason == "no corpus"
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "wrong", "expected"),
+    [
+        ("save", "state@1", lambda self: None, "save(self, path)"),
+        ("metrics", "metrics@1", lambda self, kind: None, "metrics(self)"),
+        ("update_weights", "new_weights@1", lambda self: None, "update_weights(self, tensors)"),
+    ],
+)
+def test_signatures_of_an_extensions_methods_are_checked_where_it_is_asked_for(refused, name, asked, wrong, expected):
+    error = refused(type("Mine", (Fine,), {"needs": Needs(extensions=(asked,)), name: wrong}))
+    assert error.code == "SD-E111"
+    assert expected in str(error)
+
+
+def test_an_extension_whose_methods_are_missing_is_refused_with_what_to_write(refused):
+    mine = type("Mine", (Fine,), {"needs": Needs(extensions=(State(),)), "save": lambda self, path: None})
+    text = str(refused(mine))
+    assert "expected  load(self, path)" in text
+    assert "found     no such method" in text
+    assert "leave State out of Needs.extensions" in text
+
+
+def test_a_method_of_an_extension_that_was_not_asked_for_is_a_warning_and_not_called(load):
+    mine = type("Mine", (Fine,), {"metrics": lambda self, kind: kind})
+    with pytest.warns(SpecdecWarning, match=r"metrics .*is never called.*metrics@1, which Needs.extensions does not"):
+        assert "metrics" not in load(mine).methods
+
+
+def test_methods_of_extensions_that_were_asked_for_are_called(load):
+    methods = {"save": lambda self, path: None, "load": lambda self, path: None, "metrics": lambda self: {}}
+    mine = type("Mine", (Fine,), {"needs": Needs(extensions=(State(), Metrics())), **methods})
+    assert load(mine).methods >= set(methods)
+
+
+class TreesWhereOffered(Fine):
+    @classmethod
+    def needs(cls, config, target):
+        return Needs(extensions=(Trees(),) if Trees.id in target.extensions else ())
+
+
+def test_a_proposer_falls_back_to_chains_where_trees_are_not_offered(target):
+    config = SpeculativeConfig.parse({"method": "mine", "num_speculative_tokens": 4})
+    resolved = ResolvedProposer(PLUGIN, TreesWhereOffered, None)
+    offered = load_proposer(resolved, config, target)
+    assert (offered.config.max_nodes, offered.config.width) == (4, 4)
+    lacking = replace(target, extensions=frozenset())
+    assert load_proposer(resolved, config, lacking).config.max_nodes is None
+    with pytest.raises(Refusal, match="max_nodes is 8, and trees@1 is not offered here"):
+        load_proposer(resolved, config.replace(max_nodes=8), lacking)
+
+
+def test_nodes_are_those_of_a_tree_and_k_stays_its_depth(load):
+    config = load(TreesWhereOffered, num_speculative_tokens=3, max_nodes=9).config
+    assert (config.num_draft_tokens, config.max_nodes, config.width) == (3, 9, 9)

@@ -150,7 +150,7 @@ LONGER = 12
 SPECULATION = [
     (None, 1),
     ({"method": "ngram", "num_speculative_tokens": 3, "proposer_config": {"prompt_lookup_min": 1}}, LONGER),
-    ({"method": "suffix", "num_speculative_tokens": 3, "num_draft_nodes": 6}, LONGER),
+    ({"method": "suffix", "num_speculative_tokens": 3, "max_nodes": 6}, LONGER),
 ]
 OF_TREES = re.compile(r"tree|path")
 """Their files are named so, in the engine and in `sdk`."""

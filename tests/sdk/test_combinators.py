@@ -18,7 +18,6 @@ from specdec.sdk import (
     DistributionKind,
     Draft,
     DraftDistribution,
-    DraftKV,
     HostProposer,
     Needs,
     PluginLoadError,
@@ -31,6 +30,7 @@ from specdec.sdk import (
 )
 from specdec.sdk.combinators import AcceptanceThreshold, Adaptive, Chain, LengthPolicy
 from specdec.sdk.combinators.host_form import host_form
+from specdec.sdk.extensions import DraftKV, State
 from specdec.testing import FakeServices, fake_target_info, step_view
 
 K = 4
@@ -41,7 +41,7 @@ TARGET = fake_target_info()
 class Spy:
     """Drafts its `token`, `lengths[b]` times in row b of the step; keeps what it was shown."""
 
-    needs = Needs(state="per_request")
+    needs = Needs(state="per_request", extensions=(State(),))
 
     class Options(StrictModel):
         token: int = 1
@@ -201,18 +201,20 @@ def test_a_method_that_came_after_a_parts_version_is_not_called(monkeypatch):
     class WithHelper(Spy):
         api_version = "1.1"
 
-        def metrics(self, kind):
-            return {kind: 1.0}
+        def warmup(self, kind):
+            raise AssertionError("a helper of its own")
 
     class Newer(Spy):
         api_version = "1.2"
 
-        def metrics(self):
-            return {"asked": 1.0}
+        def warmup(self):
+            self.log.append(("warmup", None))
 
     monkeypatch.setattr(lifecycle, "API_VERSION", (1, 4))
-    monkeypatch.setattr(lifecycle, "ADDED_METHODS", {"metrics": (1, 2)})
-    assert bound(Chain.of(WithHelper, Newer)).metrics() == {"newer_asked": 1.0}
+    monkeypatch.setattr(lifecycle, "ADDED_METHODS", {"warmup": (1, 2)})
+    chain = bound(Chain.of(WithHelper, Newer))
+    chain.warmup()
+    assert [name for name, _ in chain.members[1].proposer.log] == ["warmup"]
 
 
 def test_a_part_of_a_version_that_is_not_served_is_refused_by_its_name():
@@ -266,15 +268,15 @@ def test_needs_are_what_all_parts_need():
     kv = DraftKV(num_layers=2, num_heads=2, head_dim=8, lookahead=3)
     needs = merged(
         part_with("A", history=True, state="shared", sampling=("min_p", "temperature")),
-        part_with("B", draft_kv=kv, hidden_states=(1,), sampling=("top_k",), deterministic=False),
+        part_with("B", extensions=(kv,), hidden_states=(1,), sampling=("top_k",), deterministic=False),
     )
     assert needs == Needs(
         hidden_states=(1,),
-        draft_kv=kv,
         state="shared",
         history=True,
         sampling=("temperature", "top_k", "min_p"),
         deterministic=False,
+        extensions=(kv,),
     )
 
 
@@ -297,8 +299,8 @@ def test_the_richest_distribution_and_the_widest_sparse_one_are_declared():
 
 def test_parts_that_exclude_each_other_are_refused_with_the_numbers():
     kv = DraftKV(num_layers=2, num_heads=2, head_dim=8)
-    with pytest.raises(Refusal, match=r"2 of its parts keep draft KV: a \(2 layers\), b \(2 layers\)"):
-        merged(part_with("A", draft_kv=kv), part_with("B", draft_kv=kv))
+    with pytest.raises(Refusal, match=r"a and b: two parts keep draft KV \(2 and 2 layers\)"):
+        merged(part_with("A", extensions=(kv,)), part_with("B", extensions=(kv,)))
     with pytest.raises(Refusal, match=r"distributions of two forms: dense ones \(a\) and sparse ones \(b\)"):
         merged(part_with("A", distribution="dense"), part_with("B", distribution="sparse", sparse_top_m=4))
     with pytest.raises(Refusal, match="a: 2 tokens, b: the target's"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ import torch
 from specdec.sdk import (
     ConfigError,
     Draft,
-    DraftKV,
     HostProposer,
     Needs,
     PluginId,
@@ -24,6 +24,7 @@ from specdec.sdk import (
     SpecdecError,
     StrictModel,
 )
+from specdec.sdk.extensions import DraftKV, Extension, State, TargetKV, TargetLayers, TargetTokens, Trees
 from specdec.sdk.read_tokens import ReadTokens
 from specdec.testing import FakeServices, fake_target_info, step_view
 
@@ -198,7 +199,7 @@ def test_fake_draft_kv_shows_holes_as_nan_and_overwrites():
 
 
 def test_asking_for_undeclared_draft_kv_is_refused():
-    with pytest.raises(Refusal, match="not declared"):
+    with pytest.raises(Refusal, match="belongs to draft_kv@1"):
         FakeServices().draft_kv()
 
 
@@ -284,3 +285,56 @@ def test_host_proposer_says_what_draft_must_return(returned, found):
     view = step_view([[1, 2, 3]], 3)
     with pytest.raises(TypeError, match=f"draft returned {found}; it returns a list of token ids"):
         Wrong(ProposerConfig(num_draft_tokens=3)).propose(view)
+
+
+ASKED = (
+    ("tree@1", "no extension is called 'tree@1': did you mean 'trees@1'?"),
+    ("telepathy@1", "there are trees@1, "),
+    ("trees@2", "this SDK has trees@1, and 'trees@2' is newer: upgrade specdec-sdk, or ask for 'trees@1'"),
+    ("trees", "'trees' has no number that this SDK has: ask for 'trees@1'"),
+    (Trees, "Trees is a class: write Trees()"),
+    (3, "an extension is asked for as Trees() or 'trees@1'"),
+    ("target_tokens@1", "top_k  Field required"),
+    ({"id": "trees@1", "depth": 3}, "Trees has a key that nobody declares"),
+)
+
+
+@pytest.mark.parametrize(("asked", "told"), ASKED)
+def test_an_extension_that_cannot_be_asked_for_is_refused_with_what_can(asked, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        Needs(extensions=(asked,))
+
+
+class NewerTrees(Extension):
+    name = "trees"
+    version = 2
+
+
+@pytest.mark.parametrize("other", ["trees@1", NewerTrees()])
+def test_an_extension_is_asked_for_once_and_under_one_number(other):
+    with pytest.raises(ConfigError, match="asked for once, under one number; found trees@1, trees@"):
+        Needs(extensions=(Trees(), other))
+
+
+def test_extensions_are_a_tuple():
+    with pytest.raises(ConfigError, match=r"a tuple, also where there is one: \(Trees\(\),\)"):
+        Needs(extensions=Trees())
+
+
+def test_needs_and_their_extensions_go_through_json():
+    kv = DraftKV(num_layers=1, num_heads=2, head_dim=4, lookahead=3)
+    needs = Needs(history=True, extensions=("trees@1", TargetTokens(top_k=3), kv))
+    copy = Needs.model_validate_json(needs.model_dump_json())
+    assert copy == needs
+    assert copy.extension(DraftKV) == kv
+    assert (copy.extension(State), copy.lookahead) == (None, 3)
+
+
+def test_an_extension_of_other_settings_serves_two_who_ask():
+    one, other = TargetTokens(top_k=3), TargetTokens(top_k=2, rejected=True)
+    assert one.united(other) == TargetTokens(top_k=3, rejected=True)
+    assert TargetKV(layers=(2, 1)).united(TargetKV(layers=(1, 0))).layers == (2, 1, 0)
+    run = TargetLayers(layers=(3,), lookahead=2).united(TargetLayers(layers=(0,)))
+    assert run == TargetLayers(layers=(0, 3), lookahead=2)
+    with pytest.raises(Refusal, match="two parts keep draft KV"):
+        DraftKV(num_layers=1, num_heads=1, head_dim=1).united(DraftKV(num_layers=2, num_heads=1, head_dim=1))

@@ -12,7 +12,7 @@ from specdec.sdk import Draft, Needs, ProposerConfig, StepView, TargetInfo
 from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs
 from specdec.testing import check_proposer
 
-SETTINGS = {"num_speculative_tokens": 2, "num_draft_nodes": 3, "draft_sample_method": "probabilistic"}
+SETTINGS = {"num_speculative_tokens": 2, "max_nodes": 3, "draft_sample_method": "probabilistic"}
 WIDTH = 8
 
 
@@ -24,7 +24,7 @@ class Network(AutoregressiveProposer):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        return Needs(**cls.shared_needs(config, target))
+        return cls.shared_needs(config, target)
 
     def build(self) -> None:
         generator = torch.Generator().manual_seed(5)

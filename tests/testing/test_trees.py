@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from specdec.sdk import Draft, Needs, ProposerConfig, StepView
+from specdec.sdk.extensions import Trees
 from specdec.sdk.trees import best_first
 from specdec.testing import check_proposer
 from specdec.testing.scripted import some_path
@@ -16,7 +17,7 @@ from specdec.testing.scripted import some_path
 class Branches:
     """What followed the newest token in the text, and what followed that."""
 
-    needs = Needs(history=True, topology="tree", max_depth=3)
+    needs = Needs(history=True, extensions=(Trees(),))
 
     def __init__(self, config: ProposerConfig) -> None:
         pass
@@ -53,7 +54,7 @@ class Deep(Branches):
 class TakesEveryNodeForAccepted(Branches):
     """Counts the tokens of a request by the nodes it drafted."""
 
-    needs = Needs(history=True, topology="tree", max_depth=3, state="per_request")
+    needs = Needs(history=True, state="per_request", extensions=(Trees(),))
 
     def __init__(self, config: ProposerConfig) -> None:
         self.met: Counter[str] = Counter()
@@ -67,7 +68,7 @@ class TakesEveryNodeForAccepted(Branches):
 
 
 def test_a_good_proposer_of_trees_passes() -> None:
-    results = check_proposer(Branches, {"num_speculative_tokens": 8})
+    results = check_proposer(Branches, {"num_speculative_tokens": 3, "max_nodes": 8})
     assert [each.text for each in results if not each.ok] == []
     assert sum(each.status == "passed" for each in results) > 20
 
@@ -81,7 +82,7 @@ def test_a_good_proposer_of_trees_passes() -> None:
     ],
 )
 def test_a_fault_in_trees_is_seen(mutant: type, check: str, code: str) -> None:
-    (result,) = check_proposer(mutant, {"num_speculative_tokens": 8}, only=[check])
+    (result,) = check_proposer(mutant, {"num_speculative_tokens": 3, "max_nodes": 8}, only=[check])
     assert not result.ok
     assert code in result.text
 

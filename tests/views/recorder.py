@@ -38,7 +38,7 @@ class Recorder:
 
     def __init__(self, config: ProposerConfig) -> None:
         self.texts = config.options.texts
-        self.draws_trees = config.options.needs.get("topology") == "tree"
+        self.draws_trees = "trees@1" in config.options.needs.get("extensions", ())
         self.entries: list[dict[str, Any]] = []
 
     def on_start(self, request: RequestView) -> None:

@@ -29,9 +29,9 @@ PROMPT = (300, 17, 45, 1021, 8)
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
-def stage(max_num_seqs: int = 2, k: int = K, **needs: Any) -> Stage:
+def stage(max_num_seqs: int = 2, max_nodes: int | None = None, **needs: Any) -> Stage:
     """The recorder on the engine's own step, with a stand-in for the target whose numbers are exact."""
-    settings = {"num_speculative_tokens": k, "proposer_config": {"needs": needs}}
+    settings = {"num_speculative_tokens": K, "max_nodes": max_nodes, "proposer_config": {"needs": needs}}
     return Subject(Recorder, settings).stage(world=FewTokens(VOCAB_SIZE), max_num_seqs=max_num_seqs, max_model_len=64)
 
 
@@ -65,7 +65,7 @@ def preempt() -> Stage:
 
 def reject() -> Stage:
     """None, some and all of the drafts are accepted, and rejected ones are shown."""
-    on = stage(target_top_k=2, rejected_rows=True)
+    on = stage(extensions=[{"id": "target_tokens@1", "top_k": 2, "rejected": True}])
     on.add("a", 3)
     on.add("b", 1)
     drive(on, [Move("a"), Move("b")], *([Move("a", num_accepted=i), Move("b", num_accepted=3 - i)] for i in range(4)))
@@ -97,7 +97,7 @@ def cached_prefix() -> Stage:
 
 def tree() -> Stage:
     """Drafts that branch, of which a path is accepted."""
-    on = stage(k=6, topology="tree", max_depth=3)
+    on = stage(max_nodes=6, extensions=["trees@1"])
     on.add("a", 3)
     on.add("b", 5)
     drive(on, [Move("a"), Move("b")], *([Move("b", num_accepted=i), Move("a", num_accepted=2 - i)] for i in range(3)))

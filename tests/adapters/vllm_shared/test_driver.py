@@ -18,17 +18,8 @@ from specdec.adapters.vllm_v1.step import read_step
 from specdec.core.proposing.speculation import Speculation
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import (
-    DistributionKind,
-    Draft,
-    DraftDistribution,
-    DraftKV,
-    HostProposer,
-    Needs,
-    Phase,
-    ProposerError,
-    hookimpl,
-)
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, HostProposer, Needs, Phase, ProposerError, hookimpl
+from specdec.sdk.extensions import DraftKV, Metrics, Trees
 from specdec.testing.fakes import fake_target_info
 
 V, K = 64, 3
@@ -126,7 +117,7 @@ class Reading:
 class Branching:
     """Drafts two paths of which the second is longer, in 8 nodes, and remembers which were accepted."""
 
-    needs = Needs(topology="tree")
+    needs = Needs(extensions=(Trees(),))
     path = (22, 23, 24, 25)  # nodes 0, 2, 3, 4
 
     def __init__(self, config):
@@ -149,13 +140,13 @@ class Embedding(Counting):
 class TextNetwork(Counting):
     """As a draft model, which reads tokens."""
 
-    needs = Needs(history=True, draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8))
+    needs = Needs(history=True, extensions=(DraftKV(num_layers=1, num_heads=1, head_dim=8),))
 
 
 class Head(Counting):
     """As a head that reads states of the target's layers."""
 
-    needs = Needs(history=True, hidden_states=(2,), draft_kv=TextNetwork.needs.draft_kv)
+    needs = Needs(history=True, hidden_states=(2,), extensions=TextNetwork.needs.extensions)
 
 
 class Listener:
@@ -177,11 +168,11 @@ def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, retr
     if listener is not None:
         hooks.add(listener, "listener")
     asked = config | {"draft_sample_method": sample}
-    speculation = Speculation.prepare(asked, target, settings, hooks, no_trees=None)
+    speculation = Speculation.prepare(asked, target, settings, hooks)
     embed = torch.nn.Embedding(V, 16)
     model = SimpleNamespace(get_input_embeddings=lambda: embed, get_output_embeddings=lambda: torch.nn.Identity())
     layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
-    lookahead = speculation.lookahead if speculation.loaded.needs.draft_kv else None
+    lookahead = speculation.lookahead if speculation.loaded.needs.extension(DraftKV) else None
     rows = RequestRows.with_blocks(target, lookahead)
     driver = Driver(target, speculation, hooks.observers, layers, None, rows, retry_after_steps=retry_after_steps)
     driver.lay_out()
@@ -531,6 +522,8 @@ def enabled(driver):
 
 class Telling(Counting):
     """Tells figures, and on which threads it was asked."""
+
+    needs = Needs(extensions=(Metrics(),))
 
     def metrics(self):
         self.told.append(threading.get_ident())

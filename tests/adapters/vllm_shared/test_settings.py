@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 import specdec.adapters.vllm as selector
-from specdec.adapters.vllm_shared.plan import refuse_for_v1, refuse_needs, refuse_plan
+from specdec.adapters.vllm_shared.plan import refuse_for_v1, refuse_needs, refuse_plan, withheld_by
 from specdec.adapters.vllm_shared.settings import read_settings
 from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, differences
-from specdec.sdk import ConfigError, DraftKV, LayerPass, Needs, Refusal
+from specdec.sdk import ConfigError, Needs, Refusal
+from specdec.sdk.extensions import DraftKV, NewWeights, TargetKV, TargetLayers
 
 
 def read(method="ngram", section=None, k=5, sample="greedy"):
@@ -59,7 +60,7 @@ def test_the_selector_makes_a_class_per_name_and_imports_no_vllm():
         _ = selector.__path__
 
 
-KEEPS_KV = Needs(draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=8))
+KEEPS_KV = Needs(extensions=(DraftKV(num_layers=1, num_heads=1, head_dim=8),))
 
 
 def plan(**changes):
@@ -72,6 +73,7 @@ def plan(**changes):
         "model_config.enable_prompt_embeds": False,
         "speculative_config.rejection_sample_method": "standard",
         "cache_config.enable_prefix_caching": False,
+        "device_config.device": "cpu",
         "kv_transfer_config": None,
     } | changes
     config = SimpleNamespace()
@@ -118,7 +120,6 @@ def test_data_parallel_ranks_of_a_dense_target_are_independent_and_those_of_expe
     [
         (refuse_for_v1, "cache_config.enable_prefix_caching", True, "enable_prefix_caching=False"),
         (refuse_for_v1, "scheduler_config.async_scheduling", True, "async_scheduling=False"),
-        (refuse_needs, "kv_transfer_config", object(), "no KV connector"),
     ],
 )
 def test_a_plan_that_a_runner_or_a_need_cannot_live_in_is_refused(refuse, field, value, reason):
@@ -156,13 +157,12 @@ def test_a_signature_that_changed_is_named(name):
     assert differences(EXPECTED | {name: None}) == [f"{name} is gone"]
 
 
-@pytest.mark.parametrize(
-    ("needs", "name"),
-    [
-        (Needs(target_kv=(0,)), "target_kv"),
-        (Needs(target_layers=LayerPass(layers=(0,))), "target_layers"),
-    ],
-)
-def test_what_vllm_does_not_show_of_its_target_is_refused_by_name(needs, name):
-    with pytest.raises(Refusal, match=name):
-        refuse_needs(needs, plan())
+def test_what_vllm_does_not_show_of_its_target_is_withheld_with_the_reason():
+    withheld = withheld_by(plan())
+    assert withheld.keys() == {TargetKV.id, TargetLayers.id, NewWeights.id}
+    assert "vLLM's cache" in withheld[TargetKV.id][0]
+    assert "specdec.LLM" in withheld[TargetLayers.id][1]
+
+
+def test_draft_kv_is_withheld_beside_a_connector_which_brings_prompts_of_another_engine():
+    assert "no KV connector" in withheld_by(plan(kv_transfer_config=object()))[DraftKV.id][1]

@@ -172,7 +172,7 @@ def test_a_combinator_runs_as_one_proposer(run_engine, plain, record, tiny_draft
 
 TREES = {
     "a proposer of its own": {"method": "everywhere:TreeWitness", "on_proposer_error": "raise"},
-    "eagle3": {"model": "tiny/eagle3", "num_draft_nodes": 12, "on_proposer_error": "raise"},
+    "eagle3": {"model": "tiny/eagle3", "max_nodes": 12, "on_proposer_error": "raise"},
 }
 
 

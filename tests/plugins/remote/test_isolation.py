@@ -160,7 +160,7 @@ def test_a_class_of_the_script_itself_is_refused(tmp_path) -> None:
     [
         NGRAM,
         {"model": "tiny/draft", "num_speculative_tokens": 4},
-        {"method": "ngram", "num_speculative_tokens": 4, "num_draft_nodes": 8},
+        {"method": "ngram", "num_speculative_tokens": 4, "max_nodes": 8},
         mine("Both", None),
         {"model": f"{MODULE}.LooksUp", "num_speculative_tokens": 3},
     ],
@@ -169,7 +169,7 @@ def test_a_class_of_the_script_itself_is_refused(tmp_path) -> None:
 def test_drafts_and_text_are_those_of_one_process(config, plain) -> None:
     llm = engine(config | {"isolation": "process"})
     assert texts(llm) == plain
-    if "num_draft_nodes" not in config:
+    if "max_nodes" not in config:
         assert lengths(llm) == lengths(engine(config))
     assert figures(llm)["in_time"] > 0
     llm.close()

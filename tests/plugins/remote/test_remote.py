@@ -66,7 +66,7 @@ def address(tmp_path) -> str:
         NGRAM,
         {"method": "suffix", "num_speculative_tokens": 4},
         DRAFT_MODEL,
-        {"method": "ngram", "num_speculative_tokens": 4, "num_draft_nodes": 8},
+        {"method": "ngram", "num_speculative_tokens": 4, "max_nodes": 8},
     ],
     ids=["ngram", "suffix", "draft_model", "tree"],
 )

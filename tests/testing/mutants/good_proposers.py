@@ -12,7 +12,6 @@ from specdec.sdk import (
     DistributionKind,
     Draft,
     DraftDistribution,
-    DraftKV,
     Needs,
     ProposerConfig,
     RequestView,
@@ -21,6 +20,7 @@ from specdec.sdk import (
     StrictModel,
     TargetInfo,
 )
+from specdec.sdk.extensions import DraftKV
 
 
 class Followers:
@@ -170,7 +170,7 @@ class HiddenMean:
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        return Needs(hidden_states=(2, "final"), draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=cls.WIDTH))
+        return Needs(hidden_states=(2, "final"), extensions=(DraftKV(num_layers=1, num_heads=1, head_dim=cls.WIDTH),))
 
     def __init__(self, config: ProposerConfig) -> None:
         self.offset = config.options.offset

@@ -94,7 +94,7 @@ class HeadWithoutKV(AutoregressiveProposer):
 
     @classmethod
     def needs(cls, config, target):
-        return Needs(**cls.shared_needs(config, target), hidden_states=("final",))
+        return cls.shared_needs(config, target, hidden_states=("final",))
 
     def build(self):
         size = self.target.hidden_size

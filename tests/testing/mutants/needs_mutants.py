@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from good_proposers import Followers, HiddenMean, Waves
 
-from specdec.sdk import Draft, DraftKV, Needs, StrictModel
+from specdec.sdk import Draft, Needs, StrictModel
+from specdec.sdk.extensions import DraftKV
 
 
 class ReadsHistoryUndeclared(Followers):
@@ -33,7 +34,7 @@ class NeverReadsHidden(Followers):
 
 
 class NeverUsesDraftKV(Followers):
-    needs = Needs(history=True, draft_kv=DraftKV(num_layers=1, num_heads=1, head_dim=4))
+    needs = Needs(history=True, extensions=(DraftKV(num_layers=1, num_heads=1, head_dim=4),))
 
 
 class NeverReadsTopK(Waves):

@@ -11,6 +11,7 @@ from good_proposers import Followers, follow
 
 from specdec.sdk import Needs, StrictModel
 from specdec.sdk.errors import deprecated
+from specdec.sdk.extensions import Metrics
 
 CALLS = count(1)
 INSTANCES = count()
@@ -86,12 +87,16 @@ class LooksUpDummies(Followers):
 
 
 class TellsWhatIsNoNumber(Followers):
+    needs = Followers.needs.replace(extensions=(Metrics(),))
+
     def metrics(self):
         return {"rate": float("nan")}
 
 
 class ForgetsWhenAsked(Followers):
     """Figures since the last question, and the text with them."""
+
+    needs = Followers.needs.replace(extensions=(Metrics(),))
 
     def metrics(self):
         known = sum(map(len, self.tokens.values()))

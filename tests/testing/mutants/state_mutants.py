@@ -8,6 +8,7 @@ import torch
 from good_proposers import Followers, HiddenMean, SharedFollowers, follow
 
 from specdec.sdk import Draft, Needs, Phase
+from specdec.sdk.extensions import State
 
 INSTANCES = count()
 
@@ -225,7 +226,7 @@ class LearnsAtTheEnd(Followers):
 class SavesNothing(Followers):
     """Drafts from what all ended requests said, and writes an empty file of it."""
 
-    needs = Needs(history=True, state="shared")
+    needs = Needs(history=True, state="shared", extensions=(State(),))
 
     def on_finish(self, request):
         self.corpus = [*getattr(self, "corpus", []), *self.tokens[request.request_id]]
@@ -242,6 +243,8 @@ class SavesNothing(Followers):
 
 
 class OnlySaves(Followers):
+    needs = Followers.needs.replace(extensions=(State(),))
+
     def save(self, path):
         path.write_text("")
 

@@ -1,0 +1,18 @@
+"""The extensions that proposers go without in another engine, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec.sdk.extensions import NewWeights, TargetKV, TargetLayers, Trees
+
+
+def withheld(engine: str, cache: str, device: torch.device) -> dict[str, tuple[str, str]]:
+    """See `Speculation.prepare`. engine: its name. cache: what stands between a proposer and the target's cache."""
+    found = {
+        each.id: (cache, f"specdec.LLM, or a proposer without {each.__name__}") for each in (TargetKV, TargetLayers)
+    }
+    found[NewWeights.id] = f"{engine} hands no weights over", "specdec.LLM, or NewWeights() only where it is offered"
+    if device.type != "cpu":
+        found[Trees.id] = "this adapter was tried with trees on a CPU alone", "a proposer of chains, or a CPU"
+    return found

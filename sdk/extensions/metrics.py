@@ -1,0 +1,29 @@
+"""Figures of a proposer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+from ..config import Extension
+
+
+class MetricsMethods(Protocol):
+    """What a proposer has for it."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Figures of the proposer's own, as they are now. Called between steps, on the thread of every other call.
+
+        Readers see the last answer, which may be older than their question.
+        Names are lower-case letters, digits and underscores, and begin with a letter. `LLM.get_metrics` shows each as
+        `specdec:proposer_NAME_` and its name, where NAME is the proposer's.
+        """
+        ...
+
+
+class Metrics(Extension):
+    """Figures of the proposer's own are published: `metrics` is called."""
+
+    name: ClassVar[str] = "metrics"
+    version: ClassVar[int] = 1
+    methods: ClassVar[type | None] = MetricsMethods
