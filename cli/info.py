@@ -10,7 +10,7 @@ import importlib_metadata
 import typer
 from pydantic import BaseModel
 
-from specdec.sdk import PluginId
+from specdec.sdk.errors import PluginId
 
 from ._output import JsonOption
 from ._session import Session

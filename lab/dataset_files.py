@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec.core.request.prompts import require_messages
-from specdec.sdk import ConfigError, RequestError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import RequestError
 from specdec.sdk.json_files import read_json
 
 NO_CATEGORY = "all"

@@ -45,14 +45,82 @@ from specdec.sdk import (
     trees,
     types,
 )
+from specdec.sdk.proposer_protocol import Proposer, ProposerBase
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 WRITTEN = "\nThis page is read off the code by `python -m scripts.reference_docs`.\n"
 PROPOSERS = "specdec.proposers"
+HOOK_TYPES = ("StepStats", "VerifiedRequest", "VerifiedStep", "CheckedProposer", "hookspec")
+BESIDE = (
+    *("Checkpoint", "DistributionForm", "DraftSampleMethod", "LateOptions", "Placement", "SamplingField"),
+    *("CheckpointError", "IntegrityError", "PluginId", "PluginLoadError", "RequestError", "UnsupportedModelError"),
+)
+"""Public names of the modules of `specdec.sdk` that it does not export itself."""
 OURS = "specdec-sdk"
 
 
+EXAMPLE = """```python
+from specdec.sdk import Draft, Needs, ProposerConfig, StepView
+
+
+class Again:
+    \"\"\"Drafts that the newest 24 tokens come once more.\"\"\"
+
+    api_version = "1.0"
+    needs = Needs(history=True)
+
+    def __init__(self, config: ProposerConfig) -> None:
+        self.num_draft_tokens = config.num_draft_tokens
+
+    def propose(self, step: StepView) -> Draft:
+        texts = [step.history.token_ids(place) for place in range(len(step))]
+        drafts = [text[-24:][:budget] for text, budget in zip(texts, step.budget.tolist())]
+        return Draft.from_lists(drafts, step.width)
+```
+"""
+
+
 def contract() -> str:
+    """The contract on one screen: an example, what a class has, what it may need, and the names."""
+    methods = [
+        (f"`{name}`", _first(getattr(Proposer if name == "propose" else ProposerBase, name)))
+        for name in _methods(ProposerBase)
+    ]
+    names = [
+        (f"[`{name}`](contract-in-full.md#{name.lower()})", _first(value) if inspect.isclass(value) else "")
+        for name, value in ((name, getattr(specdec.sdk, name)) for name in specdec.sdk.__all__)
+    ]
+    places = "[In full](contract-in-full.md), [its extensions](extensions.md), [its versions](versions.md)"
+    return "\n".join(
+        [
+            f"# The contract\n\nOn one screen. {places}.\n{WRITTEN}",
+            EXAMPLE,
+            "## What a class has\n\nEverything is optional but `__init__` and `propose`.\n",
+            table(("method", ""), [("`__init__(config)`", "Gets a `ProposerConfig`."), *methods]),
+            "\n## What it may need\n",
+            table(("field of `Needs`", "default", ""), _needed()),
+            "\n## The names of `specdec.sdk`\n",
+            table(("name", ""), names),
+            "",
+        ]
+    )
+
+
+def _needed() -> list[tuple[str, str, str]]:
+    fields = needs.Needs.model_fields
+    return [(f"`{name}`", f"`{field.default!r}`", field.description or "") for name, field in fields.items()]
+
+
+def _methods(cls: type) -> list[str]:
+    return [name for name, value in vars(cls).items() if inspect.isfunction(value) and not name.startswith("_")]
+
+
+def _first(thing: object) -> str:
+    """The first sentence of a docstring."""
+    return docstring(thing).partition("\n\n")[0].replace("\n", " ")
+
+
+def contract_in_full() -> str:
     """What `specdec.sdk` exports, module by module; hooks have their own page."""
     modules = {
         "The proposer": proposer_protocol,
@@ -67,9 +135,9 @@ def contract() -> str:
         "Errors": errors,
     }
     beside = "[extensions](extensions.md), and [hooks](hooks.md)"
-    sections = [f"# The contract\n\n`from specdec.sdk import ...`, {beside}.\n{WRITTEN}"]
+    sections = [f"# The contract in full\n\n`from specdec.sdk import ...`, {beside}.\n{WRITTEN}"]
     for title, module in modules.items():
-        sections += [f"## {title}\n\n{docstring(module)}\n", *described(module, specdec.sdk.__all__)]
+        sections += [f"## {title}\n\n{docstring(module)}\n", *described(module, [*specdec.sdk.__all__, *BESIDE])]
     return "\n".join(sections)
 
 
@@ -86,7 +154,7 @@ def hooks_page() -> str:
     """Hook specifications, and the types that they use."""
     intro = f"# Hooks\n\n{docstring(hooks)}\n\n[How to write them](../how-to/observe-a-run.md).\n{WRITTEN}"
     specifications = described(hooks, ["HookSpecs"])
-    others = described(hooks, [name for name in specdec.sdk.__all__ if name != "HookSpecs"])
+    others = described(hooks, [*specdec.sdk.__all__, *HOOK_TYPES])
     return "\n".join([intro, "## Specifications\n", *specifications, "## Names for them\n", *others])
 
 
@@ -169,6 +237,7 @@ def _homes(package: ModuleType) -> Sequence[ModuleType]:
 
 PAGES: dict[str, Callable[[], str]] = {
     "contract.md": contract,
+    "contract-in-full.md": contract_in_full,
     "extensions.md": extensions_page,
     "hooks.md": hooks_page,
     "configuration.md": configuration,

@@ -136,14 +136,7 @@ class ProposerConfig(StrictModel, Generic[OptionsT]):
         default=None, description="the checkpoint (directory or hub id). None means that none was given"
     )
     draft_sample_method: DraftSampleMethod = "greedy"
-    moe_backend: str | None = Field(default=None, description="experts implementation. None means the target's")
-    dtype: str | None = Field(default=None, description="dtype of the draft network. None means the target's")
-    quantization: str | None = Field(
-        default=None, description="how the draft network's weights are stored. None means as in the checkpoint"
-    )
-    trust_remote_code: bool = Field(
-        default=False, description="run modelling code that the draft checkpoint brings along"
-    )
+    network: NetworkSettings = Field(default=NetworkSettings(), description="how draft networks run")
     options: OptionsT = Field(  # type: ignore[assignment]
         default=None, description="an instance of the class's Options model. None means that it has none"
     )

@@ -57,7 +57,6 @@ class Needs(StrictModel):
     )
     sampling: tuple[SamplingField, ...] = Field(default=(), description="sampling parameters that it reads")
     deterministic: bool = Field(default=True, description="the same step, seed and state give the same draft")
-    multimodal: bool = Field(default=False, description="image or audio inputs: reserved and refused for now")
     extensions: tuple[AskedExtension, ...] = Field(
         default=(), description="what it needs beyond the core: Trees(), or 'trees@1' where no setting differs"
     )

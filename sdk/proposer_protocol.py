@@ -17,8 +17,8 @@ see the author's own. A class may add these attributes. The engine looks each up
   `default_draft_tokens(model) -> int | None` that may open the checkpoint `model`. Without it, K is the most that the
   proposer can draft.
 * `Options`: a nested `StrictModel` (or other pydantic model) for `proposer_config`.
-* `RequestOptions`: a nested `StrictModel`, each field with a default, for `SamplingParams.extra_args`. An instance is
-  `RequestView.options`.
+* `RequestOptions`: a nested `StrictModel`, each field with a default, for `SamplingParams.extra_args["specdec"]`. An
+  instance is `RequestView.options`.
 * `api_version`: the version of the contract that it was written for, as "major.minor". Without it, it is the lowest of
   the engine's major. A method that came later is then the class's own helper, and is not called.
 * any other method of `ProposerBase`, and those of the extensions that `Needs.extensions` asks for.

@@ -73,7 +73,7 @@ class RequestView(Generic[R]):
     slot: int  # below max_num_seqs, its own while it runs
     generation: int  # changes when the slot changes hands or is replayed
     prompt_token_ids: Sequence[int]
-    options: R = None  # type: ignore[assignment]  # the RequestOptions, made of `SamplingParams.extra_args`; None if the class has none
+    options: R = None  # type: ignore[assignment]  # the RequestOptions, made of `extra_args["specdec"]`; None if the class has none
     namespace: str = ""  # requests may share what is learned of them within a namespace only
     end: RequestEnd | None = None  # known in `on_finish` alone
 

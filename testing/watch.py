@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from specdec.core.host import CheckedDraft, DraftReport, EngineMetrics, ProposerHost, Snapshot, ViewBuilder, registry
-from specdec.sdk import StepStats, StepView, TargetInfo
+from specdec.sdk import StepView, TargetInfo
+from specdec.sdk.hooks import StepStats
 
 from .moves import GivenUniforms, Shown
 

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from specdec.core.host import registry
-from specdec.sdk import RequestError
+from specdec.sdk.errors import RequestError
 
 from .prepare import Prepared
 from .request_options import read_request

@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from specdec.core.host import registry
-from specdec.sdk import ConfigError, PluginId, RequestError, StrictModel
+from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.config import unknown_keys
+from specdec.sdk.errors import PluginId, RequestError
 from specdec.sdk.ranges import LimitOrZero
-
-KEY = "specdec"
-WHERE = f'extra_args["{KEY}"]'
 
 
 class RequestLimits(StrictModel):
@@ -34,26 +32,23 @@ class RequestOptions(NamedTuple):
 def read_request(
     loaded: registry.LoadedProposer, extra_args: Mapping[str, Any] | None, request_id: str
 ) -> RequestOptions:
-    """`extra_args["specdec"]`, a mapping or the JSON text of one, and the proposer's own keys, there or beside it.
+    """`extra_args["specdec"]`, a mapping or the JSON text of one: ours, and the proposer's own keys.
 
-    Other keys beside it are somebody else's. Raises RequestError SD-E270.
+    Keys beside it are somebody else's. Raises RequestError SD-E270.
     """
     beside = dict(extra_args or {})
-    model = loaded.request_options
-    declared = frozenset() if model is None else model.key_names()
-    own = {key: value for key, value in beside.items() if key in declared}
+    declared = frozenset() if loaded.request_options is None else loaded.request_options.key_names()
     try:
-        section = _mapping(beside.get(KEY, {}))
+        section = _mapping(beside.get(registry.SECTION, {}))
         limits = {key: value for key, value in section.items() if key in RequestLimits.key_names()}
-        inside = {key: value for key, value in section.items() if key not in limits}
-        _require_once(inside, own)
-        unknown = [key for key in inside if key not in declared]
+        own = {key: value for key, value in section.items() if key not in limits}
+        unknown = [key for key in own if key not in declared]
         if unknown:
-            raise unknown_keys(WHERE, unknown, declared | RequestLimits.key_names())
-        read = RequestLimits.parse(limits, WHERE)
+            raise unknown_keys(registry.WHERE, unknown, declared | RequestLimits.key_names())
+        read = RequestLimits.parse(limits, registry.WHERE)
     except ConfigError as error:
         raise _refused(error, request_id, loaded.plugin) from error.__cause__
-    return RequestOptions(loaded.read_request(own | inside, request_id), read)
+    return RequestOptions(loaded.read_request(beside | {registry.SECTION: own}, request_id), read)
 
 
 def no_drafts(loaded: registry.LoadedProposer, request_id: str) -> RequestOptions:
@@ -78,16 +73,9 @@ def _no_mapping(section: object, found: str) -> ConfigError:
     facts = {
         "expected": "a mapping, or the JSON text of one",
         "found": f"{str(section)[:200]!r}: {found}",
-        "fix": f'"vllm_xargs": {{"{KEY}": "{{\\"num_speculative_tokens\\": 2}}"}}',
+        "fix": f'"vllm_xargs": {{"{registry.SECTION}": "{{\\"num_speculative_tokens\\": 2}}"}}',
     }
-    return ConfigError("SD-E132", f"{WHERE} is no mapping", facts)
-
-
-def _require_once(inside: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    twice = [key for key in inside if key in own]
-    if twice:
-        facts = {key: f"{inside[key]!r} in {WHERE}, {own[key]!r} beside it" for key in twice}
-        raise ConfigError("SD-E132", f"{WHERE} says again what stands beside it", facts | {"fix": "say it once"})
+    return ConfigError("SD-E132", f"{registry.WHERE} is no mapping", facts)
 
 
 def _refused(error: ConfigError, request_id: str, plugin: PluginId) -> RequestError:

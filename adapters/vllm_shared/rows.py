@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from specdec import SamplingParams
 from specdec.core.host import BlockPool, Request, RowTable, registry
-from specdec.sdk import RequestError, TargetInfo
-from specdec.sdk.errors import message
+from specdec.sdk import TargetInfo
+from specdec.sdk.errors import RequestError, message
 from specdec.sdk.extensions import DraftKV
 
 from .request_options import RequestOptions, no_drafts, read_request

@@ -53,7 +53,8 @@ class SamplingParams(StrictModel):
     speculative: bool = Field(default=True, description="False: no drafts for this request")
     num_speculative_tokens: LimitOrZero | None = Field(default=None, description="at most this many drafts a step")
     extra_args: dict[str, Any] | None = Field(
-        default=None, description="what the proposer's RequestOptions read; a proposer without them sees it as it is"
+        default=None,
+        description="'specdec': what the proposer's RequestOptions read; other keys are not ours",
     )
     namespace: str = Field(
         default="", description="proposers share what they learn of requests within a namespace only"

@@ -92,7 +92,9 @@ def _carried_arguments() -> Mapping[str, Any]:
     """Raises Refusal where nothing serves attention."""
     carried = _carried.get()
     if carried is None:
-        raise Refusal("its draft network attends, and no draft KV is declared", "declare Needs(extensions=(DraftKV(...),))")
+        raise Refusal(
+            "its draft network attends, and no draft KV is declared", "declare Needs(extensions=(DraftKV(...),))"
+        )
     return carried
 
 

@@ -114,8 +114,6 @@ def _check_extensions(loaded: LoadedProposer, target: TargetInfo, withheld: With
         raise Refusal(
             f"its trees have {nodes} nodes, and {target.max_nodes} is the most", f'"max_nodes": {target.max_nodes}'
         )
-    if needs.multimodal:
-        raise Refusal("it needs image or audio inputs (multimodal=True)", "a proposer for text")
 
 
 def _check_hidden_states(needs: Needs, target: TargetInfo) -> None:

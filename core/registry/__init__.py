@@ -9,10 +9,13 @@ from .checkpoint import Recogniser
 from .discovery import PluginEntry, PluginSettings
 from .hooks import HookPlugins, Observers, load_hooks
 from .load import LoadedProposer, construct, load_proposer
+from .request_options import SECTION, WHERE
 
 __all__ = [
     "CLASS_PATH_METHOD",
     "SDK_DISTRIBUTION",
+    "SECTION",
+    "WHERE",
     "HookPlugins",
     "LoadedProposer",
     "Observers",

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from specdec.sdk.config import ProposerConfig, StrictModel, unknown_keys, wrong_values
+from specdec.sdk.config import NetworkSettings, ProposerConfig, StrictModel, unknown_keys, wrong_values
 from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
 from specdec.sdk.extensions import KNOWN, Trees
 from specdec.sdk.hooks import CheckedProposer
@@ -60,10 +60,7 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         num_draft_tokens=config.num_speculative_tokens or 1,
         model=resolved.model,
         draft_sample_method=config.draft_sample_method,
-        moe_backend=config.moe_backend,
-        dtype=config.dtype,
-        quantization=config.quantization,
-        trust_remote_code=config.trust_remote_code,
+        network=NetworkSettings(**{name: getattr(config, name) for name in NetworkSettings.model_fields}),
         options=_options(cls, config, plugin),
     )
     if config.num_speculative_tokens is None:

@@ -1,4 +1,7 @@
-"""What one request tells the proposer: `SamplingParams.extra_args`, read by the class's RequestOptions."""
+"""What one request tells the proposer: `extra_args["specdec"]`, read by the class's RequestOptions.
+
+The rest of `extra_args` is somebody else's: an engine's, or another plugin's.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,11 @@ from pydantic import BaseModel
 
 from specdec.sdk.config import StrictModel
 from specdec.sdk.errors import ConfigError, PluginId, PluginLoadError, RequestError
+
+SECTION = "specdec"
+"""The key of `extra_args` below which everything of ours stands."""
+
+WHERE = f'extra_args["{SECTION}"]'
 
 
 def request_options_model(cls: type, plugin: PluginId) -> type[StrictModel] | None:
@@ -34,15 +42,30 @@ def request_options_model(cls: type, plugin: PluginId) -> type[StrictModel] | No
 def read_request_options(
     model: type[StrictModel] | None, extra_args: Mapping[str, Any], request_id: str, plugin: PluginId
 ) -> BaseModel | None:
-    """An instance of `model` made of a request's extra_args.
+    """An instance of `model` made of a request's `extra_args["specdec"]`.
 
-    model: a class's RequestOptions. None means that it has none; extra_args are then read by nobody here.
-    Raises RequestError SD-E270 for unknown keys and unusable values.
+    model: a class's RequestOptions. None means that it has none; the section is then read by nobody here.
+    Raises RequestError SD-E270 for unknown keys, unusable values, and keys of `model` that stand beside the section.
     """
     if model is None:
         return None
     try:
-        return model.parse(extra_args, "extra_args")
+        _require_below(model, extra_args)
+        return model.parse(_section(extra_args), WHERE)
     except ConfigError as error:
         summary = f"request {request_id!r}: {error.summary}"
         raise RequestError("SD-E270", summary, error.facts, plugin=plugin) from error.__cause__
+
+
+def _section(extra_args: Mapping[str, Any]) -> Mapping[str, Any]:
+    section = extra_args.get(SECTION, {})
+    if not isinstance(section, Mapping):
+        raise ConfigError("SD-E132", f"{WHERE} is no mapping", {"expected": "a mapping", "found": repr(section)[:200]})
+    return section
+
+
+def _require_below(model: type[StrictModel], extra_args: Mapping[str, Any]) -> None:
+    beside = [key for key in extra_args if key in model.key_names() and key != SECTION]
+    if beside:
+        facts = {"found": f"extra_args[{beside[0]!r}]", "fix": f"{WHERE}[{beside[0]!r}]"}
+        raise ConfigError("SD-E132", f"extra_args has an option of the proposer beside {WHERE}", facts)

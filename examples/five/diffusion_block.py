@@ -47,7 +47,7 @@ class DiffusionBlock(ParallelProposer):
         """The hidden states that the checkpoint names, and KV for them and for a block."""
         checkpoint = cls.open_checkpoint(config)
         layers, width = checkpoint.get("transformer_layer_config", dict), checkpoint.get("block_size", int)
-        kv = draft_kv_of(layers, num_layers=layers["num_hidden_layers"], lookahead=width, dtype=config.dtype)
+        kv = draft_kv_of(layers, num_layers=layers["num_hidden_layers"], lookahead=width, dtype=config.network.dtype)
         states = tuple(checkpoint.get("aux_hidden_state_layer_ids", list))
         return cls.shared_needs(config, target, kv, hidden_states=states, max_draft_tokens=width - 1)
 

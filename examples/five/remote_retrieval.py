@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.request import urlopen
 
-from specdec.sdk import LateOptions, LateProposer, RequestView
+from specdec.sdk import LateProposer, RequestView
+from specdec.sdk.late_proposer import LateOptions
 
 
 class RemoteRetrieval(LateProposer):

@@ -14,18 +14,8 @@ import torch
 from torch import Tensor
 
 from specdec.core.config.sampling_params import SamplingParams
-from specdec.sdk import (
-    Draft,
-    Needs,
-    ProposerConfig,
-    RequestView,
-    StepView,
-    StrictModel,
-    TargetInfo,
-    VerifiedRequest,
-    VerifiedStep,
-    hookimpl,
-)
+from specdec.sdk import Draft, Needs, ProposerConfig, RequestView, StepView, StrictModel, TargetInfo, hookimpl
+from specdec.sdk.hooks import VerifiedRequest, VerifiedStep
 
 from .probabilities import Summary, summarise
 

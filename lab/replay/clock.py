@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from specdec.sdk import VerifiedStep, hookimpl
+from specdec.sdk import hookimpl
+from specdec.sdk.hooks import VerifiedStep
 
 
 class Moment(NamedTuple):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from specdec.sdk import Checkpoint, CheckpointError, Refusal
+from specdec.sdk import Refusal
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 from .fields import anywhere
 from .variants import Member

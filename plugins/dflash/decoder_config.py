@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec.sdk import Checkpoint, CheckpointError
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 from specdec.sdk.extensions import AttentionMode
 
 from .fields import anywhere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec.sdk import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint
 
 ANYTHING = (object, bool)
 NUMBER = (int, float)

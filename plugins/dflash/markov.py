@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk import Checkpoint, CheckpointError
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import Drawing
 
 from .checkpoint import DFlashSpec

@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import Checkpoint, Needs, ProposerConfig, Services, StepView, TargetInfo
+from specdec.sdk import Needs, ProposerConfig, Services, StepView, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.kept_entries import kept_entries
 from specdec.sdk.model_proposer import (
     DraftVocabulary,
@@ -67,7 +68,7 @@ class DFlashProposer(ParallelProposer):
             spec.decoder,
             num_layers=len(spec.modes),
             lookahead=spec.num_slots(config.num_draft_tokens),
-            dtype=config.dtype,
+            dtype=config.network.dtype,
         )
         most, states = spec.max_draft_tokens, spec.boundaries
         needs = cls.shared_needs(config, target, kv, hidden_states=states, max_draft_tokens=most)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specdec.sdk import Checkpoint, Registry, hookimpl
+from specdec.sdk import Registry, hookimpl
+from specdec.sdk.checkpoint import Checkpoint
 
 from .variants import is_dspark, is_family
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specdec.sdk import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.model_proposer import Drawing
 
 from .checkpoint import DFlashSpec

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.sdk import Checkpoint, CheckpointError, Services, TargetInfo
+from specdec.sdk import Services, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import DraftVocabulary, Weights
 
 from .checkpoint import MASK_EMBEDDING_FILE, DFlashSpec

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from specdec.sdk import Checkpoint, CheckpointError, Refusal
+from specdec.sdk import Refusal
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 from .fields import ANYTHING, anywhere
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specdec.sdk import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint
 
 from .checkpoint import DFlashSpec
 from .domino import DominoWalk

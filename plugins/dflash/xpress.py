@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from specdec.sdk import Checkpoint, StepView
+from specdec.sdk import StepView
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.model_proposer import Drawing
 
 from .checkpoint import DFlashSpec

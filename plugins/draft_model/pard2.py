@@ -7,8 +7,9 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
-from specdec.sdk.checkpoint import read_tensors
+from specdec.sdk import Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint, read_tensors
+from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import Weights
 
 FILE = "warp_model.bin"

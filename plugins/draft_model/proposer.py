@@ -10,7 +10,9 @@ from pydantic import Field
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
-from specdec.sdk import Checkpoint, CheckpointError, Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
+from specdec.sdk import Draft, Needs, ProposerConfig, Refusal, StepView, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 from specdec.sdk.extensions import Graphs, Networks
 from specdec.sdk.model_proposer import (
     DraftInputs,
@@ -59,7 +61,7 @@ class DraftModelProposer(MaskedProposer):
         SD-E171.
         """
         checkpoint = cls.open_checkpoint(config)
-        facts = _model_config(checkpoint, config.trust_remote_code)
+        facts = _model_config(checkpoint, config.network.trust_remote_code)
         mask = _mask_of(checkpoint, config.options.parallel_drafting, facts["vocab_size"])
         term = Pard2Spec.read(checkpoint, target)
         if term is not None and mask is None:
@@ -84,7 +86,7 @@ class DraftModelProposer(MaskedProposer):
     def build(self) -> None:
         """Load the model, and find the way from its vocabulary to the target's. Raises Refusal before weights are."""
         checkpoint = self.open_checkpoint(self.config)
-        facts = _model_config(checkpoint, self.config.trust_remote_code)
+        facts = _model_config(checkpoint, self.config.network.trust_remote_code)
         size, target = facts["vocab_size"], self.target
         vocabularies = Vocabularies.choose(checkpoint, size, target, self.config.options.vocabulary)
         if vocabularies.way == "same":

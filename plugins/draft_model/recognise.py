@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from specdec.sdk import Checkpoint, Registry, hookimpl
+from specdec.sdk import Registry, hookimpl
+from specdec.sdk.checkpoint import Checkpoint
 
 MARKS_OF_OTHERS = (
     "speculators_*",

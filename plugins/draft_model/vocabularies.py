@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from transformers import AutoTokenizer
 
-from specdec.sdk import Checkpoint, Refusal, TargetInfo
+from specdec.sdk import Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
 
 Way = Literal["same", "intersection", "reencode"]
 Asked = Literal["auto", "same", "intersection", "reencode"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.sdk import Checkpoint
+from specdec.sdk.checkpoint import Checkpoint
 
 from .latent import is_latent, latent_config
 

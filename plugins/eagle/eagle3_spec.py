@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
+from specdec.sdk import Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import mask_token_id
 
 from .decoder_config import decoder_config

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.sdk import Checkpoint, Refusal, TargetInfo
+from specdec.sdk import Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
 
 from .decoder_config import decoder_config
 from .latent import is_latent

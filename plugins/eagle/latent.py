@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from specdec.sdk import Checkpoint, Refusal
+from specdec.sdk import Refusal
+from specdec.sdk.checkpoint import Checkpoint
 
 _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _NORMS = {"q_a_layernorm": "q_lora_rank", "kv_a_layernorm": "kv_lora_rank"}

@@ -8,7 +8,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Literal
 
-from specdec.sdk import Checkpoint, CheckpointError, Refusal
+from specdec.sdk import Refusal
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 Convention = Literal["auto", "boundary", "layer_output"]
 

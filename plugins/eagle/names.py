@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from specdec.sdk import Checkpoint, CheckpointError
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 _T = TypeVar("_T")
 _RENAMED = {

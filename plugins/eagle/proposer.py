@@ -7,7 +7,8 @@ import logging
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import Checkpoint, Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk import Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.model_proposer import (
     AutoregressiveProposer,
     DraftInputs,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specdec.sdk import Checkpoint, CheckpointError, Registry, hookimpl
+from specdec.sdk import Registry, hookimpl
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 from .names import our_shapes
 

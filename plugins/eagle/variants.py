@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from specdec.sdk import Checkpoint, CheckpointError, Refusal
+from specdec.sdk import Refusal
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 from .latent import is_latent
 

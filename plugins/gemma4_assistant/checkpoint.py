@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
+from specdec.sdk import Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 _GLOBAL_HEAD_DIM = 512  # of transformers' configuration, where none is stated
 

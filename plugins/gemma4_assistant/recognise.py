@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specdec.sdk import Checkpoint, Registry, hookimpl
+from specdec.sdk import Registry, hookimpl
+from specdec.sdk.checkpoint import Checkpoint
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 

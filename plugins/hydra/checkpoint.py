@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from specdec.sdk import Checkpoint, CheckpointError, Refusal, TargetInfo
+from specdec.sdk import Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 _T = TypeVar("_T")
 PREFIX = "prefix_embeding_layer."

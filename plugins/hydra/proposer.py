@@ -32,7 +32,7 @@ class HydraProposer(AutoregressiveProposer):
         if config.max_nodes is not None:
             raise Refusal("max_nodes: its heads draft a chain", "num_speculative_tokens alone")
         spec.check_fits(config.num_draft_tokens)
-        kv = draft_kv_of(spec.decoder, num_layers=1, lookahead=config.num_draft_tokens - 1, dtype=config.dtype)
+        kv = draft_kv_of(spec.decoder, num_layers=1, lookahead=config.num_draft_tokens - 1, dtype=config.network.dtype)
         return cls.shared_needs(config, target, kv, hidden_states=("final",), max_draft_tokens=spec.num_heads)
 
     def build(self) -> None:

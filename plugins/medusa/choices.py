@@ -9,7 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from specdec.sdk import Checkpoint, ProposerConfig, Refusal
+from specdec.sdk import ProposerConfig, Refusal
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.model_proposer import DraftVocabulary
 from specdec.sdk.trees import ROOT
 

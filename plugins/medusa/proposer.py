@@ -8,7 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.sdk import CheckpointError, Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk import Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk.errors import CheckpointError
 from specdec.sdk.model_proposer import DraftVocabulary, ParallelOptions, ParallelProposer, Weights
 
 from .checkpoint import TOKEN_MAP, MedusaSpec

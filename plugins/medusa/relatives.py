@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specdec.sdk import Checkpoint, Refusal
+from specdec.sdk import Refusal
+from specdec.sdk.checkpoint import Checkpoint
 
 _TYPES = {"recurrent_drafting_drafter": "ReDrafter"}
 _KEYS = {"exit_dim": "ReDrafter"}

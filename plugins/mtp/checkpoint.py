@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.sdk import Checkpoint, CheckpointError, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk import ProposerConfig, Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 
 from .layouts import BLOCK_RECYCLING_TYPES, LAYOUTS, MtpLayout, Recycled, find_modules, unserved_layout
 

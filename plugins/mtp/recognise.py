@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from specdec.sdk import Checkpoint, Registry, hookimpl
+from specdec.sdk import Registry, hookimpl
+from specdec.sdk.checkpoint import Checkpoint
 
 from .layouts import find_modules
 

@@ -103,8 +103,7 @@ def _asked(proposer: CheckedProposer) -> dict[str, Any]:
         "max_nodes": config.max_nodes,
         "proposer_config": written,
     }
-    common = ("moe_backend", "quantization", "dtype", "trust_remote_code")
-    return asked | {name: getattr(config, name) for name in common}
+    return asked | dict(config.network)
 
 
 class IsolatedProposer(AsksElsewhere):

@@ -31,7 +31,7 @@ class Combinator(ProposerBase):
 
     `proposer_config` has a section for each part, named after its class (`SmallModelProposer` is `small_model`). A
     section takes the part's own options. It also takes `model`, `num_speculative_tokens`, `dtype`, `quantization`,
-    `moe_backend` and `trust_remote_code`; without them the part inherits the whole's. A request's `extra_args` have
+    `moe_backend` and `trust_remote_code`; without them the part inherits the whole's. A request's options have
     the same sections, for the parts that declare RequestOptions.
 
     At most one part may keep draft KV. A part on the host can stand beside a part on a device, but the step then waits

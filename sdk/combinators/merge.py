@@ -42,7 +42,6 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
         whole_prompt=any(each.whole_prompt for each in needs),
         sampling=tuple(field for field in get_args(SamplingField) if field in sampling),
         deterministic=all(each.deterministic for each in needs),
-        multimodal=any(each.multimodal for each in needs),
         extensions=_united(plans),
     )
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, Field, create_model
 from torch import Tensor
 
-from ..config import ProposerConfig, StrictModel
+from ..config import NetworkSettings, ProposerConfig
 from ..errors import ConfigError, Refusal
 from ..extensions import RejectedTokens, TargetTokens
 from ..lifecycle import api_version_of, extension_methods, lifecycle_methods
@@ -23,18 +23,11 @@ from ..types import Draft, KeptTokens, RequestView, SamplingView, StepView, Targ
 from .host_form import host_form
 
 
-class PartSettings(StrictModel):
-    """What may differ between parts; None takes what `speculative_config` says for all of them."""
+class PartSettings(NetworkSettings):
+    """What may differ between parts; what a section leaves out is what `speculative_config` says for all of them."""
 
     model: str | None = Field(default=None, description="this part's checkpoint")
     num_speculative_tokens: DraftLength | None = Field(default=None, description="the most drafts of this part")
-    moe_backend: str | None = None
-    dtype: str | None = None
-    quantization: str | None = None
-    trust_remote_code: bool | None = None
-
-
-INHERITED = ("model", "moe_backend", "dtype", "quantization", "trust_remote_code")
 
 
 def part_names(parts: Sequence[type[Proposer]]) -> tuple[str, ...]:
@@ -80,8 +73,13 @@ class PartPlan:
         if limit > config.num_draft_tokens:
             facts = {f"{name}.num_speculative_tokens": f"at most {config.num_draft_tokens}; found {limit}"}
             raise ConfigError("SD-E132", "a part may not draft more tokens than num_speculative_tokens", facts)
-        own = {key: settings[key] for key in INHERITED if settings[key] is not None}
-        own_config = config.replace(**own, num_draft_tokens=limit, options=section)
+        told = {key: settings[key] for key in NetworkSettings.key_names() & section.model_fields_set}
+        own_config = config.replace(
+            model=settings["model"] or config.model,
+            network=config.network.replace(**told),
+            num_draft_tokens=limit,
+            options=section,
+        )
         needs = needs_of(part, own_config, target)
         if needs.max_draft_tokens is not None and needs.max_draft_tokens < limit:
             own_config = own_config.replace(num_draft_tokens=needs.max_draft_tokens)

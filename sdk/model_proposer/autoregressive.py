@@ -77,7 +77,7 @@ class AutoregressiveProposer(ModelProposer):
             decoder,
             num_layers=decoder["num_hidden_layers"] if num_layers is None else num_layers,
             lookahead=lookahead_of_tree(config) + (not cls.INPUTS_ARE_SHIFTED),
-            dtype=config.dtype,
+            dtype=config.network.dtype,
             depends_on_next_token=cls.INPUTS_ARE_SHIFTED,
         )
 

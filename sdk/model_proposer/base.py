@@ -62,7 +62,7 @@ class ModelProposer(ProposerBase):
     def __init__(self, config: ProposerConfig) -> None:
         super().__init__(config)
         self.options: ModelOptions = config.options
-        self.settings: NetworkSettings = network_settings(config)
+        self.settings: NetworkSettings = config.network
         self.target: TargetInfo
         self.services: Services
         self._updates: dict[str, Tensor] = {}  # tensors in the place of the checkpoint's
@@ -336,13 +336,3 @@ def _ids(vocabulary: DraftVocabulary | None) -> list[int] | None:
 def distribution_form(config: ProposerConfig) -> DistributionForm:
     """The form of distribution that this configuration's drafts report."""
     return "one_hot" if config.draft_sample_method == "greedy" else config.options.draft_distribution
-
-
-def network_settings(config: ProposerConfig) -> NetworkSettings:
-    """The part of the configuration that says how the network runs."""
-    return NetworkSettings(
-        dtype=config.dtype,
-        moe_backend=config.moe_backend,
-        quantization=config.quantization,
-        trust_remote_code=config.trust_remote_code,
-    )

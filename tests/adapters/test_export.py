@@ -14,7 +14,8 @@ from specdec.adapters.export import in_transformers
 from specdec.adapters.export.asked import Asked
 from specdec.cli._app import build_app
 from specdec.core.registry import PluginSettings
-from specdec.sdk import Checkpoint, PluginLoadError
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import PluginLoadError
 from specdec.sdk.packaged import packaged
 
 

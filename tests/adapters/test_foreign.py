@@ -19,7 +19,8 @@ from specdec import LLM, SamplingParams
 from specdec.adapters.foreign.candidate_generator import CandidateGenerator as GENERATORS
 from specdec.adapters.foreign.recognise import is_candidate_generator, is_vllm_class
 from specdec.cli._app import build_app
-from specdec.sdk import HostProposer, Needs, Phase, PluginLoadError, ProposerConfig, ProposerError, Refusal
+from specdec.sdk import HostProposer, Needs, Phase, ProposerConfig, ProposerError, Refusal
+from specdec.sdk.errors import PluginLoadError
 from specdec.testing import check_proposer
 from specdec.testing.fakes import FakeServices, fake_target_info, step_view
 

@@ -13,7 +13,7 @@ from specdec.adapters.transformers.call import Call
 from specdec.adapters.transformers.refusals import refuse_arguments
 from specdec.adapters.transformers.row_cache import RowCache, filled_layers, without_windows
 from specdec.adapters.transformers.states import is_filled
-from specdec.sdk import RequestError
+from specdec.sdk.errors import RequestError
 
 LENGTHS, WIDTH = [5, 3], 5
 

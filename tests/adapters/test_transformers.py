@@ -21,7 +21,8 @@ from transformers.generation import LogitsProcessorList, TemperatureLogitsWarper
 
 from specdec import LLM, SamplingParams
 from specdec.adapters.transformers import speculative
-from specdec.sdk import ConfigError, ProposerError, Refusal, RequestError
+from specdec.sdk import ConfigError, ProposerError, Refusal
+from specdec.sdk.errors import RequestError
 from specdec.sdk.packaged import packaged
 
 ENGINE = f"transformers {transformers.__version__}, CPU"

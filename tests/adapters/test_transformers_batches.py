@@ -14,7 +14,7 @@ from test_transformers import SHIPPED, chi_square, small_model_of_five, tail_bou
 from transformers import DynamicCache, StaticCache, StoppingCriteria, StoppingCriteriaList
 
 from specdec.adapters.transformers import speculative
-from specdec.sdk import RequestError
+from specdec.sdk.errors import RequestError
 
 ENGINE = f"transformers {transformers.__version__}, CPU"
 NUM_ROWS, NUM_NEW_TOKENS = 3, 20

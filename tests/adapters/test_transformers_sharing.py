@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 from specdec.adapters.transformers import speculative
-from specdec.sdk import ConfigError, RequestError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import RequestError
 from specdec.sdk.packaged import packaged
 
 EAGLE3 = {"model": "tiny/eagle3", "num_speculative_tokens": 4}

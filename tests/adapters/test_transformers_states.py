@@ -11,7 +11,7 @@ from scripts.small_models import small_config, small_model
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from specdec.adapters.transformers import speculative
-from specdec.sdk import RequestError, UnsupportedModelError
+from specdec.sdk.errors import RequestError, UnsupportedModelError
 from specdec.sdk.packaged import packaged
 
 ENGINE = f"transformers {transformers.__version__}, CPU"

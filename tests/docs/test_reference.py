@@ -27,7 +27,7 @@ def test_the_committed_page_is_current(name):
 
 
 def test_the_page_of_the_contract_shows_shapes_defaults_bounds_and_members():
-    contract = (REFERENCE / "contract.md").read_text()
+    contract = (REFERENCE / "contract-in-full.md").read_text()
     for line in (
         "| `kind` | `Tensor` | [B] uint8, DistributionKind |",
         "| `SPARSE` | 3 |  |",

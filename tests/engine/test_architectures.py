@@ -9,7 +9,8 @@ from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, t
 from inside import info_of, proposer_of, target_of
 from scripts.small_models import small_config, small_model
 
-from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("proven_targets")
 VOCAB_SIZE = 128

@@ -17,7 +17,8 @@ from specdec import SamplingParams
 from specdec.core.proposing.draft_check import DraftChecker
 from specdec.core.proposing.draft_support import can_draw, target_to_draft
 from specdec.core.proposing.draft_table import DraftReport, DraftTable, measure
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, PluginId, ProposerError, StrictModel
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerError, StrictModel
+from specdec.sdk.errors import PluginId
 from specdec.testing import step_view
 
 V, K = 4096, 4

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from specdec import SamplingParams
 from specdec.core.engine import memory
 from specdec.core.rejection import sampler
-from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import UnsupportedModelError
 
 HYBRID = TINY / "hybrid"
 SCARCE = {"num_kv_blocks": 20, "block_size": 16}

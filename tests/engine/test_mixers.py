@@ -16,7 +16,7 @@ from specdec.core.model import few_tokens
 from specdec.core.model.find_mixers import made_ragged, recorded
 from specdec.core.model.mixers import Mixer, Mixers
 from specdec.core.model.model_support import refuse_unsupported
-from specdec.sdk import UnsupportedModelError
+from specdec.sdk.errors import UnsupportedModelError
 
 
 @pytest.fixture(scope="module")

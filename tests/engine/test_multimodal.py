@@ -12,7 +12,7 @@ from scripts.small_models import small_config, small_model
 
 from specdec.core.model.modalities import LeftOut
 from specdec.core.request.chat import render_chat
-from specdec.sdk import RequestError
+from specdec.sdk.errors import RequestError
 from specdec.sdk.packaged import packaged
 
 OF_A_PROCESSOR = (

@@ -17,8 +17,9 @@ from specdec.core.model.model_support import locate_model
 from specdec.core.proposing.new_weights import as_tensors
 from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.plugins.ngram import NgramProposer
-from specdec.sdk import ConfigError, RequestError, hookimpl
+from specdec.sdk import ConfigError, hookimpl
 from specdec.sdk.combinators import Chain
+from specdec.sdk.errors import RequestError
 
 EAGLE3 = {"model": "tiny/eagle3", "num_speculative_tokens": 3}
 HEADS = {

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from inside import host_of, listen, proposer_of
 from sweeps import covering
 
-from specdec.sdk import ProposerError, RequestError, hookimpl
+from specdec.sdk import ProposerError, hookimpl
+from specdec.sdk.errors import RequestError
 
 POLICIES = ("raise", "skip_step", "disable")
 FAULTS = st.tuples(st.sampled_from(METHODS), st.integers(0, 9), st.sampled_from([*ERRORS, "no draft"]))

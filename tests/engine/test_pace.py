@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specdec.core.proposing.pace import NUM_OUTLIERS, WINDOW, Pace
-from specdec.sdk import PluginId, StepStats
+from specdec.sdk.errors import PluginId
+from specdec.sdk.hooks import StepStats
 
 
 def stats(num_requests=4, num_drafts=12, num_committed=4, num_prompt_tokens=0):

@@ -7,7 +7,8 @@ from engine_helpers import GREEDY, assert_same_tokens, counter, make_llm, run, t
 from engine_proposers import WRONG
 from inside import pool_of, proposer_of, scheduler_of
 
-from specdec.sdk import PluginLoadError, ProposerError
+from specdec.sdk import ProposerError
+from specdec.sdk.errors import PluginLoadError
 
 NAME = "engine_proposers:Faulty"
 NUM_TOKENS = 12

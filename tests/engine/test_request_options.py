@@ -7,8 +7,9 @@ from engine_helpers import GREEDY, make_llm, tokens
 from inside import proposer_of
 
 from specdec import LLM
-from specdec.sdk import Draft, PluginLoadError, ProposerConfig, RequestError, StrictModel
+from specdec.sdk import Draft, ProposerConfig, StrictModel
 from specdec.sdk.combinators import Chain
+from specdec.sdk.errors import PluginLoadError, RequestError
 
 
 class Watching:
@@ -67,7 +68,7 @@ def served(cls, **params):
 
 
 def test_options_are_an_instance_of_the_declared_model():
-    for shown in proposer_of(served(Watching, extra_args={"limit": 7}, namespace="a")).seen:
+    for shown in proposer_of(served(Watching, extra_args={"specdec": {"limit": 7}}, namespace="a")).seen:
         assert shown.options == Watching.RequestOptions(limit=7)
         assert shown.namespace == "a"
 
@@ -79,12 +80,12 @@ def test_a_request_that_says_nothing_gets_the_defaults():
 
 
 def test_without_a_model_there_are_no_options():
-    for shown in proposer_of(served(Unaware, extra_args={"anything": [1]})).seen:
+    for shown in proposer_of(served(Unaware, extra_args={"specdec": {"anything": [1]}})).seen:
         assert shown.options is None
 
 
 def test_parts_see_their_own_section():
-    first, second = proposer_of(served(Both, extra_args={"watching": {"limit": 9}})).members
+    first, second = proposer_of(served(Both, extra_args={"specdec": {"watching": {"limit": 9}}})).members
     for shown in first.proposer.seen:
         assert shown.options == Watching.RequestOptions(limit=9)
     for shown in second.proposer.seen:
@@ -92,19 +93,20 @@ def test_parts_see_their_own_section():
 
 
 @pytest.mark.parametrize(
-    ("cls", "extra_args", "words"),
+    ("cls", "section", "words"),
     [
+        (Watching, 7, "expected  a mapping"),
         (Watching, {"limt": 1}, "did you mean 'limit'?"),
         (Watching, {"limit": "many"}, "found 'many'"),
         (Both, {"watching": {"limit": None}}, "limit  Input should be"),
         (Both, {"unaware": {}}, "unaware"),
     ],
 )
-def test_a_wrong_request_is_refused_by_name_and_touches_nobody(cls, extra_args, words):
+def test_a_wrong_request_is_refused_by_name_and_touches_nobody(cls, section, words):
     llm = engine(cls)
     good = llm.engine.add_request([5, 6], GREEDY.replace(max_tokens=3), "good")
-    with pytest.raises(RequestError, match="request 'bad': extra_args has") as caught:
-        llm.engine.add_request([5, 6], GREEDY.replace(extra_args=extra_args), "bad")
+    with pytest.raises(RequestError, match=r"request 'bad': extra_args\[\"specdec\"\]") as caught:
+        llm.engine.add_request([5, 6], GREEDY.replace(extra_args={"specdec": section, "others": 1}), "bad")
     assert caught.value.code == "SD-E270"
     assert words in str(caught.value)
     assert f":{cls.__name__}" in str(caught.value)
@@ -112,6 +114,11 @@ def test_a_wrong_request_is_refused_by_name_and_touches_nobody(cls, extra_args, 
     while llm.engine.step():
         pass
     assert len(request.output_token_ids) == 3
+
+
+def test_an_option_that_stands_beside_the_section_is_refused_with_its_place():
+    with pytest.raises(RequestError, match=r"(?s)beside extra_args.*fix +extra_args\[\"specdec\"\]\['limit'\]"):
+        served(Watching, extra_args={"limit": 7})
 
 
 @pytest.mark.parametrize(("cls", "words"), [(Demanding, "limit"), (Loose, "StrictModel")])
@@ -125,4 +132,6 @@ def test_plain_decoding_reads_no_extra_args():
     prompt = {"prompt_token_ids": [5, 6, 7]}
     llm = make_llm()
     plain = tokens(llm.generate(prompt, GREEDY))
-    assert tokens(llm.generate(prompt, GREEDY.replace(extra_args={"limit": "many"}, namespace="b"))) == plain
+    assert (
+        tokens(llm.generate(prompt, GREEDY.replace(extra_args={"specdec": {"limit": "many"}}, namespace="b"))) == plain
+    )

@@ -12,7 +12,8 @@ from engine_helpers import GREEDY, assert_same_tokens, counter, difference, make
 from inside import listen, pool_of, scheduler_of
 
 from specdec import SamplingParams
-from specdec.sdk import ConfigError, Refusal, RequestError, SpecdecError, hookimpl
+from specdec.sdk import ConfigError, Refusal, SpecdecError, hookimpl
+from specdec.sdk.errors import RequestError
 
 EOS = 4080
 VOCAB_SIZE = 4096

@@ -22,7 +22,8 @@ from specdec.core.cache.state_store import StateLayout, StateStore, StateTensor
 from specdec.core.request.request import Committed, Request, Scheduled, Status
 from specdec.core.runner.request_progress import draft_budgets
 from specdec.core.runner.scheduler import Scheduler
-from specdec.sdk import IntegrityError, Needs
+from specdec.sdk import Needs
+from specdec.sdk.errors import IntegrityError
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12

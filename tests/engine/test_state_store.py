@@ -7,7 +7,7 @@ import torch
 
 from specdec.core.cache.state_store import StateLayout, StateStore, StateTensor
 from specdec.core.request.request import Request, Scheduled
-from specdec.sdk import IntegrityError
+from specdec.sdk.errors import IntegrityError
 
 LAYOUT = StateLayout((StateTensor("recurrent", 0, (2, 3), torch.float32),), 5, torch.float32)
 

@@ -14,7 +14,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from specdec.core.kernels.cpu.backend import NativeBackend
-from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import UnsupportedModelError
 
 PROMPTS = [[5, 6, 7, 8, 9], list(range(20, 40))]
 

@@ -16,7 +16,9 @@ from safetensors.torch import load_file, save_file
 from scripts.small_models import small_config, small_model
 
 from specdec.core.model.model_support import locate_model
-from specdec.sdk import Checkpoint, ConfigError, SpecdecError, UnsupportedModelError
+from specdec.sdk import ConfigError, SpecdecError
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("proven_targets")
 

@@ -14,7 +14,8 @@ from scripts.target_sweep import RECORD
 
 from specdec.core.cache.host_addressing import CacheView, HostAddressing
 from specdec.core.model import target as target_module
-from specdec.sdk import ConfigError, UnsupportedModelError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import UnsupportedModelError
 
 pytestmark = pytest.mark.usefixtures("proven_targets")
 EQUAL = [name for name, shown in json.loads(RECORD.read_text())["types"].items() if shown["outcome"] == "equal"]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specdec.core.proposing.draft_check import DraftChecker
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, PluginId, ProposerError
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerError
+from specdec.sdk.errors import PluginId
 from specdec.sdk.extensions import Trees
 from specdec.testing.fakes import step_view
 

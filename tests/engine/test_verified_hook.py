@@ -3,7 +3,8 @@
 import pytest
 
 from specdec import LLM, SamplingParams
-from specdec.sdk import PluginLoadError, hookimpl
+from specdec.sdk import hookimpl
+from specdec.sdk.errors import PluginLoadError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}

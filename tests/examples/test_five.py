@@ -141,6 +141,6 @@ def test_a_request_chooses_how_far_the_look_up_reaches():
     llm = LLM("tiny", speculative_config={"model": "prompt_lookup.PromptLookup", "num_speculative_tokens": 3})
     drafted = [
         sum(each.spec_decode_metrics["num_draft_tokens"] for each in generated(llm, temperature=0, extra_args=extra))
-        for extra in ({"shortest": 1}, {"shortest": 3})
+        for extra in ({"specdec": {"shortest": 1}}, {"specdec": {"shortest": 3}})
     ]
     assert drafted[0] > drafted[1]

@@ -19,7 +19,8 @@ from specdec import LLM
 from specdec.plugins.dflash.checkpoint import DFlashSpec
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.dflash.recognise import is_dflash
-from specdec.sdk import Checkpoint, ConfigError, Needs, ProposerConfig, Refusal, SpecdecError, TargetInfo
+from specdec.sdk import ConfigError, Needs, ProposerConfig, Refusal, SpecdecError, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.extensions import KNOWN, DraftKV
 
 TARGET = TargetInfo(

@@ -31,7 +31,8 @@ from walk_replay import WalkReplay
 from specdec import SamplingParams
 from specdec.plugins.dflash.recognise import is_dflash, is_dspark
 from specdec.plugins.dflash.variants import Member
-from specdec.sdk import Checkpoint, ConfigError, Refusal
+from specdec.sdk import ConfigError, Refusal
+from specdec.sdk.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.slow
 

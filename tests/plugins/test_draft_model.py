@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdec import LLM, SamplingParams
 from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.draft_model.recognise import is_language_model
-from specdec.sdk import Checkpoint, ConfigError, DistributionKind, ProposerConfig, Refusal
+from specdec.sdk import ConfigError, DistributionKind, ProposerConfig, Refusal
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.extensions import DraftKV
 from specdec.testing import fake_target_info
 

@@ -22,7 +22,8 @@ from specdec import LLM
 from specdec.plugins.dflash.proposer import DFlashProposer
 from specdec.plugins.dflash.recognise import is_dflash, is_dspark
 from specdec.plugins.draft_model.recognise import is_language_model
-from specdec.sdk import Checkpoint, ConfigError, Refusal
+from specdec.sdk import ConfigError, Refusal
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.extensions import DraftKV
 
 pytestmark = pytest.mark.slow

@@ -38,7 +38,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from specdec import LLM
 from specdec.plugins.eagle.proposer import Eagle3Proposer, EagleProposer
 from specdec.plugins.eagle.recognise import is_eagle, is_eagle3
-from specdec.sdk import Checkpoint, ConfigError, Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk import ConfigError, Needs, ProposerConfig, Refusal, TargetInfo
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.extensions import KNOWN, DraftKV
 
 TARGET = TargetInfo(

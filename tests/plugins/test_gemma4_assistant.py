@@ -14,7 +14,9 @@ from specdec.core.registry import PluginSettings, Registry
 from specdec.core.registry.hooks import load_hooks
 from specdec.plugins.gemma4_assistant.proposer import Gemma4AssistantProposer
 from specdec.plugins.gemma4_assistant.recognise import is_assistant
-from specdec.sdk import Checkpoint, CheckpointError, Refusal
+from specdec.sdk import Refusal
+from specdec.sdk.checkpoint import Checkpoint
+from specdec.sdk.errors import CheckpointError
 from specdec.sdk.extensions import TargetKV
 
 K, LENGTH = 3, 24

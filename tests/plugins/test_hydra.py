@@ -14,7 +14,8 @@ from plain_text import PlainText
 from replaying import ROOMS, tiny_truth
 
 from specdec.plugins.hydra.recognise import is_hydra
-from specdec.sdk import Checkpoint, SpecdecError
+from specdec.sdk import SpecdecError
+from specdec.sdk.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,8 @@ from sweeps import slow_unless
 
 from specdec import LLM
 from specdec.plugins.medusa.proposer import MedusaProposer
-from specdec.sdk import PluginLoadError, Refusal, SpecdecError
+from specdec.sdk import Refusal, SpecdecError
+from specdec.sdk.errors import PluginLoadError
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,8 @@ from replaying import ROOMS, tiny_truth
 from sweeps import slow_unless
 
 from specdec.plugins.mlp_speculator.recognise import is_mlp_speculator
-from specdec.sdk import Checkpoint, SpecdecError
+from specdec.sdk import SpecdecError
+from specdec.sdk.checkpoint import Checkpoint
 
 METHOD = "specdec.plugins.mlp_speculator.proposer:MlpSpeculatorProposer"
 

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from specdec.plugins.mtp.checkpoint import module_layers
 from specdec.plugins.mtp.layouts import find_modules
 from specdec.plugins.mtp.recognise import is_mtp
-from specdec.sdk import Checkpoint, Refusal, SpecdecError
+from specdec.sdk import Refusal, SpecdecError
+from specdec.sdk.checkpoint import Checkpoint
 
 N = 8
 

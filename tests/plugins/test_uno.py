@@ -11,7 +11,8 @@ from plain_text import PlainText
 from replaying import InDeviceForm, Recording, continued, tiny_prompts, tiny_truth
 
 from specdec.plugins.uno.proposer import UnoProposer, noise
-from specdec.sdk import Checkpoint, SpecdecError
+from specdec.sdk import SpecdecError
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.model_proposer import is_adapter, load_adapter
 
 METHOD = "specdec.plugins.uno.proposer:UnoProposer"

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec.plugins.draft_model.as_text import Crossing
 from specdec.plugins.draft_model.vocabularies import Vocabularies, byte_signs, draft_ids_of_target, shared_tokens
-from specdec.sdk import Checkpoint, Refusal
+from specdec.sdk import Refusal
+from specdec.sdk.checkpoint import Checkpoint
 from specdec.testing import fake_target_info
 
 SIZE = 4096

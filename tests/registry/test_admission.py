@@ -5,7 +5,8 @@ import pytest
 
 from specdec.core.proposing.admission import admit
 from specdec.core.registry import LoadedProposer
-from specdec.sdk import Needs, PluginId, ProposerConfig, Refusal
+from specdec.sdk import Needs, ProposerConfig, Refusal
+from specdec.sdk.errors import PluginId
 from specdec.sdk.extensions import DraftKV, Extension, State, TargetKV, TargetTokens, Trees
 
 PLUGIN = PluginId("mine", "x_mod:Mine", "dist-x", "0.3.1")
@@ -62,10 +63,6 @@ def test_more_nodes_than_the_engine_verifies_are_refused_with_the_most(target):
     asked = loaded(Needs(extensions=(Trees(),)), k=65)
     with pytest.raises(Refusal, match=r'(?s)its trees have 65 nodes, and 64 is the most.*"max_nodes": 64'):
         admit(replace(asked, config=asked.config.replace(max_nodes=65)), target)
-
-
-def test_multimodal_is_refused_by_name(target):
-    assert "multimodal" in refused(Needs(multimodal=True), target)
 
 
 def test_hidden_states_within_the_target_are_counted(target):

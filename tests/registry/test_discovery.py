@@ -4,7 +4,8 @@ import pytest
 
 from specdec.core.registry import PluginSettings, Registry
 from specdec.core.registry.discovery import discover, unmet_sdk_requirement
-from specdec.sdk import ConfigError, PluginLoadError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import PluginLoadError
 
 
 def rows(name, settings=None):

@@ -11,7 +11,9 @@ from specdec.core.registry.discovery import discover
 from specdec.core.registry.hooks import HookPlugins
 from specdec.core.request.metrics import Counter, Vector
 from specdec.lab.datasets import PromptRow, load_dataset
-from specdec.sdk import ConfigError, HookSpecs, PluginLoadError, StepStats
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import PluginLoadError
+from specdec.sdk.hooks import HookSpecs, StepStats
 
 HOOKS = {name: hook for name, hook in vars(HookSpecs).items() if not name.startswith("_")}
 

@@ -9,19 +9,9 @@ from pydantic import BaseModel, Field, field_validator
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import PluginSettings, ResolvedProposer, construct, load_proposer
 from specdec.core.registry.discovery import discover
-from specdec.sdk import (
-    ConfigError,
-    HostProposer,
-    Needs,
-    PluginId,
-    PluginLoadError,
-    Proposer,
-    ProposerBase,
-    Refusal,
-    StrictModel,
-    lifecycle,
-)
-from specdec.sdk.errors import SpecdecWarning
+from specdec.sdk import ConfigError, HostProposer, Needs, Proposer, ProposerBase, Refusal, StrictModel, lifecycle
+from specdec.sdk.config import NetworkSettings
+from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecWarning
 from specdec.sdk.extensions import Metrics, State, Trees
 
 PLUGIN = PluginId("mine", "test_load:Mine", "dist-x", "0.3.1")
@@ -121,7 +111,10 @@ def test_common_settings_reach_the_proposer(load):
     loaded = load(Fine, "some/checkpoint", draft_sample_method="probabilistic", dtype="float32", moe_backend="eager")
     config = loaded.config
     assert (config.num_draft_tokens, config.model, config.options) == (4, "some/checkpoint", None)
-    assert (config.draft_sample_method, config.dtype, config.moe_backend) == ("probabilistic", "float32", "eager")
+    assert (config.draft_sample_method, config.network) == (
+        "probabilistic",
+        NetworkSettings(dtype="float32", moe_backend="eager"),
+    )
 
 
 def test_lifecycle_methods_are_looked_up_once(load):

@@ -18,7 +18,8 @@ from specdec import LLM, SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import PluginSettings, Registry, load_proposer
 from specdec.core.registry.hooks import load_hooks
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, SpecdecError, StepStats, lifecycle
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, SpecdecError, lifecycle
+from specdec.sdk.hooks import StepStats
 from specdec.testing import check_proposer
 
 MESSAGES = Path(__file__).parent / "messages"

@@ -13,7 +13,8 @@ from specdec.core.registry import (
     Registry,
 )
 from specdec.core.registry.class_path import unregistered
-from specdec.sdk import ConfigError, PluginId, PluginLoadError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import PluginId, PluginLoadError
 
 
 def resolve(registrations=None, settings=None, **values):

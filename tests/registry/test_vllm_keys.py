@@ -10,7 +10,8 @@ from specdec import LLM
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.config.vllm_keys import offered_keys, vllm_keys
 from specdec.core.registry import ResolvedProposer, load_proposer
-from specdec.sdk import ConfigError, PluginId, StrictModel
+from specdec.sdk import ConfigError, StrictModel
+from specdec.sdk.errors import PluginId
 
 # The fields of SpeculativeConfig in vLLM 0.32.0.
 FIELDS = """

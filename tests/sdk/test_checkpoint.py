@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specdec.sdk import Checkpoint, ConfigError
+from specdec.sdk import ConfigError
+from specdec.sdk.checkpoint import Checkpoint
 
 CONFIG = {
     "hidden_size": 8,
@@ -153,7 +154,7 @@ def test_a_place_that_is_no_checkpoint_is_named(tmp_path):
 def test_reading_a_checkpoint_loads_no_torch(tmp_path):
     checkpoint_in(tmp_path, a=torch.zeros(2))
     code = (
-        "import sys; from specdec.sdk import Checkpoint; "
+        "import sys; from specdec.sdk.checkpoint import Checkpoint; "
         "assert Checkpoint.open(sys.argv[1]).shapes == {'a': (2,)}; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 0

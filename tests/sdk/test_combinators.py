@@ -20,7 +20,6 @@ from specdec.sdk import (
     DraftDistribution,
     HostProposer,
     Needs,
-    PluginLoadError,
     ProposerConfig,
     ProposerError,
     Refusal,
@@ -30,6 +29,7 @@ from specdec.sdk import (
 )
 from specdec.sdk.combinators import AcceptanceThreshold, Adaptive, Chain, LengthPolicy
 from specdec.sdk.combinators.host_form import host_form
+from specdec.sdk.errors import PluginLoadError
 from specdec.sdk.extensions import DraftKV, State
 from specdec.testing import FakeServices, fake_target_info, step_view
 
@@ -394,8 +394,8 @@ def test_options_of_each_part_are_validated_under_its_name():
     assert cls.names() == ("first", "first_2", "bare")
     config = config_of(cls, first={"token": 3}, first_2={"token": 4, "model": "there", "dtype": "bfloat16"})
     one, two, three = cls.plans(config.replace(model="here"), TARGET)
-    assert (one.config.options.token, one.config.model, one.config.dtype) == (3, "here", None)
-    assert (two.config.options.token, two.config.model, two.config.dtype) == (4, "there", "bfloat16")
+    assert (one.config.options.token, one.config.model, one.config.network.dtype) == (3, "here", None)
+    assert (two.config.options.token, two.config.model, two.config.network.dtype) == (4, "there", "bfloat16")
     assert three.config.model == "here"
 
 

@@ -16,7 +16,6 @@ from specdec.sdk import (
     Draft,
     HostProposer,
     Needs,
-    PluginId,
     ProposerConfig,
     Refusal,
     RequestView,
@@ -24,6 +23,7 @@ from specdec.sdk import (
     SpecdecError,
     StrictModel,
 )
+from specdec.sdk.errors import PluginId
 from specdec.sdk.extensions import DraftKV, Extension, State, TargetKV, TargetLayers, TargetTokens, Trees
 from specdec.sdk.read_tokens import ReadTokens
 from specdec.testing import FakeServices, fake_target_info, step_view

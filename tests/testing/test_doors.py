@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from specdec.cli._app import build_app
-from specdec.sdk import ConfigError, PluginLoadError
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import PluginLoadError
 from specdec.testing import ProposerConformance, check_proposer
 from specdec.testing.checks import ALL_CHECKS, checks_of
 from specdec.testing.report import LEVELS

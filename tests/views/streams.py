@@ -138,7 +138,7 @@ def idle() -> Stage:
 def request_options() -> Stage:
     """What a request says to the proposer, its namespace, and a budget of its own."""
     on = stage()
-    on.add("a", 3, LONG.replace(extra_args={"colour": "red"}, namespace="mine"))
+    on.add("a", 3, LONG.replace(extra_args={"specdec": {"colour": "red"}}, namespace="mine"))
     on.add("b", 3, LONG.replace(num_speculative_tokens=1))
     drive(on, [Move("a"), Move("b")], [Move("a"), Move("b")])
     return on

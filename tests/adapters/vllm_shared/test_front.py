@@ -21,7 +21,8 @@ from specdec.adapters.vllm_v2.wrong_class import refuse_wrong_class
 from specdec.core.proposing.draft_store import DistributionBuffers, StoredDraft, TakenDrafts
 from specdec.core.proposing.draft_table import DraftReport
 from specdec.core.request.metrics import EngineMetrics
-from specdec.sdk import ConfigError, PluginId
+from specdec.sdk import ConfigError
+from specdec.sdk.errors import PluginId
 from specdec.testing.fakes import fake_target_info
 
 

@@ -9,7 +9,8 @@ import pytest
 from specdec.adapters.vllm_shared.request_options import RequestLimits, read_request
 from specdec.core.registry import LoadedProposer
 from specdec.core.registry.request_options import read_request_options
-from specdec.sdk import PluginId, RequestError, StrictModel
+from specdec.sdk import StrictModel
+from specdec.sdk.errors import PluginId, RequestError
 
 PLUGIN = PluginId("mine", "mine:Mine", "my-dist", "1.2")
 
@@ -30,16 +31,15 @@ def read(extra_args, model=Options):
 @pytest.mark.parametrize(
     "extra_args",
     [
-        {"least": 5, "specdec": {"num_speculative_tokens": 2}},
         {"specdec": {"num_speculative_tokens": 2, "least": 5}},
         {"specdec": '{"num_speculative_tokens": 2, "least": 5}'},
-        {"specdec": '{"num_speculative_tokens": 2}', "least": 5, "kv_transfer_params": {"somebody": "else"}},
+        {"specdec": '{"num_speculative_tokens": 2, "least": 5}', "kv_transfer_params": {"somebody": "else"}},
     ],
 )
-def test_a_mapping_and_its_json_say_the_same_beside_the_proposers_own_keys(extra_args):
+def test_a_mapping_and_its_json_say_the_same_beside_what_is_somebody_elses(extra_args):
     options, limits = read(extra_args)
     assert limits == RequestLimits(num_speculative_tokens=2)
-    assert options == read_request_options(Options, {"least": 5}, "r1", PLUGIN)
+    assert options == read_request_options(Options, {"specdec": {"least": 5}}, "r1", PLUGIN)
 
 
 def test_a_request_that_says_nothing_gets_the_defaults():
@@ -58,11 +58,11 @@ def test_a_request_that_says_nothing_gets_the_defaults():
         ({"leest": 1}, "did you mean 'least'?"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens"),
         ({"least": "many"}, "least"),
-        ('{"least": 4}', "say it once"),
+        ('{"words": []}', "beside extra_args"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name_and_without_raw_validation_text(section, said):
-    beside = {"least": 5} if said == "say it once" else {}
+    beside = {"least": 5} if said == "beside extra_args" else {}
     with pytest.raises(RequestError) as error:
         read({"specdec": section} | beside)
     text = str(error.value)

@@ -13,7 +13,7 @@ from specdec.adapters.vllm_shared.watch import Watch
 from specdec.adapters.vllm_shared.workers_page import VARIABLE, Workers, WorkersPage, showing
 from specdec.core.host import prometheus_text
 from specdec.core.request.metrics import Counter, Gauge
-from specdec.sdk import PluginId
+from specdec.sdk.errors import PluginId
 
 PLUGIN = PluginId("slow", f"{__name__}:Slow", "my-dist", "1.2")
 

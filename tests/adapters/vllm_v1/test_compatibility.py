@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from specdec.adapters.vllm_v1.compatibility import TRIED_VERSIONS, check_vllm
-from specdec.sdk import PluginLoadError
+from specdec.sdk.errors import PluginLoadError
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]  # vLLM's own warnings
 

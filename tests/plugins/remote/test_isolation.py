@@ -16,7 +16,8 @@ from inside import proposer_of
 
 from specdec import LLM, SamplingParams
 from specdec.core.registry import PluginSettings
-from specdec.sdk import ConfigError, PluginLoadError, ProposerError, Refusal
+from specdec.sdk import ConfigError, ProposerError, Refusal
+from specdec.sdk.errors import PluginLoadError
 
 PROMPTS = ["def read_lines(path):\n", "class Stack:\n    def push(self, x):\n", "import os\nimport sys\n"]
 GREEDY = SamplingParams(temperature=0, max_tokens=48)

@@ -6,6 +6,7 @@ import torch
 from good_proposers import Followers, Waves
 
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs
+from specdec.sdk.extensions import TargetLayers
 
 
 class RaisesInBind(Followers):
@@ -16,7 +17,7 @@ class RaisesInBind(Followers):
 class RefusesItsOwnState(Followers):
     @classmethod
     def needs(cls, config, target):
-        return Needs(history=True, multimodal=True)
+        return Needs(history=True, extensions=(TargetLayers(layers=(10**6,)),))
 
 
 class FloatLengths(Followers):
