@@ -65,5 +65,5 @@ def own_attribute(cls: type, name: str) -> Any:
     """The attribute as it is stored, or None; what it only inherits from the contract counts as none."""
     raw = inspect.getattr_static(cls, name, None)
     stubs = (inspect.getattr_static(protocol, name, None) for protocol in (Proposer, ProposerBase))
-    is_stub = any(raw is stub for stub in stubs) or getattr(raw, "__module__", "").startswith(EXTENSIONS)
+    is_stub = any(raw is stub for stub in stubs) or (getattr(raw, "__module__", None) or "").startswith(EXTENSIONS)
     return None if is_stub else raw

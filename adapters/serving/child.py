@@ -117,7 +117,9 @@ def _prepare(order: Order, inherited: Inherited) -> None:
 
 @contextmanager
 def _served(order: Order, tokenizer: Any, number: int) -> Iterator[Server]:
-    info = TargetInfo(**order.target | {"checkpoint_dir": _path_or_none(order.target["checkpoint_dir"])})
+    told = order.target
+    places = {"checkpoint_dir": _path_or_none(told["checkpoint_dir"]), "extensions": frozenset(told["extensions"])}
+    info = TargetInfo(**told | places)
     logging.getLogger("specdec").addFilter(_not_said_before)
     settings = registry.PluginSettings.from_environment(os.environ)
     hooks = registry.load_hooks(settings)
