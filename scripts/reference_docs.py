@@ -50,6 +50,7 @@ from specdec.sdk.proposer_protocol import Proposer, ProposerBase
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 WRITTEN = "\nThis page is read off the code by `python -m scripts.reference_docs`.\n"
 PROPOSERS = "specdec.proposers"
+IN_HOOKS = ("Registry", "hookimpl")
 HOOK_TYPES = ("StepStats", "VerifiedRequest", "VerifiedStep", "CheckedProposer", "hookspec")
 BESIDE = (
     *("Checkpoint", "DistributionForm", "DraftSampleMethod", "LateOptions", "Placement", "SamplingField"),
@@ -86,10 +87,7 @@ def contract() -> str:
         (f"`{name}`", _first(getattr(Proposer if name == "propose" else ProposerBase, name)))
         for name in _methods(ProposerBase)
     ]
-    names = [
-        (f"[`{name}`](contract-in-full.md#{name.lower()})", _first(value) if inspect.isclass(value) else "")
-        for name, value in ((name, getattr(specdec.sdk, name)) for name in specdec.sdk.__all__)
-    ]
+    names = [(_link(name), _first(value) if inspect.isclass(value) else "") for name, value in _exported()]
     places = "[In full](contract-in-full.md), [its extensions](extensions.md), [its versions](versions.md)"
     return "\n".join(
         [
@@ -104,6 +102,15 @@ def contract() -> str:
             "",
         ]
     )
+
+
+def _exported() -> list[tuple[str, object]]:
+    return [(name, getattr(specdec.sdk, name)) for name in specdec.sdk.__all__]
+
+
+def _link(name: str) -> str:
+    page = "hooks" if name in IN_HOOKS else "contract-in-full"
+    return f"[`{name}`]({page}.md#{name.lower()})"
 
 
 def _needed() -> list[tuple[str, str, str]]:

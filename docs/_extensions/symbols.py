@@ -1,7 +1,7 @@
 """Public names on the pages of reference get an anchor, an entry of the general index, and one of objects.inv.
 
-`contract.html#specdec.sdk.Needs.history` is a link. The pages stay Markdown: a name is a heading of the third level, a
-member is what its table or its list begins with.
+`contract-in-full.html#specdec.sdk.Needs.history` is a link. The pages stay Markdown: a name is a heading of the third
+level, a member is what its table or its list begins with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
-PACKAGES = {"reference/contract": "specdec.sdk", "reference/hooks": "specdec.sdk", "reference/engine": "specdec"}
+PACKAGES = {
+    "reference/contract-in-full": "specdec.sdk",
+    "reference/hooks": "specdec.sdk",
+    "reference/engine": "specdec",
+}
 OF_MANY_PACKAGES = "reference/helpers"  # its headings of the second level are their names
 MEMBER = re.compile(r"[a-z]\w*")
 

@@ -40,7 +40,7 @@ def test_every_public_name_of_the_contract_and_the_engine_has_an_anchor(site):
 
 def test_the_index_leads_to_them(site):
     index = (site / "genindex.html").read_text()
-    assert 'href="reference/contract.html#specdec.sdk.Needs.history"' in index
+    assert 'href="reference/contract-in-full.html#specdec.sdk.Needs.history"' in index
     assert 'href="reference/engine.html#specdec.LLM"' in index
 
 

@@ -12,6 +12,7 @@ import torch
 
 from specdec.sdk import Draft, Needs, ProposerBase, StrictModel
 from specdec.sdk.combinators import Chain
+from specdec.sdk.extensions import Metrics, State
 
 
 class RepeatsLast(ProposerBase):
@@ -24,7 +25,7 @@ class RepeatsLast(ProposerBase):
 class LooksUp(ProposerBase):
     """Drafts what followed the newest token before."""
 
-    needs = Needs(history=True)
+    needs = Needs(history=True, extensions=(Metrics(),))
 
     def propose(self, step):
         drafts = []
@@ -72,7 +73,7 @@ class Ends(LooksUp):
 class Learns(RepeatsLast):
     """Has a state that is saved: how many steps it has seen."""
 
-    needs = Needs(state="shared")
+    needs = Needs(state="shared", extensions=(Metrics(), State()))
 
     def __init__(self, config):
         super().__init__(config)
