@@ -38,6 +38,15 @@ SpeculativeOption = Annotated[
         help='The proposer, for example \'{"method": "NAME", "num_speculative_tokens": 5}\'. None: plain decoding.',
     ),
 ]
+FurtherKeysOption = Annotated[
+    list[str] | None,  # of which `only_one` may be there
+    typer.Option(
+        "--speculative-config",
+        "-sc",
+        metavar="JSON",
+        help='Further keys, for example \'{"model": "./checkpoint", "num_speculative_tokens": 5}\'.',
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 MaxModelLenOption = Annotated[
     int | None, typer.Option("--max-model-len", min=1, help="Prompt and output; default: the model's own limit.")

@@ -14,7 +14,7 @@ import typer
 
 from specdec.sdk import ConfigError
 
-from ._engine_options import QuietOption, only_one, output_form, silence_libraries
+from ._engine_options import FurtherKeysOption, QuietOption, only_one, output_form, silence_libraries
 from ._output import Format, JsonOption
 from ._session import Session
 
@@ -55,15 +55,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
         LevelChoice,
         typer.Option(help="basic: its form; standard: its behaviour; full: its distributions, long runs and searches."),
     ] = LevelChoice.STANDARD,
-    speculative_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--speculative-config",
-            "-sc",
-            metavar="JSON",
-            help='Further keys, for example \'{"model": "./checkpoint", "num_speculative_tokens": 5}\'.',
-        ),
-    ] = None,
+    speculative_config: FurtherKeysOption = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="Run only this check; may be repeated.")] = None,
     expected: Annotated[
         list[str] | None,

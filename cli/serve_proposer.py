@@ -18,6 +18,7 @@ from ._engine_options import (
     DeviceOption,
     Dtype,
     DtypeOption,
+    FurtherKeysOption,
     MaxModelLenOption,
     NumThreadsOption,
     only_one,
@@ -51,15 +52,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     listen: Annotated[
         str, typer.Option(metavar="ADDRESS", help="ipc:///PATH, or tcp://127.0.0.1:PORT. PORT *: a free one.")
     ],
-    speculative_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--speculative-config",
-            "-sc",
-            metavar="JSON",
-            help='Further keys, for example \'{"model": "./checkpoint", "num_speculative_tokens": 5}\'.',
-        ),
-    ] = None,
+    speculative_config: FurtherKeysOption = None,
     key: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The server's key, for an address that other machines reach."),

@@ -45,7 +45,7 @@ TABLE = ROOT / "benchmarks/results/faults.json"
 SETTINGS = tomllib.loads((ROOT / "scripts/mutate.toml").read_text())
 SHARE_KILLED = 0.95
 SETTLED = {"killed", "equivalent"}
-QUICK = 0.3  # seconds of a test that judges before others: most often of one part alone
+QUICK = 0.3  # seconds of a test that runs before others: most often of one part alone
 SHARE_OF_A_TEST = 0.4  # of the time of one fault; a test that takes longer judges none
 
 

@@ -25,11 +25,11 @@ class Needs(StrictModel):
     The default is the cheapest proposer: token counts only, on the host, one-hot drafts, no state.
     """
 
-    placement: Placement = Field(default="host", description="host: compacted kept rows; device: fixed shapes, no sync")
+    placement: Placement = Field(default="host", description="host: kept tokens alone; device: fixed shapes, no sync")
     hidden_states: tuple[Annotated[int, Field(ge=0)] | Literal["final"], ...] = Field(
         default=(),
         description="k means the residual stream after k layers, before the final norm. 'final' means after the norm. "
-        "Kept rows carry them concatenated in this order.",
+        "Kept tokens carry one tensor for each, in this order.",
     )
     distribution: DistributionForm = Field(
         default="one_hot", description="the richest form of distribution that a draft may report"
@@ -52,7 +52,7 @@ class Needs(StrictModel):
     history: bool = Field(default=False, description="reads the token history of its requests")
     whole_prompt: bool = Field(
         default=False,
-        description="must be shown every position of a request. False: the first kept row may lie behind position 0, "
+        description="must be shown every position of a request. False: the first kept token may lie behind position 0, "
         "after a cached prefix. That was computed for the same tokens and is not shown. Draft KV is there",
     )
     sampling: tuple[SamplingField, ...] = Field(default=(), description="sampling parameters that it reads")

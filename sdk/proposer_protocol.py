@@ -92,11 +92,11 @@ class ProposerBase(ABC):
     def warmup(self) -> None:
         """Compile, capture and allocate. Called after `bind`, never while requests run.
 
-        The draft KV serves every row meanwhile: what a pass writes there belongs to no request.
+        The draft KV serves every slot meanwhile: what a pass writes there belongs to no request.
         """
 
     def on_start(self, request: RequestView, /) -> None:
-        """A request got a row for the first time."""
+        """A request got a slot for the first time."""
 
     def observe(self, step: StepView, /) -> None:
         """Called in every step before `propose`, also where no draft is wanted.
@@ -106,9 +106,9 @@ class ProposerBase(ABC):
         """
 
     def on_preempt(self, request: RequestView, /) -> None:
-        """The request lost its row and KV. It comes back with a new generation, and is replayed as it began.
+        """The request lost its slot and KV. It comes back with a new generation, and is replayed as it began.
 
-        Drop state that lies in its row or is counted by position, because the replay shows its tokens again.
+        Drop state that lies in its slot or is counted by position, because the replay shows its tokens again.
         """
 
     def on_finish(self, request: RequestView, /) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import IO, NamedTuple, NoReturn
 
 from specdec.sdk.errors import ConfigError
+from specdec.sdk.exit_status import how_it_ended
 
 from .calls import Calls
 from .supervision import Notes
@@ -96,7 +97,7 @@ def _wait(child: int, reading: int, timeout: float, stacks: IO[bytes]) -> tuple[
         else:
             ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return said, f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+    return said, how_it_ended(code)
 
 
 def _end(child: int, stacks: IO[bytes]) -> None:

@@ -106,14 +106,14 @@ class _Parent:
 
     def _describe(self, status: int) -> str:
         from specdec.sdk.errors import ProposerError
+        from specdec.sdk.exit_status import how_it_ended
 
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
         facts = {
             "running": self._notes.what_ran or "nothing of a plugin yet",
             "effect": "no result was written",
             "fix": "a plugin must not end the process (os._exit, a crash, a signal); raise an error instead",
         }
-        return str(ProposerError("SD-E231", f"the process ended {how}, before the command did", facts))
+        return str(ProposerError("SD-E231", f"the process ended {how_it_ended(status)}, before the command did", facts))
 
 
 def _end(status: int) -> None:

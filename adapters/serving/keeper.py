@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from specdec.sdk.child_wire import END, KILL, START, Ended, Order, as_line, read_order
+from specdec.sdk.exit_status import how_it_ended
 
 from .child import Inherited, Notes, run
 
@@ -133,7 +134,7 @@ class Keeper:
             return
         self._child = None
         code = os.waitstatus_to_exitcode(status)
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+        how = how_it_ended(code)
         self._stacks.seek(0)
         stack = self._stacks.read(MOST_STACK).decode(errors="replace").strip()
         with suppress(BrokenPipeError):

@@ -39,16 +39,16 @@ def read_request(
     beside = dict(extra_args or {})
     declared = frozenset() if loaded.request_options is None else loaded.request_options.key_names()
     try:
-        section = _mapping(beside.get(registry.SECTION, {}))
+        section = _mapping(beside.get(registry.REQUEST_SECTION, {}))
         limits = {key: value for key, value in section.items() if key in RequestLimits.key_names()}
         own = {key: value for key, value in section.items() if key not in limits}
         unknown = [key for key in own if key not in declared]
         if unknown:
-            raise unknown_keys(registry.WHERE, unknown, declared | RequestLimits.key_names())
-        read = RequestLimits.parse(limits, registry.WHERE)
+            raise unknown_keys(registry.REQUEST_SECTION_PLACE, unknown, declared | RequestLimits.key_names())
+        read = RequestLimits.parse(limits, registry.REQUEST_SECTION_PLACE)
     except ConfigError as error:
         raise _refused(error, request_id, loaded.plugin) from error.__cause__
-    return RequestOptions(loaded.read_request(beside | {registry.SECTION: own}, request_id), read)
+    return RequestOptions(loaded.read_request(beside | {registry.REQUEST_SECTION: own}, request_id), read)
 
 
 def no_drafts(loaded: registry.LoadedProposer, request_id: str) -> RequestOptions:
@@ -73,9 +73,9 @@ def _no_mapping(section: object, found: str) -> ConfigError:
     facts = {
         "expected": "a mapping, or the JSON text of one",
         "found": f"{str(section)[:200]!r}: {found}",
-        "fix": f'"vllm_xargs": {{"{registry.SECTION}": "{{\\"num_speculative_tokens\\": 2}}"}}',
+        "fix": f'"vllm_xargs": {{"{registry.REQUEST_SECTION}": "{{\\"num_speculative_tokens\\": 2}}"}}',
     }
-    return ConfigError("SD-E132", f"{registry.WHERE} is no mapping", facts)
+    return ConfigError("SD-E132", f"{registry.REQUEST_SECTION_PLACE} is no mapping", facts)
 
 
 def _refused(error: ConfigError, request_id: str, plugin: PluginId) -> RequestError:

@@ -9,13 +9,13 @@ from .checkpoint import Recogniser
 from .discovery import PluginEntry, PluginSettings
 from .hooks import HookPlugins, Observers, load_hooks
 from .load import LoadedProposer, construct, load_proposer
-from .request_options import SECTION, WHERE
+from .request_options import REQUEST_SECTION, REQUEST_SECTION_PLACE
 
 __all__ = [
     "CLASS_PATH_METHOD",
+    "REQUEST_SECTION",
+    "REQUEST_SECTION_PLACE",
     "SDK_DISTRIBUTION",
-    "SECTION",
-    "WHERE",
     "HookPlugins",
     "LoadedProposer",
     "Observers",

@@ -13,10 +13,10 @@ from pydantic import BaseModel
 from specdec.sdk.config import StrictModel
 from specdec.sdk.errors import ConfigError, PluginId, PluginLoadError, RequestError
 
-SECTION = "specdec"
+REQUEST_SECTION = "specdec"
 """The key of `extra_args` below which everything of ours stands."""
 
-WHERE = f'extra_args["{SECTION}"]'
+REQUEST_SECTION_PLACE = f'extra_args["{REQUEST_SECTION}"]'
 
 
 def request_options_model(cls: type, plugin: PluginId) -> type[StrictModel] | None:
@@ -51,21 +51,23 @@ def read_request_options(
         return None
     try:
         _require_below(model, extra_args)
-        return model.parse(_section(extra_args), WHERE)
+        return model.parse(_section(extra_args), REQUEST_SECTION_PLACE)
     except ConfigError as error:
         summary = f"request {request_id!r}: {error.summary}"
         raise RequestError("SD-E270", summary, error.facts, plugin=plugin) from error.__cause__
 
 
 def _section(extra_args: Mapping[str, Any]) -> Mapping[str, Any]:
-    section = extra_args.get(SECTION, {})
+    section = extra_args.get(REQUEST_SECTION, {})
     if not isinstance(section, Mapping):
-        raise ConfigError("SD-E132", f"{WHERE} is no mapping", {"expected": "a mapping", "found": repr(section)[:200]})
+        raise ConfigError(
+            "SD-E132", f"{REQUEST_SECTION_PLACE} is no mapping", {"expected": "a mapping", "found": repr(section)[:200]}
+        )
     return section
 
 
 def _require_below(model: type[StrictModel], extra_args: Mapping[str, Any]) -> None:
-    beside = [key for key in extra_args if key in model.key_names() and key != SECTION]
+    beside = [key for key in extra_args if key in model.key_names() and key != REQUEST_SECTION]
     if beside:
-        facts = {"found": f"extra_args[{beside[0]!r}]", "fix": f"{WHERE}[{beside[0]!r}]"}
-        raise ConfigError("SD-E132", f"extra_args has an option of the proposer beside {WHERE}", facts)
+        facts = {"found": f"extra_args[{beside[0]!r}]", "fix": f"{REQUEST_SECTION_PLACE}[{beside[0]!r}]"}
+        raise ConfigError("SD-E132", f"extra_args has an option of the proposer beside {REQUEST_SECTION_PLACE}", facts)

@@ -117,6 +117,14 @@ def test_common_settings_reach_the_proposer(load):
     )
 
 
+def test_a_class_that_was_made_in_no_module_has_its_methods(load):
+    methods = ("__init__(self, config)", "propose(self, step)", "observe(self, step)")
+    made = {}
+    exec("class Loose:\n" + "".join(f"    def {each}: ...\n" for each in methods), made)  # as notebooks and pages do
+    assert made["Loose"].observe.__module__ is None
+    assert load(made["Loose"]).methods == {"observe"}
+
+
 def test_lifecycle_methods_are_looked_up_once(load):
     class Mine(Fine):
         def observe(self, step): ...
