@@ -265,7 +265,7 @@ REFUSED = {
     "the target's own layers": (
         {"method": "specdec.plugins.layer_skip.proposer:LayerSkipProposer", "proposer_config": {"exit_layer": 6}},
         {},
-        "vLLM's layers run over",
+        "its layers run over that",
     ),
 }
 
