@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ class Environment:
         """A new one. `with_checkout`: specdec is this checkout; otherwise its wheel has to be installed."""
         venv.create(folder, with_pip=False)
         made = cls(folder)
-        borrowed = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        borrowed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
         if with_checkout:
             borrowed.append(str(Path(__file__).parents[1] / "src"))
         [site] = folder.glob("lib/python*/site-packages")
