@@ -43,6 +43,7 @@ from specdec.sdk import (
     proposer_protocol,
     services,
     trees,
+    typed,
     types,
 )
 from specdec.sdk.proposer_protocol import Proposer, ProposerBase
@@ -214,7 +215,8 @@ def helpers() -> str:
         sections.append(f"## {package.__name__}\n\n{docstring(package)}\n")
         for module in _homes(package):
             sections += described(module, package.__all__)
-    sections += [f"## {trees.__name__}\n\n{docstring(trees)}\n", *described(trees, trees.__all__)]
+    for module in (trees, typed):
+        sections += [f"## {module.__name__}\n\n{docstring(module)}\n", *described(module, module.__all__)]
     return "\n".join(sections)
 
 

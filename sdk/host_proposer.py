@@ -35,7 +35,7 @@ class HostProposer(ProposerBase):
         k: the most token ids to return.
         """
 
-    def propose(self, step: StepView) -> Draft:
+    def propose(self, step: StepView, /) -> Draft:
         """One call of `draft` per request with a budget."""
         drafts: dict[str, Sequence[int]] = {}
         for request, tokens, budget in self.wanting(step):
@@ -52,7 +52,7 @@ class HostProposer(ProposerBase):
                 tokens.commit(step.history.token_ids(place, len(tokens)))
                 yield request, tokens, budget
 
-    def on_finish(self, request: RequestView) -> None:
+    def on_finish(self, request: RequestView, /) -> None:
         """Forget the request's tokens."""
         self._tokens.pop(request.request_id, None)
 

@@ -68,7 +68,7 @@ class LateProposer(HostProposer):
         self._types_raised: set[type[BaseException]] = set()
 
     @abstractmethod
-    def ask(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
+    def ask(self, request: RequestView[Any], tokens: Sequence[int], k: int, /) -> Sequence[int]:
         """Token ids that may follow. It runs on a thread of the base's, beside other calls of it.
 
         request: whose text it is; `request.options` are its RequestOptions.
@@ -76,7 +76,7 @@ class LateProposer(HostProposer):
         k: the most token ids that are of use. It covers what will be committed meanwhile.
         """
 
-    def propose(self, step: StepView) -> Draft:
+    def propose(self, step: StepView, /) -> Draft:
         """Take the answers that are there, ask anew, and offer what continues the texts. Raises an error of `ask`."""
         wanting = [(self._texts.setdefault(each[0].request_id, _Text()), *each) for each in self.wanting(step)]
         for text, request, tokens, k in wanting:
@@ -90,11 +90,11 @@ class LateProposer(HostProposer):
             raise self._errors.pop(0)
         return super().propose(step)
 
-    def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
+    def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int, /) -> Sequence[int]:
         """What is left of the newest answer."""
         return self._texts[request.request_id].rest[:k]
 
-    def on_finish(self, request: RequestView[Any]) -> None:
+    def on_finish(self, request: RequestView[Any], /) -> None:
         """Forget the request. The answer to its question is dropped."""
         super().on_finish(request)
         text = self._texts.pop(request.request_id, None)

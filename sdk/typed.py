@@ -1,4 +1,4 @@
-"""Decorators by which a type checker checks a class that has no base: one for each method that the class has.
+"""Decorators by which a type checker checks a class that has no base: one for each method or extension that it has.
 
     from specdec.sdk import typed
 
@@ -11,83 +11,93 @@ Each returns the class as it is. The protocols are for annotations. A class belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from .extensions import MetricsMethods, NewWeightsMethods, StateMethods
 
+if TYPE_CHECKING:
     from .config import ProposerConfig
     from .proposer_protocol import Proposer
     from .services import Services
     from .types import RequestView, StepView, TargetInfo
 
+__all__ = [
+    "SupportsBind",
+    "SupportsClose",
+    "SupportsObserve",
+    "SupportsOnFinish",
+    "SupportsOnPreempt",
+    "SupportsOnStart",
+    "SupportsWarmup",
+    "bind",
+    "close",
+    "metrics",
+    "new_weights",
+    "observe",
+    "on_finish",
+    "on_preempt",
+    "on_start",
+    "proposer",
+    "state",
+    "warmup",
+]
+
 
 class SupportsBind(Protocol):
     """Has `ProposerBase.bind`."""
 
-    def bind(self, target: TargetInfo, services: Services, /) -> None: ...
+    def bind(self, target: TargetInfo, services: Services, /) -> None:
+        """See `ProposerBase.bind`."""
+        ...
 
 
 class SupportsWarmup(Protocol):
     """Has `ProposerBase.warmup`."""
 
-    def warmup(self) -> None: ...
+    def warmup(self) -> None:
+        """See `ProposerBase.warmup`."""
+        ...
 
 
 class SupportsOnStart(Protocol):
     """Has `ProposerBase.on_start`."""
 
-    def on_start(self, request: RequestView, /) -> None: ...
+    def on_start(self, request: RequestView, /) -> None:
+        """See `ProposerBase.on_start`."""
+        ...
 
 
 class SupportsObserve(Protocol):
     """Has `ProposerBase.observe`."""
 
-    def observe(self, step: StepView, /) -> None: ...
+    def observe(self, step: StepView, /) -> None:
+        """See `ProposerBase.observe`."""
+        ...
 
 
 class SupportsOnPreempt(Protocol):
     """Has `ProposerBase.on_preempt`."""
 
-    def on_preempt(self, request: RequestView, /) -> None: ...
+    def on_preempt(self, request: RequestView, /) -> None:
+        """See `ProposerBase.on_preempt`."""
+        ...
 
 
 class SupportsOnFinish(Protocol):
     """Has `ProposerBase.on_finish`."""
 
-    def on_finish(self, request: RequestView, /) -> None: ...
-
-
-class SupportsSave(Protocol):
-    """Has `ProposerBase.save`."""
-
-    def save(self, path: Path, /) -> None: ...
-
-
-class SupportsLoad(Protocol):
-    """Has `ProposerBase.load`."""
-
-    def load(self, path: Path, /) -> None: ...
-
-
-class SupportsUpdateWeights(Protocol):
-    """Has `ProposerBase.update_weights`."""
-
-    def update_weights(self, tensors: Mapping[str, Tensor], /) -> None: ...
-
-
-class SupportsMetrics(Protocol):
-    """Has `ProposerBase.metrics`."""
-
-    def metrics(self) -> Mapping[str, float]: ...
+    def on_finish(self, request: RequestView, /) -> None:
+        """See `ProposerBase.on_finish`."""
+        ...
 
 
 class SupportsClose(Protocol):
     """Has `ProposerBase.close`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """See `ProposerBase.close`."""
+        ...
 
 
 AnyProposer = TypeVar("AnyProposer", bound="Callable[[ProposerConfig[Any]], Proposer]")
@@ -97,11 +107,10 @@ HasOnStart = TypeVar("HasOnStart", bound=SupportsOnStart)
 HasObserve = TypeVar("HasObserve", bound=SupportsObserve)
 HasOnPreempt = TypeVar("HasOnPreempt", bound=SupportsOnPreempt)
 HasOnFinish = TypeVar("HasOnFinish", bound=SupportsOnFinish)
-HasSave = TypeVar("HasSave", bound=SupportsSave)
-HasLoad = TypeVar("HasLoad", bound=SupportsLoad)
-HasUpdateWeights = TypeVar("HasUpdateWeights", bound=SupportsUpdateWeights)
-HasMetrics = TypeVar("HasMetrics", bound=SupportsMetrics)
 HasClose = TypeVar("HasClose", bound=SupportsClose)
+HasMetrics = TypeVar("HasMetrics", bound=MetricsMethods)
+HasNewWeights = TypeVar("HasNewWeights", bound=NewWeightsMethods)
+HasState = TypeVar("HasState", bound=StateMethods)
 
 
 def proposer(cls: AnyProposer) -> AnyProposer:
@@ -139,26 +148,21 @@ def on_finish(cls: type[HasOnFinish]) -> type[HasOnFinish]:
     return cls
 
 
-def save(cls: type[HasSave]) -> type[HasSave]:
-    """Its `save` is that of `ProposerBase`."""
-    return cls
-
-
-def load(cls: type[HasLoad]) -> type[HasLoad]:
-    """Its `load` is that of `ProposerBase`."""
-    return cls
-
-
-def update_weights(cls: type[HasUpdateWeights]) -> type[HasUpdateWeights]:
-    """Its `update_weights` is that of `ProposerBase`."""
+def close(cls: type[HasClose]) -> type[HasClose]:
+    """Its `close` is that of `ProposerBase`."""
     return cls
 
 
 def metrics(cls: type[HasMetrics]) -> type[HasMetrics]:
-    """Its `metrics` is that of `ProposerBase`."""
+    """It has the methods of the extension `Metrics`."""
     return cls
 
 
-def close(cls: type[HasClose]) -> type[HasClose]:
-    """Its `close` is that of `ProposerBase`."""
+def new_weights(cls: type[HasNewWeights]) -> type[HasNewWeights]:
+    """It has the methods of the extension `NewWeights`."""
+    return cls
+
+
+def state(cls: type[HasState]) -> type[HasState]:
+    """It has the methods of the extension `State`."""
     return cls

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class NewWeightsMethods(Protocol):
     """What a proposer has for it."""
 
-    def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
+    def update_weights(self, tensors: Mapping[str, Tensor], /) -> None:
         """Take new weights, by the names of the checkpoint's tensors. Tensors that are not named stay.
 
         Called between steps, from `LLM.update_proposer_weights`. Requests go on, and drafts that wait for their

@@ -11,11 +11,11 @@ from ..config import Extension
 class StateMethods(Protocol):
     """What a proposer has for it."""
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, /) -> None:
         """Write shared state (a corpus, statistics) below `path`."""
         ...
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, /) -> None:
         """Read the state that `save` wrote below `path`."""
         ...
 

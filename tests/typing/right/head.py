@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.sdk import Needs, ProposerConfig, Refusal, TargetInfo
-from specdec.sdk.model_proposer import (
-    AutoregressiveProposer,
-    DraftInputs,
-    ModelOptions,
-    TargetHead,
-    draft_kv_of,
-    load_module,
-)
+from specdec.sdk.model_proposer import AutoregressiveProposer, DraftInputs, ModelOptions, TargetHead, load_module
 
 
 class Mixed(torch.nn.Module):
@@ -44,14 +37,8 @@ class Head(AutoregressiveProposer):
         checkpoint = cls.open_checkpoint(config)
         if checkpoint.get("hidden_size", int) != target.hidden_size:
             raise Refusal("the head is for another target", "a head that was trained for this one")
-        kv = draft_kv_of(
-            checkpoint.config,
-            num_layers=1,
-            lookahead=config.num_draft_tokens,
-            dtype=None,
-            depends_on_next_token=True,
-        )
-        return Needs(**cls.shared_needs(config, target), hidden_states=("final",), draft_kv=kv)
+        kv = cls.draft_kv(config, checkpoint.config, num_layers=1)
+        return cls.shared_needs(config, target, kv, hidden_states=("final",))
 
     def build(self) -> None:
         checkpoint = self.open_checkpoint(self.config)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.sdk import ProposerError, Registry, RequestView, StepStats, VerifiedStep, hookimpl
+from specdec.sdk import ProposerError, Registry, RequestView, hookimpl
+from specdec.sdk.hooks import StepStats, VerifiedStep
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from specdec.sdk import HostProposer, Needs, ProposerConfig, RequestView, Strict
 
 
 class Lookup(HostProposer):
-    api_version = "0.2"
+    api_version = "1.0"
     default_draft_tokens = 5
 
     class Options(StrictModel):
@@ -44,6 +44,10 @@ class Longer(Lookup):
 
     def on_start(self, started: RequestView[Lookup.RequestOptions]) -> None:
         self.lengths.append(len(started.options.reference))
+
+    def on_finish(self, ended: RequestView[Lookup.RequestOptions]) -> None:
+        super().on_finish(ended)
+        self.lengths.pop()
 
 
 class Stated(HostProposer):

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from specdec.sdk import Draft, Needs, ProposerBase, Services, StepView, TargetInfo
+from specdec.sdk.extensions import Graphs
 
 
 class OneMore(ProposerBase):
-    needs = Needs(hidden_states=("final",), sampling=("temperature", "top_p"))
+    needs = Needs(hidden_states=("final",), sampling=("temperature", "top_p"), extensions=(Graphs(),))
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         self._embed = services.embed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specdec.sdk import Draft, Needs, Proposer, ProposerConfig, RequestView, Services, StepView, TargetInfo, typed
+from specdec.sdk.extensions import Metrics
 
 
 @typed.proposer
@@ -11,7 +12,7 @@ from specdec.sdk import Draft, Needs, Proposer, ProposerConfig, RequestView, Ser
 @typed.on_finish
 @typed.metrics
 class RepeatLast:
-    needs = Needs()
+    needs = Needs(extensions=(Metrics(),))
 
     def __init__(self, config: ProposerConfig) -> None:
         self.k = config.num_draft_tokens

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing_extensions import override
 
 from specdec.sdk import Draft, Needs, ProposerBase, ProposerConfig, RequestView, StepView, StrictModel
+from specdec.sdk.extensions import State, StateMethods
 from specdec.sdk.trees import Tree, best_first
 
 
-class Followers(ProposerBase):
-    needs = Needs(history=True, topology="tree")
+class Followers(ProposerBase, StateMethods):
+    needs = Needs(history=True, state="shared", extensions=("trees@1", State()))
     default_draft_tokens = 8
 
     class Options(StrictModel):
@@ -37,6 +38,10 @@ class Followers(ProposerBase):
     def on_finish(self, request: RequestView) -> None:
         super().on_finish(request)
         del self._read[request.request_id]
+
+    @override
+    def save(self, folder: Path) -> None:
+        (folder / "counts").write_text(str(self._counts))
 
     @override
     def load(self, path: Path) -> None:

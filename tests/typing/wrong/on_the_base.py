@@ -9,6 +9,7 @@ from typing_extensions import override
 from specdec.sdk import (
     Draft,
     HostProposer,
+    LateProposer,
     Needs,
     ProposerBase,
     ProposerConfig,
@@ -18,6 +19,7 @@ from specdec.sdk import (
     TargetInfo,
     typed,
 )
+from specdec.sdk.extensions import DraftKV, MetricsMethods, TargetTokens
 
 
 class Attributes(ProposerBase):
@@ -43,14 +45,38 @@ class Arguments(ProposerBase):
 
     def on_finish(self, request: str) -> None: ...  #: mypy override, strict reportIncompatibleMethodOverride
 
-    def metrics(self, kind: str) -> dict[str, float]:  #: mypy override, strict reportIncompatibleMethodOverride
-        return {kind: 1.0}
-
     @override
     def on_strat(self, request: RequestView) -> None: ...  #: mypy misc, pyright reportGeneralTypeIssues
 
     def propose(self, step: StepView) -> list[int]:  #: mypy override, strict reportIncompatibleMethodOverride
         return [1]
+
+
+class Figures(ProposerBase, MetricsMethods):
+    def metrics(self, kind: str) -> dict[str, float]:  #: mypy override, strict reportIncompatibleMethodOverride
+        return {kind: 1.0}
+
+    def propose(self, step: StepView) -> Draft:
+        return Draft(step.newest_token[:, None], step.budget)
+
+
+class WithoutFigures(ProposerBase, MetricsMethods):
+    def propose(self, step: StepView) -> Draft:
+        return Draft(step.newest_token[:, None], step.budget)
+
+
+class WithoutItsRequest(HostProposer):
+    def draft(  #: mypy override, strict reportIncompatibleMethodOverride
+        self, tokens: Sequence[int], k: int
+    ) -> list[int]:
+        return []
+
+
+class WithoutK(LateProposer):
+    def ask(  #: mypy override, strict reportIncompatibleMethodOverride
+        self, request: RequestView, tokens: Sequence[int]
+    ) -> list[int]:
+        return []
 
 
 @typed.proposer  #: pyright reportArgumentType
@@ -101,6 +127,11 @@ class InTheStep(ProposerBase):
 Unfinished(ProposerConfig(num_draft_tokens=3))  #: mypy abstract, pyright reportAbstractUsage
 ProposerConfig(num_draft_token=3)  #: mypy call-arg, pyright reportCallIssue
 ProposerConfig()  #: mypy call-arg, pyright reportCallIssue
+WithoutFigures(ProposerConfig(num_draft_tokens=3))  #: mypy abstract, pyright reportAbstractUsage
 Needs(histroy=True)  #: mypy call-arg, pyright reportCallIssue
 Needs(placement="gpu")  #: mypy arg-type, pyright reportArgumentType
+Needs(extensions=(3,))  #: mypy arg-type, pyright reportArgumentType
+Needs(extensions="trees@1")  #: mypy arg-type, pyright reportArgumentType
+DraftKV(num_layers=1, num_heads=1, head_dims=8)  #: mypy call-arg, pyright reportCallIssue
+TargetTokens()  #: mypy call-arg, pyright reportCallIssue
 Misspelt.Options(lenght=3)  #: mypy call-arg, pyright reportCallIssue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from specdec.sdk import Draft, Proposer, ProposerConfig, RequestView, StepView, typed
 
 
@@ -20,6 +22,15 @@ class Mine:  #: mypy type-var
 
     def propose(self, step: StepView) -> list[int]:
         return [1]
+
+
+@typed.state  #: pyright reportArgumentType
+@typed.metrics  #: pyright reportArgumentType
+class Remembers:  #: mypy type-var
+    def save(self, path: Path) -> None: ...
+
+    def metrics(self) -> list[float]:
+        return []
 
 
 @typed.proposer  #: pyright reportArgumentType
