@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import importlib_metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import specdec
-from specdec.core.registry.discovery import PluginEntry, PluginSettings, discover
+from specdec.core.registry.discovery import Kind, PluginEntry, PluginSettings, discover
 from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 
 IMPORT_PACKAGE = "specdec"
@@ -155,7 +155,7 @@ def check_text_equality() -> Iterator[Finding]:
 
 def check_plugins(settings: PluginSettings) -> Iterator[Finding]:
     """Every plugin that cannot be used by its name, and every name in the settings that nobody has."""
-    entries = [*discover("proposers", settings), *discover("plugins", settings)]
+    entries = [row for kind in get_args(Kind) for row in discover(kind, settings)]
     unusable = [entry for entry in entries if entry.status != "ok"]
     if len(unusable) < len(entries):
         usable = [entry.label for entry in entries if entry.status == "ok"]

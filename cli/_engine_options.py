@@ -65,7 +65,7 @@ DATASETS = "packaged|custom|spec_bench|mt_bench|speed_bench|humaneval|sharegpt|N
 DATASET_HELP = (
     'custom: JSONL with "prompt", "turns", "prompt_token_ids" or "messages" and, if you like, "category"; '
     "spec_bench, mt_bench: question.jsonl, every turn of it; speed_bench: a split, as Parquet or JSONL; "
-    "humaneval: its JSONL; sharegpt: a JSON array; NAME: one that a plugin registers."
+    "humaneval: its JSONL; sharegpt: a JSON array; NAME: one that a distribution offers."
 )
 DatasetOption = Annotated[
     str, typer.Option("--dataset", "--dataset-name", metavar=f"{DATASETS}[=FILE]", help=DATASET_HELP)

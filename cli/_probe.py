@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from specdec.core.registry.discovery import PluginEntry
+from specdec.core.registry.discovery import PluginEntry, noun_of
 from specdec.sdk import SpecdecError
 
 TIMEOUT_S = 20.0
@@ -73,10 +73,12 @@ def _verified(entry: PluginEntry) -> dict[str, str | None]:
     from specdec.core.registry.importing import import_target
 
     if entry.kind == "plugins":
-        (loaded,) = HookPlugins((entry,)).entries
-        return {"code": loaded.code, "reason": loaded.reason} if loaded.status != "ok" else _FINE
+        (row,) = HookPlugins((entry,)).entries
+        return {"code": row.code, "reason": row.reason} if row.status != "ok" else _FINE
     try:
-        check_class(import_target(entry.plugin), entry.plugin)
+        loaded = import_target(entry.plugin, noun_of(entry.kind))
+        if entry.kind == "proposers":
+            check_class(loaded, entry.plugin)
     except SpecdecError as error:
         return {"code": error.code, "reason": str(error)}
     return _FINE

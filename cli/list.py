@@ -23,13 +23,13 @@ class KindChoice(StrEnum):
 
     PROPOSERS = "proposers"
     PLUGINS = "plugins"
+    DATASETS = "datasets"
+    METRICS_EXPORTERS = "metrics_exporters"
 
 
 def command(
     ctx: typer.Context,
-    kind: Annotated[
-        KindChoice | None, typer.Option(help="List only proposers, or only hook plugins; by default both.")
-    ] = None,
+    kind: Annotated[KindChoice | None, typer.Option(help="List only these; by default all.")] = None,
     fields: Annotated[
         str, typer.Option(help=f"Print these columns, in this order, out of {', '.join(FIELDS)}.")
     ] = DEFAULT_FIELDS,
@@ -42,7 +42,7 @@ def command(
     how: FormatOption = Format.AUTO,
     as_json: JsonOption = False,
 ) -> None:
-    """List installed proposers and hook plugins, without importing any."""
+    """List what is installed: proposers, hook plugins, datasets and exporters. Nothing is imported."""
     session: Session = ctx.obj
     chosen = _checked_fields(fields)
     how = Format.JSON if as_json else how

@@ -160,7 +160,8 @@ class LLM:
         return self.engine.get_metrics()
 
     def export_metrics(self, exporter: str = PROMETHEUS) -> str:
-        """All counters as text: "prometheus" for its scraper, or an exporter that a hook plugin registers.
+        """All counters as text: "prometheus" for its scraper, or what a distribution offers in the group
+        `specdec.metrics_exporters`: a function of the metrics that returns a text.
 
         Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
         """

@@ -1,4 +1,8 @@
-"""Prompt sets: the packaged one, files of known forms, files of one's own, and those that plugins register."""
+"""Prompt sets: the packaged one, files of known forms, files of one's own, and those of the group `specdec.datasets`.
+
+A function there is called with `--dataset-path`, a Path or None. It gives objects that have "prompt", and optionally
+"prompt_id" and "category".
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from specdec.core.registry import PluginSettings
-from specdec.core.registry.hooks import load_hooks
+from specdec.core.registry.functions import call_offered
 from specdec.sdk import ConfigError
-from specdec.sdk.errors import did_you_mean, not_offered
+from specdec.sdk.errors import did_you_mean
 
 from .dataset_files import NO_CATEGORY, READERS, PromptRow, bad_row, custom, prompt_row, read_text
 
@@ -33,13 +37,13 @@ def prompt_of(text: str) -> PromptRow:
 
 
 def load_dataset(name: str, path: Path | None, plugins: PluginSettings | None = None) -> list[PromptRow]:
-    """All rows of a prompt set, in its order: ours, or one that a hook plugin registers. Ours load no plugin.
+    """All rows of a prompt set, in its order: ours, or one that a distribution offers. Ours load no plugin.
 
     Raises ConfigError: SD-E132 (no such set), SD-E160, SD-E161 (the file), SD-E162 (a row), SD-E163 (empty), SD-E164
     (no or a needless path); PluginLoadError SD-E118 if a plugin's set fails.
     """
     if name not in READERS:
-        rows = list(_registered(name, path, plugins or PluginSettings()))
+        rows = list(_offered(name, path, plugins or PluginSettings()))
     elif (path is None) != (name == "packaged"):
         facts = {"packaged": "needs no --dataset-path", "all others": "need one"}
         raise ConfigError("SD-E164", f"the dataset {name!r} and --dataset-path do not go together", facts)
@@ -52,13 +56,9 @@ def load_dataset(name: str, path: Path | None, plugins: PluginSettings | None = 
     return rows
 
 
-def _registered(name: str, path: Path | None, plugins: PluginSettings) -> Iterator[PromptRow]:
-    """The rows that a plugin's callable gives: objects like the lines of a custom file."""
-    sets = load_hooks(plugins).offered("register_datasets", "dataset")
-    if name not in sets:
-        raise not_offered("there is no such dataset", name, [*READERS, *sets])
-    with sets[name].attributed():
-        rows = list(sets[name].value(path))
+def _offered(name: str, path: Path | None, plugins: PluginSettings) -> Iterator[PromptRow]:
+    """The rows of a distribution's function: objects like the lines of a custom file."""
+    rows: list[object] = call_offered("datasets", name, path, list, plugins, READERS)
     for number, row in enumerate(rows, start=1):
         where = f"dataset {name}, row {number}"
         if not isinstance(row, Mapping):

@@ -39,7 +39,7 @@ class RunSettings(StrictModel):
 
     engine: EngineConfig = Field(description="in a notebook its fields stand beside these")
     dataset_name: str = Field(
-        default="packaged", description="or another of `dataset_files`, or one that a plugin registers"
+        default="packaged", description="or another of `dataset_files`, or one of the group `specdec.datasets`"
     )
     dataset_path: Path | None = Field(default=None, description="its file, for the data sets that have one")
     category: str | None = Field(default=None, description="None: all")

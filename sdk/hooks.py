@@ -99,20 +99,6 @@ class HookSpecs:
     def register_speculator_config(self, registry: Registry) -> None:
         """Say which checkpoints a proposer is for: proposer name -> callable(Checkpoint) -> bool."""
 
-    @hookspec
-    def register_datasets(self, registry: Registry) -> None:
-        """Offer prompt sets to `specdec bench --dataset-name`: name -> callable(path | None) -> iterable of objects.
-
-        Each object has "prompt", and optionally "prompt_id" and "category". `path` is `--dataset-path`.
-        """
-
-    @hookspec
-    def register_metrics_exporters(self, registry: Registry) -> None:
-        """Offer exporters to `LLM.export_metrics(name)`: name -> callable(sequence of metrics) -> str.
-
-        A metric has a `name`, `labels`, and either a `value` or `values` with one per draft position.
-        """
-
     @hookspec(firstresult=True)
     def resolve_proposer(self, spec: str) -> str | None:
         """A proposer's "module:Class" for a `method` that no registration knows. None means no answer."""

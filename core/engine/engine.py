@@ -51,6 +51,7 @@ class Engine:
         """
         settings = plugin_settings or PluginSettings.from_environment(os.environ)
         self.parts: Parts = assemble(config, speculative_config, settings)
+        self._plugins = settings
         self.config = config
         self.tokenizer = self.parts.tokenizer
         self.metrics = self.parts.metrics
@@ -230,11 +231,8 @@ class Engine:
         return self.metrics.collect(of_proposer=host.own_metrics if host else None)
 
     def export_metrics(self, exporter: str = PROMETHEUS) -> str:
-        """All counters as text: "prometheus", or an exporter that a hook plugin registers.
-
-        Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
-        """
-        return export(exporter, self.get_metrics(), self.parts.hooks)
+        """See `LLM.export_metrics`."""
+        return export(exporter, self.get_metrics(), self._plugins)
 
     def save_proposer_state(self, path: str | Path) -> None:
         """See `LLM.save_proposer_state`."""

@@ -1,4 +1,4 @@
-"""The engine's metrics as text: Prometheus's format, and those that hook plugins register."""
+"""The engine's metrics as text: Prometheus's format, and those that distributions offer."""
 
 from __future__ import annotations
 
@@ -8,27 +8,22 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from specdec.sdk.errors import not_offered
-
-from ..registry.hooks import HookPlugins
+from ..registry import PluginSettings
+from ..registry.functions import call_offered
 from ..request.metrics import Counter, Gauge, Metric, Vector
 
 PROMETHEUS = "prometheus"
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
-def export(name: str, metrics: Sequence[Metric], hooks: HookPlugins) -> str:
+def export(name: str, metrics: Sequence[Metric], plugins: PluginSettings) -> str:
     """The metrics in one format.
 
     Raises ConfigError SD-E132 if nobody offers it, PluginLoadError SD-E118 if a plugin's exporter fails.
     """
     if name == PROMETHEUS:
         return prometheus_text(metrics)
-    exporters = hooks.offered("register_metrics_exporters", "metrics exporter")
-    if name not in exporters:
-        raise not_offered("there is no such metrics exporter", name, [PROMETHEUS, *exporters])
-    with exporters[name].attributed():
-        return str(exporters[name].value(metrics))
+    return call_offered("metrics_exporters", name, metrics, str, plugins, [PROMETHEUS])
 
 
 @dataclass(frozen=True, eq=False)  # a registry keeps collectors by identity

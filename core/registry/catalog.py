@@ -13,7 +13,7 @@ from specdec.sdk.packaged import packaged
 from ..config.speculative_config import SpeculativeConfig
 from .checkpoint import Recogniser, recognise
 from .class_path import WITH_COLON, class_path, unregistered
-from .discovery import PluginEntry, PluginSettings, read_entry_points, with_status
+from .discovery import PluginEntry, PluginSettings, noun_of, read_entry_points, with_status
 from .importing import import_target
 
 CLASS_PATH_METHOD = "custom_class"
@@ -158,11 +158,11 @@ def _offered_twice(name: str, rows: list[PluginEntry]) -> PluginLoadError:
 
 def _not_usable(entry: PluginEntry) -> PluginLoadError:
     fixes = {
-        "SD-E104": "take it out of the list, or choose another proposer",
+        "SD-E104": f"take it out of the list, or choose another {noun_of(entry.kind)}",
         "SD-E103": "reinstall or upgrade the distribution, or report it to its author",
         "SD-E120": f"upgrade specdec-sdk, or install another version of {entry.distribution}",
     }
     facts = {"found": entry.target, "reason": entry.reason, "fix": fixes[entry.code or "SD-E103"]}
     what = "was written for another specdec-sdk" if entry.code == "SD-E120" else f"is {entry.status}"
-    summary = f'the proposer "{entry.name}" {what}'
+    summary = f'the {noun_of(entry.kind)} "{entry.name}" {what}'
     return PluginLoadError(entry.code or "SD-E103", summary, facts, plugin=entry.plugin)

@@ -1,6 +1,6 @@
 """What installed distributions offer, read from their metadata: no plugin is imported here.
 
-Two entry-point groups: `specdec.proposers` (a name -> a class) and `specdec.plugins` (an object with hooks).
+Entry-point groups: `specdec.proposers` (a name -> a class), `specdec.plugins` (hooks), others (a name -> a function).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 
 from .class_path import DOTTED
 
-Kind = Literal["proposers", "plugins"]
+Kind = Literal["proposers", "plugins", "datasets", "metrics_exporters"]
 Status = Literal["ok", "broken", "duplicate", "blocked"]
 
 TARGET = re.compile(rf"(?P<module>{DOTTED})\s*(:\s*(?P<attribute>{DOTTED}))?\s*(\[.*\])?")
@@ -27,7 +27,7 @@ TARGET = re.compile(rf"(?P<module>{DOTTED})\s*(:\s*(?P<attribute>{DOTTED}))?\s*(
 
 @dataclass(frozen=True, kw_only=True)
 class PluginEntry:
-    """One row: a proposer or a hook plugin that somebody offers, and whether it can be used."""
+    """One row: what somebody offers under a name, and whether it can be used."""
 
     kind: Kind
     name: str
@@ -98,6 +98,11 @@ class PluginSettings:
         return None
 
 
+def noun_of(kind: Kind) -> str:
+    """One of them, in a sentence."""
+    return kind.removesuffix("s").replace("_", " ")
+
+
 def discover(kind: Kind, settings: PluginSettings) -> tuple[PluginEntry, ...]:
     """The rows of an entry-point group, sorted by name."""
     return with_status(read_entry_points(kind), settings)
@@ -149,7 +154,7 @@ def _entries_of(distribution: importlib_metadata.IDistribution, kind: Kind, grou
     unmet = unmet_sdk_requirement(distribution.requires or ())
     for point in points:
         match = TARGET.fullmatch(point.value.strip())
-        if match is None or (kind == "proposers" and match["attribute"] is None):
+        if match is None or (kind != "plugins" and match["attribute"] is None):
             named = replace(row, name=point.name, target=point.value)
             yield _broken(named, f'malformed entry point {point.value!r}; expected "package.module:Class"')
             continue

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pluggy
 
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, did_you_mean, message
-from specdec.sdk.hooks import PROJECT_NAME, CheckedProposer, HookSpecs
+from specdec.sdk.hooks import PROJECT_NAME, HookSpecs
 
 from .attribution import attributing, author_frame, describe
 from .catalog import Registrations
@@ -37,12 +36,6 @@ class Offer:
     plugin: PluginId
     name: str
     value: Any
-
-    @contextmanager
-    def attributed(self) -> Iterator[None]:
-        """Where the value is used: what it raises becomes PluginLoadError SD-E118, naming the plugin."""
-        with attributing("SD-E118", f'"{self.name}", registered by the plugin', self.plugin, SpecdecError):
-            yield
 
 
 class _Registry:
@@ -78,7 +71,14 @@ class HookPlugins:
         """What the registry of proposers needs. Raises PluginLoadError if a `register_*` hook fails."""
         proposers = tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
         recognisers = tuple(_offered_recogniser(offer) for offer in self.offers("register_speculator_config"))
-        return Registrations(proposers, recognisers, self.resolve_proposer, self.adapt_proposer, self.isolate_proposer)
+        hook = self._manager.hook
+        return Registrations(
+            proposers,
+            recognisers,
+            resolve_proposer=lambda spec: hook.resolve_proposer(spec=spec),
+            adapt_proposer=lambda each: each if (found := hook.adapt_proposer(candidate=each)) is None else found,
+            isolate_proposer=lambda isolation, proposer: hook.isolate_proposer(isolation=isolation, proposer=proposer),
+        )
 
     def offers(self, hook_name: str) -> list[Offer]:
         """Everything that plugins add in one `register_*` hook. Strict: raises PluginLoadError SD-E118."""
@@ -86,42 +86,10 @@ class HookPlugins:
         getattr(self._manager.hook, hook_name)(registry=found)
         return found
 
-    def offered(self, hook_name: str, noun: str) -> dict[str, Offer]:
-        """What plugins add in a hook whose values are called, by name.
-
-        Raises PluginLoadError SD-E118 for a name that two plugins offer, or a value that cannot be called.
-        """
-        found: dict[str, Offer] = {}
-        for offer in self.offers(hook_name):
-            if offer.name in found:
-                facts = {"also by": found[offer.name].plugin, "fix": "block one of them (SPECDEC_DISABLE_PLUGINS)"}
-                summary = f'the {noun} "{offer.name}" is offered twice'
-                raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
-            if not callable(offer.value):
-                facts = {"expected": "something that can be called", "found": repr(offer.value)}
-                summary = f'the {noun} "{offer.name}" cannot be called'
-                raise PluginLoadError("SD-E118", summary, facts, plugin=offer.plugin)
-            found[offer.name] = offer
-        return found
-
     def add(self, plugin: object, name: str) -> None:
         """Call the hooks of an object of this process too. Raises PluginLoadError SD-E117 for an unusable hook."""
         kind = type(plugin)
         self._admit(plugin, PluginId(name, f"{kind.__module__}:{kind.__qualname__}"))
-
-    def resolve_proposer(self, spec: str) -> str | None:
-        """The first plugin's "module:Class" for a `method` that nobody registered, or None."""
-        target: str | None = self._manager.hook.resolve_proposer(spec=spec)
-        return target
-
-    def adapt_proposer(self, candidate: Any) -> Any:
-        """The first plugin's proposer around a class for another engine; any other object as it is."""
-        adapted = self._manager.hook.adapt_proposer(candidate=candidate)
-        return candidate if adapted is None else adapted
-
-    def isolate_proposer(self, isolation: Any, proposer: CheckedProposer) -> Any:
-        """The first plugin's class that runs the proposer apart from the engine, or None."""
-        return self._manager.hook.isolate_proposer(isolation=isolation, proposer=proposer)
 
     def _loaded(self, entry: PluginEntry) -> PluginEntry:
         try:

@@ -23,11 +23,11 @@ def site(tmp_path):
 def install(site):
     """Write a distribution with one module: its metadata and its source."""
 
-    def write(name, version="1.0", proposers=(), plugins=(), module=None, source="", metadata=""):
+    def write(name, version="1.0", proposers=(), plugins=(), others=None, module=None, source="", metadata=""):
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}")
-        groups = {"specdec.proposers": proposers, "specdec.plugins": plugins}
+        groups = {"specdec.proposers": proposers, "specdec.plugins": plugins} | (others or {})
         lines = [line for group, items in groups.items() if items for line in (f"[{group}]", *items)]
         (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
         if module:

@@ -43,13 +43,13 @@ def write_module(site):
 def install(site):
     """Write the metadata of a distribution: its entry points as "name = value" lines, its requirements."""
 
-    def write(name, version="1.0", proposers=(), plugins=(), requires=(), entry_points=None):
+    def write(name, version="1.0", proposers=(), plugins=(), others=None, requires=(), entry_points=None):
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir()
         lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
         lines += [f"Requires-Dist: {requirement}" for requirement in requires]
         (folder / "METADATA").write_text("\n".join(lines) + "\n")
-        groups = {"specdec.proposers": proposers, "specdec.plugins": plugins}
+        groups = {"specdec.proposers": proposers, "specdec.plugins": plugins} | (others or {})
         text = "".join(f"[{group}]\n" + "\n".join(items) + "\n" for group, items in groups.items() if items)
         (folder / "entry_points.txt").write_text(text if entry_points is None else entry_points)
 

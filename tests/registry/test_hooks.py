@@ -1,17 +1,12 @@
 import inspect
-import re
 
 import pytest
 
 from specdec import LLM, SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.engine.exporters import export
 from specdec.core.registry import PluginSettings, Registry
 from specdec.core.registry.discovery import discover
 from specdec.core.registry.hooks import HookPlugins
-from specdec.core.request.metrics import Counter, Vector
-from specdec.lab.datasets import PromptRow, load_dataset
-from specdec.sdk import ConfigError
 from specdec.sdk.errors import PluginLoadError
 from specdec.sdk.hooks import HookSpecs, StepStats
 
@@ -287,93 +282,6 @@ def test_name_registered_by_two_plugins_is_a_duplicate(install, write_module):
         registry.find("hooked")
 
 
-DATASET = """
-from specdec.sdk import hookimpl
-@hookimpl
-def register_datasets(registry):
-    registry.add("odes", rows)
-def rows(path):
-    {body}
-"""
-
-
-def test_a_registered_dataset_is_read_by_name(offer, tmp_path):
-    offer(DATASET.format(body="yield {'prompt': f'Ode to {path}', 'category': 'c'}; yield {'prompt': 'b'}"))
-    assert load_dataset("odes", tmp_path) == [PromptRow("1", "c", f"Ode to {tmp_path}"), PromptRow("2", "all", "b")]
-
-
-@pytest.mark.parametrize(
-    ("body", "error", "told"),
-    [
-        ("yield {}['poem']", PluginLoadError, "dist-h:hooks 0.3.1"),
-        ("return [{'text': 'a'}]", ConfigError, "dataset odes, row 1: a row has one of prompt"),
-        ("return ['a']", ConfigError, "dataset odes, row 1: not an object"),
-        ("return [{'prompt': 'a', 'prompt_id': 1}] * 2", ConfigError, "two prompts have the id '1'"),
-        ("return []", ConfigError, "'dataset odes' holds no prompt"),
-    ],
-    ids=["raises", "key", "text", "ids", "empty"],
-)
-def test_a_registered_dataset_that_fails_is_attributed(offer, body, error, told):
-    offer(DATASET.format(body=body))
-    with pytest.raises(error, match=re.escape(told)):
-        load_dataset("odes", None)
-
-
-def test_an_unknown_dataset_is_told_what_is_offered(offer):
-    offer(DATASET.format(body="return []"))
-    with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  odes.*packaged, custom, .*sharegpt, odes"):
-        load_dataset("ode", None)
-
-
-EXPORTER = """
-from specdec.sdk import hookimpl
-@hookimpl
-def register_metrics_exporters(registry):
-    registry.add("lines", {value})
-"""
-METRICS = [
-    Counter("specdec:steps", 3, {"model_name": 'a "b"'}),
-    Vector("specdec:accepted", (2, 1), {"engine": "0"}),
-    Counter("specdec:steps", 4, {"model_name": "c"}),
-]
-
-
-def test_a_registered_exporter_gets_the_metrics(offer):
-    offer(EXPORTER.format(value="lambda metrics: '+'.join(metric.name for metric in metrics)"))
-    assert export("lines", METRICS, load()) == "specdec:steps+specdec:accepted+specdec:steps"
-
-
-@pytest.mark.parametrize("value", ["lambda metrics: 1 / 0", "3"])
-def test_an_exporter_that_fails_is_attributed(offer, value):
-    offer(EXPORTER.format(value=value))
-    with pytest.raises(PluginLoadError, match=r"(?s)SD-E118.*dist-h:hooks 0\.3\.1"):
-        export("lines", METRICS, load())
-
-
-def test_a_name_offered_by_two_plugins_is_refused(install, write_module):
-    for number in (1, 2):
-        write_module(f"h{number}", EXPORTER.format(value="str"))
-        install(f"dist-{number}", plugins=[f"hooks{number} = h{number}"])
-    with pytest.raises(PluginLoadError, match=r'(?s)"lines" is offered twice.*dist-1:hooks1'):
-        export("lines", METRICS, load())
-
-
-def test_an_unknown_exporter_is_told_what_is_offered(offer):
-    offer(EXPORTER.format(value="str"))
-    with pytest.raises(ConfigError, match=r"(?s)SD-E132.*did you mean  lines.*prometheus, lines"):
-        export("line", METRICS, load())
-
-
-def test_prometheus_text_has_one_sample_per_label_set():
-    samples = [line for line in export("prometheus", METRICS, load()).splitlines() if not line.startswith("#")]
-    assert samples == [
-        'specdec:steps_total{model_name="a \\"b\\""} 3.0',
-        'specdec:steps_total{model_name="c"} 4.0',
-        'specdec:accepted_total{engine="0",position="0"} 2.0',
-        'specdec:accepted_total{engine="0",position="1"} 1.0',
-    ]
-
-
 MAGIC = """
 @hookimpl
 def resolve_proposer(spec):
@@ -401,17 +309,13 @@ def noting(name):
 
 
 def test_every_hook_is_called(offer):
-    """In one run: a proposer of two hooks fails, a request ends, a dataset and an exporter are asked for."""
+    """In one run: a proposer of two hooks fails, and a request ends."""
     others = "".join(noting(name) for name in HOOKS if name not in ("resolve_proposer", "isolate_proposer"))
     offer("from specdec.sdk import hookimpl\ncalled = []\n" + others + MAGIC)
     config = {"method": "magic", "num_speculative_tokens": 2, "on_proposer_error": "skip_step"}
     config["isolation"] = {"kind": "apart"}
     with LLM("tiny", speculative_config=config, max_model_len=128) as llm:
         llm.generate(["def main("], SamplingParams(temperature=0, max_tokens=4))
-        with pytest.raises(ConfigError):
-            llm.export_metrics("nowhere")
-    with pytest.raises(ConfigError):
-        load_dataset("nowhere", None)
     assert set(imported("h_mod").called) == set(HOOKS)
 
 

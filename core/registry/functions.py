@@ -1,0 +1,34 @@
+"""Functions that distributions offer by name, in an entry-point group of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from specdec.sdk.errors import PluginLoadError, SpecdecError, not_offered
+
+from .attribution import attributing
+from .catalog import Registry
+from .discovery import Kind, PluginSettings, noun_of, read_entry_points, with_status
+from .importing import import_target
+
+T = TypeVar("T")
+
+
+def call_offered(
+    kind: Kind, name: str, argument: object, form: Callable[[Any], T], settings: PluginSettings, ours: Iterable[str]
+) -> T:
+    """What the function of this name returns, in one form. ours: names that are not looked for here.
+
+    Raises as `Registry.find` and `import_target` do; ConfigError SD-E132 if nobody has it, PluginLoadError SD-E118.
+    """
+    offered, noun = Registry(with_status(read_entry_points(kind), settings)), noun_of(kind)
+    entry = offered.find(name)
+    if entry is None:
+        raise not_offered(f"there is no such {noun}", name, [*ours, *(each.name for each in offered.entries)])
+    function = import_target(entry.plugin, noun)
+    if not callable(function):
+        found = {"found": repr(function)}
+        raise PluginLoadError("SD-E118", f'the {noun} "{name}" cannot be called', found, plugin=entry.plugin)
+    with attributing("SD-E118", f"the {noun}", entry.plugin, SpecdecError):
+        return form(function(argument))
