@@ -31,10 +31,10 @@ from .model.partial_target import PartialTarget
 from .model.target import TargetOutput
 from .model.tokenizer import load_tokenizer
 from .proposing.admission import Withheld, admit
+from .proposing.between_steps import prefix_of
 from .proposing.draft_check import SUM_TOLERANCE
 from .proposing.draft_store import DistributionBuffers, DraftStore, TakenDrafts
 from .proposing.draft_table import CheckedDraft, DraftReport
-from .proposing.own_metrics import prefix_of
 from .proposing.proposer_host import ProposerHost
 from .proposing.services import BlockDraftKV, EngineServices, KVStorage, logit_scale
 from .proposing.speculation import Speculation, SpeculativeSettings

@@ -15,11 +15,11 @@ from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
 from ..kernels.backend import compiler
-from ..model.inference_form import check_quantization
+from ..model.inference_form import check_quantization, experts_settings
 from ..model.model_class import text_config
 from ..model.model_support import locate_model, longest_length, state_layers
 from ..model.stored_quantization import check_stored_quantization
-from ..model.target import experts_settings, load_config
+from ..model.target import load_config
 from ..proposing.admission import Withheld
 from ..proposing.speculation import Speculation, SpeculativeSettings
 from ..registry import PluginSettings

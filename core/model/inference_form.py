@@ -1,10 +1,11 @@
-"""A network's layers in the form in which they run fastest, its weights in int8 where that is asked for."""
+"""The form in which a network runs: fused layers, int8 weights, and what its experts are computed by."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec.sdk.errors import ConfigError, not_offered
 
@@ -20,6 +21,19 @@ def check_quantization(name: str | None, where: str) -> None:
         return
     stored = {"or": "a checkpoint that is stored quantised: it is loaded as it is"}
     raise not_offered(f"{where}.quantization has a value that is not offered", name, QUANTIZATIONS, **stored)
+
+
+def experts_settings(moe_backend: str | None) -> dict[str, str]:
+    """What `from_pretrained` is told: nothing for None and "auto", so that transformers chooses.
+
+    Raises ConfigError SD-E132 for a name that transformers does not know.
+    """
+    if moe_backend in (None, "auto"):
+        return {}
+    offered = ["auto", "eager", *sorted(ALL_EXPERTS_FUNCTIONS.valid_keys())]
+    if moe_backend not in offered:
+        raise not_offered("moe_backend names no experts implementation", str(moe_backend), offered)
+    return {"experts_implementation": str(moe_backend)}
 
 
 def prepare(

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError, not_offered
+from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError
 
 from ..cache.kv_cache import LayerShape
 from ..kernels.attention_spec import AttentionContext
@@ -28,6 +27,7 @@ from .attention import (
 from .find_mixers import made_ragged, recorded
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
+from .inference_form import experts_settings
 from .loading import loading
 from .masks import Limits, asking_for_masks, hand_on
 from .mixers import Mixer, Mixers
@@ -253,19 +253,6 @@ class TargetModel:
         if hidden_states:  # states of another form are refused now, and not in a step
             self.dummy_pass(2, 1)
             self._hidden.take()
-
-
-def experts_settings(moe_backend: str | None) -> dict[str, str]:
-    """What `from_pretrained` is told: nothing for None and "auto", so that transformers chooses.
-
-    Raises ConfigError SD-E132 for a name that transformers does not know.
-    """
-    if moe_backend in (None, "auto"):
-        return {}
-    offered = ["auto", "eager", *sorted(ALL_EXPERTS_FUNCTIONS.valid_keys())]
-    if moe_backend not in offered:
-        raise not_offered("moe_backend names no experts implementation", str(moe_backend), offered)
-    return {"experts_implementation": str(moe_backend)}
 
 
 def _check_tensors(path: str, report: Mapping[str, Any]) -> None:

@@ -15,8 +15,7 @@ from specdec.sdk.extensions import Trees
 from specdec.sdk.needs import DistributionForm, Needs
 from specdec.sdk.types import DistributionKind, Draft, DraftDistribution, StepView
 
-from .draft_support import target_to_draft
-from .draft_table import CheckedDraft, DraftReport, measure
+from .draft_table import CheckedDraft, DraftReport, measure, target_to_draft
 from .tree_check import by_node, tree_error
 from .view_guard import is_due
 
@@ -70,37 +69,14 @@ class DraftChecker:
         `budgets` are the step's, one per request, from the engine rather than from a view that may have been changed.
         """
         draft = self._checked_form(draft, step)
-        self._num_checked_distributions += draft.distribution is not None
-        due = draft.distribution is not None and is_due(self._num_checked_distributions)
-        kinds = self._checked_kinds(draft.distribution, step, due=due)
-        if draft.parents is not None:
-            return self._checked_trees(draft, step, budgets, kinds, due=due)
-        if self._read_late:
+        kinds, due = self._checked_kinds(draft.distribution, step)
+        if self._read_late and draft.parents is None:  # trees are read at once
+            if due:
+                self._check_sums(draft, step.request_ids)
             numbers = measure(draft, kinds, self._t2d, self._vocab_size)
-            checked = CheckedDraft(budgets, [None] * len(budgets), numbers, draft.distribution, kinds)
-        else:
-            reports = self._read(draft, kinds)
-            self.check_reports(step.request_ids, budgets, reports, draft)
-            checked = CheckedDraft.read(reports, draft.distribution)
-        if due:
-            self._check_sums(draft, step.request_ids)
-        return checked
-
-    def _checked_trees(
-        self, draft: Draft, step: StepView, budgets: Sequence[int], kinds: frozenset[int], *, due: bool
-    ) -> CheckedDraft:
-        """As `check`, for a draft with parents."""
-        assert draft.parents is not None, "its caller looked"
-        if not self._draws_trees:
-            fix = "needs = Needs(extensions=(Trees(), ...)), or leave parents out"
-            raise self._error("SD-E290", "a draft has parents, and trees were not asked for", {"fix": fix})
-        nodes = by_node(draft)
+            return CheckedDraft(budgets, [None] * len(budgets), numbers, draft.distribution, kinds)
+        nodes = draft if draft.parents is None else by_node(draft)
         reports = self._read(nodes, kinds)
-        self._check_lengths([each.length for each in reports], step.request_ids, budgets)
-        replacement = draft.distribution is not None and draft.distribution.replacement
-        wrong = tree_error(reports, step.request_ids, self._max_depth, replacement=replacement)
-        if wrong is not None:
-            raise self._error(*wrong)
         self.check_reports(step.request_ids, budgets, reports, nodes)
         if due:
             self._check_sums(nodes, step.request_ids)
@@ -113,8 +89,16 @@ class DraftChecker:
         reports: Sequence[DraftReport],
         draft: Draft | None = None,
     ) -> None:
-        """Lengths and ids, and whether the distributions can have drawn them. draft: None where it is gone by now."""
+        """Lengths, trees and ids, and whether the distributions can have drawn them.
+
+        draft: None where it is gone by now.
+        """
         self._check_lengths([each.length for each in reports], request_ids, budgets)
+        if draft is not None and draft.parents is not None:
+            replacement = draft.distribution is not None and draft.distribution.replacement
+            wrong = tree_error(reports, request_ids, self._max_depth, replacement=replacement)
+            if wrong is not None:
+                raise self._error(*wrong)
         self._check_ids([each.token_ids[: each.length] for each in reports], request_ids)
         for b, each in enumerate(reports):
             if each.num_usable < each.length:
@@ -138,6 +122,9 @@ class DraftChecker:
         self._check_form("token_ids", draft.token_ids, (len(step), width), _INTEGERS)
         self._check_form("lengths", draft.lengths, (len(step),), _INTEGERS)
         if draft.parents is not None:
+            if not self._draws_trees:
+                fix = "needs = Needs(extensions=(Trees(), ...)), or leave parents out"
+                raise self._error("SD-E290", "a draft has parents, and trees were not asked for", {"fix": fix})
             self._check_form("parents", draft.parents, (len(step), width), _INTEGERS)
         return draft
 
@@ -196,15 +183,20 @@ class DraftChecker:
                     },
                 )
 
-    def _checked_kinds(self, distribution: DraftDistribution | None, step: StepView, *, due: bool) -> frozenset[int]:
-        """The kinds that its rows may have, besides one-hot; their tensors have the right form."""
+    def _checked_kinds(self, distribution: DraftDistribution | None, step: StepView) -> tuple[frozenset[int], bool]:
+        """The kinds that its rows may have, besides one-hot, and whether sums are to be checked.
+
+        The tensors of these kinds have the right form.
+        """
         if distribution is None:
-            return frozenset()
+            return frozenset(), False
         if not isinstance(distribution, DraftDistribution):
             facts = {"expected": "specdec.sdk.DraftDistribution, or None", "found": type(distribution).__name__}
             raise self._error("SD-E204", "Draft.distribution is no DraftDistribution", facts)
         shape = (len(step), step.width)
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
+        self._num_checked_distributions += 1
+        due = is_due(self._num_checked_distributions)
         kinds = self._kinds_of(distribution) if due or self._sees_kinds else frozenset()
         if not self._sees_kinds:
             kinds |= self._possible_kinds(distribution)
@@ -223,7 +215,7 @@ class DraftChecker:
         for kind in kinds:
             for name, tensor, form, dtypes in wanted[DistributionKind(kind)]:
                 self._check_form(f"distribution.{name}", tensor, form, dtypes)
-        return kinds
+        return kinds, due
 
     def _impossible(
         self, request_id: str, b: int, report: DraftReport, distribution: DraftDistribution | None

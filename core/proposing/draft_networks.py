@@ -17,10 +17,10 @@ from specdec.sdk.model_proposer.updates import require_fit
 
 from ..kernels.backend import Backend
 from ..model.attention import ATTENTION_NAME
-from ..model.inference_form import prepare
+from ..model.inference_form import experts_settings, prepare
 from ..model.model_class import text_config
 from ..model.model_support import refuse_unsupported
-from ..model.target import TargetModel, experts_settings, load_config
+from ..model.target import TargetModel, load_config
 
 _STUB_VOCABULARY = 1
 

@@ -158,15 +158,18 @@ class TakenDrafts:
 
         tokens [N]: the batch's, which drafts of a device are put into. sent: what `columns` gave.
         """
-        lengths, width = sent[0], self.width
+        lengths, width, columns = sent[0], self.width, iter(sent[1:])
         if self.table is None or not width:
-            token_ids = sent[1][: len(lengths) * width].view(len(lengths), width)
-            parents = None if self.parents is None else sent[2][: token_ids.numel()].view(token_ids.shape)
-            found = self.distributions(sent[2 if parents is None else 4 :])
-            if found is not None and parents is not None:
-                found = replace(found, replacement=sent[3].bool())
+            shape = len(lengths), width
+            token_ids = next(columns)[: len(lengths) * width].view(shape)
+            parents = replacement = None
+            if self.parents is not None:
+                parents, replacement = next(columns)[: token_ids.numel()].view(shape), next(columns).bool()
+            found = self.distributions(list(columns))
+            if found is not None and replacement is not None:
+                found = replace(found, replacement=replacement)
             return DraftRows(token_ids, lengths, found, parents), token_ids[:, :0]
-        rows, places, sources = sent[1:]
+        rows, places, sources = columns
         numbers, token_ids = self.table.gather(rows, lengths, width)
         tokens.index_copy_(0, places, token_ids.view(-1)[sources].clamp_(min=0))
         return DraftRows(token_ids, lengths, self.distributions([rows, self.table.kinds(numbers)])), numbers

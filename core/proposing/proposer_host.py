@@ -3,56 +3,36 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from specdec.sdk.calls import right_call
 from specdec.sdk.errors import ProposerError, SpecdecError
 from specdec.sdk.hooks import StepStats
 from specdec.sdk.services import Services
 from specdec.sdk.types import RequestView, StepView, TargetInfo
 
-from ..registry.attribution import FIELDS, author_frame, describe, is_complete, undeclared
 from ..registry.load import LoadedProposer, construct
 from ..registry.proposer_state import find_state, has_state, require_state, save_state
 from ..request.metrics import EngineMetrics
+from .between_steps import as_tensors, own_metrics, require_updatable
+from .contained_calls import ContainedCalls, OnProposerError
 from .draft_check import DraftChecker
 from .draft_table import CheckedDraft, DraftReport
 from .early_passes import EarlyPasses
-from .new_weights import as_tensors, require_updatable
-from .own_metrics import own_metrics
 from .pace import Pace
 from .view_guard import Snapshot, is_due
 from .views import ViewBuilder
 
 logger = logging.getLogger("specdec")
 
-Answer = TypeVar("Answer")
-OnProposerError = Literal["raise", "skip_step", "disable"]
-MAX_ERRORS = 3
-EFFECTS: dict[OnProposerError, str] = {
-    "raise": "raised when the step is complete; requests keep what it committed and can go on",
-    "skip_step": "going on without these drafts; what is generated does not change",
-    "disable": f"going on without these drafts, after {MAX_ERRORS} errors without any; the output does not change",
-}
 
-
-class ProposerHost:
-    """Calls a proposer and lets none of its failures reach the requests.
-
-    `on_proposer_error`: "skip_step" goes on without this step's drafts; "disable" does the same and stops asking after
-    three failures; "raise" raises a ProposerError, within `raising_last` at its end. What is generated is the same in
-    each case.
-    """
+class ProposerHost(ContainedCalls):
+    """Calls a proposer and lets none of its failures reach the requests."""
 
     def __init__(
         self,
@@ -73,11 +53,10 @@ class ProposerHost:
         """
         self.proposer = proposer = construct(loaded)
         self.loaded = loaded
-        self.plugin = loaded.plugin
         self.needs = loaded.needs
         self.width = loaded.config.width
         self.views = views or ViewBuilder(loaded.needs, self.width, info, device)
-        self.enabled = True
+        super().__init__(loaded.plugin, self.views.absent, policy, metrics, on_error)
         self.keeps_pace = True  # False: the target is no real one, so nothing is said of what it costs
         self._passes: EarlyPasses | None = None
         self.own_metrics: dict[str, float] = {}  # its own figures, as it told them last
@@ -88,34 +67,15 @@ class ProposerHost:
         self._checker = DraftChecker(
             loaded.plugin, loaded.needs, info.vocab_size, device, read_late=read_late, max_depth=max_depth
         )
-        self._policy = policy
-        self._metrics = metrics
-        self._on_error = on_error
-        self._num_errors = 0
-        self._num_of_kind: Counter[tuple[str, str]] = Counter()  # by code, and type of the exception
         self._num_steps = 0
         self.draft_seconds = 0.0  # of the step that runs
         self._pace = Pace(loaded.plugin)
         self._started: set[str] = set()
         self._stale: set[str] = set()  # requests whose steps the proposer has not all seen
-        self._held: list[ProposerError] | None = None  # to be raised; None: errors are raised where they happen
 
     def wants_drafts_for(self, request_id: str) -> bool:
         """Whether a draft for this request can be asked for."""
         return self.enabled and request_id not in self._stale
-
-    @contextmanager
-    def raising_last(self) -> Iterator[None]:
-        """What happens inside happens as under "skip_step"; the first error is raised at the end, others its notes."""
-        held = self._held = []
-        try:
-            yield
-        finally:
-            self._held = None
-        if held:
-            for other in held[1:]:
-                held[0].add_note(str(other))
-            raise held[0]
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Bind it to the services: it loads its weights. A failure stops the start under any policy."""
@@ -271,68 +231,3 @@ class ProposerHost:
     def _notified(self, method: str, *args: object) -> bool:
         self._methods[method](*args)
         return True
-
-    def _contained(
-        self, method: str, call: Callable[[], Answer], request_ids: Sequence[str] = (), *, failed: Answer
-    ) -> Answer:
-        """What the call returns; `failed` where it raises and the policy goes on."""
-        try:
-            return self._attempt(method, call)
-        except SpecdecError as raised:
-            error = raised
-        self._handle(error if isinstance(error, ProposerError) else self._attributed(method, error), request_ids)
-        return failed
-
-    def _attempt(self, method: str, call: Callable[[], Answer]) -> Answer:
-        """What the call returns. Raises SpecdecError alone: a proposer may not end the process, whatever it raises."""
-        sys.audit("specdec.call", self.plugin, method)
-        try:
-            return call()
-        except BaseException as error:  # an interrupt is the user's
-            if isinstance(error, KeyboardInterrupt) or (isinstance(error, SpecdecError) and is_complete(error)):
-                raise
-            raise self._attributed(method, error) from error
-        finally:
-            sys.audit("specdec.call_ended")
-
-    def _attributed(self, method: str, error: BaseException) -> ProposerError:
-        facts = {"where": author_frame(error, self.plugin.target)}
-        missing, call = undeclared(error, self.views.absent), right_call(error)
-        if missing:
-            facts["likely"] = f"a field of the step that is not declared is None: {', '.join(missing)}"
-            facts["fix"] = f"needs = Needs({', '.join(dict.fromkeys(FIELDS[name] for name in missing))}, ...)"
-        elif call:
-            facts["fix"] = call
-        code = "SD-E222" if missing else "SD-E210"
-        raised = ProposerError(code, f"{method} raised {describe(error)}", facts, plugin=self.plugin)
-        raised.__cause__ = error
-        return raised
-
-    def _handle(self, error: ProposerError, request_ids: Sequence[str]) -> None:
-        error = self._placed(error, request_ids)
-        self._metrics.proposer_errors[error.code] += 1
-        if self._policy == "raise":
-            if self._held is None:
-                raise error
-            self._held.append(error)
-            return
-        self._num_errors += 1
-        kind = error.code, type(error.__cause__).__name__
-        self._num_of_kind[kind] += 1
-        if self._policy == "disable" and self._num_errors >= MAX_ERRORS:
-            self.enabled = False
-            logger.warning("%s\n  disabled after %d errors; decoding goes on without drafts", error, MAX_ERRORS)
-        elif str(self._num_of_kind[kind]).strip("0") == "1":  # 1, 10, 100, ...
-            logger.warning("%s\n  errors of this kind so far: %d", error, self._num_of_kind[kind])
-        self._on_error(error=error)
-
-    def _placed(self, error: ProposerError, request_ids: Sequence[str]) -> ProposerError:
-        """The same error with the step, its requests, and what the policy makes of it."""
-        names = ", ".join(map(repr, request_ids[:4])) + (f" and {len(request_ids) - 4} more" if request_ids[4:] else "")
-        noun = "request" if len(request_ids) == 1 else "requests"
-        number = max(self._metrics.counts["num_steps"], 1)  # other engines count none
-        facts = {"step": f"{number}, {noun} {names}"} if names else {}
-        facts["effect"] = f'on_proposer_error="{self._policy}": {EFFECTS[self._policy]}'
-        placed = ProposerError(error.code, error.summary, error.facts | facts, plugin=error.plugin or self.plugin)
-        placed.__cause__ = error.__cause__
-        return placed

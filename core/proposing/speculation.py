@@ -18,16 +18,13 @@ from ..cache.kv_cache import LayerShape
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..device_memory import spare_memory
 from ..kernels.backend import Backend
-from ..model.inference_form import check_quantization
-from ..model.target import experts_settings
-from ..registry import LoadedProposer, PluginSettings, Registry, load_proposer
-from ..registry.hooks import HookPlugins, Observers
+from ..model.inference_form import check_quantization, experts_settings
+from ..registry import HookPlugins, LoadedProposer, Observers, PluginSettings, Registry, load_proposer
 from ..rejection.sampler import LOSSY, VerificationRule, rule_of
 from ..request.metrics import EngineMetrics
 from .admission import Admission, Withheld, admit, target_layers_used
 from .draft_store import DistributionBuffers
-from .draft_support import target_to_draft
-from .draft_table import DraftTable
+from .draft_table import DraftTable, target_to_draft
 from .proposer_host import ProposerHost
 from .services import BlockDraftKV, Capture, Compile, EngineServices, LayerSource
 from .target_access import OwnLayers, TargetAccess

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from specdec import SamplingParams
 from specdec.core.proposing.draft_check import DraftChecker
-from specdec.core.proposing.draft_support import can_draw, target_to_draft
-from specdec.core.proposing.draft_table import DraftReport, DraftTable, measure
+from specdec.core.proposing.draft_table import DraftReport, DraftTable, can_draw, measure, target_to_draft
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerError, StrictModel
 from specdec.sdk.errors import PluginId
 from specdec.testing import step_view
