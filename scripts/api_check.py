@@ -26,6 +26,7 @@ UNPUBLISHED = "was no release and binds nobody: take this in with python -m scri
 PUBLISHED = ROOT / "tests" / "sdk" / "api.pyi"
 CONTRACT = "specdec.sdk."
 EXTENSIONS = "specdec.sdk.extensions."
+NOTICE = re.compile(r"^# deprecated (\S+) since (\d+)\.(\d+) until (\d+)\.(\d+)$", re.MULTILINE)
 PROVISIONAL = (
     "specdec.adapters.",
     "specdec.sdk.checkpoint.",
@@ -67,6 +68,7 @@ def faults(published: str, found: str, prose: Callable[[str], str]) -> list[str]
         listed = changes(old, new)
     if before.binds:
         demands = [*_too_low(listed, before, after)] or [*_undated(listed, before, after, prose)]
+        demands += [*_unannounced(listed, published, before, after), *_misdated(found, after)]
     else:
         same = not listed and before == after
         demands = [] if same else [f"{before.package} {UNPUBLISHED}"]
@@ -123,6 +125,25 @@ def _undated(listed: Sequence[Change], before: Numbers, after: Numbers, prose: C
         dated = re.search(r"Since API (\d+)\.(\d+)", prose(change.path))
         if dated is None or not before.api < (int(dated[1]), int(dated[2])) <= after.api:
             yield f'{change.path} must say "Since API {after.api[0]}.{after.api[1]}" in its docstring or comment'
+
+
+def _unannounced(listed: Sequence[Change], published: str, before: Numbers, after: Numbers) -> Iterator[str]:
+    """Names of the contract that a major takes away, and that two minors did not say it of."""
+    notices = [(name, (int(a), int(b)), (int(c), int(d))) for name, a, b, c, d in NOTICE.findall(published)]
+    for change in listed:
+        if not change.is_removal or not change.path.startswith(CONTRACT) or change.path.startswith(PROVISIONAL):
+            continue
+        told = [since for name, since, until in notices if change.path.endswith(f".{name}") and until == after.api]
+        if after.api[0] > before.api[0] and not any(since < before.api for since in told):
+            yield f"{change.path} goes in {after.api}, and two minors before have to say so with `deprecated`"
+
+
+def _misdated(found: str, after: Numbers) -> Iterator[str]:
+    """Notices for a version that may not take a name away, or from one that is not there yet."""
+    for name, *numbers in NOTICE.findall(found):
+        since, until = (int(numbers[0]), int(numbers[1])), (int(numbers[2]), int(numbers[3]))
+        if since > after.api or until <= after.api or until[1] != 0:
+            yield f"{name} is deprecated since {since} until {until}: it goes in a major that comes later, and with it"
 
 
 def _prose(package: griffe.Module) -> Callable[[str], str]:

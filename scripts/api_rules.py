@@ -16,6 +16,7 @@ OPEN = {"Phase", "DistributionKind"}  # enumerations of which the contract says 
 KINDS = {"classmethod", "staticmethod", "property"}
 NUMBERS = {"API_VERSION", "version"}  # they are meant to change
 NEW = "new"
+REMOVED = "removed"  # the end of what griffe calls it
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Change:
     @property
     def is_new(self) -> bool:
         return self.what == NEW
+
+    @property
+    def is_removal(self) -> bool:
+        return self.what.endswith(REMOVED)
 
     def __str__(self) -> str:
         return f"{'breaking' if self.breaking else 'additive'}  {self.path}: {self.what}"

@@ -14,6 +14,7 @@ SOURCES = Path(__file__).parents[1] / "src"
 PUBLIC_BELOW = ("specdec.sdk", "specdec.adapters")  # each module there that has an `__all__`
 PUBLIC = ("specdec", "specdec.testing")
 HEADING = "# module "
+NOTICE = "deprecated"  # the function that says so, in sdk/errors.py
 PRELUDE = "from dataclasses import KW_ONLY, dataclass\nfrom enum import Enum, IntEnum, StrEnum\n"
 
 
@@ -31,7 +32,7 @@ def stub(package: griffe.Module) -> str:
         names = sorted(map(str, module.exports or ()))
         declarations = "".join(_declaration(name, module[name], names) for name in names)
         sections.append(f"{HEADING}{module.path}\n{declarations}")
-    return "\n".join(sections)
+    return "".join([*map(_notice, _notices(package)), "\n".join(sections)])
 
 
 def public_modules(package: griffe.Module) -> list[griffe.Module]:
@@ -58,6 +59,20 @@ def parsed(text: str) -> Iterator[griffe.Module]:
         modules[file] = PRELUDE + code
     with griffe.temporary_visited_package("specdec", modules) as package:
         yield package
+
+
+def _notices(package: griffe.Module) -> Iterator[ast.Call]:
+    """Calls in the sources that say that a name goes."""
+    for module in walk(package):
+        if isinstance(module.filepath, Path):
+            for node in ast.walk(ast.parse(module.filepath.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == NOTICE:
+                    yield node
+
+
+def _notice(call: ast.Call) -> str:
+    told = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+    return f"# {NOTICE} {ast.literal_eval(call.args[0])} since {told['since']} until {told['removed_in']}\n"
 
 
 def _declaration(name: str, member: griffe.Object | griffe.Alias, public: Collection[str]) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from scripts import api_check
+from scripts import api_check, api_stub
 
 PUBLISHED = """\
 # specdec-sdk 1.3.0
+# deprecated Draft.confidence since 1.3 until 2.0
+# deprecated Phase since 1.2 until 2.0
+# deprecated StepView.budget since 1.0 until 2.0
 # module specdec
 class LLM:
     def generate(self, prompts: str, params: Params = None) -> list[RequestOutput]: ...
@@ -108,6 +113,8 @@ def judged(*changes, prose=SINCE):
     for old, new in changes:
         assert old in found
         found = found.replace(old, new)
+    if API_2_0 in changes:
+        found = re.sub(r"# deprecated .*\n", "", found)
     return api_check.faults(PUBLISHED, found, lambda path: prose)
 
 
@@ -133,6 +140,30 @@ def test_a_break_demands_a_major(change):
     assert "breaking" in kinds(lines)
     assert lines[-1] == "API_VERSION must be at least (2, 0), and is (1, 5)"
     assert judged(change, API_2_0, prose="Since API 2.0.") == []
+
+
+@pytest.mark.parametrize("told", ["since 1.4 until 2.0", "since 1.2 until 3.0"])
+def test_what_goes_in_a_major_was_announced_in_two_minors(told):
+    published = PUBLISHED.replace("Phase since 1.2 until 2.0", f"Phase {told}")
+    found = published.replace(*BREAKING["a name goes"]).replace(*API_2_0)
+    found = re.sub(r"# deprecated .*\n", "", found)
+    [*_, last] = api_check.faults(published, found, lambda path: "Since API 2.0.")
+    assert last == "specdec.sdk.Phase goes in (2, 0), and two minors before have to say so with `deprecated`"
+
+
+@pytest.mark.parametrize("told", ["since 1.4 until 1.6", "since 1.5 until 2.0", "since 1.2 until 1.4"])
+def test_a_notice_names_a_major_to_come(told):
+    [line] = judged(("Phase since 1.2 until 2.0", f"Phase {told}"))
+    assert line.endswith("it goes in a major that comes later, and with it")
+
+
+def test_notices_are_read_off_the_sources(tmp_path, monkeypatch):
+    (tmp_path / "specdec").mkdir()
+    (tmp_path / "specdec" / "__init__.py").write_text(
+        "def old():\n    deprecated('old', since='1.3', removed_in='2.0', instead='new')\n"
+    )
+    monkeypatch.setattr(api_stub, "SOURCES", tmp_path)
+    assert api_stub.stub(api_stub.load()) == "# deprecated old since 1.3 until 2.0\n"
 
 
 def test_the_change_is_named():
