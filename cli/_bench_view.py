@@ -21,7 +21,7 @@ def show_result(result: Result, console: Console) -> None:
 
 
 def one_line(result: Result) -> str:
-    """For --format quiet."""
+    """The line that --format quiet prints."""
     if result["speedup"] is None:
         return f"{result['tokens_per_second']:.1f} tokens/s"
     equal = result["outputs_equal"]
@@ -120,7 +120,7 @@ def _total_rows(result: Result) -> Iterator[tuple[str, str, str]]:
 
 
 def _own_figures(figures: Mapping[str, float]) -> str:
-    """Those that are not 0."""
+    """The proposer's own figures that are not 0."""
     told = (f"{name.removeprefix('proposer_')} {value:.6g}" for name, value in figures.items() if value)
     return f"The proposer's own figures: {' | '.join(told)}"
 

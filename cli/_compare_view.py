@@ -26,7 +26,7 @@ def show_comparison(result: Result, console: Console) -> None:
 
 
 def one_line(result: Result) -> str:
-    """For --format quiet: the best of each table."""
+    """The line that --format quiet prints: the best variant of each table."""
     return "\n".join(_best(cell) for cell in result["cells"])
 
 
@@ -129,7 +129,7 @@ def _proposal(run: Result, needed: Sequence[Result]) -> str:
 
 
 def _matrix(cells: Sequence[Result]) -> Iterator[RenderableType]:
-    """One figure of every proposer on every target and dataset."""
+    """Show one figure of every proposer on every target and dataset."""
     sort = cells[0]["configuration"]["sort"]
     table = Table(box=None, pad_edge=False)
     table.add_column("Proposer", overflow="fold")
@@ -153,7 +153,7 @@ def _figure(name: str, row: Result) -> str:
 
 
 def _depth(row: Result) -> str:
-    """Of trees: how deep they are."""
+    """The depth of drafted trees. Empty for chains."""
     return f"{row['drafted_trees']['depth']:.1f}" if row["drafted_trees"] else ""
 
 

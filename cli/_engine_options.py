@@ -94,7 +94,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing bu
 
 
 class Dtype(StrEnum):
-    """Of the target's weights."""
+    """The dtypes that the target's weights can have."""
 
     AUTO = "auto"
     FLOAT32 = "float32"

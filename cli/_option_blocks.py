@@ -33,7 +33,7 @@ class CheckEqual(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Of the engine."""
+    """Options that describe the engine."""
 
     device: DeviceOption = "auto"
     dtype: DtypeOption = Dtype.AUTO
@@ -48,7 +48,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """Of what runs: which prompts, and how each is continued."""
+    """Options that choose the prompts, and how each is continued."""
 
     num_prompts: Annotated[int, typer.Option(min=0, help="Taken in turn from each category; 0: all.")] = 6
     output_len: Annotated[int, typer.Option(min=1, help="Output tokens per prompt, at most.")] = 128
@@ -67,7 +67,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
-    """Of how it is timed and checked."""
+    """Options that say how a run is timed and checked."""
 
     repeat: Annotated[int, typer.Option(min=1, help="Times each prompt is measured, beside its baseline.")] = 3
     warmup: Annotated[int, typer.Option(min=0, help="Prompts run before anything is measured.")] = 1
@@ -84,7 +84,7 @@ class MeasureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """Of files that a result is written to."""
+    """Options that name the files of a result."""
 
     save_result: Annotated[Path | None, typer.Option(help="Write the result to this file, as JSON.")] = None
     report: Annotated[

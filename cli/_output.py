@@ -65,5 +65,5 @@ def _show_table(rows: Sequence[Row], fields: Sequence[str], session: Session) ->
 
 
 def _text(value: object) -> str:
-    """One line without tabs."""
+    """The value on one line, without tabs."""
     return "" if value is None else " ".join(str(value).split())

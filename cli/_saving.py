@@ -28,7 +28,7 @@ def show(result: dict[str, Any], how: Format, one_line: Callable[[Any], str], pr
 
 
 def refuse_unwritable(saving: SaveOptions) -> None:
-    """Before a run, not after it: raise what says that a result or a report cannot be written."""
+    """Raise, before anything runs, if a result or a report cannot be written."""
     for flag, path in (("--save-result", saving.save_result), ("--report", saving.report)):
         if path is None:
             continue

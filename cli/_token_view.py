@@ -142,14 +142,14 @@ class Painter:
         self._write([(piece.mark, piece.text if self._coloured else _escaped(piece.text)) for piece in pieces])
 
     def print_step(self, number: int, update: StreamUpdate, pieces: Sequence[Piece]) -> None:
-        """One line: the step's number, accepted / drafted, and the pieces as JSON texts."""
+        """Print one line: the step's number, accepted / drafted, and the pieces as JSON texts."""
         head = f"{number:>5}  {update.num_accepted}/{len(update.draft_token_ids)}  "
         texts = [(piece.mark, json.dumps(piece.text, ensure_ascii=False)) for piece in pieces]
         spaced = [item for each in texts for item in (each, (Mark.PLAIN, " "))]
         self._write([(Mark.PLAIN, head), *spaced[:-1], (Mark.PLAIN, "\n")])
 
     def print_beside(self, branches: Sequence[tuple[int, Piece]]) -> None:
-        """One line for each branch that left the accepted path: at which depth, and the branch as a JSON text."""
+        """Print a line for each branch that left the accepted path: its depth, and its text as JSON."""
         for depth, piece in branches:
             text = json.dumps(piece.text, ensure_ascii=False)
             self._write([(Mark.PLAIN, f"       depth {depth}  "), (piece.mark, text), (Mark.PLAIN, "\n")])

@@ -25,7 +25,9 @@ def step_of(update: StreamUpdate) -> Step:
 
 
 def live_misses(prompt: Sequence[int], updates: Sequence[StreamUpdate]) -> list[dict[str, Any]]:
-    """As of `misses_of`. The target's probabilities are those of its logits: before bias, penalties and temperature."""
+    """List the misses as `misses_of` does. Probabilities come from the target's logits, before bias, penalties and
+    temperature.
+    """
     from specdec.lab.why import Traced, View, misses_of
 
     rows = [row for update in updates for row in update.logprobs or ()]
@@ -47,7 +49,7 @@ def live_misses(prompt: Sequence[int], updates: Sequence[StreamUpdate]) -> list[
 
 
 def print_misses(prompts: Sequence[Sequence[Miss]], tokenizer: Any, console: Console) -> None:
-    """One line for each rejected token."""
+    """Print a line for each rejected token."""
 
     def shown(token_id: int) -> str:
         return json.dumps(tokenizer.decode([token_id]) if tokenizer else f"<{token_id}>", ensure_ascii=False)

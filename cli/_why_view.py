@@ -29,7 +29,7 @@ def show_why(result: Result, console: Console) -> None:
 
 
 def one_line(result: Result) -> str:
-    """For --format quiet."""
+    """The line that --format quiet prints."""
     return "\n".join(f"{row['label']}: {_losses(row)}" for row in result["rows"])
 
 

@@ -120,7 +120,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
 
 
 def _datasets(given: list[str] | None, path: Path | None) -> list[dict[str, Any]]:
-    """Each as fields of RunSettings."""
+    """Read each dataset as fields of RunSettings."""
     if path is not None and len(given or []) > 1:
         raise typer.BadParameter("--dataset-path is for one --dataset; of several, each is NAME=FILE.")
     return [dataset_settings(text, path) for text in given or ["packaged"]]

@@ -12,7 +12,7 @@ from ._engine_options import QuietOption, silence_libraries
 
 
 class Trainer(StrEnum):
-    """Whose format."""
+    """The trainers whose format can be written."""
 
     SPECULATORS = "speculators"
     SPECFORGE = "specforge"

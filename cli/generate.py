@@ -152,7 +152,7 @@ class _Output:
         return [token_id for update in self.updates for token_id in update.token_ids]
 
     def as_dict(self, *, with_steps: bool) -> dict[str, Any]:
-        """For --format json."""
+        """The object that --format json prints."""
         from specdec.core.request.metrics import RequestMetrics
 
         metrics = RequestMetrics()
@@ -221,7 +221,7 @@ class _Job:
         return outputs
 
     def summary(self) -> str:
-        """One line of figures, and one on equality if that was asked for."""
+        """Sum up in one line of figures, and one on equality if the user asked for it."""
         metrics = self._llm.engine.metrics
         count = sum(len(output.token_ids) for output in self._outputs)
         line = (
@@ -242,7 +242,7 @@ class _Job:
         return [live_misses(prompt, output.updates) for prompt, output in rows]
 
     def print_json(self, *, with_steps: bool) -> None:
-        """One object per prompt and line."""
+        """Print one JSON object per prompt, each on a line."""
         different = {difference.prompt_id: difference for difference in self.differences or ()}
         proposer = self._llm.engine.metrics.proposer
         for number, (text, output) in enumerate(zip(self.texts, self._outputs, strict=True)):

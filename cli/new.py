@@ -64,7 +64,7 @@ def _show_next(folder: Path, names: Names, proposer: str, checks: list[str]) -> 
 
 
 def _make_repository(root: Path) -> None:
-    """As far as there is git, and the folder is not inside a repository already."""
+    """Make a repository of the folder, if git is installed and the folder is not inside a repository already."""
     git = shutil.which("git")
     if git is None:
         return

@@ -41,7 +41,7 @@ GIB = 2**30
 
 
 class Inside(StrEnum):
-    """Who runs the target."""
+    """The engines that can run the target of a recording."""
 
     SPECDEC = "specdec"
     TRANSFORMERS = "transformers"
@@ -64,7 +64,7 @@ class Inside(StrEnum):
 
 
 def _layers(text: str) -> tuple[HiddenState, ...]:
-    """From "2,4,final". Raises BadParameter."""
+    """Read layers such as "2,4,final". Raises BadParameter."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if any(word != "final" and not word.isdigit() for word in words):
         raise typer.BadParameter(f"layers are numbers and 'final', such as 2,4,final; found {text!r}")
@@ -72,7 +72,7 @@ def _layers(text: str) -> tuple[HiddenState, ...]:
 
 
 def _vllm_arguments(given: list[str] | None) -> dict[str, Any]:
-    """From one JSON object. Raises ConfigError."""
+    """Read one JSON object of arguments for vLLM. Raises ConfigError."""
     text = only_one("--vllm", given)
     return {} if text is None else dict(as_mapping(text, "--vllm", '{"tensor_parallel_size": 2}'))
 

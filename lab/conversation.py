@@ -33,7 +33,7 @@ class Texts:
 
     @classmethod
     def of(cls, engine: Engine) -> Texts:
-        """Of our engine's target."""
+        """The texts of our engine's target."""
         return cls(engine.tokenizer, EngineView.of(engine).eos_token_ids)
 
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
@@ -43,7 +43,7 @@ class Texts:
         return encode(self.tokenizer, prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Without special tokens; nothing where there is no tokenizer."""
+        """Decode without special tokens. Returns "" where there is no tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def turn(self, row: PromptRow, before: Sequence[Exchange], *, chat: bool) -> list[int]:

@@ -72,7 +72,7 @@ def custom(path: Path) -> Iterator[PromptRow]:
 
 
 def prompt_row(row: Row, where: str, number: int) -> PromptRow:
-    """Of an object of a custom file or of a plugin. Raises ConfigError SD-E162."""
+    """Read a row of a custom file or of a plugin. Raises ConfigError SD-E162."""
     prompt_id, category = str(row.get("prompt_id", number)), str(row.get("category", NO_CATEGORY))
     given = [form for form in FORMS if form in row]
     if len(given) != 1:

@@ -35,7 +35,7 @@ class Difference:
     in_one_pass: TopTwo | None
 
     def sentence(self, tokenizer: Any) -> str:
-        """For people; token ids are shown as text if there is a tokenizer."""
+        """Say it to people. Token ids are shown as text if there is a tokenizer."""
         plain, found = (_shown(token_id, tokenizer) for token_id in (self.plain_token_id, self.found_token_id))
         shapes = {"token by token": self.one_by_one, "in one pass": self.in_one_pass}
         margins = ", ".join(
@@ -49,7 +49,7 @@ class Difference:
         )
 
     def as_dict(self, tokenizer: Any) -> dict[str, Any]:
-        """For a result file."""
+        """The fields and the sentence, for a result file."""
         return asdict(self) | {"sentence": self.sentence(tokenizer)}
 
 

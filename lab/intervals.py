@@ -61,7 +61,7 @@ class Spread:
 
     @classmethod
     def of(cls, residuals: np.ndarray) -> Spread | None:
-        """From [R, U] deviations, whose mean is 0. None means too few units to say anything of their spread."""
+        """Measure the spread of [R, U] deviations, whose mean is 0. None means too few units to tell."""
         num_repeats, num_units = residuals.shape
         if num_units < FEWEST_UNITS:
             return None
@@ -76,7 +76,7 @@ class Spread:
         return cls(of_units, of_repeats, cells, num_units, num_repeats)
 
     def half_width(self, confidence: float = CONFIDENCE) -> float:
-        """Of the interval of the mean."""
+        """Half the width of the mean's confidence interval."""
         error, degrees_of_freedom = self._error(self.num_units, self.num_repeats)
         return student_t(round(degrees_of_freedom, 2), confidence) * error
 
@@ -147,13 +147,13 @@ class Ratio:
         return self.value * exp(-half), self.value * exp(half)
 
     def difference(self, other: Ratio, confidence: float = CONFIDENCE) -> tuple[float, Interval | None]:
-        """This value less that of `other` on the same units, with its interval: what the units share drops out."""
+        """Subtract the value of `other` on the same units. The interval leaves out what the units share."""
         difference, spread = self.value - other.value, self.spread_beside(other)
         half = None if spread is None else spread.half_width(confidence)
         return difference, None if half is None else (difference - half, difference + half)
 
     def spread_beside(self, other: Ratio) -> Spread | None:
-        """Of the difference of the two."""
+        """The spread of the difference between the two."""
         return Spread.of(self._residuals - other._residuals)
 
     def of_units(self, chosen: Sequence[int]) -> Ratio:

@@ -54,7 +54,7 @@ class Pass:
 
     @property
     def acceptance(self) -> RequestMetrics:
-        """Of all its prompts."""
+        """Sum the acceptance of all prompts."""
         return summed(self.acceptance_by_prompt.values())
 
 

@@ -146,11 +146,11 @@ def why(
 
 
 def _variants(asked: Configs, sweep: Mapping[str, Sequence[Any]] | None) -> list[Variant]:
-    """One proposer may stand by itself."""
+    """Read the variants that were asked for. A single proposer needs no list."""
     several = [asked] if isinstance(asked, str | Mapping) else asked
     return variants(several, [Sweep(key, tuple(values)) for key, values in (sweep or {}).items()])
 
 
 def _engine(model: str | Path, settings: Mapping[str, Any]) -> EngineConfig:
-    """One request at a time unless something else is asked for, as the verbs do."""
+    """The engine's settings. As in the commands, one request runs at a time unless the user asks for more."""
     return EngineConfig(**{"model": model, "max_num_seqs": 1} | dict(settings))

@@ -20,7 +20,7 @@ class HasMetrics(Protocol):
 
     @property
     def metrics(self) -> RequestMetrics:
-        """Its acceptance."""
+        """What the request counted of its drafts."""
         ...
 
 
@@ -66,7 +66,7 @@ class BarProgress(NoProgress):
         self._bar.start()
 
     def finished(self, request: HasMetrics) -> None:
-        """One more."""
+        """Advance the bar by one request."""
         self._acceptance.merge(request.metrics)
         if self._bar:
             self._bar.update(self._bar.task_ids[0], advance=1, note=_note(self._acceptance))
@@ -100,7 +100,7 @@ class LineProgress(NoProgress):
         self._tell(f"{name}: {num_requests} requests" if num_requests else name)
 
     def finished(self, request: HasMetrics) -> None:
-        """One more; a line if the last one is long enough ago."""
+        """Count a request. Print a line if the last line is long enough ago."""
         self._done += 1
         self._acceptance.merge(request.metrics)
         if time.monotonic() - self._seen >= LINE_EVERY_S:

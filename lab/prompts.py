@@ -1,4 +1,4 @@
-"""From texts to the token ids that every engine gets."""
+"""Turn texts into the token ids that every engine gets."""
 
 from __future__ import annotations
 

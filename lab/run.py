@@ -35,7 +35,7 @@ from .token_texts import token_texts
 
 
 class RunSettings(StrictModel):
-    """On what to measure, and how often. Names as in `vllm bench` where it has them."""
+    """What a benchmark runs on, and how often. Where `vllm bench` has a setting, the name is the same."""
 
     engine: EngineConfig = Field(description="in a notebook its fields stand beside these")
     dataset_name: str = Field(
@@ -56,7 +56,7 @@ class RunSettings(StrictModel):
 
     @property
     def sampling(self) -> SamplingParams:
-        """Of the first prompt. Output is not decoded: both engines would pay the same for it."""
+        """The first prompt's sampling parameters. Output is not decoded: both engines would pay the same for it."""
         return SamplingParams(
             temperature=self.temperature, seed=self.seed, max_tokens=self.output_len, detokenize=False
         )
@@ -71,7 +71,7 @@ class BenchSettings(RunSettings):
     )
 
     def resolved(self) -> BenchSettings:
-        """With the target and the proposer that the model stands for, where it is a drafter's checkpoint."""
+        """Replace a drafter's checkpoint, given as the model, by its target and its proposer."""
         model, asked = with_verifier(self.engine.model, self.speculative_config)
         return self.replace(engine=self.engine.replace(model=model), speculative_config=asked)
 
@@ -82,20 +82,20 @@ class BenchSettings(RunSettings):
 
 
 class Progress(Protocol):
-    """Who is told how far a run is."""
+    """What is told how far a run is."""
 
     def stage(self, name: str, num_requests: int = 0) -> None:
-        """Something begins that will finish this many requests; 0: not counted."""
+        """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""
         ...
 
     def finished(self, request: Request) -> None:
-        """One request of the stage ended."""
+        """Called when a request of the stage ends."""
         ...
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a run is compared with: times, and outputs for each of its repeats."""
+    """What a run is compared with: the times and outputs of plain decoding, for each of its repeats."""
 
     baseline: Baseline
     outputs: Sequence[Mapping[str, tuple[int, ...]]]
@@ -185,7 +185,7 @@ def own_figures(engine: Engine) -> dict[str, float]:
 
 
 def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
-    """Everything that was asked for but the proposer, and what the engine made of it."""
+    """The settings that a result names beside the proposer, and what the engine made of them."""
     info = EngineView.of(engine).info
     return {
         "model": str(settings.engine.model),
@@ -234,7 +234,7 @@ def all_differences(
     plain: Sequence[Mapping[str, tuple[int, ...]]],
     found: Sequence[Mapping[str, tuple[int, ...]]],
 ) -> list[Difference]:
-    """Of each prompt that came out differently in some repeat, the difference in the first such repeat."""
+    """For each prompt whose output differed in some repeat, the difference in the first such repeat."""
     seen: dict[str, Difference] = {}
     for expected, outputs in zip(plain, found, strict=True):
         rest = {prompt.prompt_id: prompt.token_ids for prompt in prompts if prompt.prompt_id not in seen}

@@ -1,4 +1,4 @@
-"""From which source a proposer came, so that two versions under one name can be told apart."""
+"""Hash the source of a proposer, so that two versions under one name can be told apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def source_sha256(target: str | None) -> str | None:
-    """Of the file of a loaded "module:Class". None means no class, or one without a file of Python."""
+    """Hash the file of a loaded "module:Class". None means that there is no class, or no Python file of it."""
     module = sys.modules.get((target or "").partition(":")[0])
     try:
         path = inspect.getsourcefile(module) if module else None

@@ -62,7 +62,7 @@ def best_tree(paths: Iterable[RankPath], num_nodes: int) -> list[RankPath]:
 
 
 def tokens_per_verification(tree: Sequence[RankPath], paths: Sequence[RankPath]) -> float:
-    """Of one verification at every place: the nodes of the tree that are right there, and one token more."""
+    """Tokens per verification, averaged over all places: the tree's right nodes there, and one more token."""
     nodes = set(tree)
     right = sum(path[:length] in nodes for path in paths for length in range(1, len(path) + 1))
     return 1 + right / len(paths)

@@ -30,10 +30,10 @@ REPEAT = 3
 
 
 class Stages(Protocol):
-    """Who is told what begins."""
+    """What is told when a stage begins."""
 
     def stage(self, name: str, num_requests: int = 0) -> None:
-        """Something begins."""
+        """Called when a stage begins."""
         ...
 
 
@@ -105,7 +105,7 @@ def _measured(recording: Recording, variant: Variant, repeats: Sequence[Replayed
 
 
 def replayed_facts(variant: Variant, replayed: Replayed) -> Mapping[str, Any]:
-    """Who drafted, and under which settings."""
+    """Name the proposer of a replay, its settings and its source."""
     settings = {**variant.speculative_config, "num_speculative_tokens": replayed.num_speculative_tokens}
     return {
         "proposer": replayed.proposer,

@@ -138,5 +138,5 @@ def _result(
 
 
 def _unit_seconds(turns: Turns, place: int) -> list[list[float]]:
-    """Of each repeat and unit."""
+    """The seconds of every unit, repeat by repeat."""
     return [[each.seconds for each in repeat[place]] for repeat in turns]

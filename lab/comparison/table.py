@@ -27,13 +27,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Metric:
-    """Something to sort by: a ratio of sums over units."""
+    """A figure to sort by: a ratio of sums over units."""
 
     parts: Callable[[Measured], Figures]
     wholes: Callable[[Measured], Figures]
 
     def of(self, measured: Measured) -> Ratio:
-        """Its value for one variant."""
+        """The metric's value for one variant."""
         return Ratio(self.parts(measured), self.wholes(measured))
 
 
@@ -101,12 +101,12 @@ def _to_tell_apart(one: Ratio, best: Ratio, share: float, confidence: float) -> 
 
 
 def _total(seconds: Figures) -> float:
-    """Of all units, of one repeat on average."""
+    """Sum the seconds of all units, averaged over the repeats."""
     return float(np.atleast_2d(np.asarray(seconds)).mean(axis=0).sum())
 
 
 def _metrics(measured: Sequence[Measured], plain_seconds: Figures | None) -> dict[str, Metric]:
-    """Those for which everything is known."""
+    """The metrics for which every figure is known."""
     steps, tokens = _counted("num_steps"), _counted("num_committed_tokens")
     drafts, drafted, accepted = map(_counted, ("num_drafts", "num_draft_tokens", "num_accepted_tokens"))
     metrics = {

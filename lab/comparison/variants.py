@@ -35,7 +35,7 @@ class Sweep:
 
     @classmethod
     def parse(cls, text: str) -> Sweep:
-        """From KEY=FIRST..LAST or KEY=VALUE,VALUE. A value is JSON where it can be, else text.
+        """Read KEY=FIRST..LAST or KEY=VALUE,VALUE. A value is JSON where it can be, else text.
 
         Raises ConfigError SD-E253.
         """

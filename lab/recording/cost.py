@@ -21,7 +21,7 @@ GROUPS = 4  # of prompts, each as many as run at the same time
 
 
 def measure_cost(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> Cost:
-    """Of an engine that profiles, on its first prompts. The time of proposing is left out.
+    """Time the steps of an engine that profiles, on its first prompts. The time of proposing is left out.
 
     Numbers of drafts take turns from step to step, so that a busy moment of the machine touches all of them.
     """
@@ -39,7 +39,7 @@ def measure_cost(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[i
 
 
 def _run(engine: Engine, tap: RecordingTap, prompts: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-    """Of each step its rows, and its seconds without proposing."""
+    """Run the prompts. Returns each step's number of rows and its seconds without proposing."""
     for number, prompt in enumerate(prompts):
         room = EngineView.of(engine).info.max_model_len - len(prompt)
         params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True, detokenize=False)

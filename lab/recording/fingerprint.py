@@ -12,7 +12,7 @@ PIECES, PIECE = 64, 4096
 
 
 def of_model(directory: Path | None, config: Mapping[str, Any]) -> str:
-    """Of a configuration and, where there is a checkpoint, of its weight files: their sizes and 64 pieces of each.
+    """Hash the configuration, and of each weight file, where there is a checkpoint, its size and 64 pieces.
 
     Pieces are read so that a model of 140 GB takes no minutes; training changes every piece.
     """
@@ -28,7 +28,7 @@ def of_model(directory: Path | None, config: Mapping[str, Any]) -> str:
 
 
 def of_tokenizer(tokenizer: Any) -> str | None:
-    """Of its vocabulary and chat template. None means that there is none."""
+    """Hash the vocabulary and the chat template. None means that there is no tokenizer."""
     if tokenizer is None:
         return None
     facts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]

@@ -23,7 +23,7 @@ from .tap import MOST_DRAFTS, TAP, ProbabilityTap, RecordingTap
 
 
 class EngineSource:
-    """As `Source`: an engine with the taps as its proposer and as a listener."""
+    """A `Source` that runs our engine, with the taps as its proposer and as a listener."""
 
     measures_cost = True
 

@@ -29,7 +29,7 @@ NO_END = -1  # an end of sequence that no text has
 
 
 class TransformersSource:
-    """As `Source`: one request after the other."""
+    """A `Source` that runs one request after the other in transformers."""
 
     measures_cost = False  # a call of `generate` is not taken apart
 

@@ -32,7 +32,7 @@ DECIDED = {  # by recording: a prompt's every position is computed, and each ste
 
 
 class VLLMSource:
-    """As `Source`: as many requests at a time as vLLM takes."""
+    """A `Source` that runs vLLM, with as many requests at a time as vLLM takes."""
 
     measures_cost = False  # a replay is our engine's, and vLLM's steps are timed by another
 
@@ -80,7 +80,7 @@ class VLLMSource:
         return Kept(tensors, hidden, logits)
 
     def _taken(self, name: str) -> bytes:
-        """From every worker; each has the same."""
+        """Take a recorded request from the workers, which all hold the same."""
         first: bytes = self._engine.collective_rpc(RecordingWorker.take_recorded.__name__, args=(name,))[0]
         return first
 
@@ -95,7 +95,7 @@ class VLLMSource:
 
 
 def version_of(vllm: Any) -> str:
-    """Its own, whatever the distribution is called."""
+    """The version that vLLM states of itself, whatever its distribution is called."""
     return str(vllm.__version__)
 
 

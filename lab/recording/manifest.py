@@ -37,7 +37,7 @@ class Cost(StrictModel):
         return self
 
     def step_seconds(self, num_rows: int) -> float:
-        """Of a step of `num_rows` rows: interpolated linearly, and continued with the last slope."""
+        """Seconds of a step with `num_rows` rows: interpolated linearly, and continued with the last slope."""
         if not self.rows:
             raise ConfigError(
                 "SD-E252",
@@ -110,7 +110,7 @@ def not_a_recording(folder: Path, because: str, fix: str = WRITTEN) -> ConfigErr
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back."""
+    """The values as they come back from JSON."""
     found: dict[str, Any] = json.loads(json.dumps(values, default=_plain_value))
     return found
 

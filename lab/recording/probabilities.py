@@ -1,4 +1,4 @@
-"""From logits to what is kept of them: the likeliest tokens, the tail's mass, the entropy."""
+"""Reduce logits to what a recording keeps: the likeliest tokens, the tail's mass, the entropy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.core.kernels.row_distribution import row_distribution, scale_of
 
 @dataclass(frozen=True)
 class Summary:
-    """Of T positions; names as in `RecordedRequest`."""
+    """What is kept of T positions. The names are those of `RecordedRequest`."""
 
     top_ids: Tensor  # [T, m] int64
     top_logprobs: Tensor  # [T, m] float32
@@ -25,7 +25,7 @@ class Summary:
 
     @classmethod
     def joined(cls, parts: Sequence[Summary]) -> Mapping[str, Tensor]:
-        """One after the other, by name."""
+        """Join the tensors of the parts, name by name."""
         names = [each.name for each in fields(cls)]
         return {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
 

@@ -59,7 +59,7 @@ class Recording:
 
     @property
     def request_ids(self) -> list[str]:
-        """Of all requests, in their order."""
+        """The ids of all requests, in the order of the recording."""
         return [request.request_id for request in self._requests]
 
     def hidden_states(self, request_id: str) -> Tensor:

@@ -26,14 +26,14 @@ TOKENIZER = "tokenizer"
 
 
 class RecordProgress(Protocol):
-    """Who is told how far a recording is."""
+    """What is told how far a recording is."""
 
     def stage(self, name: str, num_requests: int = 0) -> None:
-        """Something begins that will finish this many requests; 0: not counted."""
+        """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""
         ...
 
     def finished(self, request: Ended) -> None:
-        """One request of the stage ended."""
+        """Called when a request of the stage ends."""
         ...
 
     def written(self, num_bytes: int) -> None:
@@ -43,7 +43,7 @@ class RecordProgress(Protocol):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a recording has become."""
+    """What a recording holds when it is complete."""
 
     manifest: Manifest
     num_requests: int

@@ -39,7 +39,7 @@ class RecordSettings(StrictModel):
 
     @property
     def sampling(self) -> SamplingParams:
-        """Of the first request."""
+        """The sampling parameters of the first request."""
         return SamplingParams(
             temperature=self.temperature,
             top_k=self.top_k,

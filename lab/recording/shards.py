@@ -72,7 +72,7 @@ def shard_files(folder: Path) -> dict[Path, int]:
 
 
 def tensor_name(kind: str, request_id: str) -> str:
-    """Of hidden states or logits within a shard."""
+    """The name of a request's hidden states or logits within a shard."""
     return f"{kind}/{request_id}"
 
 
@@ -138,7 +138,7 @@ REPAIR = "delete the files of this shard, and run the same `specdec record` agai
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever a damaged file makes the readers raise becomes ConfigError SD-E244."""
+    """Turn whatever a damaged file makes the readers raise into ConfigError SD-E244."""
     try:
         yield
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Who generates what is recorded: our engine, transformers or vLLM, behind one interface."""
+"""The engines whose output can be recorded (ours, transformers, vLLM), behind one interface."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Source(Protocol):
         ...
 
     def measure_cost(self, prompts: Sequence[Sequence[int]]) -> Cost:
-        """Of a step, on these prompts."""
+        """Measure the cost of a step on these prompts."""
         ...
 
     def environment(self) -> dict[str, Any]:

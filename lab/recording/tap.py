@@ -53,14 +53,14 @@ class RecordingTap:
             self._states[request_id].append(hidden[first:stop].clone())
 
     def propose(self, step: StepView) -> Draft:
-        """Nothing, or as many tokens as are to be measured."""
+        """Draft nothing, or as many tokens as a measurement of steps asks for."""
         lengths = step.budget.clamp(max=self.num_drafts)
         width = step.width
         drawn = torch.arange(width) < lengths[:, None]
         return Draft(torch.where(drawn, step.newest_token[:, None], -1), lengths)
 
     def on_preempt(self, request: RequestView) -> None:
-        """Its replay shows every row again."""
+        """Forget the request's states: once it resumes, every row is shown again."""
         self._states.pop(request.request_id, None)
 
     def take(self, request_id: str) -> Tensor | None:

@@ -45,6 +45,6 @@ class RecordingWorker:
     model_runner: Any
 
     def take_recorded(self, request_id: str) -> bytes:
-        """See `RecordingDrafter.take`."""
+        """Take a finished request from this worker's recording drafter."""
         recorded: bytes = self.model_runner.drafter.take(request_id)
         return recorded

@@ -69,7 +69,7 @@ class ReplayEngine(Engine):
         return self._playback
 
     def step(self) -> list[Committed]:
-        """As of `Engine`; what a proposer lacks of the recording is raised as what it is."""
+        """Run the engine's step. If the recording lacks what the proposer reads, its own error is raised."""
         try:
             return super().step()
         except ProposerError as error:

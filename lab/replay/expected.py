@@ -28,7 +28,7 @@ class Bounds:
 
 
 class ExpectedAcceptance:
-    """By draft position, over the drafts whose predecessors are the recorded text."""
+    """Expected acceptance by draft position, over drafts that match the recorded text up to there."""
 
     def __init__(self, top_m: int) -> None:
         self._top_m = top_m

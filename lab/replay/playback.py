@@ -45,25 +45,25 @@ class Playback:
         self.listeners: list[Listener] = [self.expected.record]  # told of the distributions of sampled steps
 
     def on(self, scheduler: Scheduler) -> tuple[Playback, Playback, Callable[..., Verdict]]:
-        """In the place of a target, a scheduler and a rule: see `StandIn`."""
+        """Stand in for the target, the scheduler and the verification rule, as `StandIn` says."""
         self._scheduler = scheduler
         return self, self, self.verify
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
-        """As the engine's own scheduler."""
+        """Let the engine's own scheduler plan, and remember the plan."""
         assert self._scheduler is not None, "`on` was called"
         plan = self._scheduler.schedule(num_drafts)
         self._shares = plan.shares
         return plan
 
     def finish(self, request: Request) -> None:
-        """As the engine's own scheduler."""
+        """Let the engine's own scheduler release the request."""
         assert self._scheduler is not None, "`on` was called"
         self._hidden.pop(request.request_id, None)
         self._scheduler.finish(request)
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
-        """No logits, and the hidden states of every row. Rows of drafts show those of the recorded text."""
+        """Return recorded hidden states, and no logits. Rows of drafts get the states of the recorded text."""
         self.caches.pass_of_target()
         logits = torch.empty(len(inputs.logits_rows), 0, device=self._device)
         if not self._columns:

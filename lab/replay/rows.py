@@ -57,7 +57,7 @@ def _probabilities(request: RecordedRequest) -> list[float] | None:
 def predicted_seconds(
     recording: Recording, steps: Mapping[str, Sequence[Step]], proposing: Callable[[str], float]
 ) -> list[float] | None:
-    """Of each request, by the recorded cost of a step; proposing: the proposer's seconds of a request, by its id.
+    """Predict each request's seconds from the recorded cost of a step. proposing: a proposer's seconds, by request id.
 
     None means that the cost was not recorded, or that requests ran at the same time and have no times of their own.
     """

@@ -30,19 +30,19 @@ class RecordedTarget:
 
     @property
     def model(self) -> RecordedTarget:
-        """What has the embedding and the head."""
+        """This object: it has the embedding and the head."""
         return self
 
     def get_input_embeddings(self) -> Callable[[Tensor], Tensor]:
-        """They are read when they are called first."""
+        """The recorded target's embedding. Its weights are read at the first call."""
         return lambda token_ids: self._weights[0](token_ids)
 
     def get_output_embeddings(self) -> Callable[[Tensor], Tensor]:
-        """They are read when they are called first."""
+        """The recorded target's output head. Its weights are read at the first call."""
         return lambda hidden: self._weights[1](hidden)
 
     def capture(self, hidden_states: Sequence[HiddenState]) -> None:
-        """Nothing: the recording has them."""
+        """Do nothing: the recording has the states already."""
 
     @cached_property
     def _weights(self) -> tuple[Any, Any]:

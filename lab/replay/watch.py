@@ -24,7 +24,9 @@ class Watch:
         self._modules: tuple[str, ...] = ()
 
     def forever(self) -> None:
-        """Until it is interrupted. Raises what the first run raises: it names no file to watch."""
+        """Run again after every change, until it is interrupted. Raises what the first run raises, since that names no
+        file to watch.
+        """
         sys.dont_write_bytecode = True  # a file that changes twice in a second would be read from its stale bytecode
         self._modules = tuple(module_of(target) for target in self._run())
         while True:
@@ -32,7 +34,7 @@ class Watch:
             self.again()
 
     def wait(self) -> None:
-        """Until a file has changed."""
+        """Wait until a file has changed."""
         before = stamps(self._modules)
         while stamps(self._modules) == before:
             time.sleep(POLL_SECONDS)
@@ -66,7 +68,7 @@ def stamps(modules: Iterable[str]) -> Stamps:
 
 
 def _files(module: str) -> Iterable[Path]:
-    """Its own, and those beside it where it lies in a package."""
+    """The module's own file, and the files beside it if it lies in a package."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return []

@@ -31,7 +31,7 @@ class Run:
 
     @property
     def requests(self) -> Sequence[Facts]:
-        """One for each prompt; none where they were not kept."""
+        """The rows of the prompts. Empty if they were not kept."""
         found: Sequence[Facts] = self.facts.get("requests") or ()
         return found
 
@@ -104,7 +104,7 @@ def difference_sections(cell: Facts) -> Iterator[Facts]:
 
 
 def _settings_section(rows: Sequence[Facts]) -> Facts:
-    """Under which settings each drafted, and from which source: two versions under one name look different."""
+    """List the settings and the source of each variant, so that two versions under one name differ."""
     shown = []
     for row in rows:
         settings = dict(row.get("speculative_config") or {})
@@ -171,7 +171,7 @@ NAMES = {
 
 
 def name_of(name: str) -> str:
-    """For people."""
+    """The name of a figure as people read it."""
     return NAMES.get(name, name.replace("_", " "))
 
 
@@ -185,7 +185,7 @@ def figure_of(name: str, value: Any) -> Any:
 
 
 def _quoted(text: str) -> str:
-    """With blanks and line breaks that can be seen."""
+    """Quote a text so that blanks and line breaks can be seen."""
     return json.dumps(text, ensure_ascii=False)
 
 

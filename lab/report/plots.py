@@ -26,7 +26,7 @@ class Plot:
 
 
 def plots(content: Content) -> list[Plot]:
-    """Those for which the result has figures, and reasons for the others. Needs plotly."""
+    """Draw the plots for which the result has figures. The others say why they are absent. Needs plotly."""
     return [_acceptance(content), _heat_map(content), _by_length(content), _step_time(content), _drafts(content)]
 
 
@@ -204,7 +204,7 @@ def _drafting(content: Content) -> list[Run]:
 
 
 def _beside(number: int) -> float:
-    """How far to the right of its place a run's points stand; the first one's stand in it."""
+    """Shift a run's points to the right of their place. The first run's points are not shifted."""
     return BESIDE * (number % MOST_SHOWN)
 
 

@@ -1,1 +1,1 @@
-"""From a recording to a trained head: data in the formats of trainers, and what a head has learnt of it."""
+"""Train a head from a recording: data in the formats of trainers, and how well a head agrees with it."""

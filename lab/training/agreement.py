@@ -29,7 +29,7 @@ TRAINERS_FILE = "agreement.json"
 
 @dataclass(frozen=True)
 class Agreement:
-    """One row."""
+    """How well a head agrees with the recording: one row of the table."""
 
     how: str  # "trainer", "teacher-forced", "replay" or "engine"
     data: str  # "training" or "held-out"
@@ -91,7 +91,7 @@ def _by_trainer(speculative_config: SpeculativeSettings) -> list[Agreement]:
 
 
 def _teacher_forced(recording: Recording, replayed: Replayed) -> RequestMetrics:
-    """At every position of the text, where drafts begin with the recorded states before it."""
+    """Count acceptance at every position of the text, with drafts that begin from the recorded states."""
     texts = {each.request_id: (*each.token_ids, *each.past_token_ids) for each in recording}
     counts = RequestMetrics()
     for step in replayed.steps:

@@ -45,7 +45,7 @@ class ChoicesListener:
 
 
 def _choices(found: DraftDistributions, index: int, place: int, *, exact: bool) -> Choices | None:
-    """None for a one-hot row."""
+    """The likeliest tokens of the draft distribution at a place. None for a one-hot row."""
     kind = int(found.kind[index])
     if kind == DistributionKind.SPARSE and found.sparse_ids is not None and found.sparse_probs is not None:
         probs, ids = found.sparse_probs[index, place], found.sparse_ids[index, place]

@@ -33,7 +33,7 @@ class Tally:
         self.lost += trial.num_lost
 
     def facts(self) -> dict[str, Any]:
-        """For a result."""
+        """The tally as a result file has it."""
         rejected = self.tried - self.accepted
         rate = self.accepted / self.tried
         return {
@@ -46,7 +46,7 @@ class Tally:
 
 
 def why_facts(requests: Sequence[Traced], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Everything summed up. texts: of tokens, by id; without them there are no token classes."""
+    """Sum up all requests. texts: of tokens, by id; without them there are no token classes."""
     trials = [trial for request in requests for trial in trials_of(request)]
     misses = [miss for request in requests for miss in misses_of(request)]
     keys: dict[str, Callable[[Trial], Any]] = {
@@ -67,7 +67,7 @@ def why_facts(requests: Sequence[Traced], texts: Mapping[str, str]) -> dict[str,
 
 
 def _tallies(trials: Iterable[Trial], key: Callable[[Trial], Any]) -> dict[str, Any]:
-    """By kind, in the order of kinds that have one, else as they come."""
+    """Tally the trials by kind. Kinds that have an order follow it; others come as they are met."""
     tallies: defaultdict[Any, Tally] = defaultdict(Tally)
     for trial in trials:
         tallies[key(trial)].record(trial)

@@ -25,7 +25,7 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
-    """One request's steps, and where to look up what was thought at each place."""
+    """One request's steps, and where the distributions at each place can be read."""
 
     prompt_id: str
     category: str
@@ -69,12 +69,12 @@ class Trial:
 
     @property
     def view(self) -> View | None:
-        """What the target thought."""
+        """The target's view of the place."""
         return self.request.target(self.text_position)
 
     @property
     def choices(self) -> Choices | None:
-        """What the proposer thought."""
+        """The proposer's choices at the place."""
         return self.request.proposer(self.step, self.position)
 
     def context(self, count: int) -> list[int]:
@@ -104,7 +104,7 @@ def trials_of(request: Traced) -> Iterator[Trial]:
 
 
 def _num_reached(step: Step) -> int:
-    """Of a tree too: its accepted path stands first, then what was met at its end."""
+    """Count the draft tokens that verification reached. In a tree the accepted path stands first, then its end."""
     count = step.num_accepted
     more = count < len(step.draft_token_ids) and (step.parents is None or step.parents[count] == count - 1)
     return count + more
