@@ -78,7 +78,7 @@ class PathViews(ViewBuilder):
     """Shows a proposer of trees which of its nodes were accepted, though the rows of a pass are those of chains."""
 
     def __init__(self, needs: Needs, width: int, info: TargetInfo, device: torch.device) -> None:
-        """See `ViewBuilder`."""
+        """Take what `ViewBuilder` takes."""
         super().__init__(needs, width, info, device)
         self.nodes: Nodes = {}
         self._shows_nodes, self._draws_trees = self._draws_trees, False
@@ -101,7 +101,7 @@ class PathViews(ViewBuilder):
         return replace(view, accepted_nodes=table.to(self.device))
 
     def store(self, buffers: DistributionBuffers) -> DraftStore:
-        """Where drafts wait, of trees their paths."""
+        """The store in which drafts wait. Of trees it keeps their paths."""
         return _PathStore(buffers, self.nodes) if self._shows_nodes else DraftStore(buffers)
 
 
@@ -121,7 +121,7 @@ class _PathStore(DraftStore):
         *,
         all_greedy: bool = False,
     ) -> None:
-        """See `DraftStore`."""
+        """Store the best path of each tree as a chain, and note its nodes."""
         chains, paths = on_best_path(draft)
         self._nodes.update(zip(rows, paths, strict=True))
         super().put(rows, generations, chains, into, all_greedy=all_greedy)

@@ -8,7 +8,9 @@ from specdec.sdk.extensions import NewWeights, TargetKV, TargetLayers, Trees
 
 
 def withheld(engine: str, cache: str, device: torch.device) -> dict[str, tuple[str, str]]:
-    """See `Speculation.prepare`. engine: its name. cache: what stands between a proposer and the target's cache."""
+    """The extensions withheld, each with a reason and a way out. engine: its name. cache: what shields the target's
+    cache.
+    """
     found = {
         each.id: (cache, f"specdec.LLM, or a proposer without {each.__name__}") for each in (TargetKV, TargetLayers)
     }

@@ -59,7 +59,7 @@ class Calls:
         self._listeners.append(listener)
 
     def listen(self) -> None:
-        """From now on, and until the process ends: Python never forgets a listener."""
+        """Listen from now on until the process ends: Python never forgets a listener."""
         sys.addaudithook(self._heard)
 
     @property
@@ -153,7 +153,7 @@ def _all_calls() -> Calls:
 
 
 def _traceback_to(frame: FrameType | None) -> TracebackType | None:
-    """As if that frame raised."""
+    """Build the traceback of an exception raised in that frame."""
     found = None
     while frame is not None:
         found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno)

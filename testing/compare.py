@@ -69,7 +69,9 @@ def reported_by(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Ten
 
 
 def distributions_of(stage: Stage, shown: Shown) -> Iterator[tuple[int, int, int, Tensor]]:
-    """As `reported_by`, with what each draft was drawn from: earlier siblings are taken out of q."""
+    """Yield what `reported_by` yields, with the distribution that each draft was drawn from, its earlier siblings taken
+    out.
+    """
     for row, position, token, distribution in reported_by(stage, shown):
         yield row, position, token, left_of(distribution, shown.earlier_siblings(row, position))
 
@@ -152,7 +154,7 @@ class FreshPrefill:
                 require_same(shown, fresh, (name, fresh_name), stage, what, fix)
 
     def _fresh_stage(self) -> Stage:
-        """One with a row that nobody has had yet; an empty one where requests may influence each other."""
+        """Make a stage with a row that no request has used. It is empty where requests may influence each other."""
         if self._stage is None or not self._stage.num_free_rows or self._subject.needs.state == "shared":
             self._stage = self._subject.stage(probabilistic=self._probabilistic, max_num_seqs=NUM_FRESH_ROWS)
         return self._stage

@@ -214,11 +214,11 @@ class FakeServices:
         return self._draft_kv
 
     def target_kv(self) -> TargetKVReader:
-        """None: no target runs here."""
+        """Raise Refusal: the fakes run no target."""
         raise Refusal("these fakes run no target, and so have no keys of it", "specdec.LLM, or check_proposer")
 
     def target_layers(self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None) -> LayerRunner:
-        """None: no target runs here."""
+        """Raise Refusal: the fakes run no target."""
         raise Refusal("these fakes run no target, and so have no layers of it", "specdec.LLM, or check_proposer")
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:

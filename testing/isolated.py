@@ -101,7 +101,7 @@ def _wait(child: int, reading: int, timeout: float, stacks: IO[bytes]) -> tuple[
 
 
 def _end(child: int, stacks: IO[bytes]) -> None:
-    """It says where it stands first."""
+    """Kill the child, after it has written the stacks of its threads."""
     os.kill(child, signal.SIGUSR1)
     end = time.monotonic() + STACK_S
     while time.monotonic() < end and not os.fstat(stacks.fileno()).st_size:

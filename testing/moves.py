@@ -41,7 +41,7 @@ class GivenUniforms:
 
 @dataclass(frozen=True)
 class Shown:
-    """One step that the proposer was shown, and its answer."""
+    """One step that was shown to the proposer, and its answer."""
 
     where: str
     view: StepView

@@ -60,7 +60,7 @@ class Sample:
 
 
 def draw_places(stage: Stage) -> Sample:
-    """Some 2000 drafts of requests that run side by side, sampled in several ways."""
+    """Draw about 2000 drafts of requests that run side by side, sampled in several ways."""
     generator = torch.Generator().manual_seed(stage.seed)
     names = [f"request-{number}" for number in range(NUM_REQUESTS)]
     for name in names:

@@ -66,7 +66,7 @@ def cause_of(error: SpecdecError) -> str:
 
 
 def render(facts: dict[str, str]) -> str:
-    """One indented line per fact that is not empty; the lines of a longer one stand under its first."""
+    """Put each fact that is not empty on an indented line. Longer facts keep their lines below the first."""
     told = {label: value for label, value in facts.items() if value}
     width = max(map(len, told), default=0)
     lines = []

@@ -112,7 +112,7 @@ def results(
     on_fail: Literal["collect", "raise"] = "collect",
     run: Run | None = None,
 ) -> Iterator[CheckResult]:
-    """One result after the other, as they come."""
+    """Yield each result as it comes."""
     expected = dict(expected_failures or {})
     checks = chosen_checks(level, only)
     refuse_unknown(list(expected))

@@ -52,7 +52,7 @@ def another(stage: Stage) -> Iterator[Shown]:
 
 
 def alone(stage: Stage, number: int, num_steps: int = NUM_STEPS) -> Iterator[Shown]:
-    """One of the three, by itself."""
+    """Run one of the three requests by itself."""
     name = f"request-{number}"
     stage.add(name, PROMPT_LENGTHS[number])
     for _ in range(num_steps):

@@ -1,4 +1,4 @@
-"""Who is scheduled and what is sampled on a stage: as the moves say, and where they are silent the script."""
+"""A stage's scheduler and sampler. They follow the moves, and the script where the moves are silent."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Scripted:
         self._shares: list[Scheduled] = []
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
-        """See `Scheduling`."""
+        """Schedule the requests that the moves name."""
         self._shares = [self._share(move, num_drafts) for move in self.moves]
         return Schedule(self._shares, [])
 
     def finish(self, request: Request) -> None:
-        """See `Scheduling`."""
+        """Release the request from the scheduler."""
         self.requests.pop(request.request_id, None)
         if request.row >= 0:
             self.rows.unseat(request)
@@ -46,7 +46,7 @@ class Scripted:
         *,
         workspace: object = None,
     ) -> rejection.Verdict:
-        """See `VerificationRule`. There are no logits."""
+        """Decide acceptance and tokens by the moves and the script. Logits are ignored: there are none."""
         drafted = [ids[:n] for ids, n in zip(drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=True)]
         paths = None
         if drafts.parents is not None:

@@ -20,7 +20,7 @@ Part = Callable[[DraftDistribution], Tensor | None]
 
 @dataclass(frozen=True)
 class SmallDrafter:
-    """Its distributions after every prefix of its own drafts; a prefix without a node is where it stops."""
+    """The drafter's distributions after every prefix of its own drafts. It stops at a prefix without a node."""
 
     nodes: Mapping[Prefix, Node]
     num_drafts: int
@@ -87,7 +87,7 @@ class SmallDrafter:
         return rejection.DraftRows(drafts.masked_fill(beyond, -1), torch.tensor(lengths), distributions)
 
     def verified(self, row: Prefix) -> Prefix:
-        """Those of a row's drafts that it makes."""
+        """The longest beginning of a row that this drafter makes itself."""
         return row[: next((i for i in range(len(row)) if row[:i] not in self.nodes), len(row))]
 
     def _distribution_of(self, rows: Sequence[Prefix]) -> DraftDistribution:

@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 
 
 class Stage:
-    """One proposer, requests, and no opinion on who is scheduled when: every step is given as a list of moves."""
+    """A proposer and requests without a scheduler: a list of moves says what happens in every step."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Stage:
             self.finish(name)
 
     def step(self, moves: Sequence[Move], *, width: int | None = None, uniforms: Tensor | None = None) -> Shown | None:
-        """One step in the order of `moves`; None if no request goes on.
+        """Take a step in the order of `moves`. None means that no request goes on.
 
         `width`: K of this step, if not the usual. `uniforms` [B, K] float64: the numbers of `step.random`, where the
         caller wants to choose them.

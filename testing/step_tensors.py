@@ -51,7 +51,7 @@ class StandInTarget:
         self._entries = torch.arange(info.vocab_size if shows_logits else 0)
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
-        """See `Target`."""
+        """Stand in for a pass of the target: made-up hidden states, and no logits."""
         numbers = inputs.token_ids * 7919 + inputs.positions * 104_729
         hidden = [self._noise[(numbers + 31 * layer) % NUM_NOISE_ROWS] for layer in self._layers]
         drawn = numbers[inputs.logits_rows, None] % NUM_NOISE_ROWS

@@ -111,7 +111,7 @@ class Subject:
         return loaded
 
     def _with_drafts(self, k: int) -> dict[str, Any]:
-        """So many drafts at most; nodes, where trees were asked for."""
+        """Settings for at most `k` drafts, or for at most `k` nodes of a tree."""
         if self.config.max_nodes is None:
             return {"num_speculative_tokens": k}
         return {"num_speculative_tokens": min(k, self.config.num_speculative_tokens or k), "max_nodes": k}

@@ -55,7 +55,7 @@ class ProposerConformance:
         return Subject(cls.proposer, dict(cls.speculative_config), cls.target, cls.seed, registry.PluginSettings())
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One test for each check of the level."""
+        """Make a test of each check of the level."""
         if "check" in metafunc.fixturenames:
             cls = type(self)
             metafunc.parametrize("check", as_parameters(cls.level, cls.expected_failures))
@@ -92,7 +92,9 @@ def require(check: Check, subject: Subject, run: Run, config: pytest.Config) -> 
 
 @contextmanager
 def _process_ends_after(seconds: float, config: pytest.Config) -> Iterator[None]:
-    """With the stack of every thread, which has the check's name, if the block cannot be interrupted. 0: never."""
+    """End the process if the block cannot be interrupted, with the stack of every thread and the check's name. 0 means
+    never.
+    """
     if not seconds:
         yield
         return

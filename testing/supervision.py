@@ -37,7 +37,7 @@ class Notes:
 
     @property
     def what_ran(self) -> str:
-        """As it was noted last."""
+        """The test that the child noted last."""
         return self._page[1:].partition(b"\0")[0].decode(errors="replace")
 
     def over(self, status: int) -> None:
@@ -46,7 +46,7 @@ class Notes:
 
     @property
     def status(self) -> int | None:
-        """Of a command that came to its end."""
+        """The exit status of a command that ended by itself. None means that it did not."""
         return self._page[0] - 1 if self._page[0] else None
 
     @contextmanager
@@ -127,14 +127,14 @@ def _end(status: int) -> None:
 
 
 def _no_core_dump() -> None:
-    """Of a parent that only ends like its child."""
+    """Write no core dump of a parent that only ends as its child ended."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _end_with_parent() -> None:
-    """On Linux: a child whose parent is killed does not go on alone."""
+    """End this process when its parent is killed. Works on Linux only."""
     if sys.platform == "linux":
         import ctypes
 

@@ -30,7 +30,7 @@ class Uses:
     inside: int | None = None  # the thread of the call that runs. None means that none runs
 
     def service(self, name: str, *shape: int) -> None:
-        """One is called. shape: of its input, where it is a collective."""
+        """Note that a service is called. shape: of its input, where it is a collective."""
         if threading.get_ident() != self.inside:
             self.astray.append(name)
         if shape:
@@ -65,7 +65,7 @@ class WatchedHost(ProposerHost):
         self._number, self._seed, self._uniforms, self._dummy = number, seed, uniforms, dummy
 
     def draft(self, step: StepView, budgets: Sequence[int]) -> CheckedDraft | None:
-        """See `ProposerHost`."""
+        """Draft as `ProposerHost` does, and note what the proposer used."""
         step = replace(step, width=self.width, dummy=self._dummy)
         if self._uniforms is not None:
             step = replace(step, random=GivenUniforms(self._uniforms))
@@ -90,7 +90,7 @@ class WatchedHost(ProposerHost):
             self._uses.inside = outer
 
     def keep_pace(self, stats: StepStats, seconds: float) -> None:
-        """Nothing: no target runs that drafts could save time of."""
+        """Do nothing: no target runs whose time drafts could save."""
 
 
 def _parents(report: DraftReport) -> list[int]:

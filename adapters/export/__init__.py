@@ -1,4 +1,4 @@
-"""What to run in another engine in the place of `LLM(model, speculative_config=...)`."""
+"""Write what to run in another engine in the place of `LLM(model, speculative_config=...)`."""
 
 from __future__ import annotations
 

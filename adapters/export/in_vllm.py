@@ -44,7 +44,7 @@ def _native(asked: Asked, method: NativeMethod) -> HandOver:
 
 
 def _of_checkpoint(asked: Asked) -> Mapping[str, object]:
-    """What vLLM is told of a drafter that makes all its drafts in one pass."""
+    """The settings that vLLM takes for a drafter that makes all its drafts in one pass."""
     if asked.resolved.model is None:
         return {}
     kind = Checkpoint.open(asked.resolved.model).config.get("speculators_model_type")

@@ -11,7 +11,7 @@ VERSIONS = "0.32 and 0.33"
 
 @dataclass(frozen=True, kw_only=True)
 class NativeMethod:
-    """One method of vLLM, for the proposer of this package that has its name."""
+    """A method of vLLM's own, for the proposer of this package that has its name."""
 
     options: frozenset[str] = frozenset()  # that vLLM has under the same name
     notes: tuple[str, ...] = ()  # what differs

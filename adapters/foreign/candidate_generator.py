@@ -80,7 +80,7 @@ class CandidateGenerator:
                 update(_input_ids(step, b), None, num_accepted)
 
     def propose(self, step: StepView) -> Draft:
-        """One call for each request with a budget."""
+        """Call the class once for each request with a budget."""
         budgets = enumerate(step.budget.tolist())
         drafts = [self._candidates(step, b)[:budget] if budget else [] for b, budget in budgets]
         return Draft.from_lists(drafts, step.width)

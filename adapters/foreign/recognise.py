@@ -1,4 +1,4 @@
-"""Which classes are meant: those that can be called as the other engine calls them, and not as ours does."""
+"""Recognise classes that can be called as the other engine calls them, and not as ours does."""
 
 from __future__ import annotations
 

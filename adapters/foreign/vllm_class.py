@@ -44,7 +44,7 @@ class VllmClass:
     foreign: ClassVar[type[Any]]
 
     class Options(BaseModel):
-        """Whatever the class reads: attributes of vllm_config.speculative_config and keys of additional_config."""
+        """Anything that the class reads: attributes of vllm_config.speculative_config and keys of additional_config."""
 
         model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -69,7 +69,7 @@ class VllmClass:
             load_model(Offered("target_model"))
 
     def propose(self, step: StepView) -> Draft:
-        """One call for the whole batch."""
+        """Call the class once for the whole batch."""
         assert step.history is not None, "declared in needs"
         for b, length in enumerate(step.committed_length.tolist()):
             self._token_ids[b, :length] = step.history.token_ids(b)
@@ -86,7 +86,7 @@ class VllmClass:
         return Draft.from_lists(drafts, step.width)
 
     def _sampled(self, step: StepView) -> list[list[int]]:
-        """Each request's new tokens; none in the middle of a prompt."""
+        """The new tokens of each request. Empty in the middle of a prompt."""
         counts = torch.where(step.phase == Phase.PREFILL, 0, step.num_accepted + 1).tolist()
         places = zip(range(len(step)), counts, step.committed_length.tolist(), strict=True)
         return [self._token_ids[b, length - count : length].tolist() for b, count, length in places]

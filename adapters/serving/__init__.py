@@ -1,1 +1,1 @@
-"""One proposer in a process of its own, which drafts for engines elsewhere. They speak `specdec.sdk.wire`."""
+"""A proposer in a process of its own, which drafts for engines elsewhere. Both speak `specdec.sdk.wire`."""

@@ -47,7 +47,7 @@ class Notes:
 
     @property
     def what_runs(self) -> str:
-        """As it was noted last."""
+        """The call that was noted last."""
         return self._page[:].partition(b"\0")[0].decode(errors="replace")
 
     def listen(self) -> None:
@@ -142,7 +142,7 @@ def _not_said_before(record: logging.LogRecord) -> bool:
 
 
 def _end_with_keeper() -> None:
-    """On Linux: it does not go on alone where its keeper was killed."""
+    """End this process when its keeper is killed. Works on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

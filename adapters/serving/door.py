@@ -1,4 +1,4 @@
-"""Who is let in where a server has a key: clients with theirs, and nobody else."""
+"""Admission to a server that has a key: only clients whose key fits may enter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Door:
         served.curve_publickey, served.curve_secretkey = key.public.encode(), key.secret.encode()
 
     def answer(self) -> None:
-        """One question."""
+        """Answer one question of libzmq: whether a client may connect."""
         version, number, _, address, _, mechanism, *proof = self.socket.recv_multipart()
         fits = mechanism == b"CURVE" and proof == [self._client]
         if not fits:

@@ -222,7 +222,7 @@ class Hosted:
 
     @torch.inference_mode()
     def _shown(self, shares: Sequence[_Share], budgets: Sequence[int]) -> CheckedDraft | None:
-        """One step of the proposer."""
+        """Show the proposer one step, and check what it drafts."""
         if not shares:
             return None
         batch, committed, first = self._batch(shares), [], 0

@@ -50,7 +50,7 @@ class Keeper:
         signal.set_wakeup_fd(waking)
 
     def keep(self) -> None:
-        """Until the engine says so, or is gone."""
+        """Keep the process until the engine says stop, or has ended itself."""
         buffer = b""
         while os.getppid() == self._engine:
             ready, *_ = select.select([self._orders, self._woken], [], [], TICK_S)
@@ -105,7 +105,7 @@ class Keeper:
             os._exit(status)
 
     def _kill(self) -> None:
-        """It says where it stands, and is gone when this returns."""
+        """Kill the process, after it has written the stacks of its threads. It is gone when this returns."""
         if self._child is None:
             return
         os.kill(self._child, signal.SIGUSR1)

@@ -140,7 +140,7 @@ class Server:
                 self._send(client, answer)
 
     def _answer(self, client: ClientId, said: ToServer) -> ToClient | None:
-        """None: the message is not answered. Raises SpecdecError."""
+        """Answer a message. None means that it gets no answer. Raises SpecdecError."""
         if isinstance(said, Hello):
             return self._welcome(client, said)
         session = self._sessions.get(client)

@@ -21,7 +21,7 @@ class Limits(NamedTuple):
 
 @dataclass(eq=False)
 class Session:
-    """One client's requests. Their names here differ from those of every other client's."""
+    """The requests of one client. Their names in the server differ from those of every other client's."""
 
     number: int
     hello: Hello
@@ -29,7 +29,7 @@ class Session:
     requests: set[str] = field(default_factory=set)  # names here
 
     def name_of(self, request_id: str) -> str:
-        """Its name here. In the order of numbers, and within a client in the order of the client's ids."""
+        """A request's name in the server. Names sort by client, and within a client by its own ids."""
         return f"{self.number:06}/{request_id}"
 
     @property
@@ -38,7 +38,7 @@ class Session:
 
 
 class Sessions:
-    """Those that said hello and neither left nor fell silent."""
+    """The clients that said hello and have neither left nor fallen silent."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float], end: Callable[[str], None]) -> None:
         """clock: seconds, growing. end: forgets a request by its name here."""
@@ -50,7 +50,7 @@ class Sessions:
         return len(self._by_id)
 
     def get(self, client: ClientId) -> Session | None:
-        """Of a client that is known; it has just been heard."""
+        """The session of a known client, whose time of last contact is now. None if it is not known."""
         session = self._by_id.get(client)
         if session is not None:
             session.last_heard = self._clock()

@@ -1,4 +1,4 @@
-"""One call of `generate`: what it asks for, checked, and the texts of its batch."""
+"""A call of `generate`: what it asks for, after checks, and the texts of its batch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Call:
 
     @property
     def num_output_tokens(self) -> int:
-        """Those that every row has: an ended one goes on with padding."""
+        """Output tokens that every row has. A row that ended goes on with padding."""
         running = [text.num_output_tokens for text in self.texts if not text.ended]
         return min(running) if running else max(text.num_output_tokens for text in self.texts)
 
@@ -120,7 +120,7 @@ class Call:
 
     @property
     def _pad_token_id(self) -> int:
-        """As plain `generate` chooses it; 0 for a model that has neither padding nor an end."""
+        """The padding that plain `generate` chooses. 0 for a model that has neither padding nor an end."""
         pad = self.settings.pad_token_id
         return int(pad) if pad is not None else next(iter(self.end_token_ids), 0)
 

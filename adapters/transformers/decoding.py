@@ -175,7 +175,7 @@ class SpeculativeDecoding:
         token_streamer: Any,
         model_kwargs: Mapping[str, Any],
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """As `__call__`, for the one call that runs."""
+        """Decode as `__call__` says. Only one call runs at a time."""
         most = self._info.max_num_seqs, self._info.max_model_len
         call = Call.read(
             input_ids,
@@ -223,7 +223,7 @@ class SpeculativeDecoding:
             self._leave([text.request for text in call.texts])
 
     def _step(self, call: Call) -> None:
-        """One step of all texts that have not ended."""
+        """Take one step of all texts that have not ended."""
         running = [(text, len(text.request.token_ids)) for text in call.texts if not text.ended]
         self._runner.step([])
         for text, start in running:
@@ -259,7 +259,7 @@ class _Planning(Scheduler):
     target: GenerateTarget
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
-        """See `Scheduling`."""
+        """Plan the next pass, and hand the plan to the target."""
         schedule = super().schedule(num_drafts)
         self.target.plan = schedule.shares
         return schedule

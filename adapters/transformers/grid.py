@@ -52,7 +52,7 @@ class Grid:
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
-        """Of the logits of each share, one share after the other."""
+        """First and last row of each share's logits, which lie one share after the other."""
         stops = [0]
         for share in self.shares:
             stops.append(stops[-1] + share.num_drafts + 1)

@@ -54,7 +54,7 @@ class RowCache:
 
 
 def _taken(stored: Tensor, slots: slice | Tensor) -> Tensor:
-    """Of [B, heads, slots, D]; slots: the same ones of every row, or [B, width]."""
+    """Read slots of [B, heads, slots, D]. slots: the same ones of every row, or [B, width]."""
     if isinstance(slots, slice):
         return stored[:, :, slots]
     num_rows, num_heads, length, size = stored.shape

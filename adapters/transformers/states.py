@@ -26,7 +26,7 @@ CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 
 
 class States:
-    """Those of one text at a time."""
+    """The states that layers keep, of one text at a time."""
 
     def __init__(self, mixers: Mixers, num_drafts: int, model: Any) -> None:
         """num_drafts: the most of a pass."""
@@ -37,7 +37,9 @@ class States:
 
     @classmethod
     def of(cls, model: Any, num_drafts: int, backend: Backend) -> States | None:
-        """None: no layer of the model keeps one. Raises UnsupportedModelError SD-E144, SD-E260."""
+        """Find the layers that keep a state. None means that no layer does. Raises UnsupportedModelError SD-E144,
+        SD-E260.
+        """
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
         config = model.config.get_text_config(decoder=True)
         mixers = mixers_in(model, config, lambda: model(input_ids=tokens, use_cache=False))
@@ -73,7 +75,7 @@ class States:
 
 
 def _replaced(model: Any) -> dict[str, Any]:
-    """By module the forward that is not its class's."""
+    """Forwards that replace those of a module's class, by the module's name."""
     return {name: vars(module)["forward"] for name, module in model.named_modules() if "forward" in vars(module)}
 
 

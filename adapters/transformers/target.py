@@ -64,11 +64,11 @@ class GenerateTarget:
 
     @property
     def states(self) -> StateStore | None:
-        """Of layers that keep one. None: no layer does."""
+        """The states of layers that keep one. None means that no layer does."""
         return self._layers_with_state.store if self._layers_with_state else None
 
     def open_cache(self, call: Call) -> RowCache:
-        """Which holds as much of the call's own as can be used, and forgets nothing behind a rejected draft.
+        """Open a cache that holds as much of the call's own as can be used. It forgets nothing behind a rejected draft.
 
         Raises RequestError SD-E197 for a batch of which layers keep states.
         """
@@ -104,7 +104,7 @@ class GenerateTarget:
             refuse_compiled(self.model)
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
-        """One pass over the requests that the scheduler planned."""
+        """Run one pass over the requests that the scheduler planned."""
         shares = [self._share(each) for each in self.plan]
         self._computed = shares[0].start + shares[0].num_tokens
         layers, passed = self._layers_with_state, inputs.states
@@ -133,7 +133,7 @@ class GenerateTarget:
         return grid, grid.gather_logits(columns).to(torch.float32)
 
     def _arguments(self, grid: Grid, positions: Tensor) -> dict[str, Any]:
-        """Those that only some classes take, that have several names, or that say nothing."""
+        """Arguments of the pass that not all classes take, or name alike."""
         arguments: dict[str, Any] = {self._cache_argument: self._cache.cache}
         mask = grid.mask()
         if mask is not None:

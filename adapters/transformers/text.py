@@ -1,4 +1,4 @@
-"""One row of a call of `generate`: its tokens as they grow, what was computed of them, and when they end."""
+"""A row of a call of `generate`: its tokens as they grow, what was computed of them, and when they end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Text:
 
     @property
     def prompt(self) -> list[int]:
-        """Without padding."""
+        """The prompt's tokens without padding."""
         start = self.num_padding
         token_ids: list[int] = self.ids[0, start : start + self.num_prompt_tokens].tolist()
         return token_ids

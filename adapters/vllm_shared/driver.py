@@ -119,7 +119,7 @@ class Driver:
         self._host.warm_up()
 
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
-        """What ended or lost its KV since the last step, before anything of the new one is computed."""
+        """Handle what ended or lost its KV since the last step, before anything of the new step is computed."""
         self._host.ask_metrics()
         self._progress.finish(self._rows.remove(finished))
         requests = [self._rows.get(request_id) for request_id in preempted]
@@ -161,7 +161,7 @@ class Driver:
         return [by_id.get(request_id, []) for request_id in step.request_ids]
 
     def propose_unread(self, step: EngineStep, sampled: Sequence[list[int]]) -> UnreadDrafts:
-        """As `propose`, where drafts stay on the device (`reads_late`). `check_late` follows when they were read."""
+        """Propose drafts that stay on the device (`reads_late`). `check_late` follows when they were read."""
         going_on, checked = self._drafted(step, sampled)
         requests = [each.request for each in going_on] if checked else []
         taken = self._drafts.take([(each.row, each.generation, step.num_draft_tokens) for each in requests])
@@ -184,7 +184,7 @@ class Driver:
         self._progress.check_late(unread.request_ids, unread.taken, reports)
 
     def _drafted(self, step: EngineStep, sampled: Sequence[list[int]]) -> tuple[list[Committed], CheckedDraft | None]:
-        """What goes on after the step, and drafts for it. None: there are none."""
+        """Commit the step, and draft for the requests that go on. None means that there are no drafts."""
         self._retries.begin_step()
         committed = self._commit(step, sampled)
         if step.logits is not None and self._on_verified.get_hookimpls():
@@ -202,7 +202,9 @@ class Driver:
         return going_on, self._progress.propose(going_on, most, step, step.hidden, top)
 
     def _top(self, step: EngineStep, sampled: Sequence[list[int]]) -> TopTokens:
-        """After each token whose logits chose something. vLLM computes logits in the middle of a prompt, too."""
+        """The likeliest tokens after each token whose logits chose something. vLLM computes logits in the middle of a
+        prompt, too.
+        """
         assert step.logits is not None, "the proposer's needs ask for them"
         stops = accumulate(step.num_tokens[request_id] for request_id in step.request_ids)
         first_rows = pairwise([*step.first_rows, len(step.logits)])
@@ -223,7 +225,7 @@ class Driver:
     def distributions_of(
         self, request_ids: Sequence[str], token_ids: Sequence[list[int]]
     ) -> rejection.DraftDistributions | None:
-        """Of each request's drafts that are verified now; None if all of them are one-hot."""
+        """The distributions of each request's drafts that are verified now. None means that all of them are one-hot."""
         if not self._keeps_distribution:
             return None
         requests = [self._rows.get(request_id) for request_id in request_ids]
@@ -271,7 +273,9 @@ class Driver:
         return prometheus_text(self.metrics.collect(of_proposer=now | self._host.own_metrics))
 
     def report(self) -> dict[str, Any]:
-        """Of this worker: process id, proposer, calls of `propose`, errors by code, acceptance as the core counts."""
+        """Report on this worker: process id, proposer, calls of `propose`, errors by code, acceptance as the core
+        counts.
+        """
         return {
             "pid": os.getpid(),
             "proposer": self.metrics.proposer,

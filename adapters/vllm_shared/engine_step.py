@@ -1,4 +1,4 @@
-"""One step of vLLM's runner: what it computed, for which requests, in the order of its batch."""
+"""A step of vLLM's runner: what it computed, for which requests, in the order of its batch."""
 
 from __future__ import annotations
 

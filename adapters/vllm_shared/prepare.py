@@ -67,7 +67,7 @@ class Prepared:
         )
 
     def driver(self, target_model: Any, rows: RequestRows, *, read_late: bool = False) -> Driver:
-        """After the target's weights: the proposer is made and bound. `Driver.lay_out` follows."""
+        """Make and bind the proposer, once the target has its weights. `Driver.lay_out` follows."""
         tokenizer = None if self.tokenizer is None else AutoTokenizer.from_pretrained(self.tokenizer)
         target = SharedTarget(target_model, self.info)
         watch = Watch(self.speculation.loaded.plugin, self.supervision.hang_seconds)

@@ -19,7 +19,7 @@ MethodOf = Callable[[str], str | None]
 
 @cache
 def install(is_ours: IsOurs, method_of: MethodOf) -> None:
-    """In a process that may take requests, once.
+    """Check requests as they arrive. Called once in every process that may take requests.
 
     is_ours: whether a vLLM SpeculativeConfig names a proposer of ours. method_of: which one its `model` names.
     """

@@ -52,12 +52,12 @@ def read_request(
 
 
 def no_drafts(loaded: registry.LoadedProposer, request_id: str) -> RequestOptions:
-    """For a request that runs and cannot be refused any more."""
+    """Options of a request that runs and cannot be refused any more: it gets no drafts."""
     return RequestOptions(loaded.read_request(None, request_id), RequestLimits(speculative=False))
 
 
 def _mapping(section: object) -> Mapping[str, Any]:
-    """Over HTTP vLLM takes no mappings in `vllm_xargs`, so a text of JSON says the same."""
+    """Read the section. It may be a text of JSON: over HTTP, `vllm_xargs` takes no mappings."""
     found = section
     if isinstance(section, str):
         try:

@@ -31,7 +31,7 @@ class RequestRows(RowTable):
 
     @classmethod
     def with_blocks(cls, info: TargetInfo, lookahead: int | None) -> Self:
-        """With blocks of its own at full length for every row: untouched pages of a CPU cost nothing.
+        """Rows that each have blocks for the full length. Untouched pages of a CPU cost nothing.
 
         `lookahead`: positions past the newest token. None: nobody keeps KV.
         """
@@ -50,7 +50,7 @@ class RequestRows(RowTable):
         return request
 
     def has_grammar(self, request_id: str) -> bool:
-        """As it was added."""
+        """Whether the request has a grammar."""
         return request_id in self._with_grammar
 
     def hold(self, request: Request, num_tokens: int) -> None:

@@ -21,7 +21,7 @@ LONGEST = 64
 
 
 class SupervisedHost(ProposerHost):
-    """What a proposer is not told while it is switched off, it is told when it is switched on again.
+    """A proposer's host that saves events while the proposer is switched off, and tells it afterwards.
 
     Requests that ran meanwhile get no drafts any more, because it has not seen all of their tokens.
     """
@@ -32,15 +32,12 @@ class SupervisedHost(ProposerHost):
         self._untold: dict[str, list[tuple[Event, RequestView]]] = {}  # by request id
 
     def start(self, request: RequestView) -> None:
-        """See `ProposerHost`."""
         self._tell("start", request)
 
     def preempt(self, request: RequestView) -> None:
-        """See `ProposerHost`."""
         self._tell("preempt", request)
 
     def finish(self, request: RequestView) -> None:
-        """See `ProposerHost`."""
         self._tell("finish", request)
 
     def resume(self) -> None:
@@ -88,7 +85,7 @@ class Retries:
         self._off = False
 
     def begin_step(self) -> None:
-        """One step of the engine more."""
+        """Count a step of the engine. Ask the proposer again if the pause is over."""
         self._steps += 1
         if self._host.enabled:
             if self._pause > self._first and self._steps >= self._pause:
@@ -100,7 +97,7 @@ class Retries:
             self._resume()
 
     def stop(self) -> None:
-        """It stays off from now on."""
+        """Leave the proposer switched off from now on."""
         self._first = 0
 
     def _resume(self) -> None:

@@ -12,7 +12,7 @@ from specdec.core.host import DraftReport, TakenDrafts, rejection
 
 @dataclass(frozen=True)
 class UnreadDrafts:
-    """Of P of a step's requests: those that were asked for drafts. All tensors are on the device."""
+    """Drafts that stay on the device, of P of a step's requests: those that may have drafts."""
 
     request_ids: Sequence[str]  # [P]
     places: Tensor  # [P] int64, where in the step's batch each request stands
@@ -26,5 +26,5 @@ class UnreadDrafts:
         return self.taken.reports(numbers)
 
     def verified(self, reports: Sequence[DraftReport]) -> dict[str, list[int]]:
-        """By request the tokens that vLLM was given."""
+        """The tokens that vLLM was given, by request."""
         return dict(zip(self.request_ids, self.taken.verified(reports), strict=True))

@@ -26,7 +26,7 @@ logger = logging.getLogger("specdec")
 
 @dataclass
 class Call:
-    """Of a proposer's method, as long as it runs."""
+    """A call of the proposer that runs now."""
 
     method: str
     thread: int
@@ -35,7 +35,7 @@ class Call:
 
 
 class Watch:
-    """What it says, it says once per call and then after twice the time: 30, 60, 120 seconds."""
+    """Warns about a long call, once and then each time it has run twice as long: 30, 60, 120 seconds."""
 
     def __init__(self, plugin: PluginId, limit: float) -> None:
         """limit: seconds after which a call is named."""

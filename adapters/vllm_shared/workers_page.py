@@ -46,7 +46,7 @@ class WorkersPage:
         return cls(Path(name))
 
     def write(self, published: Callable[[], str]) -> None:
-        """In place of what it says, as a whole. Called beside a step, which may count something new meanwhile."""
+        """Replace the file as a whole. A step may count something new meanwhile."""
         with suppress(RuntimeError, OSError):  # "changed size during iteration", or no room: the next second says it
             new = self.file.with_suffix(".new")
             new.write_text(published())
@@ -85,7 +85,7 @@ class Workers:
 
 @cache
 def show() -> None:
-    """In a process that may answer /metrics, once, before its workers start."""
+    """Show the workers on /metrics. Called once, before workers start, in a process that may answer."""
     if VARIABLE not in os.environ:
         os.environ[VARIABLE] = directory = tempfile.mkdtemp(prefix="specdec-metrics-")
         atexit.register(_remove, directory, os.getpid())

@@ -37,7 +37,7 @@ class Drafter:
         install(Drafter)
 
     def load_model(self, target_model: Any) -> None:
-        """After the target's weights: the proposer is made and bound. vLLM's CPU runner requires this method."""
+        """Make and bind the proposer, once the target has its weights. vLLM's CPU runner requires this method."""
         lookahead = self._prepared.speculation.lookahead if self.needs.extension(DraftKV) else None
         self.driver = self._prepared.driver(target_model, RequestRows.with_blocks(self._prepared.info, lookahead))
         self.driver.lay_out()
@@ -45,7 +45,7 @@ class Drafter:
 
     @property
     def wants_logits(self) -> bool:
-        """See `Prepared`."""
+        """Whether the proposer reads logits of the target."""
         return self._prepared.wants_logits
 
     def see(self, step: EngineStep) -> None:

@@ -96,7 +96,7 @@ def _sample(drafter: Drafter, original: Callable[..., Any], runner: Any, logits:
 
 
 def _draft_probs(drafter: Drafter, original: Callable[..., Any], runner: Any, spec_decode_metadata: Any) -> Any:
-    """In the order of the batch that verifies: a request that skipped a step keeps its own."""
+    """Draft distributions in the order of the batch that verifies. A request that skipped a step keeps its own."""
     lengths = spec_decode_metadata.num_draft_tokens
     ids = iter(spec_decode_metadata.draft_token_ids.tolist())
     drafts = [list(islice(ids, length)) for length in lengths]

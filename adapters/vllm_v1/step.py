@@ -1,4 +1,4 @@
-"""One step of the V1 runner, from the runner and what its scheduler asked for."""
+"""Read a step of the V1 runner from the runner and what its scheduler asked for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_step(
     needs: Needs,
     logits: Tensor | None = None,
 ) -> EngineStep:
-    """After sampling. `final` and `between`: hidden states. logits: as `EngineStep` has them."""
+    """Read a step after sampling. `final` and `between`: hidden states. logits: as `EngineStep` has them."""
     batch = runner.input_batch
     token_ids = runner.input_ids.gpu[: scheduled.total_num_scheduled_tokens]
     return EngineStep(
@@ -40,6 +40,6 @@ def read_step(
 
 
 def _first_rows(request_ids: Sequence[str], drafts: Mapping[str, Sequence[int]]) -> list[int]:
-    """Of each request in the logits, which have a row for each of its drafts and one more."""
+    """Each request's first row in the logits, which have a row for each of its drafts and one more."""
     counts = [1 + len(drafts.get(request_id, ())) for request_id in request_ids]
     return list(accumulate(counts[:-1], initial=0))

@@ -138,7 +138,7 @@ def installed_vllm() -> Path:
 
 @cache
 def v2_differences() -> tuple[str, ...]:
-    """Of the vLLM that is installed."""
+    """How the installed vLLM differs from what is relied on. Empty if it does not."""
     return tuple(differences(installed_vllm()))
 
 
@@ -177,7 +177,7 @@ class _Sources:
         self._trees: dict[str, ast.Module | None] = {}
 
     def parameters(self, place: str) -> tuple[str, ...] | None:
-        """Without *args and **kwargs. None: there is no such function."""
+        """A function's parameters without *args and **kwargs. None means that there is no such function."""
         node = self._find(place)
         if not isinstance(node, ast.FunctionDef):
             return None

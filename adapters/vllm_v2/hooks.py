@@ -72,9 +72,9 @@ def _initialize_kv_cache(
 
 
 def _take_draft_token_ids(speculator: Speculator, original: Callable[..., Any], runner: Any) -> DraftTokenIds:
-    """Without asynchronous scheduling the scheduler plans for as many drafts as it is told: no padding is computed.
+    """Hand vLLM the drafts of the running requests. Without asynchronous scheduling, its scheduler plans exactly these.
 
-    With it, a grammar's drafts are asked for alone. vLLM has copied these where nobody else has read them.
+    With it, vLLM asks only for drafts of requests with a grammar. It has copied them if nobody else read them.
     """
     if speculator.driver.reads_late:
         return original(runner)

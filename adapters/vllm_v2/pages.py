@@ -36,7 +36,7 @@ class InertLayer(nn.Module, AttentionLayerBase):  # type: ignore[misc]
         self._pages = torch.empty(0)
 
     def get_attn_backend(self) -> Any:
-        """One whose metadata costs nothing."""
+        """The attention backend: one whose metadata costs nothing."""
         return CacheOnlyAttentionBackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
@@ -113,6 +113,6 @@ class PagedRows(RequestRows):
         request.blocks = blocks + [NULL_BLOCK] * missing
 
     def unseat(self, request: Request) -> None:
-        """Nothing goes back to a pool."""
+        """Unseat the request. Its blocks are vLLM's, so nothing goes back to a pool."""
         request.blocks = []
         super().unseat(request)

@@ -46,7 +46,7 @@ def register() -> None:
 
 
 def _wrapped() -> list[tuple[Any, str, Any]]:
-    """Each place with what stands there from now on. Raises ImportError, AttributeError."""
+    """Each place that is replaced, with its replacement. Raises ImportError, AttributeError."""
     from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.v1.worker.gpu import spec_decode
 
@@ -79,7 +79,7 @@ def is_ours(speculative: Any) -> bool:
 def _as_written(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @wraps(original)
     def post_init(speculative: Any) -> Any:
-        """Before vLLM fills in what the user left out."""
+        """Check what the user wrote, before vLLM fills in the rest."""
         if _names_us(speculative.model):
             from ..vllm_shared.ignored_keys import refuse_ignored
             from .wrong_class import refuse_wrong_class

@@ -19,7 +19,9 @@ class Running:
 
 
 class Requests(dict[str, Running]):
-    """By id. `group`: of vLLM's cache groups the one that draft layers are in; None: there are none."""
+    """The requests that run, by id. `group`: vLLM's cache group that has the draft layers. None means that there are
+    none.
+    """
 
     group: int | None = None
 
@@ -41,7 +43,7 @@ class Requests(dict[str, Running]):
                     self[request_id].blocks.extend(blocks[self.group])
 
     def end(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
-        """What neither has drafts any more; a preempted request comes back."""
+        """Forget finished requests, and the drafts of preempted ones, which come back."""
         for request_id in preempted:
             self[request_id].drafts.clear()
         for request_id in finished:

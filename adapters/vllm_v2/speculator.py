@@ -24,7 +24,7 @@ from .step import Outputs, StepReader
 
 
 class Speculator(DraftModelSpeculator):  # type: ignore[misc]
-    """By its type the runner knows to give it the target and the block tables; it has no network of vLLM's own."""
+    """Drives a proposer in the place of vLLM's speculator. It has no network of vLLM's own."""
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         """Not the base's, which lays out buffers for such a network. Raises ConfigError, Refusal, PluginLoadError."""
@@ -57,7 +57,7 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         raise NotImplementedError("the proposer loads what it drafts with")
 
     def load_model(self, target_model: Any) -> None:
-        """After the target's weights: the proposer is made and bound."""
+        """Make and bind the proposer, once the target has its weights."""
         self.model = nn.Module()  # vLLM looks through it when it reloads weights and shuts down
         self._target = target_model
         self.reads_between = ask_for_states(target_model, self.needs)
@@ -87,7 +87,7 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
         """Drafts are made eagerly."""
 
     def capture(self) -> None:
-        """See `init_cudagraph_manager`."""
+        """Capture nothing: drafts are made eagerly."""
 
     @torch.inference_mode()
     def propose(  # noqa: PLR0913 - vLLM's own signature

@@ -1,4 +1,4 @@
-"""One step of the V2 runner on the host: what was sampled, what was verified, and the drafts for the next step."""
+"""A step of the V2 runner on the host: what was sampled and verified, and the drafts for the next step."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class StepReader:
         return sent.view(len(drafts), -1), lengths
 
     def keep_unread(self, step: EngineStep, unread: UnreadDrafts, newest: Tensor) -> Tensor:
-        """As `keep`, for drafts that the next read tells of: slots [B, K] alone. newest: [B, 1] token ids."""
+        """Keep drafts that the next read will show: only slots [B, K] are filled. newest: [B, 1] token ids."""
         for request_id in step.request_ids:
             self._requests[request_id].drafts.clear()
         slots = newest.long().clamp(min=0).repeat(1, self._num_slots)
@@ -103,9 +103,9 @@ class StepReader:
     def _facts(
         self, batch: Any, num_sampled: Tensor, unread: UnreadDrafts | None
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """Of each request: tokens sampled, position of the first computed token, the newest tokens from the left.
+        """Each request's sampled tokens, first computed position and newest tokens, and the numbers of `unread`.
 
-        And the numbers of `unread`: here the host waits.
+        The host waits here.
         """
         rows = batch.idx_mapping
         counts = num_sampled[:, None].long()

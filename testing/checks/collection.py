@@ -24,7 +24,7 @@ class Check:
 
     @property
     def text(self) -> str:
-        """For a terminal: what it checks, and the command that runs it alone."""
+        """Describe the check on a terminal, with the command that runs it alone."""
         told = {"checks": fill(self.rule, WIDTH), "alone": f"specdec check TARGET --only {self.name}"}
         sections = [f"{label}\n{indent(text, '  ')}" for label, text in told.items()]
         return "\n\n".join([f"{self.name}   [a check, from level {self.level} on]", *sections])

@@ -58,8 +58,8 @@ def _tolerance(shown: Shown) -> float:
 
 @CHECKS.at("standard")
 def length_ignores_the_draw(subject: Subject) -> None:
-    """With a reported distribution, whether a position is drafted depends on what stands before it, never on its own
-    token. So does the parent of a node in a tree.
+    """With a reported distribution, a position is drafted or not by what stands before it, never by its own token. The
+    same holds for the parent of a node.
     """
     subject.need_distribution()
     for _, shown in _twins(subject):

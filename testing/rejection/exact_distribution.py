@@ -160,7 +160,9 @@ class _Proof:
         return (pad(accept, (1, 0), value=1.0) * none_above).unsqueeze(2) * emitted
 
     def _coupled(self) -> tuple[Tensor, Tensor]:
-        """As `_standard`, where the output uniform of a place both verifies its draft and draws its token."""
+        """Compute acceptance as `_standard` does, where one uniform both verifies a place's draft and
+        draws its token.
+        """
         num_tuples, num_drafts = self.drafts.shape
         tuples = torch.arange(num_tuples)
         accept_uniforms, output_uniforms = self._uniforms(num_tuples)

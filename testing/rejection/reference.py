@@ -164,7 +164,9 @@ class Outcome:
 
 
 def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
-    """One step for each draft, and one more for the bonus token. No step at all emits nothing."""
+    """Verify one request: a step for each draft, and one more for the bonus token. Without a step nothing
+    is emitted.
+    """
     accepted: list[int] = []
     probs: list[float] = []
     for step, x in zip(steps, [*drafts, NO_PROPOSAL], strict=True):
@@ -188,7 +190,7 @@ def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
 def verify(
     logits: Tensor, cu_rows: Tensor, drafts: DraftRows, sampling: SamplingRows, uniforms: Uniforms | None = None
 ) -> Verdict:
-    """See `verify` in `sampler.py`: the same signature and the same result, on the CPU."""
+    """Do what `verify` in `sampler.py` does, with the same signature, on the CPU."""
     uniforms = uniforms or draw_uniforms(drafts, sampling)
     bounds = cu_rows.tolist()
     outcomes = []

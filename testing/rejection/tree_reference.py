@@ -86,7 +86,7 @@ def part(weight: float, p: Tensor, q: Tensor, token: int) -> tuple[float, float,
 
 
 def multi_round(nodes: Nodes, chance: Chance) -> tuple[int, int]:
-    """From the root: each child in turn against what is left of p (arXiv 2305.09781, 2402.12374)."""
+    """Walk from the root and try each child against what is left of p (arXiv 2305.09781, 2402.12374)."""
     place = 0
     while True:
         p = nodes.p[place]
@@ -101,7 +101,7 @@ def multi_round(nodes: Nodes, chance: Chance) -> tuple[int, int]:
 
 
 def traversal(nodes: Nodes, chance: Chance) -> tuple[int, int]:
-    """From the leaves: a place is decided when all below it have failed (arXiv 2505.12398)."""
+    """Walk from the leaves: a place is decided when all below it have failed (arXiv 2505.12398)."""
 
     def visit(place: int, weight: float) -> tuple[int, int] | None:
         p = nodes.p[place]
