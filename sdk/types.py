@@ -89,21 +89,21 @@ class KeptTokens:
 
     token_offsets: Tensor  # [B+1] int64
     num_kept: Tensor  # [B] int64
-    kept_start: Tensor  # [B] int64, position of the first kept row; see `Needs.whole_prompt`
+    kept_start: Tensor  # [B] int64, position of the first kept token; see `Needs.whole_prompt`
     positions: Tensor  # [N] int64
     token_ids: Tensor  # [N] int64
-    next_token_ids: Tensor  # [N] int64, the token that follows; undefined in rejected rows
+    next_token_ids: Tensor  # [N] int64, the token that follows; undefined for rejected ones
     hidden: tuple[Tensor, ...] = ()  # L of [N, H] in the target's dtype, in the order of `Needs.hidden_states`
     most_tokens: int | None = None
     """The most entries of a request; a pass may be padded to it. None means unknown, or that no pass may be padded."""
     top_ids: Tensor | None = None
-    """[N, m] int64, the target's most likely tokens after each row, the likeliest first. -1 in rows without logits.
+    """[N, m] int64, the target's most likely tokens after each one, the likeliest first. -1 where no logits are.
 
-    The target computes logits only where a token is sampled or a draft is verified. So prompt rows have none but the
-    last. None means that `TargetTokens` was not asked for.
+    The target computes logits only where a token is sampled or a draft is verified. So tokens of a prompt have none but
+    the last. None means that `TargetTokens` was not asked for.
     """
     top_logprobs: Tensor | None = None
-    """[N, m] float32, their log-probabilities. -inf in rows without logits.
+    """[N, m] float32, their log-probabilities. -inf where no logits are.
 
     They belong to the target's own distribution: temperature 1, before bias, penalties and filters.
     """
@@ -233,8 +233,8 @@ class DraftDistribution:
     have a probability above 0 or a finite logit, else the engine raises SD-E206. A sparse id that occurs twice has the
     sum of its probabilities.
 
-    Row j is the distribution at place j, which the tokens after place j are drawn from. Place 0 is the newest token and
-    place i + 1 is node i. So row j of a chain belongs to its draft j. Siblings in a tree share one row.
+    Entry j of a row is the distribution that the tokens after place j are drawn from. Place 0 is the newest token and
+    place i + 1 is node i. So entry j of a chain belongs to its draft j. Siblings in a tree share one entry.
     """
 
     kind: Tensor  # [B] uint8, DistributionKind

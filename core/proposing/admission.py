@@ -39,7 +39,7 @@ class Admission:
 
     distribution_bytes: int  # draft distributions of every row between two steps; 0 where no distribution is kept
     draft_kv_bytes_per_block: int  # beside the target's own, for each KV block
-    hidden_bytes_per_token: int  # hidden states shown for each kept row
+    hidden_bytes_per_token: int  # hidden states shown for each kept token
     top_k_bytes_per_token: int = 0  # the target's most likely tokens, likewise
 
     @property

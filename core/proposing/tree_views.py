@@ -1,4 +1,4 @@
-"""What a proposer of trees is shown: kept rows are the accepted path, a chain again."""
+"""What a proposer of trees is shown: kept tokens are the accepted path, a chain again."""
 
 from __future__ import annotations
 

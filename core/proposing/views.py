@@ -62,7 +62,7 @@ class StepRandom:
 class ViewBuilder:
     """Builds the view that one proposer declared to need, and keeps the token history where a device reads it.
 
-    Host form: kept rows only. Device form: every computed row of the requests that go on.
+    Host form: kept tokens only. Device form: every computed row of the requests that go on.
     """
 
     def __init__(self, needs: Needs, width: int, info: TargetInfo, device: torch.device) -> None:

@@ -24,7 +24,7 @@ MOST_DRAFTS = 16
 
 
 class RecordingTap:
-    """Keeps the hidden states of every kept row. Drafts tokens without meaning where a step's cost is measured."""
+    """Keeps the hidden states of every kept token. Drafts tokens without meaning where a step's cost is measured."""
 
     default_draft_tokens = MOST_DRAFTS
     api_version = "1.0"

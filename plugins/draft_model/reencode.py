@@ -57,7 +57,7 @@ class TextDrafter:
     ) -> None:
         """lookahead: of the draft KV. longest: the most tokens that the model serves."""
         self._crossing, self._kv, self._run = crossing, kv, run
-        self._rows_per_pass, self._longest, self._device = lookahead, longest, device
+        self._lookahead, self._longest, self._device = lookahead, longest, device
         self._texts: dict[int, _Text] = {}
 
     @torch.inference_mode()
@@ -92,7 +92,7 @@ class TextDrafter:
         text = self._texts.get(row)
         if text is None or text.generation != generation:
             text = self._texts[row] = _Text(generation)
-        most = min(len(target_ids) + self._rows_per_pass, self._longest) - budget + 1
+        most = min(len(target_ids) + self._lookahead, self._longest) - budget + 1
         ids = self._crossing.context(target_ids[text.first :], text.settled)
         while len(ids) > most:  # a quarter of the room is left, so that the text goes on for a while
             num_left = (len(target_ids) - text.first) * 3 * most // (4 * len(ids))

@@ -62,7 +62,7 @@ class Gemma4AssistantProposer(CachedTargetProposer):
         self.services.finish(self.network, self.settings)
 
     def first_states(self, step: StepView) -> Sequence[Tensor]:
-        """The target's final hidden state at each request's last kept row."""
+        """The target's final hidden state at each request's last kept token."""
         return (step.kept.hidden_cat(step.kept.last),)
 
     def advance(

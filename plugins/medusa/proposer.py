@@ -85,7 +85,7 @@ class MedusaProposer(ParallelProposer):
 
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
-        """Keep the final hidden state of every request's last kept row for `propose`."""
+        """Keep the final hidden state of every request's last kept token for `propose`."""
         kept = step.kept
         self._final = kept.hidden_cat(kept.last)
 

@@ -64,11 +64,11 @@ class ModuleChain:
     def _observe(
         self,
         slots: Tensor,  # [B]
-        starts: Tensor,  # [B], of the kept rows
+        starts: Tensor,  # [B], of the kept tokens
         num_kept: Tensor,  # [B]
         before: Tensor,  # [B, K, H], what the step before gave
         token_offsets: Tensor,  # [B+1]
-        token_ids: Tensor,  # [M], after each kept row
+        token_ids: Tensor,  # [M], after each kept token
         hidden: Tensor,  # [M, H]
     ) -> Tensor:
         """The last decided output of each module: [B, K, H]. Of a module that has none yet, anything."""

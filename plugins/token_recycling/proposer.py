@@ -145,7 +145,7 @@ Lesson = tuple[int, Sequence[int], int]
 
 
 def _of_kept(kept: KeptTokens) -> Iterator[list[Lesson]]:
-    """What each request's kept rows teach."""
+    """What each request's kept tokens teach."""
     assert kept.top_ids is not None, "declared in needs"
     rows = list(zip(*_lists(kept.token_ids, kept.top_ids, kept.next_token_ids), strict=True))
     for first, stop in pairwise(kept.token_offsets.tolist()):

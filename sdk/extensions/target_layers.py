@@ -34,7 +34,7 @@ class LayerRunner(Protocol):
 
     They read and write the target's cache. What a pass computes equals what the target would compute there, as far as
     the layers before it ran too. It stays until the target computes the same positions again: the next step computes
-    every row from the newest token on in all layers, before anything attends to them.
+    every token from the newest one on in all layers, before anything attends to them.
     """
 
     def logits(

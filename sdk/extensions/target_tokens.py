@@ -34,7 +34,7 @@ class RejectedTokens:
     Of a tree they are the nodes beside the accepted path, those at its end first. Positions follow the depth.
 
     Request b of the step owns `num_rejected[b]` entries from `start[b]` on. In the host form these are all entries. The
-    device form has the tensors of `KeptTokens`, where rejected rows follow the kept ones.
+    device form has the tensors of `KeptTokens`, where rejected entries follow the kept ones.
     """
 
     start: Tensor  # [B] int64

@@ -195,7 +195,7 @@ class AutoregressiveProposer(ModelProposer):
         return {} if self._kv is None else self._kv.attention(slots, starts, cu_queries)
 
     def _preceding(self, step: StepView) -> tuple[Tensor, ...]:
-        """The hidden states [B, L*H] before each request's kept rows, if rows that are not shifted read any.
+        """The hidden states [B, L*H] before each request's kept tokens, if rows that are not shifted read any.
 
         The step's last ones are kept by row for the next step. So what is captured keeps no state.
         """
@@ -277,11 +277,11 @@ class AutoregressiveProposer(ModelProposer):
         num_kept: Tensor,  # [B]
         cu_queries: Tensor,  # [B+1]
         attention: Mapping[str, Any],
-        *hidden: Tensor,  # [N, L*H] and, before each request's kept rows, [B, L*H]; or nothing
+        *hidden: Tensor,  # [N, L*H] and, before each request's kept tokens, [B, L*H]; or nothing
     ) -> Tensor:
         """The states after kept entries of which row i is the token at i, with the hidden states before it.
 
-        One input more per request, its newest token, right behind its kept rows.
+        One input more per request, its newest token, right behind its kept tokens.
         """
         total = token_ids.shape[0] + newest.shape[0]
         places = torch.arange(total, device=token_ids.device)

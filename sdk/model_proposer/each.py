@@ -1,4 +1,4 @@
-"""A decoding step's kept rows as a rectangle, so that the pass over them has one of two shapes and can be captured."""
+"""A decoding step's kept tokens as a rectangle: the pass over them has one of two shapes, and can be captured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..types import StepView
 
 
 def width_of(step: StepView) -> int | None:
-    """1 or K + 1: the entries per request that hold the step's kept rows.
+    """1 or K + 1: the entries per request that hold the step's kept tokens.
 
     None means that they do not fit, or that a pass may not be padded.
     """
@@ -20,7 +20,7 @@ def width_of(step: StepView) -> int | None:
 
 
 def per_request(step: StepView, width: int, *columns: Tensor) -> list[Tensor]:
-    """Each column [N, ...] of the kept rows as [B, width, ...].
+    """Each column [N, ...] of the kept tokens as [B, width, ...].
 
     Entries behind a request's own have any content. Do not use them, as in rejected rows.
     """

@@ -143,7 +143,7 @@ def _all(stage: Stage, *names: str) -> Iterator[Shown]:
 
 @CHECKS.at("standard")
 def cached_prefix(subject: Subject) -> None:
-    """The first kept row of a request may lie behind a cached prefix, and nothing of its row's last owner is in it."""
+    """A request's first kept token may lie behind a cached prefix. Nothing of its slot's last owner is in a draft."""
     if subject.needs.whole_prompt:
         raise NotApplicable("it declares whole_prompt: an engine with a prefix cache computes all of its prompts")
     subject.need_determinism()
@@ -188,8 +188,8 @@ def reused_ids(subject: Subject) -> None:
 
 
 @CHECKS.at("standard")
-def reused_rows(subject: Subject) -> None:
-    """A row changes hands between two steps, by an end or by a preemption: its new owner has nothing of the old one."""
+def reused_slots(subject: Subject) -> None:
+    """A slot changes hands between two steps, by an end or a preemption: its new owner has nothing of the old one."""
     subject.need_own_state()
 
     def schedule(stage: Stage) -> Iterator[Shown]:

@@ -39,7 +39,7 @@ class Counting:
 
 
 class NotesStarts(Counting):
-    """Notes where the kept rows of each step begin."""
+    """Notes where the kept tokens of each step begin."""
 
     seen: ClassVar[list[int]] = []
 

@@ -532,7 +532,7 @@ class Bushes(Scripted):
 
 
 class WatchingBushes(Bushes):
-    """Looks at what became of each tree: the accepted nodes, the hidden states of kept rows."""
+    """Looks at what became of each tree: the accepted nodes, the hidden states of kept tokens."""
 
     needs = Needs(hidden_states=("final",), extensions=(Trees(),))
     seen: ClassVar[list[tuple[list[int], list[int], int]]] = []

@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 class OnDevice:
-    """Mixed into a proposer: the form of kept rows that a device would be shown."""
+    """Mixed into a proposer: the form of kept tokens that a device would be shown."""
 
     @classmethod
     def needs(cls, config, target):

@@ -1,4 +1,4 @@
-"""What a proposer is shown of every step: aligned kept rows without holes, true hidden states, honest budgets."""
+"""What a proposer is shown of every step: aligned kept tokens without holes, true hidden states, honest budgets."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def step():
         (lambda step: step.accepted_nodes[1, -1].fill_(7), "step.accepted_nodes: written to"),
         (lambda step: step.kept.hidden[0].zero_(), "step.kept.hidden[0]: 6 entries"),
     ],
-    ids=["one entry", "of the kept rows", "through numpy", "large", "hidden states"],
+    ids=["one entry", "of the kept tokens", "through numpy", "large", "hidden states"],
 )
 def test_a_write_is_named(step, write, told):
     before = Snapshot(step)

@@ -53,7 +53,7 @@ class Shown:
 
 
 def step_view(*shown: Shown) -> StepView:
-    """A step that shows these requests; kept rows are left empty, as nothing asks for them."""
+    """A step that shows these requests; kept tokens are left empty, as nothing asks for them."""
 
     def column(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64)

@@ -25,7 +25,7 @@ def ints(values):
 
 
 def shown(tokens, tops, rejected=(), names=("a",)):
-    """A step of one text for each name. tops: the likeliest token after each kept row. rejected: (token, likeliest)."""
+    """A step of one text for each name. tops: the likeliest token after each. rejected: (token, likeliest)."""
     count = len(names)
     view = step_view([tokens] * count, K, request_ids=names)
     top = ints(tops * count)[:, None]

@@ -313,5 +313,5 @@ class Mine:
 
 def test_state_kept_across_requests(same, author):
     author(KEEPS_BY_ROW)
-    (result,) = check_proposer("mine", only=["reused_rows"])
+    (result,) = check_proposer("mine", only=["reused_slots"])
     same("check-state-across-requests", result.text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins", "docs", "assets/scaffold")
+ROOMS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins", "docs", "examples", "assets/scaffold")
 SUFFIXES = (".py", ".toml", ".c", ".h", ".md", ".in")
 HISTORY = ROOT / "docs" / "decisions"
 INSTEAD = {
@@ -20,6 +20,16 @@ INSTEAD = {
     "stretch": "chunk",
     "told(": "describe(",
 }
+FORMER = {
+    "kept row": "kept token",
+    "KeptRows": "KeptTokens",
+    "rows_per_pass": "lookahead",
+    "num_draft_nodes": "max_nodes",
+    "register_datasets": "the entry-point group specdec.datasets",
+    "register_metrics_exporters": "the entry-point group specdec.metrics_exporters",
+    'topology="': "Trees() in Needs.extensions",
+}
+"""What the contract called something before it was 1.0."""
 ENDINGS = ("", "s", "es", "d")
 PART = re.compile(r"[A-Z]?[a-z]+\(?|[A-Z]+(?![a-z])")  # of an identifier or of a sentence
 FILES = [ROOT / "README.md", *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*")))]
@@ -37,6 +47,13 @@ def old_words(text: str) -> dict[str, str]:
 def test_a_file_uses_the_words_of_the_field(path: Path) -> None:
     found = old_words(path.read_text(encoding="utf-8"))
     assert not found, f"old words and what to write instead: {found}"
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_uses_the_names_of_contract_1(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = {old: new for old, new in FORMER.items() if old.lower() in text.lower()}
+    assert not found, f"former names and what to write instead: {found}"
 
 
 @pytest.mark.parametrize("text", ["DraftLaw", "two coins", "law_of", "judged", "GUEST", "_lent", "x.told()", "law(x)"])
