@@ -100,7 +100,7 @@ class Checkpoint:
         return shapes
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor that is needed before weights are loaded. Raises CheckpointError: SD-E146, SD-E172."""
+        """Load one tensor that is needed before the weights. Raises CheckpointError: SD-E146, SD-E172."""
         for file in self.weight_files:
             if name in _shapes(file):
                 return read_tensors(file, (name,))[name]
@@ -181,7 +181,7 @@ def _saved(file: Path, device: str) -> Mapping[str, Tensor]:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Whatever a damaged file makes the readers raise becomes CheckpointError SD-E146."""
+    """Turn whatever a damaged file makes the readers raise into CheckpointError SD-E146."""
     try:
         yield
     except Exception as error:

@@ -83,7 +83,7 @@ class CheckpointError(ConfigError):
 
 
 class RequestError(SpecdecError, ValueError):
-    """One request cannot be served as asked."""
+    """Raised when one request cannot be served as it was written."""
 
     exit_code = 2
 

@@ -36,14 +36,14 @@ class HostProposer(ProposerBase):
         """
 
     def propose(self, step: StepView, /) -> Draft:
-        """One call of `draft` per request with a budget."""
+        """Call `draft` once per request with a budget."""
         drafts: dict[str, Sequence[int]] = {}
         for request, tokens, budget in self.wanting(step):
             drafts[request.request_id] = returned_ids("draft", self.draft(request, tokens, budget))
         return Draft.from_lists([drafts.get(each, ()) for each in step.request_ids], step.width)
 
     def wanting(self, step: StepView) -> Iterator[tuple[RequestView[Any], Sequence[int], int]]:
-        """Each request that wants a draft, its tokens and its budget. Dummy steps have none."""
+        """Yield each request that wants a draft, its tokens and its budget. Dummy steps have none."""
         if step.history is None:
             raise TypeError("HostProposer reads step.history, which is None: declare needs = Needs(history=True, ...)")
         for place, (request, budget) in enumerate(zip(step.requests, step.budget.tolist(), strict=True)):

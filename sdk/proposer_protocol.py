@@ -84,7 +84,7 @@ class ProposerBase(ABC):
 
     @abstractmethod
     def propose(self, step: StepView, /) -> Draft:
-        """See `Proposer.propose`."""
+        """Draft for the requests that have a budget, as `Proposer.propose` says."""
 
     def bind(self, target: TargetInfo, services: Services, /) -> None:
         """Called after the target's weights are loaded and before the first request. Load draft weights here."""

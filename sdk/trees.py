@@ -33,7 +33,7 @@ ROOT = -1
 
 
 def tree_of_paths(paths: Iterable[Sequence[int]]) -> Tree:
-    """One tree of several continuations: paths that begin alike share the nodes of their beginning.
+    """Merge several continuations into a tree: paths that begin alike share the nodes of their beginning.
 
     paths: token ids from the newest token on, the most likely path first.
 

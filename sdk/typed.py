@@ -48,7 +48,7 @@ class SupportsBind(Protocol):
     """Has `ProposerBase.bind`."""
 
     def bind(self, target: TargetInfo, services: Services, /) -> None:
-        """See `ProposerBase.bind`."""
+        """The method of `ProposerBase`."""
         ...
 
 
@@ -56,7 +56,7 @@ class SupportsWarmup(Protocol):
     """Has `ProposerBase.warmup`."""
 
     def warmup(self) -> None:
-        """See `ProposerBase.warmup`."""
+        """The method of `ProposerBase`."""
         ...
 
 
@@ -64,7 +64,7 @@ class SupportsOnStart(Protocol):
     """Has `ProposerBase.on_start`."""
 
     def on_start(self, request: RequestView, /) -> None:
-        """See `ProposerBase.on_start`."""
+        """The method of `ProposerBase`."""
         ...
 
 
@@ -72,7 +72,7 @@ class SupportsObserve(Protocol):
     """Has `ProposerBase.observe`."""
 
     def observe(self, step: StepView, /) -> None:
-        """See `ProposerBase.observe`."""
+        """The method of `ProposerBase`."""
         ...
 
 
@@ -80,7 +80,7 @@ class SupportsOnPreempt(Protocol):
     """Has `ProposerBase.on_preempt`."""
 
     def on_preempt(self, request: RequestView, /) -> None:
-        """See `ProposerBase.on_preempt`."""
+        """The method of `ProposerBase`."""
         ...
 
 
@@ -88,7 +88,7 @@ class SupportsOnFinish(Protocol):
     """Has `ProposerBase.on_finish`."""
 
     def on_finish(self, request: RequestView, /) -> None:
-        """See `ProposerBase.on_finish`."""
+        """The method of `ProposerBase`."""
         ...
 
 
@@ -96,7 +96,7 @@ class SupportsClose(Protocol):
     """Has `ProposerBase.close`."""
 
     def close(self) -> None:
-        """See `ProposerBase.close`."""
+        """The method of `ProposerBase`."""
         ...
 
 
@@ -119,50 +119,50 @@ def proposer(cls: AnyProposer) -> AnyProposer:
 
 
 def bind(cls: type[HasBind]) -> type[HasBind]:
-    """Its `bind` is that of `ProposerBase`."""
+    """Check that the class's `bind` is that of `ProposerBase`."""
     return cls
 
 
 def warmup(cls: type[HasWarmup]) -> type[HasWarmup]:
-    """Its `warmup` is that of `ProposerBase`."""
+    """Check that the class's `warmup` is that of `ProposerBase`."""
     return cls
 
 
 def on_start(cls: type[HasOnStart]) -> type[HasOnStart]:
-    """Its `on_start` is that of `ProposerBase`."""
+    """Check that the class's `on_start` is that of `ProposerBase`."""
     return cls
 
 
 def observe(cls: type[HasObserve]) -> type[HasObserve]:
-    """Its `observe` is that of `ProposerBase`."""
+    """Check that the class's `observe` is that of `ProposerBase`."""
     return cls
 
 
 def on_preempt(cls: type[HasOnPreempt]) -> type[HasOnPreempt]:
-    """Its `on_preempt` is that of `ProposerBase`."""
+    """Check that the class's `on_preempt` is that of `ProposerBase`."""
     return cls
 
 
 def on_finish(cls: type[HasOnFinish]) -> type[HasOnFinish]:
-    """Its `on_finish` is that of `ProposerBase`."""
+    """Check that the class's `on_finish` is that of `ProposerBase`."""
     return cls
 
 
 def close(cls: type[HasClose]) -> type[HasClose]:
-    """Its `close` is that of `ProposerBase`."""
+    """Check that the class's `close` is that of `ProposerBase`."""
     return cls
 
 
 def metrics(cls: type[HasMetrics]) -> type[HasMetrics]:
-    """It has the methods of the extension `Metrics`."""
+    """Check that the class has the methods of the extension `Metrics`."""
     return cls
 
 
 def new_weights(cls: type[HasNewWeights]) -> type[HasNewWeights]:
-    """It has the methods of the extension `NewWeights`."""
+    """Check that the class has the methods of the extension `NewWeights`."""
     return cls
 
 
 def state(cls: type[HasState]) -> type[HasState]:
-    """It has the methods of the extension `State`."""
+    """Check that the class has the methods of the extension `State`."""
     return cls

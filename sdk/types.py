@@ -67,7 +67,7 @@ class RequestEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestView(Generic[R]):
-    """One request. R is the class's RequestOptions."""
+    """One request, as a proposer sees it. R is the class's RequestOptions."""
 
     request_id: str
     slot: int  # below max_num_seqs, its own while it runs
@@ -115,11 +115,11 @@ class KeptTokens:
 
     @property
     def last(self) -> Tensor:
-        """Each request's last kept entry: [B] int64."""
+        """The last kept entry of each request: [B] int64."""
         return self.token_offsets[:-1] + self.num_kept - 1
 
     def entries(self) -> tuple[Tensor, Tensor]:
-        """For each of the N entries a kept one, and the place of its request: [N] int64 each.
+        """A kept entry for each of the N entries, and the place of its request: [N] int64 each.
 
         A rejected entry gives way to the last kept one before it, which is then there twice. So nothing waits for the
         device.

@@ -45,7 +45,7 @@ class DFlashSpec:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo, *, sample_from_anchor: bool | None = None) -> DFlashSpec:
-        """From config.json alone.
+        """Read config.json alone.
 
         sample_from_anchor: whether the anchor's slot drafts. None means what the checkpoint says.
 
@@ -89,7 +89,7 @@ class DFlashSpec:
 
     @property
     def width(self) -> int:
-        """Of the network."""
+        """The hidden size of the network."""
         width: int = self.decoder["hidden_size"]
         return width
 
@@ -141,7 +141,7 @@ class DFlashSpec:
             raise Refusal(reason, f"the {MASK_EMBEDDING_FILE} that belongs to this checkpoint, in its directory")
 
     def _check_rope(self, target: TargetInfo) -> None:
-        """Some rotary tables change with the longest text of a pass: one request's drafts would depend on others."""
+        """Refuse rotary tables that change with the longest text of a pass: drafts would depend on other requests."""
         rope, longest = self.decoder["rope_parameters"], self.decoder.get("max_position_embeddings")
         if rope["rope_type"] == "longrope":
             longest = rope.get("original_max_position_embeddings", longest)

@@ -27,7 +27,7 @@ class ConvolutionShape:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, width: int) -> ConvolutionShape | None:
-        """None if the checkpoint has no convolutions. Raises CheckpointError SD-E170, SD-E171."""
+        """Read the convolutions' shape. None if the checkpoint has none. Raises CheckpointError SD-E170, SD-E171."""
         found = {name: anywhere(checkpoint, name, int) for name in ("conv_kernel_size", "conv_group_size")}
         if not any(found.values()):
             return None

@@ -53,7 +53,7 @@ class DominoWalk(Walk):
         )
 
     def draw(self, drawing: Drawing, block: Block) -> None:
-        """See `Walk.draw`."""
+        """Draw the block from left to right."""
         embedded = block.embed(block.anchors)
         state = self.prefix_gru.start(embedded)
         for index, output in enumerate(block.drafting.unbind(dim=1)):

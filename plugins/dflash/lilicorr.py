@@ -38,7 +38,7 @@ class Mlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Of all candidates to all, with a bias by the distance of their slots."""
+    """Attention of all candidates to all, with a bias by the distance of their slots."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -125,7 +125,9 @@ class Reranker(nn.Module):
 
 
 def _features(logs: Tensor) -> Tensor:
-    """Of each candidate [b, n, k, 5]: log-probability, probability, distance to the best, rank, whether it is best."""
+    """Features of each candidate [b, n, k, 5]: log-probability, probability, distance to the best, rank, whether it is
+    best.
+    """
     ranks = torch.arange(logs.shape[-1], device=logs.device, dtype=logs.dtype)
     of_rank = [ranks / max(len(ranks) - 1, 1), (ranks == 0).to(logs.dtype)]
     of_slot = [logs, logs.exp(), logs - logs.amax(-1, keepdim=True)]
@@ -133,7 +135,7 @@ def _features(logs: Tensor) -> Tensor:
 
 
 class RerankedWalk(Walk):
-    """From left to right among the k most likely tokens of each slot; their own logits do not count again."""
+    """Draws from left to right among the k most likely tokens of each slot. Their own logits do not count again."""
 
     def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
         """Raises CheckpointError SD-E170, SD-E171; Refusal for a draft vocabulary of its own."""
@@ -150,7 +152,7 @@ class RerankedWalk(Walk):
         return (step.kept.hidden_cat(step.kept.last),)
 
     def draw(self, drawing: Drawing, block: Block) -> None:
-        """See `Walk.draw`. All slots are candidates of each other, whatever the number of tokens."""
+        """Draw the block. All slots are candidates of each other, whatever the number of tokens."""
         logs, ids = block.all_logits.float().log_softmax(-1).topk(self._num_candidates)
         outputs = block.outputs[:, block.first_slot :]
         previous, leaving, entering = self.lilicorr(block.embed(ids), logs, outputs, block.project(*block.seen))

@@ -78,7 +78,7 @@ HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RecurrentMarkov
 
 
 class MarkovWalk(Walk):
-    """From left to right; the token before a slot biases its logits."""
+    """Draws from left to right. The token before a slot biases its logits."""
 
     def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
         """Raises CheckpointError SD-E170, SD-E171 for what the configuration says of the heads."""
@@ -87,7 +87,7 @@ class MarkovWalk(Walk):
         self.markov_head = head_type(checkpoint)(rank, spec) if rank else None
 
     def draw(self, drawing: Drawing, block: Block) -> None:
-        """See `Walk.draw`."""
+        """Draw the block from left to right."""
         head, token, state = self.markov_head, block.anchors, None
         for index, output in enumerate(block.drafting.unbind(dim=1)):
             logits = block.logits[:, index]

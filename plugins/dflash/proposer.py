@@ -77,7 +77,7 @@ class DFlashProposer(ParallelProposer):
 
     @classmethod
     def read_spec(cls, config: ProposerConfig, target: TargetInfo, checkpoint: Checkpoint) -> DFlashSpec:
-        """See `DFlashSpec.read`."""
+        """Read the checkpoint, as `DFlashSpec.read` says."""
         return DFlashSpec.read(checkpoint, target, sample_from_anchor=config.options.sample_from_anchor)
 
     def build(self) -> None:
@@ -115,7 +115,7 @@ class DFlashProposer(ParallelProposer):
         return row
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """See `ParallelProposer.bind`."""
+        """Bind as `ParallelProposer` does, and load the network."""
         super().bind(target, services)
         self._compiled_entries = services.compile(self._entries)
         self._captured_context = services.capture(self._write_each)
@@ -142,7 +142,7 @@ class DFlashProposer(ParallelProposer):
         return slots[owner], positions, list(self.network.context(hidden[index], positions))
 
     def _write_each(self, slots: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
-        """Of each request's entries [b, W] the first `num_kept`; the others give way to the last of these."""
+        """Write the first `num_kept` of each request's entries [b, W]. The others give way to the last of these."""
         width = positions.shape[1]
         entry = torch.arange(width, device=slots.device).minimum(num_kept[:, None] - 1)
         owner = torch.arange(len(slots), device=slots.device)[:, None].expand(-1, width)
@@ -162,14 +162,16 @@ class DFlashProposer(ParallelProposer):
         return step.slots, step.kept.next_position, step.newest_token, *self.network.walk.sees(step)
 
     def draw_block(self, drawing: Drawing, num_tokens: int, *inputs: Tensor) -> None:
-        """One pass over a block per request, always as wide as K asks: the width has an influence on the draft."""
+        """Run one pass over a block per request. It is always as wide as K asks, because the width
+        changes the draft.
+        """
         slots, starts, anchors, *seen = inputs
         outputs, logits = self._run_block(slots, starts, anchors)
         block = Block(anchors, outputs, logits, num_tokens, tuple(seen), self.network.embed, self.network.project)
         self.network.walk.draw(drawing, block)
 
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
-        """Before the walk."""
+        """The logits of the block before the walk."""
         return self._run_block(*inputs[:3])[1][:, :num_tokens]
 
     def _run_block(self, slots: Tensor, starts: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:

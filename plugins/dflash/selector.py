@@ -32,7 +32,7 @@ class CandidateSelector(nn.Module):
 
 
 class SelectorWalk(Walk):
-    """From left to right among the k most likely tokens of each slot; q has no other tokens."""
+    """Draws from left to right among the k most likely tokens of each slot. Other tokens have no probability in q."""
 
     def __init__(self, checkpoint: Checkpoint, spec: DFlashSpec) -> None:
         """Raises CheckpointError SD-E170; Refusal for a draft vocabulary of its own."""
@@ -42,7 +42,7 @@ class SelectorWalk(Walk):
         self.candidate_selector = CandidateSelector(spec, required(checkpoint, "selector_rank", int))
 
     def draw(self, drawing: Drawing, block: Block) -> None:
-        """See `Walk.draw`."""
+        """Draw the block from left to right."""
         scores, ids = block.logits.float().topk(self._num_candidates)
         projected = self.candidate_selector.hidden_projection(block.drafting)
         successors = self.candidate_selector.successor_codebook[ids]

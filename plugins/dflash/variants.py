@@ -14,7 +14,7 @@ from .fields import ANYTHING, anywhere
 
 
 class Member(StrEnum):
-    """One backbone, and what is done with the outputs of its block."""
+    """A backbone, and what is done with the outputs of its block."""
 
     DFLASH = "DFlash"
     LILICORR = "LiLiCorr"  # before DFlash2, whose convolutions it may have
@@ -68,7 +68,7 @@ _WORKS = "a checkpoint of the DFlash family with layers like Qwen3's"
 
 
 def is_family(checkpoint: Checkpoint) -> bool:
-    """By what config.json states: a speculators type, a `dflash_config`, or an architecture of the family."""
+    """Whether config.json states a speculators type, a `dflash_config` or an architecture of the family."""
     config = checkpoint.config
     stated = config.get("speculators_model_type")
     if stated is not None:

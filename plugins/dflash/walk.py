@@ -31,7 +31,7 @@ class Block:
 
     @property
     def logits(self) -> Tensor:
-        """Of the tokens to draw, [b, n, D]."""
+        """The logits of the tokens to draw, [b, n, D]."""
         return self.all_logits[:, : self.num_tokens]
 
     @property

@@ -25,6 +25,8 @@ _WALKS: dict[Member, Callable[[Checkpoint, DFlashSpec], Walk]] = {
 
 
 def walk_of(checkpoint: Checkpoint, spec: DFlashSpec) -> Walk:
-    """With parameters to be filled. Raises CheckpointError SD-E170, SD-E171 for what its configuration says."""
+    """Make the walk of a checkpoint; its parameters are filled later. Raises CheckpointError SD-E170, SD-E171 for a
+    wrong configuration.
+    """
     walk = _WALKS.get(spec.member)
     return Walk() if walk is None else walk(checkpoint, spec)

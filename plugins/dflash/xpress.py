@@ -65,7 +65,7 @@ class XPressWalk(Walk):
         return (step.kept.token_ids[step.kept.last],)
 
     def draw(self, drawing: Drawing, block: Block) -> None:
-        """See `Walk.draw`. Every slot is refined, whatever the number of tokens: the mean is of all."""
+        """Draw the block. Every slot is refined, whatever the number of tokens, because the mean is over all slots."""
         (before_anchor,) = block.seen
         known = [before_anchor, block.anchors] if block.first_slot else [block.anchors]
         features = self.refiner_head.features(block.outputs)

@@ -28,7 +28,7 @@ class Settled:
 
 
 class Crossing:
-    """From one tokenizer's ids to the other's. Special tokens do not cross, but the end of a text does."""
+    """Translates ids of one tokenizer to ids of the other. Of special tokens only the end of a text is translated."""
 
     def __init__(self, own: Any, target: Any, own_size: int, target_size: int) -> None:
         """own: the draft model's. own_size, target_size: of the models' tables; ids beyond them are left out."""

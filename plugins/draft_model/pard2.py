@@ -29,7 +29,7 @@ class Pard2Spec:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> Pard2Spec | None:
-        """From config.json. None means that the model reads tokens only.
+        """Read config.json. None means that the model reads tokens only.
 
         Raises Refusal if the layers are not the target's or a term is stored that the configuration does not mention;
         CheckpointError: SD-E170, SD-E171.

@@ -72,7 +72,7 @@ class TextDrafter:
         return Draft.from_lists(drafts, step.width)
 
     def _readings(self, step: StepView) -> dict[int, _Reading]:
-        """By place in the step, of those that want drafts and have a text."""
+        """The readings of requests that want drafts and have a text, by place in the step."""
         assert step.history is not None, "declared"
         facts = zip(
             step.slots.tolist(),
@@ -102,7 +102,7 @@ class TextDrafter:
         return _Reading(text, row, ids, num_known, budget, target_ids)
 
     def _drawn(self, readings: Sequence[_Reading]) -> list[list[int]]:
-        """As many tokens of each as its budget."""
+        """Draft as many tokens for each reading as its budget."""
         drawn = [[token_id] for token_id in self._read(readings)]
         for index in range(1, max(each.budget for each in readings)):
             places = [place for place, each in enumerate(readings) if index < each.budget]

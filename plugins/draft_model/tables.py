@@ -12,7 +12,7 @@ from .vocabularies import Vocabularies, draft_ids_of_target
 
 
 class Table(Protocol):
-    """Between the ids of one model and those of the other."""
+    """Maps ids of the draft model to ids of the target, and back."""
 
     def inputs(self, token_ids: Tensor) -> Tensor:
         """The draft model's ids [M] of target ids [M]."""

@@ -77,7 +77,7 @@ def _of(directory: Path) -> Any:
 
 
 def _of_target(target: TargetInfo) -> Any:
-    """None: the target is a model object, or its checkpoint has no tokenizer."""
+    """Load the target's tokenizer. None if the target is a model object, or its checkpoint has no tokenizer."""
     if target.checkpoint_dir is not None:
         return _of(target.checkpoint_dir)
     try:

@@ -41,7 +41,7 @@ class Eagle3Spec:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo, convention: Convention) -> Eagle3Spec:
-        """From config.json and the tensors' shapes. Raises Refusal; CheckpointError SD-E146, SD-E170 .. SD-E175."""
+        """Read config.json and the tensors' shapes. Raises Refusal; CheckpointError SD-E146, SD-E170 .. SD-E175."""
         if is_eagle(checkpoint):
             raise Refusal("this is an EAGLE-1 checkpoint", '"method": "eagle"')
         prefix = "transformer_layer_config." if "speculators_model_type" in checkpoint.config else ""
@@ -111,7 +111,9 @@ def _flag(checkpoint: Checkpoint, name: str, default: bool) -> bool:
 
 
 def _mask_token_id(checkpoint: Checkpoint, shapes: Mapping[str, object]) -> int | None:
-    """Of a head that was trained to draft in parallel. Raises CheckpointError SD-E170, SD-E172 if a part is absent."""
+    """The mask token of a head that was trained to draft in parallel. Raises CheckpointError SD-E170, SD-E172 if a part
+    is absent.
+    """
     found = mask_token_id(checkpoint)
     named = checkpoint.get("speculators_model_type", str, "") == "peagle" or any(
         "peagle" in str(name).lower() for name in checkpoint.get("architectures", list, [])

@@ -28,7 +28,7 @@ class EagleSpec:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> EagleSpec:
-        """From config.json and the tensors' shapes. Raises Refusal; CheckpointError SD-E146, SD-E170 .. SD-E174."""
+        """Read config.json and the tensors' shapes. Raises Refusal; CheckpointError SD-E146, SD-E170 .. SD-E174."""
         if is_eagle3(checkpoint):
             raise Refusal("this is an EAGLE-3 checkpoint", '"method": "eagle3"')
         prefix = "model." if isinstance(checkpoint.config.get("model"), Mapping) else ""

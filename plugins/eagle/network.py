@@ -89,7 +89,7 @@ class Eagle3Network(nn.Module):
         self.embedding, self.head = embedding, head
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """One state [M, h] of the target's hidden states [M, A*H]. For those alone: drafted states skip it."""
+        """Fuse the target's hidden states [M, A*H] into one state [M, h]. Drafted states skip it."""
         hidden = hidden.to(self.norm.weight.dtype)
         if self._spec.norms_features:
             hidden = self.input_norm(hidden)

@@ -24,7 +24,9 @@ def register_speculator_config(registry: Registry) -> None:
 
 
 def is_eagle(checkpoint: Checkpoint) -> bool:
-    """One layer without an input norm behind a projection of embedding and hidden state; or vLLM's wrapped form."""
+    """Whether it is one layer without an input norm behind a projection of embedding and hidden state, or vLLM's form
+    of that.
+    """
     config = checkpoint.config
     stated = config.get("speculators_model_type")
     if stated is not None:
@@ -38,7 +40,9 @@ def is_eagle(checkpoint: Checkpoint) -> bool:
 
 
 def is_eagle3(checkpoint: Checkpoint) -> bool:
-    """By what config.json states; where that could be any one-layer model's, by the tensors of the first layer."""
+    """Whether config.json states it. A configuration of any one-layer model is decided by the tensors of the first
+    layer.
+    """
     config = checkpoint.config
     stated = config.get("speculators_model_type")
     if stated is not None:

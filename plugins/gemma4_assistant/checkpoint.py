@@ -71,7 +71,7 @@ def _ordered(checkpoint: Checkpoint, vocab_size: int) -> OrderedHead | None:
 
 
 def _sources(kinds: Sequence[str], target: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of each kind, the last layer of the target that computes keys and values of its own. Raises Refusal."""
+    """For each kind, the last layer of the target that computes keys and values of its own. Raises Refusal."""
     stated = list(target.get("layer_types") or ())
     own = stated[: len(stated) - (target.get("num_kv_shared_layers") or 0)]
     last = {kind: number for number, kind in enumerate(own)}
@@ -84,7 +84,7 @@ def _sources(kinds: Sequence[str], target: Mapping[str, Any]) -> tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Heads:
-    """Of one layer."""
+    """The numbers of heads of a layer, and their size."""
 
     queries: int
     keys: int
@@ -92,7 +92,9 @@ class _Heads:
 
 
 def _heads(config: Mapping[str, Any], kinds: Sequence[str], layer: int) -> _Heads:
-    """As transformers writes them, layer by layer, or as they are published, for the layers with full attention."""
+    """Read a layer's heads: layer by layer as transformers writes them, or as published for layers with
+    full attention.
+    """
     by_layer = config.get("per_layer_config")
     if by_layer is not None:
         own = by_layer.get(str(layer)) or by_layer.get(layer) or {}

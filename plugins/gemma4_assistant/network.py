@@ -15,7 +15,7 @@ from .checkpoint import AssistantSpec, OrderedHead
 
 
 class Assistant(nn.Module):
-    """One pass: a token and a state of the target's width in, logits and the next state out."""
+    """Maps a token and a state of the target's width to logits and the next state."""
 
     def __init__(self, spec: AssistantSpec, decoder: Any) -> None:
         """decoder: transformers' layers for `spec.decoder`."""

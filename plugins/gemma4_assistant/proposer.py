@@ -68,7 +68,7 @@ class Gemma4AssistantProposer(CachedTargetProposer):
     def advance(
         self, index: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
     ) -> tuple[Tensor, ...]:
-        """One pass over the target's keys and values."""
+        """Run one pass over the target's keys and values."""
         attention = self._kv.attention(slots, lengths, self._sources)
         (hidden,) = states
         logits, state = self.network(self.services.embed(token_ids), hidden, lengths - self._ahead, attention)

@@ -15,5 +15,5 @@ def register_speculator_config(registry: Registry) -> None:
 
 
 def is_assistant(checkpoint: Checkpoint) -> bool:
-    """By the model type that config.json states, and by the projection of the target's states."""
+    """Whether config.json states the model type, and there is a projection of the target's states."""
     return checkpoint.config.get("model_type") in MODEL_TYPES and "pre_projection.weight" in checkpoint.shapes

@@ -36,7 +36,7 @@ class HydraSpec:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> HydraSpec:
-        """From config.json and the tensors' shapes; the prefix layer's sizes are the target's.
+        """Read config.json and the tensors' shapes. The prefix layer has the target's sizes.
 
         Raises Refusal for other kinds of Hydra heads and for heads of another target; CheckpointError: SD-E146, SD-E170
         .. SD-E172.
@@ -91,7 +91,7 @@ def _sizes(target: TargetInfo) -> tuple[int, int]:
 
 
 def _prefix_config(target: TargetInfo) -> dict[str, Any]:
-    """One layer of the Llama type with the target's sizes."""
+    """The configuration of one Llama layer with the target's sizes."""
     config = dict(target.config) | {"model_type": "llama", "num_hidden_layers": 1}
     config.pop("layer_types", None)
     return config

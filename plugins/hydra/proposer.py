@@ -60,7 +60,7 @@ class HydraProposer(AutoregressiveProposer):
         return self.network.with_token(prefix[inputs.last], inputs.token_ids[inputs.last])
 
     def advance(self, inputs: DraftInputs, states: Tensor) -> Tensor:
-        """One more drafted token behind the others."""
+        """Draft one more token behind the others."""
         return self.network.with_token(states, inputs.token_ids)
 
     def logits(self, states: Tensor) -> Tensor:

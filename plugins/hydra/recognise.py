@@ -13,5 +13,5 @@ def register_speculator_config(registry: Registry) -> None:
 
 
 def is_hydra(checkpoint: Checkpoint) -> bool:
-    """By what config.json states: `hydra_num_heads`."""
+    """Whether config.json states `hydra_num_heads`."""
     return checkpoint.config.get("hydra_num_heads") is not None

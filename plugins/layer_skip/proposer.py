@@ -69,7 +69,7 @@ class LayerSkipProposer(CachedTargetProposer):
     def advance(
         self, index: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
     ) -> tuple[Tensor, ...]:
-        """One token of each request through the first layers."""
+        """Run one token of each request through the first layers."""
         positions = (lengths + index).clamp(max=self.target.max_model_len - 1)  # of rows whose budget is used up
         places = torch.arange(len(slots) + 1, device=slots.device)
         return (self._layers.logits(token_ids, slots, positions, places, places[:-1]),)

@@ -40,7 +40,7 @@ class MedusaSpec:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> MedusaSpec:
-        """From the tensors' names and shapes. Raises Refusal for a relative; CheckpointError: SD-E146, E171, E172."""
+        """Read the tensors' names and shapes. Raises Refusal for a relative; CheckpointError: SD-E146, E171, E172."""
         refuse_relatives(checkpoint)
         names = _our_names(checkpoint.shapes)
         shapes = {ours: checkpoint.shapes[stored] for stored, ours in names.items()}

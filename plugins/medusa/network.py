@@ -22,7 +22,7 @@ class MedusaHeads(nn.Module):
         self.shared: nn.Module | None = None
 
     def attach(self, shared: nn.Module) -> None:
-        """One output head for all."""
+        """Give all heads one output head."""
         self.shared = shared
 
     def forward(self, hidden: Tensor, num_tokens: int) -> Tensor:

@@ -94,7 +94,7 @@ class MedusaProposer(ParallelProposer):
         return (self._final,)
 
     def block_logits(self, num_tokens: int, *inputs: Tensor) -> Tensor:
-        """One pass over one row per request."""
+        """Run one pass over one row per request."""
         (final,) = inputs
         logits: Tensor = self.network(final.to(self._dtype), num_tokens)
         return logits

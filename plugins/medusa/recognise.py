@@ -15,7 +15,7 @@ def register_speculator_config(registry: Registry) -> None:
 
 
 def is_medusa(checkpoint: Checkpoint) -> bool:
-    """By what config.json states: `medusa_num_heads`, the model type of vLLM's layout, or the mark of a relative."""
+    """Whether config.json states `medusa_num_heads`, the model type of vLLM's layout, or the mark of a relative."""
     config = checkpoint.config
     is_relative = relative_of(checkpoint) is not None
     return is_relative or config.get("medusa_num_heads") is not None or config.get("model_type") == "medusa"

@@ -33,7 +33,7 @@ class MlpSpec:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, target: TargetInfo) -> MlpSpec:
-        """From config.json and the tensors' names.
+        """Read config.json and the tensors' names.
 
         Raises Refusal for speculators of another target and for Arctic's; CheckpointError: SD-E146, SD-E170 .. SD-E172.
         """

@@ -52,7 +52,7 @@ class MlpSpeculatorProposer(CachedTargetProposer):
     def advance(
         self, index: int, slots: Tensor, lengths: Tensor, token_ids: Tensor, *states: Tensor
     ) -> tuple[Tensor, ...]:
-        """One stage."""
+        """Run one stage."""
         (before,) = states
         state = self.network(index, before if index else self.network.start(before), token_ids)
         return self.network.logits(index, state), state

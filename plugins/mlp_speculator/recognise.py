@@ -13,6 +13,6 @@ def register_speculator_config(registry: Registry) -> None:
 
 
 def is_mlp_speculator(checkpoint: Checkpoint) -> bool:
-    """By what config.json states: the model type, or `n_predict`."""
+    """Whether config.json states the model type, or `n_predict`."""
     config = checkpoint.config
     return config.get("model_type") == "mlp_speculator" or config.get("n_predict") is not None

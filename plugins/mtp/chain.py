@@ -57,7 +57,7 @@ class ModuleChain:
     def _observe_each(
         self, slots: Tensor, starts: Tensor, num_kept: Tensor, before: Tensor, token_ids: Tensor, hidden: Tensor
     ) -> Tensor:
-        """As `_observe`, of token_ids [b, W] and hidden [b, W, H] with the same number of entries per request."""
+        """Observe token_ids [b, W] and hidden [b, W, H], which have as many entries for every request."""
         token_offsets = torch.arange(len(slots) + 1, device=slots.device) * token_ids.shape[1]
         return self._observe(slots, starts, num_kept, before, token_offsets, token_ids.flatten(), hidden.flatten(0, 1))
 

@@ -30,7 +30,7 @@ class MtpSpec:
 
     @classmethod
     def read(cls, config: ProposerConfig, target: TargetInfo) -> MtpSpec:
-        """From config.json and the tensors' names and shapes: nothing else tells the layouts apart.
+        """Read config.json and the tensors' names and shapes: nothing else tells the layouts apart.
 
         Raises Refusal if there is no such module or its layout is not implemented; CheckpointError: SD-E105, SD-E146,
         SD-E170, SD-E171.

@@ -60,7 +60,7 @@ class MtpProposer(AutoregressiveProposer):
 
     @classmethod
     def default_draft_tokens(cls, model: str | None) -> int:
-        """One: what a single module was trained for."""
+        """The number of tokens that the module was trained for. 1 if nothing states it."""
         return cls.draft_tokens_of(model) or 1
 
     def build(self) -> None:

@@ -19,7 +19,7 @@ def register_speculator_config(registry: Registry) -> None:
 
 
 def is_mtp(checkpoint: Checkpoint) -> bool:
-    """By what config.json states, or by tensors: a module's, without the layers of a whole model around it.
+    """Whether config.json states it, or the tensors are a module's without the layers of a whole model around it.
 
     A whole model with a module inside is not claimed: as a draft it could be either.
     """

@@ -30,6 +30,6 @@ def _our_name(stored: str, renames: Mapping[str, str]) -> str:
 
 
 def _in_router(name: str, wanted: Collection[str]) -> str:
-    """Some publishers keep beside the router what transformers keeps in it."""
+    """Move what some publishers keep beside the router to where transformers keeps it."""
     inside = name.replace(".mlp.", ".mlp.gate.", 1)
     return inside if name not in wanted and inside in wanted else name

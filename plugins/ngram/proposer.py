@@ -83,7 +83,7 @@ class NgramProposer:
             index.extend(step.history.token_ids(b, len(index)))
 
     def propose(self, step: StepView) -> Draft:
-        """For each request with a match, one continuation as long as its budget, or a tree of as many nodes."""
+        """Draft a continuation for each request with a match, as long as its budget, or a tree of as many nodes."""
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
         if self._draws_trees:
             trees = [self._tree(name, budget) for name, budget in wanted]

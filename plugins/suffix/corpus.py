@@ -18,7 +18,7 @@ FORMAT = 2
 
 
 class _Generation:
-    """Some outputs and the automaton of them."""
+    """Outputs, and the automaton of them."""
 
     def __init__(self, depth: int) -> None:
         self.automaton = SuffixAutomaton(depth)
@@ -52,7 +52,7 @@ class Corpus:
 
     @property
     def automata(self) -> tuple[SuffixAutomaton, ...]:
-        """Those with any text in them."""
+        """The automata that hold any text."""
         both = (self._younger.automaton, self._older.automaton)
         return tuple(automaton for automaton in both if len(automaton))
 
@@ -74,7 +74,7 @@ class Corpus:
         )
 
     def outputs(self) -> Iterator[array[int]]:
-        """Those held, the oldest first."""
+        """The outputs that are held, the oldest first."""
         return chain(self._older.outputs, self._younger.outputs)
 
 

@@ -143,7 +143,7 @@ class SuffixProposer:
             request.extend(step.history.token_ids(b, len(request.text)), shared)
 
     def propose(self, step: StepView) -> Draft:
-        """For each request, the continuation with the most tokens expected to be right, within its budget."""
+        """Draft for each request the continuation that expects the most right tokens within its budget."""
         wanted = zip(step.request_ids, step.budget.tolist(), strict=True)
         if self._draws_trees:
             trees = [self._tree(self._requests[name], budget) for name, budget in wanted]
@@ -181,7 +181,7 @@ class SuffixProposer:
         return tree
 
     def _chosen(self, request: _Request, budget: int) -> Guess:
-        """Of several texts the one with the longest match is followed, the request's own where they are equal."""
+        """Follow the text with the longest match. Where lengths are equal, follow the request's own text."""
         chosen = Guess([], 0)
         for automaton, place in request.matches() if budget else ():
             guess = self._guess(automaton, place, budget)
@@ -190,7 +190,7 @@ class SuffixProposer:
         return chosen
 
     def _guess(self, automaton: SuffixAutomaton, place: Place, budget: int) -> Guess:
-        """Of one text's matches the longest one wins, unless a shorter one expects more right tokens."""
+        """Take the longest match of a text, unless a shorter one expects more right tokens."""
         best, best_expected = Guess([], 0), 0.0
         for context in automaton.contexts(place):
             limit = self._limit(context.length, budget)

@@ -73,7 +73,7 @@ class Combinator(ProposerBase):
 
     @classmethod
     def plans(cls, config: ProposerConfig, target: TargetInfo) -> list[PartPlan]:
-        """Each part's configuration and needs. Raises what `PartPlan.make` and a part's `needs` raise."""
+        """Make the configuration and the needs of each part. Raises what `PartPlan.make` and a part's `needs` raise."""
         if not cls.parts:
             raise Refusal(f"{cls.__name__} has no parts", f"a subclass with parts, or {cls.__name__}.of(First, Second)")
         sections = dict(config.options or cls.Options())
@@ -102,7 +102,7 @@ class Combinator(ProposerBase):
 
     @abstractmethod
     def propose(self, step: StepView) -> Draft:
-        """One draft, made of the parts' drafts."""
+        """Make one draft of the parts' drafts."""
 
     def warmup(self) -> None:
         """Call `warmup` of each part."""
@@ -146,7 +146,7 @@ class Combinator(ProposerBase):
         part.call("update_weights", {name.partition(".")[2]: tensor for name, tensor in tensors.items()})
 
     def metrics(self) -> dict[str, float]:
-        """Those of each part, behind the name of its section and an underscore."""
+        """Collect the metrics of each part. Names begin with the part's section and an underscore."""
         return {
             f"{part.name}_{name}": value
             for part in self.members

@@ -32,20 +32,17 @@ class HostHistory:
     history: TokenHistory
 
     def token_ids(self, request: int, start: int = 0) -> list[int]:
-        """See `TokenHistory`."""
         return self.history.token_ids(request, start)
 
     def of(self, request: int, start: int = 0) -> Tensor:
-        """See `TokenHistory`."""
         return self.history.of(request, start).cpu()
 
     def tail(self, num_tokens: int) -> Tensor:
-        """See `TokenHistory`."""
         return self.history.tail(num_tokens).cpu()
 
 
 def host_form(step: StepView) -> StepView:
-    """Everything on the host, rejected drafts taken out of the kept tokens. Waits for the device."""
+    """Copy the step to the host, without the rejected drafts. Waits for the device."""
     return replace(
         _on_host(step),
         kept=compacted(_on_host(step.kept)),

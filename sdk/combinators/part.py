@@ -1,4 +1,4 @@
-"""One part of a combinator: how it is configured, what it needs, and what it is shown."""
+"""A part of a combinator: how it is configured, what it needs, and what it is shown."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Part:
         return tuple([kept.hidden[place] for place in self._hidden_places])
 
     def _top(self, rows: KeptTokens | RejectedTokens) -> dict[str, Any]:
-        """As many of the target's most likely tokens as the part reads."""
+        """The target's most likely tokens, as many as the part reads."""
         if rows.top_ids is None or rows.top_logprobs is None or self._tokens is None:
             return {"top_ids": None, "top_logprobs": None}
         count = self._tokens.top_k

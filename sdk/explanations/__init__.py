@@ -39,7 +39,7 @@ class Explanation:
 
     @property
     def text(self) -> str:
-        """For a terminal."""
+        """The explanation as a terminal shows it."""
         prose = {"means": self.means, "why": self.why, "fix": self.fix}
         sections = {label: fill(text, WIDTH) for label, text in prose.items()} | {"bad": self.bad, "good": self.good}
         texts = [f"{label}\n{indent(text, '  ')}" for label, text in sections.items() if text]

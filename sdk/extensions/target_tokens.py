@@ -23,7 +23,7 @@ class TargetTokens(Extension):
     rejected: bool = Field(default=False, description="shows rejected drafts too, with what the target computed there")
 
     def united(self, other: Self) -> Self:
-        """As many as one of them reads."""
+        """Show as many tokens as the greater of the two reads."""
         return self.replace(top_k=max(self.top_k, other.top_k), rejected=self.rejected or other.rejected)
 
 

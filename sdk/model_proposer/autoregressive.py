@@ -94,7 +94,7 @@ class AutoregressiveProposer(ModelProposer):
         """The logits [b, D] of the token that follows states [b, S]."""
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """See `ModelProposer.bind`."""
+        """Bind as `ModelProposer` does, and find the draft KV."""
         super().bind(target, services)
         self._kv = _draft_kv_of(services)
         self._last_hidden: Tensor | None = None
@@ -175,7 +175,7 @@ class AutoregressiveProposer(ModelProposer):
         return found.result()
 
     def _next(self, states: Tensor, token_ids: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
-        """One drafted token per request, at what `_places` gave: its new states, and the logits after it."""
+        """Draft one token per request after what `_places` gave. Returns its new states, and the logits after it."""
         states = self._advanced(states, token_ids, *places)
         return states, self.logits(states)
 

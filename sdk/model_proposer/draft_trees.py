@@ -80,7 +80,7 @@ class DraftTrees:
 
 
 def _merged(greedy: Draft, drawn: Draft) -> Draft:
-    """One draft of two. Each has no nodes in the rows of the other: there it is padded with -1, the least id."""
+    """Merge two drafts, of which each has no nodes in the rows of the other. Missing nodes are -1, the least id."""
     assert greedy.parents is not None, "both are trees"
     assert drawn.parents is not None, "both are trees"
     return replace(

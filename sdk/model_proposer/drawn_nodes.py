@@ -73,7 +73,7 @@ class Slots:
 
     @property
     def places(self) -> Tensor:
-        """Of each node, [b, n]."""
+        """The place of each node, [b, n]."""
         return (self.numbers // self.num_ranks).clamp(max=self.num_places - 1)
 
 

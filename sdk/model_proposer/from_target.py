@@ -42,7 +42,7 @@ class CachedTargetProposer(ModelProposer):
         return ()
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """See `ModelProposer.bind`."""
+        """Bind as `ModelProposer` does, and make the chain that drafts."""
         super().bind(target, services)
         self._chain = DraftChain(services, self._drawn)
 

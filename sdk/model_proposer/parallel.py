@@ -48,7 +48,7 @@ class ParallelProposer(ModelProposer):
         """
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """See `ModelProposer.bind`."""
+        """Bind as `ModelProposer` does, and prepare the captured blocks."""
         super().bind(target, services)
         self._captured: dict[tuple[str, int], Callable[..., tuple[Tensor, ...]]] = {}
         self._trees_of_blocks = DraftTrees(self, self._inputs_of, self._grow_from_block)

@@ -180,7 +180,7 @@ class Drawing:
         return most_likely(logits, self._rule.vocabulary)
 
     def result(self) -> tuple[Tensor, ...]:
-        """See `DrawRule`."""
+        """The tensors that the loop returns, as `DrawRule` describes them."""
         drawn, *parts = (torch.stack(each, dim=1) for each in zip(*self._drawn, strict=True))
         return drawn, *self.reported(*parts)
 
@@ -206,7 +206,6 @@ class FilteredDrawing(Drawing, ABC):
         self.min_p: Tensor | None = sampling.get("min_p")
 
     def draw_each(self, logits: Tensor) -> None:
-        """See `Drawing.draw_each`."""
         for each in logits.unbind(dim=1):
             self.draw(each)
 
@@ -247,7 +246,6 @@ class _SparseDrawing(FilteredDrawing):
     parts = ("sparse_ids", "sparse_probs")
 
     def distribution(self, logits: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """See `FilteredDrawing.distribution`."""
         top, ids = logits.topk(min(self._rule.sparse_top_m, logits.shape[-1]))
         scaled = top.float() / self.temperature
         log_mass = (logits.float() / self.temperature).logsumexp(dim=-1, keepdim=True)
@@ -256,7 +254,6 @@ class _SparseDrawing(FilteredDrawing):
         return ids, probs, (ids.masked_fill(~inside, PADDING_TOKEN_ID), probs)
 
     def reported(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """See `Drawing.reported`."""
         ids, probs = parts
         vocabulary = self._rule.vocabulary
         if vocabulary is not None:
@@ -275,7 +272,6 @@ class _DenseDrawing(FilteredDrawing):
     parts = ("logits",)
 
     def distribution(self, logits: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """See `FilteredDrawing.distribution`."""
         scaled, order = (logits.float() / self.temperature).sort(dim=-1, descending=True)
         inside = self._inside(scaled, scaled.logsumexp(dim=-1, keepdim=True))
         scaled = scaled.masked_fill(~inside, -torch.inf)

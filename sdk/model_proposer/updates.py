@@ -31,14 +31,14 @@ class UpdatedServices:
         return getattr(self._services, name)
 
     def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
-        """See `Services`. Raises ConfigError SD-E228 for a tensor that does not fit the checkpoint's."""
+        """Load the tensors with the new ones in their places. Raises ConfigError SD-E228 for one that does not fit."""
         stored = self._services.load_tensors(checkpoint, prefixes)
         return stored | self._fitting(stored)
 
     def load_causal_lm(
         self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None
     ) -> Any:
-        """See `Services`. Raises ConfigError SD-E228 for a tensor that does not fit the model's."""
+        """Load the model with the new tensors in it. Raises ConfigError SD-E228 for one that does not fit."""
         self._known |= self._tensors.keys()
         return self._services.load_causal_lm(checkpoint, settings, {**(tensors or {}), **self._tensors})
 

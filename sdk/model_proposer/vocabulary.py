@@ -18,7 +18,7 @@ class DraftVocabulary:
 
     @classmethod
     def from_offsets(cls, d2t: Tensor, vocab_size: int) -> DraftVocabulary | None:
-        """From published `d2t` offsets: draft id i is target id i + d2t[i]. None means every token in order.
+        """Read published `d2t` offsets: draft id i is target id i + d2t[i]. None means every token in order.
 
         Raises CheckpointError SD-E173 if an id lies outside the target's vocabulary or two are the same.
         """
@@ -26,7 +26,7 @@ class DraftVocabulary:
 
     @classmethod
     def from_ids(cls, target_ids: Tensor, vocab_size: int) -> DraftVocabulary | None:
-        """From absolute target ids. None means every token in order. Raises CheckpointError SD-E173."""
+        """Read absolute target ids. None means every token in order. Raises CheckpointError SD-E173."""
         ids = target_ids.to(torch.int64)
         lowest, highest, num_different = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
         if lowest < 0 or highest >= vocab_size or num_different != len(ids):

@@ -28,7 +28,7 @@ class WarmUp:
     dtype: torch.dtype  # of hidden states
 
     def steps(self) -> Iterator[StepView]:
-        """To be observed. On a device each comes twice: a pass over it may be padded, or not."""
+        """Yield steps to observe. On a device each comes twice, since a pass over it may be padded or not."""
         for num_requests, width in product((MORE, ONE), repeat=2):
             if num_requests <= self.target.max_num_seqs:
                 step = self._step(num_requests, width)
@@ -37,7 +37,7 @@ class WarmUp:
                     yield replace(step, kept=replace(step.kept, most_tokens=width))
 
     def budgets(self, step: StepView) -> Iterator[StepView]:
-        """To be drafted for: the step with every budget while all are greedy, then sampled if a proposer reads that."""
+        """Yield steps to draft for: every budget while all are greedy, then sampled if the proposer reads that."""
         for budget in range(step.width, 0, -1):
             yield replace(step, budget=torch.full_like(step.budget, budget))
         if step.sampling is not None:
@@ -101,15 +101,12 @@ class _Zeros:
     device: torch.device
 
     def token_ids(self, request: int, start: int = 0) -> list[int]:
-        """See `TokenHistory`."""
         return [0] * (self.length - start)
 
     def of(self, request: int, start: int = 0) -> Tensor:
-        """See `TokenHistory`."""
         return torch.zeros(self.length - start, dtype=torch.int64, device=self.device)
 
     def tail(self, num_tokens: int) -> Tensor:
-        """See `TokenHistory`."""
         return torch.zeros(self.num_requests, num_tokens, dtype=torch.int64, device=self.device)
 
 
