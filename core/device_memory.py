@@ -31,11 +31,9 @@ class CudaMemory:
         self._device = device
 
     def total(self) -> int:
-        """See `DeviceMemory`."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def peak(self, work: Callable[[], object]) -> int:
-        """See `DeviceMemory`."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         work()

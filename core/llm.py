@@ -59,7 +59,8 @@ class LLM:
         self._defaults = default_params(config.generation_config, self.engine.parts.target.model.generation_config)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> list[RequestOutput]:
-        """One output per prompt, in order. A list of ints is one prompt; a list of anything else is several.
+        """Generate an output for each prompt, in order. A list of ints is one prompt; a list of anything else is
+        several.
 
         sampling_params: for all prompts, or one for each. None means `get_default_sampling_params`.
 
@@ -115,7 +116,7 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
-        """One conversation or several, through the chat template of the model's tokenizer or processor.
+        """Continue one conversation or several, through the chat template of the model's tokenizer or processor.
 
         A message's content is a text, or a list of parts `{"type": "text", "text": ...}`. Raises RequestError SD-E159
         without a template, SD-E211 for messages that it does not render, SD-E265 for images, sound and video.
@@ -243,7 +244,7 @@ class LLM:
 
 @dataclass
 class _Prompt:
-    """One prompt on its way: the requests it became, several when n > 1."""
+    """A prompt on its way: the requests it became, several when n > 1."""
 
     requests: list[Request]
 
@@ -313,5 +314,5 @@ def _text(request: Request) -> str:
 
 
 def _wrapped(seed: int) -> int:
-    """In the range of int64: after the largest comes the smallest."""
+    """Wrap the seed to the range of int64: after the largest comes the smallest."""
     return (seed + 2**63) % 2**64 - 2**63

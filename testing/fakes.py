@@ -248,15 +248,12 @@ class FakeHistory:
     tokens: Sequence[Sequence[int]]
 
     def token_ids(self, request: int, start: int = 0) -> list[int]:
-        """See `TokenHistory`."""
         return list(self.tokens[request][start:])
 
     def of(self, request: int, start: int = 0) -> Tensor:
-        """See `TokenHistory`."""
         return _ints(self.token_ids(request, start))
 
     def tail(self, num_tokens: int) -> Tensor:
-        """See `TokenHistory`."""
         ends = [list(each[-num_tokens:]) for each in self.tokens]
         return torch.tensor([[-1] * (num_tokens - len(each)) + each for each in ends], dtype=torch.int64)
 

@@ -37,7 +37,7 @@ class Notes:
 
     @property
     def what_ran(self) -> str:
-        """The test that the child noted last."""
+        """What the child noted last."""
         return self._page[1:].partition(b"\0")[0].decode(errors="replace")
 
     def over(self, status: int) -> None:

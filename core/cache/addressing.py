@@ -1,4 +1,4 @@
-"""From a request's positions to slots of the cache: who says where a pass finds its keys and puts its new ones."""
+"""Slots of the cache for a request's positions: where a pass finds its keys and puts its new ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Trees = Sequence[Sequence[int]]
 
 
 class Rows(Protocol):
-    """Who has which row and which blocks: the scheduler, or an adapter's table."""
+    """The rows and blocks of requests: those of the scheduler, or of an adapter's table."""
 
     @property
     def pool(self) -> BlockPool: ...
@@ -26,7 +26,7 @@ class Rows(Protocol):
 
 
 class BlockTable(Protocol):
-    """Each row's blocks, on a device."""
+    """The blocks of each row, on a device."""
 
     pad_row: int  # the row that no request has
 
@@ -65,8 +65,8 @@ class Addressing(Protocol):
     def of_trees(
         self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
     ) -> TreeAttention:
-        """As `of_batch`, where the last positions of each share are nodes: each sees what lies before the tree, and
-        its own path. The host knows the same `parents` as the device.
+        """Address a batch whose last positions in each share are nodes: each sees what lies before the tree, and its
+        own path. The host knows the same `parents` as the device.
         """
         ...
 

@@ -33,7 +33,6 @@ class CacheView:
         return self.backend.attend(query, keys, values, stored_keys, stored_values, self.batch, spec)
 
     def attend_stored(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
-        """See `StoredAttention`."""
         return attend_by_span(query, self.cache.keys[layer], self.cache.values[layer], self.batch.rows, spec)
 
 
@@ -46,7 +45,7 @@ class TreeView(CacheView):
     addressing: HostAddressing
 
     def move_paths(self, places: Tensor) -> None:
-        """See `TreeAttention`. The first nodes of a tree that are a chain lie right already."""
+        """Move the accepted paths. The first nodes of a tree that form a chain lie right already."""
         sources: list[int] = []
         destinations: list[int] = []
         for share, parents, path in zip(self.shares, self.parents, places.tolist(), strict=True):
@@ -59,7 +58,7 @@ class TreeView(CacheView):
 
 
 class HostAddressing:
-    """See `Addressing`, of which this is the form without a block table."""
+    """The form of `Addressing` without a block table."""
 
     num_pad_blocks = 0
     table = None
@@ -70,17 +69,15 @@ class HostAddressing:
         self.block_size = scheduler.pool.block_size
 
     def columns(self, shares: Sequence[Scheduled]) -> list[list[int]]:
-        """See `Addressing`. None: the host reads its lists where they are."""
+        """Return None: the host reads its lists where they are."""
         return []
 
     def of_batch(self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor]) -> CacheView:
-        """See `Addressing`."""
         return self._view(cache, shares, "causal")
 
     def of_trees(
         self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
     ) -> TreeView:
-        """See `Addressing`."""
         return self._tree_view(cache, shares, parents)
 
     def _tree_view(self, cache: KVCache, shares: Sequence[Scheduled], parents: Trees) -> TreeView:
@@ -121,7 +118,6 @@ class HostAddressing:
         mode: Mode,
         parents: Tensor | None = None,
     ) -> CacheView:
-        """See `Addressing`."""
         requests, bounds = self._requests(), cu_queries.tolist()
         shares = [
             Scheduled(requests[row], start, stop - first, 0, samples=False, first_token=first)
@@ -151,22 +147,19 @@ class HostAddressing:
         return Span(start, num_queries, num_keys, slots, device, mode)
 
     def slot(self, blocks: Sequence[int], position: int) -> int:
-        """Of a position of a request with these blocks."""
+        """The slot of a position of a request with these blocks."""
         return blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def num_computed(self, rows: Tensor) -> Tensor:
-        """See `Addressing`."""
         requests = self._requests()
         return torch.tensor([requests[row].num_computed_tokens for row in rows.tolist()], dtype=torch.int64)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """See `Addressing`."""
         requests, places = self._requests(), zip(rows.tolist(), positions.tolist(), strict=True)
         slots = [self.slot(requests[row].blocks, position) for row, position in places]
         return torch.tensor(slots, dtype=torch.int64, device=rows.device)
 
     def slots_of_row(self, cache: KVCache, row: int, length: int) -> slice | Tensor:
-        """See `Addressing`."""
         return self._span(self._requests()[row].blocks, 0, length, length, cache.device, "causal").slots
 
     def _requests(self) -> Mapping[int, Request]:

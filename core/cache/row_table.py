@@ -1,4 +1,4 @@
-"""Who has which row: requests that run, each with a row, the row's generation and KV blocks."""
+"""The rows of running requests, with the generation and the KV blocks of each."""
 
 from __future__ import annotations
 

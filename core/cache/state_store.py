@@ -48,7 +48,7 @@ class StateLayout:
     dtype: torch.dtype  # of its input
 
     def bytes_per_row(self, num_drafts: int) -> int:
-        """Of one request: its state, and the inputs of its drafts."""
+        """Bytes of one request: its state, and the inputs of its drafts."""
         state = sum(prod(each.shape) * each.dtype.itemsize for each in self.tensors)
         return state + num_drafts * self.input_size * self.dtype.itemsize
 
@@ -162,7 +162,7 @@ class StateStore:
         return Member(row, share.first_token, share.num_tokens, replayed)
 
     def _groups(self, members: Sequence[Member], fresh: set[int]) -> tuple[Group, ...]:
-        """Those of equal lengths together."""
+        """Group the members of equal lengths."""
 
         def kind(member: Member) -> tuple[bool, bool, int]:
             return member.row in fresh, member.num_replayed > 0, member.num_replayed + member.num_tokens
@@ -186,7 +186,7 @@ class StateStore:
 
 @dataclass(frozen=True)
 class _Book:
-    """Whose state it is, and how far it goes."""
+    """Whose state a row holds, and how far it goes."""
 
     generation: int
     position: int  # tokens that it has seen

@@ -87,7 +87,9 @@ class SamplingParams(StrictModel):
 
 
 def params_of_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    """One for each of `count` prompts. Raises ConfigError SD-E132 for what is none, SD-E133 for another number."""
+    """Give each of `count` prompts its parameters. Raises ConfigError SD-E132 for a wrong type, SD-E133 for a wrong
+    number.
+    """
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, list | tuple) or not all(isinstance(each, SamplingParams) for each in params):

@@ -125,7 +125,7 @@ class SpeculativeConfig(BaseModel):
 
     @classmethod
     def parse(cls, value: object) -> SpeculativeConfig:
-        """From a JSON text, a mapping, or an instance (returned as it is)."""
+        """Read a JSON text, a mapping, or an instance (returned as it is)."""
         return value if isinstance(value, SpeculativeConfig) else cls(**cls.as_mapping(value))
 
     @classmethod

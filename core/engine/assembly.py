@@ -36,7 +36,7 @@ StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything an engine is made of."""
+    """The parts of an engine."""
 
     info: TargetInfo
     target: TargetModel

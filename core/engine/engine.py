@@ -44,7 +44,7 @@ class Engine:
         plugin_settings: PluginSettings | None = None,
         assemble: Callable[[EngineConfig, SpeculativeSettings, PluginSettings], Parts] = assemble,
     ) -> None:
-        """Without a `speculative_config` it decodes plainly, whatever the model.
+        """Put an engine together. Without a `speculative_config` it decodes plainly, whatever the model.
 
         `plugin_settings`: which plugins may load; None: as the environment says (SPECDEC_PLUGINS, ...).
         `assemble`: what builds its parts.
@@ -231,21 +231,21 @@ class Engine:
         return self.metrics.collect(of_proposer=host.own_metrics if host else None)
 
     def export_metrics(self, exporter: str = PROMETHEUS) -> str:
-        """See `LLM.export_metrics`."""
+        """Do what `LLM.export_metrics` says."""
         return export(exporter, self.get_metrics(), self._plugins)
 
     def save_proposer_state(self, path: str | Path) -> None:
-        """See `LLM.save_proposer_state`."""
+        """Do what `LLM.save_proposer_state` says."""
         with self._turn.taken("save_proposer_state", alone=True), self.parts.working():
             self._stateful().save(as_path(path))
 
     def load_proposer_state(self, path: str | Path) -> None:
-        """See `LLM.load_proposer_state`."""
+        """Do what `LLM.load_proposer_state` says."""
         with self._turn.taken("load_proposer_state", alone=True), self.parts.working():
             self._stateful().load(as_path(path))
 
     def update_proposer_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """See `LLM.update_proposer_weights`."""
+        """Do what `LLM.update_proposer_weights` says."""
         with self._turn.taken("update_proposer_weights", alone=True), self.parts.working():
             self._host("SD-E227", "there is no proposer that could take weights").update_weights(tensors)
             self.parts.drafts.clear()

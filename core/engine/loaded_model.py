@@ -93,7 +93,7 @@ def _prepare(target: TargetModel, plan: Plan) -> None:
 
 
 def _prove(proof: TargetProof, target: TargetModel, plan: Plan) -> None:
-    """In a cache that is as small as the pass."""
+    """Prove the target in a cache that holds just the proof's requests."""
     info = replace(plan.info, max_num_seqs=proof.num_requests)
     num_blocks = info.max_num_seqs * -(-proof.num_tokens // info.block_size)
     pool = BlockPool(num_blocks, info.block_size, region_size=num_blocks)

@@ -25,7 +25,8 @@ def num_kv_blocks(
     num_captured: int = 0,
     num_drafts: int = 0,
 ) -> int:
-    """As asked; else what all rows can use, within the memory that is given or left, draft KV and states included.
+    """The number asked for; else what all rows can use, within the memory that is given or left. Draft KV and states
+    are included.
 
     draft_kv_bytes_per_block: beside the target's own. kv_budget: bytes where the user names none. lookahead: positions
     past a request's newest token that its draft pass writes. num_captured: tokens of passes that are captured after, at

@@ -21,7 +21,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
-    """Everything that came of one prompt."""
+    """The outputs of one prompt."""
 
     request_id: str
     prompt: str | None

@@ -30,7 +30,7 @@ class PagedCache:
 
     @property
     def num_blocks(self) -> int:
-        """Of the pool."""
+        """The number of blocks in the pool."""
         return self.scheduler.pool.num_blocks
 
     @classmethod
@@ -59,7 +59,7 @@ class PagedCache:
 
     @classmethod
     def for_requests(cls, plan: Plan, target: TargetModel) -> PagedCache:
-        """As large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
+        """Make a cache as large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
         config, info, lookahead = plan.config, plan.info, plan.lookahead
         draft_kv = plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
         kv_budget, captured = plan.profile.kv_budget, plan.num_captured_tokens

@@ -135,7 +135,7 @@ def target_info(
 
 
 def _num_heads(hf_config: Any) -> int:
-    """Of a layer that attends; 1 where every layer keeps a state instead."""
+    """Attention heads of a layer. 1 where every layer keeps a state instead."""
     try:
         num_heads: int = hf_config.num_attention_heads
     except AttributeError as error:

@@ -48,7 +48,7 @@ class Threads:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Within it PyTorch has the engine's number, afterwards the one that it had before."""
+        """Give PyTorch the engine's number of threads inside, and afterwards the number from before."""
         before, count = torch.get_num_threads(), self.count
         if count == before:
             yield

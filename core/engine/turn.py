@@ -23,7 +23,7 @@ class Turn:
 
     @contextmanager
     def taken(self, doing: str, *, alone: bool = False) -> Iterator[None]:
-        """Inside, for `doing`. Raises RequestError SD-E177 if another thread is.
+        """Hold the engine for `doing`. Raises RequestError SD-E177 if another thread holds it.
 
         `alone`: also if this thread is alone inside already: a step, from whose proposer or hook this is called.
         """

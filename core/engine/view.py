@@ -30,7 +30,7 @@ class EngineView:
 
     @classmethod
     def of(cls, engine: Engine) -> EngineView:
-        """Of a running engine."""
+        """The view of a running engine."""
         parts = engine.parts
         return cls(
             info=parts.info,

@@ -22,7 +22,7 @@ _MODES: tuple[Mode, ...] = ("causal", "causal_block", "full_block")
 
 @dataclass(frozen=True)
 class Span:
-    """One request's share of a batch: its queries are the last `num_queries` of its `num_keys` positions."""
+    """A request's share of a batch: its queries are the last `num_queries` of its `num_keys` positions."""
 
     start: int  # its first query among the batch's
     num_queries: int

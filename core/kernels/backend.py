@@ -59,7 +59,9 @@ class Backend:
 
     @classmethod
     def load(cls, choice: str) -> Backend:
-        """That of this machine. choice: as `EngineConfig.cpu_kernels`. Raises Unavailable where "native" cannot be."""
+        """Make the backend of this machine. choice: as `EngineConfig.cpu_kernels`. Raises Unavailable where "native"
+        cannot be had.
+        """
         return cls()
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:

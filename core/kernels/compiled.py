@@ -112,7 +112,7 @@ class _TensorView:
 
     @classmethod
     def of(cls, context: AttentionContext) -> _TensorView | None:
-        """None for any other."""
+        """The tensors of a view that compiled code can read. None for any other view."""
         if not isinstance(context, CacheView) or not isinstance(context.backend, NativeBackend):
             return None
         cache, kernels = context.cache, context.backend.kernels
@@ -349,7 +349,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Of what the compiler's own errors are about."""
+    """The first line of what the compiler's own errors are about."""
     cause = getattr(error, "inner_exception", None) or error
     return f"{type(cause).__name__}: {(str(cause).strip().splitlines() or ['no message'])[0]}"
 

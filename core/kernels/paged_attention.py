@@ -80,7 +80,7 @@ def _seen(num_keys: int, num_queries: int, spec: AttentionSpec, mode: Mode) -> T
 
 
 def _seen_in_tree(num_keys: int, num_queries: int, spec: AttentionSpec, tree: TreeMask, b: int) -> Tensor:
-    """As `_seen`, where the last positions of request b are nodes."""
+    """Which keys queries see, as `_seen` says, where the last positions of request b are nodes."""
     count = int(tree.num_nodes[b])
     first = num_keys - count  # slot of node 0
     node = torch.arange(count)

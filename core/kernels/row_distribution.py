@@ -106,7 +106,7 @@ def _take(logits: Tensor, rows: Tensor | None, part: slice) -> Tensor:
 
 
 def _joined(flags: list[Tensor | None], step: int, num_rows: int, device: torch.device) -> Tensor | None:
-    """One flag per row [N] from those of parts of `step` rows, None standing for all false."""
+    """Join flags of parts of `step` rows into one flag per row [N]. None stands for all false."""
     if all(flag is None for flag in flags):
         return None
     joined = torch.zeros(num_rows, dtype=torch.bool, device=device)

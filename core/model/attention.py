@@ -129,7 +129,7 @@ def attention_arguments(context: AttentionContext) -> dict[str, Any]:
 
 
 def collecting_arguments(probe: ShapeProbe, modules: MutableMapping[int, torch.nn.Module]) -> dict[str, Any]:
-    """Those of a pass that also collects what attends in each layer, and what its mask would say."""
+    """Arguments of a pass that also collects what attends in each layer, and what its mask would say."""
     return {CONTEXT: probe, MODULES: modules, MASKS: probe.masks}
 
 

@@ -27,7 +27,7 @@ class HiddenStates:
         self._handles = [self._hook(decoder, layers, each) for each in dict.fromkeys(self.wanted)]
 
     def take(self) -> tuple[Tensor, ...]:
-        """Those of the last pass over N tokens, in the order that was asked for: L of [N, H].
+        """Take the states of the last pass over N tokens, in the order that was asked for: L of [N, H].
 
         Raises UnsupportedModelError SD-E145 if the layers hand on several states of a token.
         """

@@ -29,7 +29,7 @@ Forward = Callable[..., Any]
 
 
 class Mixer:
-    """One such module, and the lane in which it is shown states."""
+    """A module that keeps a state, and the lane in which it is shown states."""
 
     def __init__(self, module: nn.Module, argument: str, lane: LinearAttentionCacheLayerMixin) -> None:
         """argument: by which it is given a cache. lane: an empty cache layer of its own."""
@@ -53,7 +53,7 @@ class Mixer:
 
     @property
     def layer(self) -> int:
-        """Its number."""
+        """The number of the layer."""
         number: int = vars(self.module)["layer_idx"]
         return number
 
@@ -168,22 +168,24 @@ class Mixers:
         self.serving: StatePass | None = None
 
     def install(self) -> None:
-        """From here on the modules compute ragged batches."""
+        """Make the modules compute ragged batches from here on."""
         for place, mixer in enumerate(self._mixers):
             mixer.module.forward = self._forward(place, mixer)
 
     def remove(self) -> None:
-        """From here on they compute what they did before."""
+        """Make the modules compute what they did before."""
         for mixer in self._mixers:
             mixer.restore()
 
     @property
     def layouts(self) -> list[StateLayout]:
-        """Of each module."""
+        """The layout of each module's state."""
         return [mixer.layout for mixer in self._mixers]
 
     def exchange(self, kernels: Mapping[str, Rule]) -> None:
-        """See `Mixer.exchange`. Warns, SD-W307, for each class of modules that a form cannot be run for."""
+        """Exchange operators as `Mixer.exchange` does. Warns, SD-W307, for each class of modules that a form cannot be
+        run for.
+        """
         failures = {type(mixer.module).__name__: mixer.exchange(kernels) for mixer in self._mixers}
         for name, failure in failures.items():
             if failure is not None:

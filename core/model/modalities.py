@@ -9,7 +9,7 @@ from torch import nn
 
 
 class LeftOut(nn.Module):
-    """In the place of a module that text does not need."""
+    """Stands in the place of a module that text does not need."""
 
 
 def leave_out_unused(model: Any, run: Callable[[], object]) -> None:

@@ -66,7 +66,7 @@ def no_interface(config: Any, because: str) -> UnsupportedModelError:
 
 
 def _class_names(config: Any) -> tuple[str | None, str | None]:
-    """Of the class for text, and of the one for several modalities."""
+    """The names of the class for text, and of the one for several modalities."""
     mappings = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     of_text, of_several = (mapping.get(config.model_type) for mapping in mappings)
     return of_text, of_several

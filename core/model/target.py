@@ -227,7 +227,7 @@ class TargetModel:
         return logits
 
     def forward(self, inputs: ForwardInput) -> TargetOutput:
-        """One pass over a ragged batch; its new keys and values are in the cache afterwards."""
+        """Run a pass over a ragged batch. Its new keys and values are in the cache afterwards."""
         tensors = inputs.token_ids[None], inputs.positions[None], inputs.cache, inputs.logits_rows
         if inputs.states is None or self.mixers is None:
             logits = self._forward(*tensors)

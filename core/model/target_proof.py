@@ -48,7 +48,7 @@ class _Seen:
 
     @classmethod
     def joined(cls, parts: Sequence[_Seen]) -> _Seen:
-        """Of one request after the other."""
+        """Join what was seen of one request after the other."""
         joined = cls(logits=[torch.cat([part.logits[0] for part in parts])])
         for layer in parts[0].outputs:
             joined.inputs[layer] = torch.cat([part.inputs[layer] for part in parts])
@@ -80,7 +80,7 @@ class TargetProof:
 
     @property
     def num_tokens(self) -> int:
-        """Of the longest request."""
+        """Tokens of the longest request."""
         return max(map(len, self._texts))
 
     def check(self, cache: KVCache, addressing: Addressing) -> None:
@@ -152,7 +152,7 @@ _FIX = {"": "prove_target=False serves it as it is; its text may not be the mode
 
 
 def is_wanted(target: TargetModel, asked: bool | None) -> bool:
-    """None: of models whose pass costs little."""
+    """Whether to prove the target. asked: None means to prove models whose pass costs little."""
     if asked is not None:
         return asked
     num_parameters: int = sum(parameter.numel() for parameter in target.model.parameters())
@@ -171,7 +171,7 @@ def _texts(target: TargetModel, longest: int | None) -> list[Tensor]:
 
 
 def _shares(lengths: Sequence[int], block_size: int) -> list[Scheduled]:
-    """Each request in a row of its own, its blocks in descending order: nothing lies where it would by accident."""
+    """Give each request a row of its own, with blocks in descending order: nothing lies right by accident."""
     shares, first_token, first_block = [], 0, 0
     for row, length in enumerate(lengths):
         count = -(-length // block_size)

@@ -43,7 +43,7 @@ class TextEquality:
 
     @classmethod
     def of_cpu(cls, dtype: torch.dtype, backend: Backend) -> TextEquality:
-        """Of a model whose every layer the backend can compute."""
+        """The promise for a model whose every layer the backend can compute."""
         if dtype == torch.float16:
             return cls("distribution", "PyTorch computes float16, and its rounding depends on the batch", _DTYPES)
         if not backend.is_batch_invariant:

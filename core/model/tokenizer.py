@@ -62,7 +62,7 @@ def _has_tokenizer(path: str, needs_library: bool) -> bool:
 
 
 def eos_token_ids(generation_config: Any, config: Any) -> frozenset[int]:
-    """As the generation settings of a model say, or else its configuration."""
+    """End tokens by a model's generation settings, or else by its configuration."""
     eos = generation_config.eos_token_id
     eos = config.to_dict().get("eos_token_id") if eos is None else eos  # some configurations have none
     if eos is None:

@@ -41,7 +41,7 @@ def _is_weight(name: object, value: object) -> bool:
 
 
 def own_metrics(publish: Callable[[], object], plugin: PluginId) -> dict[str, float]:
-    """By name behind `proposer_` and the proposer's name. Raises ProposerError SD-E230 for what is no metric."""
+    """Read what a plugin publishes. Names begin with `proposer_`. Raises ProposerError SD-E230 for no metric."""
     published = publish()
     if not isinstance(published, Mapping):
         raise _unusable(f"a {type(published).__name__}", plugin)

@@ -302,7 +302,7 @@ class DraftChecker:
         )
 
     def _read(self, draft: Draft, kinds: frozenset[int]) -> list[DraftReport]:
-        """One report per request; a device is waited for once."""
+        """Read one report per request. A device is waited for once."""
         if kinds or not self._on_host:
             numbers = measure(draft, kinds, self._t2d, self._vocab_size).tolist()
             reports = [DraftReport.parse(each, draft.token_ids.shape[1]) for each in numbers]
@@ -319,7 +319,9 @@ class DraftChecker:
 
 
 def _plain(held: _Held) -> _Held:
-    """With plain tensors of the same memory: a subclass of Tensor may answer `tolist` with what is not in it."""
+    """Replace subclasses of Tensor by plain tensors of the same memory: `tolist` of a subclass may answer something
+    else.
+    """
     found = vars(held).items()
     odd = {name: each for name, each in found if isinstance(each, Tensor) and type(each) is not Tensor}
     plain: dict[str, Any] = {name: Tensor.as_subclass(each, Tensor) for name, each in odd.items()}

@@ -57,7 +57,7 @@ class DistributionBuffers:
         return cls(dense, ids, probs, t2d)
 
     def examples(self, count: int) -> list[DraftDistributions]:
-        """One of each kind that may be taken for so many requests: parts of the buffers as they are."""
+        """Parts of the buffers for so many requests: one example for each kind that may be taken."""
         dense, ids, probs = (
             None if each is None else each[:count] for each in (self.dense, self.sparse_ids, self.sparse_probs)
         )
@@ -86,7 +86,7 @@ class DistributionBuffers:
                 buffer[rows, : source.shape[1]] = source.to(buffer.device, buffer.dtype)
 
     def gather(self, rows: Tensor, kind: Tensor, kinds: Set[int], width: int) -> DraftDistributions:
-        """Those of rows [B], each of its kind [B]: tensors [B, width, ...] of the kinds that may occur."""
+        """Gather rows [B], each of its kind [B]: tensors [B, width, ...] of the kinds that may occur."""
 
         def taken(buffer: Tensor | None, *wanted: DistributionKind) -> Tensor | None:
             return None if buffer is None or kinds.isdisjoint(wanted) else buffer[rows, :width]
@@ -175,7 +175,7 @@ class TakenDrafts:
         return DraftRows(token_ids, lengths, self.distributions([rows, self.table.kinds(numbers)])), numbers
 
     def distributions(self, sent: Sequence[Tensor] = ()) -> DraftDistributions | None:
-        """Those of the drafts, [B, width, ...]. None: every one is one-hot.
+        """The distributions of the drafts, [B, width, ...]. None means that every draft is one-hot.
 
         sent: rows and kinds [B] of the drafts. Empty means that they are sent from here.
         """
@@ -187,7 +187,7 @@ class TakenDrafts:
 
     @cached_property
     def kinds(self) -> frozenset[int]:
-        """Those that the distributions may have."""
+        """The kinds that the distributions may have."""
         return frozenset[int]().union(*(each.kinds for each in self.stored))
 
     def _stored_kinds(self) -> list[list[int]]:
@@ -195,7 +195,7 @@ class TakenDrafts:
         return [[*self.rows], [each.report.kind if each.report and each.kinds else 0 for each in self.stored]]
 
     def reports(self, numbers: Sequence[Sequence[int]], first: int = 0) -> list[DraftReport]:
-        """One per request. numbers: by request what was read of those that `put_in` gave, from `first` on."""
+        """Read a report per request. numbers: by request what was read of those that `put_in` gave, from `first` on."""
         pairs = zip(self.stored, numbers, strict=True)
         return [each.report or DraftReport.parse(found[first:]) for each, found in pairs]
 

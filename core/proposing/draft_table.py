@@ -31,7 +31,7 @@ class DraftReport(NamedTuple):
 
     @classmethod
     def parse(cls, numbers: Sequence[int], width: int | None = None) -> DraftReport:
-        """From a row of `measure` for drafts of so many tokens. None: for chains."""
+        """Read a row of `measure` for drafts of `width` tokens. width: None means that the drafts are chains."""
         length, num_usable, kind, *token_ids = numbers
         return cls(length, num_usable, kind, token_ids[:width], parents=token_ids[width:] or None if width else None)
 
@@ -48,13 +48,13 @@ class CheckedDraft:
 
     @classmethod
     def read(cls, reports: Sequence[DraftReport], distribution: DraftDistribution | None) -> CheckedDraft:
-        """One that the host has read."""
+        """Keep a draft that the host has read."""
         kinds = frozenset(each.kind for each in reports) - {DistributionKind.ONE_HOT}
         return cls([each.length for each in reports], reports, None, distribution, kinds)
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """Of a draft that was read at once."""
+        """The token ids of a draft that was read at once."""
         return [each.token_ids[: each.length] for each in self.reports if each]
 
 

@@ -36,7 +36,7 @@ class EarlyPasses:
         self._missing.zero_()
 
     def end(self) -> None:
-        """No more passes of this step follow."""
+        """End the passes of this step: no more follow."""
         self._sent = self._missing.to("cpu", non_blocking=True, copy=True)
 
     def behind(self, rows: Tensor, starts: Tensor) -> Tensor:

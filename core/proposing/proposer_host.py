@@ -203,7 +203,9 @@ class ProposerHost(ContainedCalls):
         self.must("update_weights", as_tensors(tensors))
 
     def ask_metrics(self) -> None:
-        """Between steps: ask for its own figures, if they are wanted. A failure is counted, and raised to nobody."""
+        """Ask between steps for the proposer's own figures, if they are wanted. A failure is counted and
+        never raised.
+        """
         wanted, self.metrics_wanted = self.metrics_wanted, False
         if wanted and "metrics" in self._methods:
             try:
@@ -214,7 +216,7 @@ class ProposerHost(ContainedCalls):
                 logger.warning("%s", error)
 
     def told_metrics(self) -> dict[str, float]:
-        """Its own figures, now. Raises ProposerError."""
+        """The proposer's own figures now. Raises ProposerError."""
         return self._attempt("metrics", partial(own_metrics, self._methods["metrics"], self.plugin))
 
     def must(self, method: str, *args: object) -> None:

@@ -143,7 +143,6 @@ class EngineServices:
 
     @property
     def passes(self) -> EarlyPasses | None:
-        """See `TargetAccess.passes`."""
         return self._access.passes
 
     @property
@@ -212,12 +211,10 @@ class EngineServices:
         return self._access.layers(layers, adapter or {})
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See `specdec.sdk.Services.capture`."""
         require(self._access.needs, Graphs, "Services.capture")
         return function if self._capture is None else self._capture(function)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See `specdec.sdk.Services.compile`."""
         require(self._access.needs, Graphs, "Services.compile")
         return function if self._compiling is None else self._compiling(function)
 

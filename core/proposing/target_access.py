@@ -28,12 +28,14 @@ class _Reading:
     layers: Sequence[int]
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, spec: AttentionSpec) -> Tensor:
-        """See `TargetKVReader.attention`. [N, Hq, D] -> [N, Hq, Dv]; new keys and values are not looked at."""
+        """Attend without new keys and values. [N, Hq, D] -> [N, Hq, Dv]."""
         return self.stored.attend_stored(self.layers[layer], query, spec)
 
 
 class CachedKV:
-    """See `TargetKVReader`. There is none until `use_cache`: a cache is sized from the memory that a drafter leaves."""
+    """The target's keys and values. There are none until `use_cache`: a cache is sized from the memory that a drafter
+    leaves.
+    """
 
     _cache: KVCache
     _addressing: Addressing
@@ -47,13 +49,13 @@ class CachedKV:
         self._cache, self._addressing = cache, addressing
 
     def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
-        """See `TargetKV`. Raises Refusal for a layer that was not declared."""
+        """Read keys and values of a row. Raises Refusal for a layer that was not declared."""
         self._require_declared([layer])
         slots = self._addressing.slots_of_row(self._cache, row, length)
         return self._cache.keys[layer][slots].clone(), self._cache.values[layer][slots].clone()
 
     def attention(self, rows: Tensor, lengths: Tensor, layers: Sequence[int]) -> Mapping[str, Any]:
-        """See `TargetKV`. Raises Refusal for a layer that was not declared."""
+        """Arguments of attention over the target's cache. Raises Refusal for a layer that was not declared."""
         self._require_declared(layers)
         one_each = torch.arange(len(rows) + 1, device=rows.device)
         stored = self._addressing.of_rows(self._cache, rows, lengths - 1, one_each, "causal")
@@ -84,7 +86,7 @@ class RunLayers(Protocol):
 
 
 class CachedLayers:
-    """See `specdec.sdk.TargetLayers`. There is no cache to run over until `use_cache`."""
+    """Some of the target's layers. There is no cache to run over until `use_cache`."""
 
     _cache: KVCache
     _addressing: Addressing
@@ -105,7 +107,6 @@ class CachedLayers:
         logits_rows: Tensor,
         adapted: Tensor | None = None,
     ) -> Tensor:
-        """See `specdec.sdk.TargetLayers`."""
         if self._passes is None:
             self._require_free(rows, starts)
         else:
@@ -168,13 +169,11 @@ class TargetAccess:
             each.use_cache(cache, addressing, self.passes)
 
     def kv(self) -> CachedKV:
-        """See `specdec.sdk.Services.target_kv`."""
         if self._kv is None:
             raise not_asked_for(TargetKV, "Services.target_kv")
         return self._kv
 
     def layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module]) -> CachedLayers:
-        """See `specdec.sdk.Services.target_layers`."""
         undeclared = sorted(set(layers) - set(self._declared))
         if undeclared or not layers or self._own_layers is None:
             raise not_asked_for(TargetLayers, f"layers {undeclared or list(layers)} of Services.target_layers")

@@ -20,16 +20,13 @@ class HostHistory:
     committed: Sequence[Committed]
 
     def token_ids(self, request: int, start: int = 0) -> list[int]:
-        """See `TokenHistory` of the SDK."""
         each = self.committed[request]
         return each.request.token_ids[start : each.length]
 
     def of(self, request: int, start: int = 0) -> Tensor:
-        """See `TokenHistory` of the SDK."""
         return torch.tensor(self.token_ids(request, start), dtype=torch.int64)
 
     def tail(self, num_tokens: int) -> Tensor:
-        """See `TokenHistory` of the SDK."""
         ends = [self.token_ids(b, max(each.length - num_tokens, 0)) for b, each in enumerate(self.committed)]
         padded = [[PADDING_TOKEN_ID] * (num_tokens - len(end)) + end for end in ends]
         return torch.tensor(padded, dtype=torch.int64).reshape(len(ends), num_tokens)
@@ -44,15 +41,12 @@ class DeviceHistory:
     lengths: Tensor  # [B]
 
     def token_ids(self, request: int, start: int = 0) -> list[int]:
-        """See `TokenHistory` of the SDK."""
         return self.of(request, start).tolist()
 
     def of(self, request: int, start: int = 0) -> Tensor:
-        """See `TokenHistory` of the SDK."""
         return self.table[self.slots[request], start : int(self.lengths[request])].clone()
 
     def tail(self, num_tokens: int) -> Tensor:
-        """See `TokenHistory` of the SDK."""
         places = self.lengths[:, None] + torch.arange(-num_tokens, 0, device=self.lengths.device)
         return self.table[self.slots[:, None], places.clamp(min=0)].masked_fill(places < 0, PADDING_TOKEN_ID)
 

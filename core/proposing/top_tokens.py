@@ -22,14 +22,16 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TopTokens:
-    """Of every token of a batch; see `KeptTokens.top_ids` and `KeptTokens.top_logprobs`."""
+    """The most likely tokens after every token of a batch, for `KeptTokens.top_ids` and `KeptTokens.top_logprobs`."""
 
     ids: Tensor  # [N, m] int64
     logprobs: Tensor  # [N, m] float32
 
     @classmethod
     def of(cls, logits: Tensor, rows: Tensor, num_tokens: int, count: int) -> Self:
-        """Those of logits [R, V], which belong to the tokens `rows` [R] of `num_tokens`. Nothing waits for a device."""
+        """Choose from logits [R, V], which belong to the tokens `rows` [R] of `num_tokens`. Nothing waits
+        for a device.
+        """
         precise = logits.float()
         values, ids = precise.topk(count)
         logprobs = values - precise.logsumexp(dim=-1, keepdim=True)

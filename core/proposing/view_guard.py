@@ -49,7 +49,9 @@ def _tensors(step: StepView) -> Iterator[tuple[str, Tensor]]:
 
 
 def _copy(tensor: Tensor) -> Tensor | int | None:
-    """None: neither copied nor counted, as tensors made in inference mode have no version counter."""
+    """Copy a tensor, or remember its version. None means neither, because tensors made in inference mode have no
+    version counter.
+    """
     if tensor.device.type == "cpu" and tensor.numel() <= MOST_ENTRIES:
         return tensor.clone()
     return None if tensor.is_inference() else tensor._version

@@ -46,7 +46,7 @@ class StepRandom:
     num_draft_tokens: int  # K: so many draws are made at once, with the first of them
 
     def uniform(self, draft_index: int) -> Tensor:
-        """One number in (0, 1) per request for the draft token at `draft_index`: [B] float64."""
+        """Draw one number in (0, 1) per request for the draft token at `draft_index`: [B] float64."""
         if draft_index < self.num_draft_tokens:
             return self._of_a_draft[draft_index]
         return self._first(draft_index + 1)[draft_index]
@@ -134,7 +134,7 @@ class ViewBuilder:
         return _flat((each.first_token, each.num_kept) for each in committed)
 
     def _computed_places(self, committed: Sequence[Committed]) -> list[int]:
-        """Of all rows; in a tree those that survived stand before the others."""
+        """The places of all rows. In a tree, those that survived stand before the others."""
         if self._draws_trees:
             return kept_first(committed)
         return _flat((each.first_token, each.num_rows) for each in committed)
@@ -142,7 +142,7 @@ class ViewBuilder:
     def _sent(
         self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
     ) -> dict[str, Tensor]:
-        """By name, in one transfer: what every view has, the rows once more, and more lists."""
+        """Send, in one transfer, the lists that every view has, and more lists. Returns tensors by name."""
         lists: dict[str, Sequence[int]] = {name: list(map(fact, committed)) for name, fact in COLUMNS.items()}
         lists |= {"budget": budgets, "own_slots": lists["slots"], **more}
         if self._draws_trees:
@@ -232,7 +232,7 @@ def _if_not_all(places: list[int], batch: Computed) -> list[int]:
 
 
 def _kept_columns(committed: Sequence[Committed]) -> dict[str, list[int]]:
-    """Of every request only the rows that survived, whose tokens the host knows."""
+    """Columns of the rows that survived, whose tokens the host knows."""
     counts = [each.num_kept for each in committed]
     positions: list[int] = []
     token_ids: list[int] = []

@@ -1,4 +1,4 @@
-"""Whose code raised: errors that name the plugin and the line of its author."""
+"""Find whose code raised: errors name the plugin and the line of its author."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FIELDS = {  # of a step that are None or empty unless they were declared: how it
 
 
 def undeclared(error: BaseException, absent: Container[str]) -> list[str]:
-    """Of `FIELDS`, those that are absent and that code reads which stumbled over that."""
+    """Which absent ones of `FIELDS` the code reads that stumbled over nothing."""
     if not _stumbled_over_nothing(error):
         return []
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -98,7 +98,7 @@ def undeclared(error: BaseException, absent: Container[str]) -> list[str]:
 
 
 def _stumbled_over_nothing(error: BaseException) -> bool:
-    """Over None, or over the empty tuple of hidden states."""
+    """Whether the error comes of None, or of the empty tuple of hidden states."""
     if isinstance(error, TypeError | AttributeError):
         return "NoneType" in str(error)
     return isinstance(error, IndexError) or (isinstance(error, ValueError) and str(error).endswith("got 0)"))
@@ -127,7 +127,7 @@ def is_complete(error: SpecdecError) -> bool:
 
 @contextmanager
 def attributing(code: str, doing: str, plugin: PluginId, *but: type[BaseException]) -> Iterator[None]:
-    """Whatever a plugin raises inside becomes PluginLoadError `code`, except an interrupt and the errors of `but`."""
+    """Turn whatever a plugin raises inside into PluginLoadError `code`. An interrupt and the errors of `but` pass."""
     sys.audit("specdec.call", plugin, doing)
     try:
         yield

@@ -81,7 +81,7 @@ class Registry:
         return self._imported(self.plugin(method), model)
 
     def plugin(self, method: str) -> PluginId:
-        """Who a `method` means: a registered name, `dist:name`, "package.module:Class", or a hook's answer.
+        """The plugin that a `method` means: a registered name, `dist:name`, "package.module:Class", or a hook's answer.
 
         Raises as `find` does, and PluginLoadError SD-E101 if nobody knows it. Imports nothing.
         """

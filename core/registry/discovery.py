@@ -27,7 +27,7 @@ TARGET = re.compile(rf"(?P<module>{DOTTED})\s*(:\s*(?P<attribute>{DOTTED}))?\s*(
 
 @dataclass(frozen=True, kw_only=True)
 class PluginEntry:
-    """One row: what somebody offers under a name, and whether it can be used."""
+    """What a distribution offers under a name, and whether it can be used."""
 
     kind: Kind
     name: str
@@ -45,7 +45,7 @@ class PluginEntry:
 
     @property
     def plugin(self) -> PluginId:
-        """Who to blame."""
+        """The plugin that errors name."""
         return PluginId(self.name, self.target, self.distribution, self.version)
 
     def answers_to(self, asked: str) -> bool:
@@ -99,7 +99,7 @@ class PluginSettings:
 
 
 def noun_of(kind: Kind) -> str:
-    """One of them, in a sentence."""
+    """The noun for one entry of a kind, in a sentence."""
     return kind.removesuffix("s").replace("_", " ")
 
 

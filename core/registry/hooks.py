@@ -141,7 +141,7 @@ class HookPlugins:
 
 
 def load_hooks(settings: PluginSettings) -> HookPlugins:
-    """Those of installed distributions; of a name offered twice only the preferred one, if any."""
+    """Load the hooks of installed distributions. If a name is offered twice, only the preferred one is loaded."""
     return HookPlugins(discover("plugins", settings))
 
 

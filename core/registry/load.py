@@ -1,4 +1,4 @@
-"""From a class to a checked proposer: options validated, needs asked for, then constructed."""
+"""Load a class as a checked proposer: its options are validated, its needs are asked for, and it is constructed."""
 
 from __future__ import annotations
 

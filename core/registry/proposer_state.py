@@ -19,7 +19,7 @@ _NAME = re.compile(PREFIX + r"[a-z0-9_]{8}")  # as mkdtemp makes them
 
 
 class Manifest(StrictModel):
-    """Beside the state: whose it is, and in which directory."""
+    """Describes saved state: whose it is, and in which directory."""
 
     format: int
     proposer: str  # its label

@@ -43,7 +43,7 @@ def verify_block(
     uniforms: Uniforms | None = None,
     workspace: object | None = None,  # unused: for kernels
 ) -> Verdict:
-    """See `verify_block` in `sampler.py`: the batched torch form."""
+    """Verify as `verify_block` in `sampler.py` says, in batched torch."""
     one_at_a_time = verify(logits, cu_rows, drafts, sampling, uniforms)
     if drafts.distributions is None or sampling.all_greedy or not len(logits) or not drafts.token_ids.shape[1]:
         return one_at_a_time
@@ -68,7 +68,7 @@ def verify_block(
 
 @dataclass(frozen=True)
 class _Block:
-    """One batch, with what the rule is stated in."""
+    """A batch of drafts in the terms of the rule."""
 
     distribution: RowDistribution
     drawn: Tensor  # [R] a token of p for each row

@@ -31,7 +31,7 @@ from .types import DistributionKind, DraftRows, Uniforms
 
 @dataclass(frozen=True)
 class Tree:
-    """One request's nodes. Place 0 is the newest token and place i + 1 is node i."""
+    """The nodes of a request. Place 0 is the newest token and place i + 1 is node i."""
 
     token_ids: list[int]
     parents: list[int]
@@ -156,7 +156,7 @@ class DrawnTrees:
         return len(walk.path) - 1 if self._together else 0
 
     def _try_next(self, walks: Sequence[_Walk], going: Sequence[int]) -> None:
-        """One child of each walk: its weight, and what the place has left if it fails."""
+        """Try one child of each walk: its weight, and what the place has left if it fails."""
         if not going:
             return
         active = [walks[number] for number in going]

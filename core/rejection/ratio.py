@@ -107,7 +107,7 @@ def recover(
 
 
 class DistributionTable(Protocol):
-    """One form of draft distribution, over the places of B requests."""
+    """A form of draft distribution, over the places of B requests."""
 
     def prob_of(self, token_ids: Tensor, places: Tensor) -> Tensor:
         """q of token_ids [B, W] (target ids, all within the target vocabulary) at places [W]; float64 [B, W]."""

@@ -42,7 +42,7 @@ def verify(
     uniforms: Uniforms | None,
     workspace: object | None = None,
 ) -> Verdict:
-    """See `verify` in `sampler.py`. Allocates what it needs; the workspace is for kernels."""
+    """Verify as `verify` in `sampler.py` says. Allocates what it needs; the workspace is for kernels."""
     if not len(logits):
         return no_rows(drafts, sampling)
     if sampling.all_greedy:
@@ -250,7 +250,7 @@ def _greedy_end(best: list[int], bad: list[bool], drafts: list[int]) -> tuple[li
 
 
 def best_tokens(logits: Tensor) -> tuple[list[int], list[bool]]:
-    """Of each row: its first maximum, and whether it has none because of NaN or +inf."""
+    """The first maximum of each row, and whether the row has none because of NaN or +inf."""
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     maxima, best = first_argmax(values)
     if math.isfinite(maxima.sum().item()):

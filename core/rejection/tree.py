@@ -190,7 +190,9 @@ def _accept_prob(
     drafts: DraftRows,
     greedy: Tensor | None,
 ) -> Tensor:
-    """Of examined nodes: the children of a one-hot tree's path, p of each; what a drawn tree's walk has met."""
+    """Acceptance probabilities of examined nodes: p of the children of a one-hot tree's path, or what a drawn tree's
+    walk met.
+    """
     assert drafts.parents is not None
     rows = layout.rows.gather(1, (drafts.parents + 1).clamp(0, layout.rows.shape[1] - 1))
     prob = prob_of(distribution, rows, drafts.token_ids)

@@ -22,7 +22,7 @@ def draw_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
 
 
 def draw_block_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
-    """As `draw_uniforms` for block verification, which spends all its uniforms in every step.
+    """Draw uniforms for block verification, which spends all its uniforms in every step.
 
     The next step verifies other drafts at the same positions, so a uniform is also told apart by its place in the
     block.
@@ -34,7 +34,7 @@ def draw_block_uniforms(drafts: DraftRows, sampling: SamplingRows) -> Uniforms:
 
 
 def draw_tree_uniforms(drafts: DraftRows, sampling: SamplingRows, depths: Tensor, *, together: bool) -> Uniforms:
-    """As `draw_uniforms`, or `draw_block_uniforms` where `together`, for trees; on a chain the same numbers.
+    """Draw uniforms for trees, those of blocks where `together`. On a chain they are the numbers of `draw_uniforms`.
 
     depths [B, K + 1]: nodes on the path to each place. The token at a place has the number of its position, so that it
     is the token of plain decoding. A node is told apart by its place in the tree, as another node of its position may

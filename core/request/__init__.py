@@ -1,1 +1,1 @@
-"""One request on its way: its tokens, its text, what a step did to it, what it counts."""
+"""Requests on their way: tokens, text, what a step did to them, and what they count."""

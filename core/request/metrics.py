@@ -123,7 +123,7 @@ class Gauge:
 
 @dataclass(frozen=True)
 class Vector:
-    """One counter per draft position, from position 0."""
+    """A counter per draft position, from position 0."""
 
     name: str
     values: Sequence[int]
@@ -135,7 +135,7 @@ Metric = Counter | Gauge | Vector
 
 @dataclass
 class EngineMetrics:
-    """Everything the engine counts from its start."""
+    """The counters of an engine, from its start."""
 
     model_name: str
     proposer: str

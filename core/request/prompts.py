@@ -73,7 +73,7 @@ def require_unicode(text: str) -> None:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One or several; a list of ints is one. Raises RequestError SD-E152 for what is neither."""
+    """Read one prompt or several. A list of ints is one. Raises RequestError SD-E152 for what is neither."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence):

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens and text, its share of a step, and what the step did."""
+"""A request on its way through the engine: its tokens and text, its share of a step, and what the step did."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ class Scheduled(NamedTuple):
 
     @property
     def num_logits_rows(self) -> int:
-        """Those of the newest token and of every draft; none in the middle of a prompt."""
+        """Logits rows: one for the newest token and one for every draft. None in the middle of a prompt."""
         return self.num_draft_tokens + 1 if self.samples else 0
 
 
@@ -310,7 +310,7 @@ class Committed(NamedTuple):
         token_ids: list[int],
         tree: VerifiedTree | None = None,
     ) -> Committed:
-        """Of a request that has its tokens and stands where its KV ends."""
+        """The outcome for a request that has its tokens and stands where its KV ends."""
         request, first, start, num_rows = share.request, share.first_token, share.start, share.num_rows
         num_kept, length = request.num_computed_tokens - start, len(request.token_ids)
         held = request, request.row, request.generation, first, num_rows, start, num_kept
@@ -318,7 +318,7 @@ class Committed(NamedTuple):
 
     @classmethod
     def nothing(cls, request: Request) -> Committed:
-        """Of a request that ended between steps."""
+        """The outcome for a request that ended between steps."""
         return cls.now(Scheduled(request, request.num_computed_tokens, 0, 0, samples=False), [], 0, [])
 
     @property
@@ -332,7 +332,7 @@ class Committed(NamedTuple):
 
     @property
     def newest_token(self) -> int:
-        """In the middle of a prompt, the next prompt token."""
+        """The newest token. In the middle of a prompt, the next prompt token."""
         place = self.length - 1 if self.token_ids else self.first_position + self.num_kept
         return self.request.token_ids[place]
 

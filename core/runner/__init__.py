@@ -1,1 +1,1 @@
-"""One step: who computes what, the batch, the pass, the verification, the commit."""
+"""A step: who computes what, the batch, the pass, the verification, the commit."""

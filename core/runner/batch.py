@@ -1,4 +1,4 @@
-"""One step's ragged batch: prompts, single tokens and drafts alike, and their sampling parameters, as tensors."""
+"""The ragged batch of a step: prompts, single tokens and drafts alike, and their sampling parameters, as tensors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def build_batch(
 
 
 def accepted_paths(batch: Batch, path: Sequence[Sequence[int]]) -> list[VerifiedTree]:
-    """Of each request; path [B, K + 1] of a verdict."""
+    """The accepted path of each request; path: [B, K + 1] of a verdict."""
     assert batch.taken.parents is not None, "trees were verified"
     nodes = [[place - 1 for place in places if place > 0] for places in path]
     return [VerifiedTree(*each) for each in zip(nodes, batch.taken.parents, strict=True)]

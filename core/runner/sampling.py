@@ -102,8 +102,8 @@ _NO_CHANGE = (0, 0, 0, 0, 0.0)
 
 
 def _changes(request: Request) -> list[Sequence[float]]:
-    """For each token that is changed: id, in how many rows it is barred, whether it counts as repeated, how often it
-    was put out, bias.
+    """List the tokens whose logits change: id, rows in which it is barred, whether it is repeated, how often it was
+    output, bias.
     """
     params = request.params
     bias = params.logit_bias or {}
@@ -141,7 +141,7 @@ def on_its_way(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_likely(packed: Mapping[str, Tensor]) -> dict[str, list[dict[int, float]]]:
-    """By request, the log-probabilities of each row by token id. See `likely`."""
+    """Log-probabilities by request: of each row, by token id, from what `likely` packed."""
     found: dict[str, list[dict[int, float]]] = {}
     for name, each in packed.items():
         half = each.shape[1] // 2
@@ -150,6 +150,6 @@ def read_likely(packed: Mapping[str, Tensor]) -> dict[str, list[dict[int, float]
 
 
 def on_path(logprobs: Mapping[str, Tensor], requests: Sequence[Request], path: Tensor) -> dict[str, Tensor]:
-    """Of each request's log-probabilities [n, V] by place, those of the places on its path [B, K + 1], then any."""
+    """Keep, of each request's log-probabilities [n, V] by place, those on its path [B, K + 1], then any."""
     places = {request.request_id: each for request, each in zip(requests, path.clamp(min=0), strict=True)}
     return {name: rows[places[name][: len(rows)]] for name, rows in logprobs.items()}

@@ -1,4 +1,4 @@
-"""Who computes how many tokens in the next step. The only owner of the queues, the rows and the blocks."""
+"""Plans how many tokens each request computes in the next step. It alone owns the queues, the rows and the blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Schedule:
 
 
 class Scheduling(Protocol):
-    """Who computes what: first come, first served in an engine, or as a script says."""
+    """Plans steps: first come, first served in an engine, or as a script says."""
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
         """Plan a step; `num_drafts` says how many drafts wait for a request."""
@@ -67,7 +67,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
-        """See `Scheduling`."""
+        """Plan the next step, as `Scheduling.schedule` says."""
         shares: list[Scheduled] = []
         preempted = self._without_state() if self._states else []
         budget = self._max_num_batched_tokens

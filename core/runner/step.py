@@ -1,4 +1,4 @@
-"""One step: schedule, forward, verify, commit, propose. The same for prefill, decoding and speculation."""
+"""The step: schedule, forward, verify, commit, propose. It is the same for prefill, decoding and speculation."""
 
 from __future__ import annotations
 

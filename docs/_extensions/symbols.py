@@ -30,7 +30,7 @@ class Symbols(SphinxTransform):
     default_priority = 500
 
     def apply(self, **kwargs: Any) -> None:
-        """Of one page."""
+        """Name the sections of one page."""
         page = self.env.docname
         for section in self.document.findall(nodes.section):
             title, above = section[0].astext(), section.parent

@@ -9,7 +9,7 @@ from specdec.sdk.model_proposer import DraftVocabulary, ParallelProposer
 
 
 class MedusaHeads(ParallelProposer):
-    """As many drafts as there are heads, over a part of the vocabulary."""
+    """Drafts a token for each head, over a part of the vocabulary."""
 
     default_model = "tiny/medusa"
 

@@ -161,7 +161,7 @@ class Child:
         return any(isinstance(each, Ended) for each in self._reports)
 
     def _error(self) -> SpecdecError | None:
-        """Of a start."""
+        """The error of a start. None: it is ready."""
         failed = [each for each in self._reports if isinstance(each, Failed)]
         if failed:
             return as_error(failed[0], self._plugin)

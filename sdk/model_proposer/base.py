@@ -134,7 +134,7 @@ class ModelProposer(ProposerBase):
         return None
 
     default_draft_tokens: int | Callable[..., int | None] | None = draft_tokens_of
-    """See `ProposerBase`. A number takes the place of what a checkpoint proposes."""
+    """The default K of the class. A number takes the place of what a checkpoint proposes."""
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Keep the target's facts and the services, and build the network."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -31,9 +32,20 @@ FORMER = {
 }
 """What the contract called something before it was 1.0."""
 ENDINGS = ("", "s", "es", "d")
+FRAGMENTS = {"of", "as", "by", "from", "see", "those"}
+"""First words of a docstring that cannot be understood without what stands around it."""
 PART = re.compile(r"[A-Z]?[a-z]+\(?|[A-Z]+(?![a-z])")  # of an identifier or of a sentence
 FILES = [ROOT / "README.md", *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*")))]
 TEXTS = [path for path in FILES if path.suffix in SUFFIXES and HISTORY not in path.parents]
+SOURCES = [path for path in TEXTS if path.suffix == ".py"]
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def fragments(source: str) -> list[str]:
+    """Docstrings that begin with a preposition, refer to a neighbour, or only say where to look."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
+    texts = [ast.get_docstring(node) or "-" for node in nodes]
+    return [text for text in texts if text.split()[0].lower() in FRAGMENTS]
 
 
 def old_words(text: str) -> dict[str, str]:
@@ -54,6 +66,16 @@ def test_a_file_uses_the_names_of_contract_1(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     found = {old: new for old, new in FORMER.items() if old.lower() in text.lower()}
     assert not found, f"former names and what to write instead: {found}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_docstring_can_be_understood_alone(path: Path) -> None:
+    assert not fragments(path.read_text(encoding="utf-8")), "say what it is or does, with a verb or a noun"
+
+
+def test_a_docstring_that_is_a_fragment_is_seen() -> None:
+    assert fragments('def size():\n    """Of the pool."""') == ["Of the pool."]
+    assert not fragments('def size():\n    """The size of the pool."""')
 
 
 @pytest.mark.parametrize("text", ["DraftLaw", "two coins", "law_of", "judged", "GUEST", "_lent", "x.told()", "law(x)"])

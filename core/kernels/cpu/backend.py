@@ -36,7 +36,7 @@ class CpuBackend(Backend):
 
     @classmethod
     def load(cls, choice: str) -> CpuBackend:
-        """See `Backend`. Raises ConfigError SD-E137 where "native" cannot be had; "auto" warns, SD-W304."""
+        """Make the backend. Raises ConfigError SD-E137 where "native" cannot be had; "auto" warns, SD-W304."""
         if choice == "torch":
             return cls()
         try:
@@ -50,16 +50,13 @@ class CpuBackend(Backend):
             return cls()
 
     def fuse(self, network: nn.Module) -> None:
-        """See `Backend`."""
         fuse_linears(network)
 
     def narrow(self, network: nn.Module, keep: nn.Module | None) -> bool:
-        """See `Backend`."""
         narrow_linears(network, keep)
         return True
 
     def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
-        """See `Backend`."""
         if room is None or packable_bytes(network, self.linear_form) <= room:
             pack_linears(network, self.linear_form, drop=drop)
         fuse_rms_norms(network, self.norm_form)
@@ -83,23 +80,18 @@ class NativeBackend(CpuBackend):
         self.attend = kernels.attend
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
-        """See `Backend`."""
         return self.kernels.serves_heads(dtype, *sizes)
 
     def serves(self, module: nn.Module) -> bool:
-        """See `Backend`."""
         return isinstance(module, NativeLinear)
 
     def recurrences(self) -> Mapping[str, Callable[..., tuple[Tensor, Tensor]]]:
-        """See `Backend`."""
         return {"gated_delta_rule": NativeDeltaRule(self.kernels)}
 
     def linear_form(self, layer: nn.Linear) -> LinearForm | None:
-        """See `CpuBackend`."""
         if self.kernels.can_pack(layer.weight) and not onednn_multiplies(layer.weight, "amx_bf16"):
             return partial(NativeLinear, kernels=self.kernels)
         return super().linear_form(layer)
 
     def norm_form(self, spelled: Spelled) -> nn.Module:
-        """See `CpuBackend`."""
         return NativeRMSNorm(spelled, self.kernels) if spelled.weight.dtype in DTYPES else spelled

@@ -50,7 +50,7 @@ class LaidOutLinear(nn.Module):
 
 
 class NativeLinear(LaidOutLinear):
-    """By our kernel. A row's result does not depend on the rows beside it."""
+    """A linear layer by our kernel. A row's result does not depend on the rows beside it."""
 
     def __init__(self, plain: nn.Linear, kernels: NativeKernels, *, keep: bool = False) -> None:
         super().__init__(plain, kernels.pack(plain.weight.detach()), keep=keep)
@@ -69,7 +69,7 @@ class NativeLinear(LaidOutLinear):
 
 
 class PackedLinear(LaidOutLinear):
-    """By oneDNN, weights in its blocks."""
+    """A linear layer by oneDNN, with weights in its blocks."""
 
     def __init__(self, plain: nn.Linear, *, keep: bool = False) -> None:
         blocks = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), EXPECTED_ROWS)
@@ -87,7 +87,7 @@ class PackedLinear(LaidOutLinear):
 
 
 class NativeRMSNorm(nn.Module):
-    """By our kernel in C.
+    """An RMS norm by our kernel in C.
 
     A compiler gets the form that is spelled out, which it fuses with what is around it; so does input of another dtype
     than the weight's, which promotes as PyTorch says.
@@ -232,7 +232,7 @@ def narrow_linears(network: nn.Module, keep: nn.Module | None) -> None:
 
 
 class NativeDeltaRule:
-    """By our kernel in C, in fp32."""
+    """A delta rule by our kernel in C, in fp32."""
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._take_tokens = kernels.delta_rule

@@ -17,7 +17,9 @@ from .paged_view import PagedView
 
 
 class DeviceAddressing:
-    """See `Addressing`. The table is brought up to date with every batch; passes in between find it so."""
+    """The form of `Addressing` with a block table on the device. Every batch brings the table up to date for the passes
+    after it.
+    """
 
     def __init__(self, scheduler: Rows, num_rows: int, width: int, device: torch.device) -> None:
         """`width`: blocks of the longest request."""
@@ -28,7 +30,6 @@ class DeviceAddressing:
         self.table = BlockTable(num_rows, width, pad_block, device)
 
     def columns(self, shares: Sequence[Scheduled]) -> list[list[int]]:
-        """See `Addressing`."""
         rows = [share.request.row for share in shares]
         starts = [share.start for share in shares]
         bounds = [0, *(share.first_token + share.num_rows for share in shares)]
@@ -37,7 +38,6 @@ class DeviceAddressing:
         return [rows, starts, bounds, *changes]
 
     def of_batch(self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor]) -> PagedView:
-        """See `Addressing`."""
         rows, starts, cu_queries, places, entries = columns
         self.table.write(places, entries)
         most = max(share.num_rows for share in shares)
@@ -46,7 +46,6 @@ class DeviceAddressing:
     def of_trees(
         self, cache: KVCache, shares: Sequence[Scheduled], columns: Sequence[Tensor], trees: TreeRows, parents: Trees
     ) -> PagedView:
-        """See `Addressing`."""
         return replace(self.of_batch(cache, shares, columns), tree=trees)
 
     def of_rows(
@@ -58,19 +57,15 @@ class DeviceAddressing:
         mode: Mode,
         parents: Tensor | None = None,
     ) -> PagedView:
-        """See `Addressing`."""
         tree = None if parents is None else TreeRows(parents, torch.full_like(rows, parents.shape[1]))
         return PagedView(cache, self.table, rows, starts, cu_queries, None, mode, tree)
 
     def num_computed(self, rows: Tensor) -> Tensor:
-        """See `Addressing`."""
         raise NotImplementedError("rows lie on the device, and reading them would wait for it")
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """See `Addressing`."""
         return self.table.slots(rows, positions, self.block_size)
 
     def slots_of_row(self, cache: KVCache, row: int, length: int) -> Tensor:
-        """See `Addressing`."""
         positions = torch.arange(length, device=cache.device)
         return self.slots(torch.full_like(positions, row), positions)

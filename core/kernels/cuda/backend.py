@@ -22,5 +22,4 @@ class CudaBackend(Backend):
     passes: ClassVar[Any] = Passes
 
     def fuse(self, network: nn.Module) -> None:
-        """See `Backend`."""
         fuse_linears(network)

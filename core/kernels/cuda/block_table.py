@@ -1,4 +1,4 @@
-"""Each row's blocks, on the device: what attention and storage there are addressed by."""
+"""The blocks of each row, on the device, by which attention and storage there are addressed."""
 
 from __future__ import annotations
 

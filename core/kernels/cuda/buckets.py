@@ -43,7 +43,9 @@ def buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
 
 
 def stateful_buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
-    """Of a target whose layers keep a state: plain steps, and a request alone after any number of accepted drafts."""
+    """Buckets for a target whose layers keep a state: plain steps, and one request after any number of
+    accepted drafts.
+    """
     alone = [Bucket(1, num_draft_tokens + 1, replayed) for replayed in range(num_draft_tokens + 1)]
     plain = [bucket for bucket in buckets(max_requests, 0) if bucket not in alone]
     return sorted([*plain, *alone], key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)

@@ -30,7 +30,7 @@ class CudaCapturer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Work) -> Work:
-        """See `Capturer`. Kernels are compiled and workspaces made in two runs before, on the capturer's stream."""
+        """Capture the work. Two runs before, on the capturer's stream, compile kernels and make workspaces."""
         current, aside = torch.cuda.current_stream(self._stream.device), self._stream
         aside.wait_stream(current)
         with torch.cuda.stream(aside):  # around the capture too: one that fails does not leave its stream by itself

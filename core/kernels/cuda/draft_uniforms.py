@@ -28,7 +28,7 @@ def draft_uniforms_kernel(keys_ptr, positions_ptr, uniforms_ptr, num_requests, W
 
 
 def draft_uniforms(keys: Tensor, positions: Tensor, count: int) -> Tensor:
-    """See `kernels.philox.draft_uniforms`."""
+    """Compute `kernels.philox.draft_uniforms` in one launch."""
     uniforms = torch.empty(count, len(keys), dtype=torch.float64, device=keys.device)
     grid = (triton.cdiv(len(keys), PER_PROGRAM), count)
     draft_uniforms_kernel[grid](

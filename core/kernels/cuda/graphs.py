@@ -83,7 +83,7 @@ class GraphedTarget:
             kept[:count].copy_(state)
 
     def forward(self, batch: ForwardInput) -> TargetOutput:
-        """See `TargetModel.forward`."""
+        """Run a pass as `TargetModel.forward` does, from a graph where one was captured."""
         assert isinstance(batch.cache, PagedView), "the view of a device"
         bucket = self.bucket_of(batch.cache, batch.states)
         if bucket is None:
@@ -223,7 +223,7 @@ class Passes:
 
     @staticmethod
     def num_tokens(max_num_seqs: int, num_draft_tokens: int) -> int:
-        """Those of the largest pass that is captured."""
+        """Tokens of the largest pass that is captured."""
         return buckets(max_num_seqs, num_draft_tokens)[0].num_tokens
 
     def target(

@@ -28,5 +28,5 @@ def next_power_of_two(count: int) -> int:
 
 
 def splits_of(count: int, num_tiles: int) -> int:
-    """Among how many programs to share the tiles of each of `count` rows: few rows alone would leave a device idle."""
+    """The number of programs that share the tiles of each of `count` rows. Few rows alone would leave a device idle."""
     return min(num_tiles, max(1, WANTED_PROGRAMS // max(1, count)))

@@ -41,13 +41,11 @@ class PagedView:
         return backend_of(query.device.type).attend_pages(query, stored_keys, stored_values, pages, spec)
 
     def attend_stored(self, layer: int, query: Tensor, spec: AttentionSpec) -> Tensor:
-        """See `StoredAttention`."""
         _, pages = self._places(len(query))
         stored_keys, stored_values = self.cache.keys[layer], self.cache.values[layer]
         return backend_of(query.device.type).attend_pages(query, stored_keys, stored_values, pages, spec)
 
     def move_paths(self, places: Tensor) -> None:
-        """See `TreeAttention`."""
         assert self.tree is not None, "trees were verified"
         first = self.starts + self.cu_queries.diff() - self.tree.num_nodes
         stored, paths = self.cache.stored, Paths(places, first, self.table.blocks[self.rows], self.cache.block_size)

@@ -50,7 +50,7 @@ def move_paths_kernel(
 
 
 def move_paths(stored: Sequence[Tensor], table: Tensor, paths: Paths) -> None:
-    """See the package."""
+    """Move the accepted paths in one launch."""
     count, num_places = paths.places.shape
     move_paths_kernel[(count, len(stored))](
         table,

@@ -67,5 +67,5 @@ def rms_norm(rows: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 
 def warps_of(padded_size: int) -> int:
-    """Of a program that holds so many numbers: at most 16 of them a thread, where there are threads for it."""
+    """Warps of a program that holds so many numbers: at most 16 numbers per thread, as long as there are threads."""
     return min(16, max(1, padded_size // 512))

@@ -44,7 +44,9 @@ def uniform(seed, position, stream: tl.constexpr, step):
 
 @triton.jit
 def load_tile(row_ptr, tile, vocab_size, TILE: tl.constexpr, OTHER: tl.constexpr = MINUS_INF):
-    """One tile of a row as fp32 [TILE], OTHER beyond the vocabulary. A mask on a full tile would scalarise its load."""
+    """Load a tile of a row as fp32 [TILE], OTHER beyond the vocabulary. A mask on a full tile would
+    scalarise its load.
+    """
     ids = tile * TILE + tl.arange(0, TILE)
     if (tile + 1) * TILE <= vocab_size:
         values = tl.load(row_ptr + ids).to(tl.float32)

@@ -42,7 +42,9 @@ class StaticInputs:
         return TreeRows(self.tree.parents[: bucket.num_requests], self.tree.num_nodes[: bucket.num_requests])
 
     def _trees(self, view: PagedView, bucket: Bucket) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """As `load` has it: place, what is given, padding. A pass without nodes has none in any request."""
+        """The tensors of trees as `load` takes them: place, what is given, padding. A pass without nodes has none in
+        any request.
+        """
         place = self.trees_of(bucket)
         if place is None:
             return []

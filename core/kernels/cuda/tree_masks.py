@@ -34,7 +34,7 @@ def tree_masks_kernel(parents_ptr, ancestors_ptr, depths_ptr, width, NODES: tl.c
 
 
 def tree_masks(parents: Tensor) -> tuple[Tensor, Tensor]:
-    """See the package."""
+    """Make the masks of trees in one launch."""
     parents = parents.contiguous()
     ancestors, depths = torch.empty_like(parents), torch.empty_like(parents, dtype=torch.int32)
     count, width = parents.shape

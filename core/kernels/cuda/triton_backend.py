@@ -32,5 +32,5 @@ class TritonBackend(CudaBackend):
     warm_up_verification: ClassVar[Form | None] = staticmethod(warm_up_verification)
 
     def lay_out(self, network: nn.Module, *, room: int | None, drop: bool) -> None:
-        """See `Backend`. There are no second copies."""
+        """Keep the network as it is: there are no second copies."""
         fuse_rms_norms(network, KernelRMSNorm)

@@ -35,7 +35,7 @@ def verify(
     uniforms: Uniforms | None,
     workspace: Workspace | None = None,
 ) -> Verdict:
-    """See `verify` in `sampler.py`. float64 logits, which no kernel takes, are left to the torch backend."""
+    """Verify as `verify` in `sampler.py` says. float64 logits are left to the torch backend: no kernel takes them."""
     if logits.dtype == torch.float64 or not len(drafts.lengths):
         return torch_backend.verify(logits, cu_rows, drafts, sampling, uniforms)
     return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=False)
@@ -49,7 +49,7 @@ def verify_block(
     uniforms: Uniforms | None,
     workspace: Workspace | None = None,
 ) -> Verdict:
-    """See `verify_block` in `sampler.py`."""
+    """Verify as `verify_block` in `sampler.py` says."""
     if logits.dtype == torch.float64 or not len(drafts.lengths):
         return block.verify_block(logits, cu_rows, drafts, sampling, uniforms)
     return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=drafts.distributions is not None)
@@ -65,7 +65,7 @@ def verify_trees(
     *,
     together: bool,
 ) -> Verdict:
-    """See `tree.verify_trees`."""
+    """Verify as `tree.verify_trees` says."""
     if logits.dtype == torch.float64 or not len(drafts.lengths):
         return tree.verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=together)
     assert drafts.parents is not None, "its caller looked"
@@ -102,7 +102,7 @@ def _own_workspace(logits: Tensor, drafts: DraftRows) -> Workspace:
 def _statistics(
     logits: Tensor, cu_rows: Tensor, sampling: SamplingRows, num_drafts: int, workspace: Workspace, *, skip_last: bool
 ) -> TileStats:
-    """Of all rows, and their cutoffs if a request filters."""
+    """Compute the statistics of all rows, and their cutoffs if a request filters."""
     stats = workspace.stats(len(cu_rows) - 1, num_drafts + 1, logits.shape[1])
     row_stats(logits, cu_rows, sampling.temperature, stats, skip_last=skip_last)
     if sampling.any_filter:
@@ -156,7 +156,7 @@ def _verdict(outputs: Outputs, sampling: SamplingRows) -> Verdict:
 
 
 def _packed_drafts(drafts: DraftRows) -> DraftRows:
-    """With vectors that a kernel can index; they are copied only where they are not dense already."""
+    """Make vectors that a kernel can index. They are copied only where they are not dense already."""
     distributions = drafts.distributions
     if distributions is not None:
         distributions = replace(
@@ -273,7 +273,7 @@ def _variant(
     filters: bool,
     uniforms: bool,
 ) -> Variant:
-    """As few variants as possible: `warm_up` compiles all that an engine can need."""
+    """Choose the kernel's variant. There are as few as possible: `warm_up` compiles all that an engine can need."""
     num_tiles = stats.maxima.shape[2]
     return Variant(
         tile=stats.tile,

@@ -78,7 +78,7 @@ def _drafts(
 
 
 def _as_trees(drafts: DraftRows) -> DraftRows:
-    """As drafts of trees are taken: whether siblings were put back is said of all that were drawn."""
+    """Turn the drafts into trees. Of all drawn drafts it is said whether siblings were put back."""
     given = drafts.distributions
     if given is not None:
         given = replace(given, replacement=drafts.lengths > 0)

@@ -63,7 +63,7 @@ def _compiler() -> str:
 
 
 def _fingerprint(sources: Path, compiler: str) -> str:
-    """Of all that the result depends on; a home directory may be shared by machines with other processors."""
+    """Hash everything that the result depends on: machines with other processors may share a home directory."""
     processor = platform.machine(), sorted(torch.cpu.get_capabilities().items())
     texts = [each.read_text() for each in sorted(sources.glob("*.[ch]"))]
     facts = texts, compiler, FLAGS, FOR_THIS_MACHINE, processor, torch.__version__, torch.__file__
@@ -81,7 +81,7 @@ def _cache() -> Path | None:
 
 
 def _compile(compiler: str, sources: Path, target: Path) -> None:
-    """Under another name first: several processes may build at once."""
+    """Compile under another name first, because several processes may build at once."""
     said = ""
     files = sorted(map(str, sources.glob("*.c")))
     torch_libraries = Path(torch.__file__).with_name("lib")

@@ -46,7 +46,7 @@ class NativeKernels:
 
     @classmethod
     def load(cls) -> NativeKernels:
-        """This machine's. Raises BuildError."""
+        """Load the kernels of this machine. Raises BuildError."""
         with cls._loading:
             found = _loaded()
         if isinstance(found, BuildError):
@@ -63,7 +63,9 @@ class NativeKernels:
         batch: SpanBatch,
         spec: AttentionSpec,
     ) -> Tensor:  # [N, Hq, Dv]
-        """See `attend_in_torch`, which serves what this does not. Keys and values are read once for several rows."""
+        """Attend as `attend_in_torch`, which serves what this does not. Keys and values are read once for
+        several rows.
+        """
         is_plain = query.dtype == keys.dtype == values.dtype == stored_keys.dtype
         is_plain &= query.stride(2) == keys.stride(2) == values.stride(2) == 1
         if not is_plain or not self.serves_heads(query.dtype, query.shape[2], values.shape[2]):

@@ -20,7 +20,7 @@ AttendPages = Callable[[Tensor, Tensor, Tensor, Pages, AttentionSpec], Tensor]
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """See `kernels.paged_attention.attend_pages`."""
+    """Serve `kernels.paged_attention.attend_pages` by the best form for the device."""
     is_plain = (
         pages.tree is None
         and query.shape[2] == values.shape[2]
@@ -45,7 +45,7 @@ def _serving(device: torch.device, dtype: torch.dtype, block_size: int, is_plain
 def _forms(
     device: torch.device, dtype: torch.dtype, block_size: int, is_plain: bool
 ) -> Iterator[tuple[str, AttendPages]]:
-    """Those that serve, the best first: a library's, then our kernel, then PyTorch request by request."""
+    """Yield the forms that can serve, the best first: a library's, then our kernel, then PyTorch request by request."""
     if is_plain and varlen.is_served(device, dtype, block_size):
         yield varlen.NAME, varlen.attend_pages
     try:

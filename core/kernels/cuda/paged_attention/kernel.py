@@ -231,7 +231,7 @@ def join_ranges_kernel(
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """See `kernels.paged_attention.attend_pages`."""
+    """Compute `kernels.paged_attention.attend_pages` by our Triton kernel."""
     num_tokens, num_heads, dim = query.shape
     num_kv_heads, value_dim = values.shape[1:]
     num_requests, group = len(pages.num_keys), num_heads // num_kv_heads

@@ -51,7 +51,7 @@ def _activate(device: torch.device) -> None:
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """See `kernels.paged_attention.attend_pages`."""
+    """Compute `kernels.paged_attention.attend_pages` by PyTorch's `varlen_attn`."""
     keys, values = (stored.view(-1, pages.block_size, *stored.shape[1:]) for stored in (keys, values))
     right = -1 if pages.mode == "full_block" else 0
     output: Tensor = varlen_attn(  # type: ignore[assignment]  # without auxiliary outputs it is one tensor

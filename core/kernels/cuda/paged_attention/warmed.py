@@ -39,7 +39,7 @@ class LayerKind:
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """See `kernels.paged_attention.attend_pages`."""
+    """Compute `kernels.paged_attention.attend_pages` by our kernel, whose tiles the first call asks for."""
     sinks = spec.sinks
     kind = LayerKind(
         device=query.device,

@@ -230,7 +230,7 @@ def filter_rows_kernel(
 def filter_rows(
     logits: Tensor, cu_rows: Tensor, temperature: Tensor, filters: FilterRows, stats: TileStats, cutoff: Tensor
 ) -> None:
-    """See `naive.filter_rows`."""
+    """Launch what `naive.filter_rows` computes."""
     num_requests, num_places, num_tiles = stats.maxima.shape
     filter_rows_kernel[(num_places, num_requests)](
         logits,

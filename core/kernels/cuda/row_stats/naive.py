@@ -24,7 +24,7 @@ def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileS
 
 
 def draft_stats(logits: Tensor, lengths: Tensor, kinds: Tensor, kind: int, stats: TileStats) -> None:
-    """As `row_stats`, for draft logits [B, K, Vd] of unit temperature: lengths[b] rows of requests of this kind."""
+    """Fill the statistics of draft logits [B, K, Vd] of unit temperature: lengths[b] rows of requests of this kind."""
     scale = scale_of(torch.ones(())).float()
     for b, (length, its_kind) in enumerate(zip(lengths.tolist(), kinds.tolist(), strict=True)):
         if its_kind == kind and length > 0:

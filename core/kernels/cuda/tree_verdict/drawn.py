@@ -27,7 +27,7 @@ from ..verdict.standard import ACCEPT, load_row, target_prob
 
 @triton.jit
 def at_index(values, index, VARIANT: tl.constexpr):
-    """One number of a vector [places]."""
+    """Read one number of a vector [places]."""
     return tl.sum(tl.where(tl.arange(0, VARIANT.places) == index, values, 0), 0)
 
 
@@ -146,7 +146,7 @@ def outside_of(entry, place, last, tree, VARIANT: tl.constexpr):
 
 @triton.jit
 def try_sparse(row, entry, rows, distributions, request, place, last, earlier, tree, VARIANT: tl.constexpr):
-    """See `try_dense`."""
+    """Try a child under a sparse distribution, as `try_dense` does under a dense one."""
     ids, counts, left, drawn, target = sparse_entries(
         row, entry, rows, distributions.sparse, request, place, last, tree, VARIANT
     )

@@ -31,7 +31,7 @@ def residual_at(rows, scratch, request, place):
 
 @triton.jit
 def share_residual(rows, distributions, scratch, kind, request, place, scale, survival, split, VARIANT: tl.constexpr):
-    """This program's tile masses of the residual (survival p - q)+ of a dense distribution."""
+    """Compute this program's tile masses of the residual (survival p - q)+ of a dense distribution."""
     row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
     row = thinned(row, survival, VARIANT)
     distribution = dense_distribution(distributions, kind, request, place, VARIANT)
@@ -106,7 +106,7 @@ def may_stop_at(requests, request, place, survivals, VARIANT: tl.constexpr):
 def share_open_places(
     rows, requests, distributions, scratch, kind, request, survivals, last, scale, split, VARIANT: tl.constexpr
 ):
-    """This program's tile masses at every place that may be the stop: which one is, is known when all have arrived."""
+    """Compute this program's tile masses at every place that may be the stop. All must arrive before it is known."""
     for place in range(last):
         possible, uniform, survival = may_stop_at(requests, request, place, survivals, VARIANT)
         if possible:

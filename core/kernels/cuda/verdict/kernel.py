@@ -31,7 +31,7 @@ NO_ROWS = tl.constexpr(3)
 
 @triton.jit
 def share_row_stats(rows, request, place, scale, split, VARIANT: tl.constexpr):
-    """This program's tiles of the statistics of a row that was left out."""
+    """Compute this program's tiles of the statistics of a row that was left out."""
     row_ptr = rows.logits + (tl.load(rows.cu_rows + request) + place) * rows.stride
     at = (request * rows.num_places + place) * rows.num_tiles
     for tile in range(split, rows.num_tiles, tl.num_programs(0)):

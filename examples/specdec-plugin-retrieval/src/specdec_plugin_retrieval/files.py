@@ -71,7 +71,7 @@ def open_index(index: Path, tokenizer: Any) -> CorpusIndex:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Of what every token id means."""
+    """Hash what every token id means."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
