@@ -67,11 +67,14 @@ class Fault:
 
     def code(self) -> CodeType:
         """The function with the fault in it."""
+        return next(code for code in _codes(self.module_code()) if self.fits(code))
+
+    def module_code(self) -> CodeType:
+        """All of the file with the fault in it."""
         tree = _parsed(self.file)
         function = next(each for name, each in _functions(tree) if (name, each.lineno) == self._place(tree))
         _changes(_nodes(function)[self.node])[self.variant]()
-        whole = compile(ast.fix_missing_locations(tree), str(ROOT / self.file), "exec")
-        return next(code for code in _codes(whole) if self.fits(code))
+        return compile(ast.fix_missing_locations(tree), str(ROOT / self.file), "exec")
 
     def _place(self, tree: ast.Module) -> tuple[str, int]:
         return next(
@@ -91,7 +94,7 @@ class Fault:
             for each in gc.get_objects()
             if type(each) is FunctionType
             and self.fits(each.__code__)
-            and _source_of(each.__code__.co_filename) == self.file
+            and source_of(each.__code__.co_filename) == self.file
         ]
         code = self.code()
         for each in known:
@@ -135,7 +138,8 @@ def _parsed(file: str) -> ast.Module:
 
 
 @cache
-def _source_of(filename: str) -> str:
+def source_of(filename: str) -> str:
+    """A file's path from the root of the repository; empty for others'."""
     path = Path(filename).resolve()
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
 

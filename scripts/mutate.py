@@ -6,9 +6,10 @@
 
 One warm process collects the tests of scripts/mutate.toml, and runs each once to see which lines it meets and how long
 it takes. Then it forks for every fault: the child plants it, and runs the tests that meet its line until one fails, the
-fastest of each file first. Another child runs the same ones without the fault: a test that fails there too judges
-nothing from then on. What is found is kept in benchmarks/results/faults.json. A fault that is judged there is judged
-again when its function has changed. Ends with 1 where too few are killed of those that are not equivalent.
+fastest of each file first. Processes that a test starts have the fault too. Another child runs the same ones without the
+fault: a test that fails there too judges nothing from then on. What is found is kept in benchmarks/results/faults.json.
+A fault that is judged there is judged again when its function has changed. Ends with 1 where too few are killed of those
+that are not equivalent.
 
 `--inside v1` or `v2` needs vLLM: tests run its engines, with that model runner, in the warm process and its forks.
 `--one` judges all faults whose name contains the text, and keeps nothing.
@@ -26,20 +27,19 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from . import inside_vllm
-from .faults import ROOT, Fault, _source_of, drawn, faults_of
+from .faults import ROOT, Fault, drawn, faults_of
+from .other_processes import adding_to, note_there, noted, plant_there, unwatch, watch
 
 TABLE = ROOT / "benchmarks/results/faults.json"
 SETTINGS = tomllib.loads((ROOT / "scripts/mutate.toml").read_text())
@@ -98,15 +98,17 @@ class Laboratory:
             _run(item)
 
     def _look_at(self, item: pytest.Item) -> None:
-        lines: dict[str, set[int]] = defaultdict(set)
+        lines = self.notes.with_suffix(".lines")
+        note_there(lines)
         self.failed.clear()
-        started = time.process_time()
-        with _watched(lines):
-            _run(item)
+        started = sum(os.times()[:4])
+        watch(adding_to(str(lines)))
+        _run(item)
+        unwatch()
         self.met[item.nodeid] = {
-            "seconds": round(time.process_time() - started, 3),
+            "seconds": round(sum(os.times()[:4]) - started, 3),
             "sound": not self.failed,
-            "lines": {file: sorted(each) for file, each in lines.items()},
+            "lines": {file: sorted(each) for file, each in noted(lines).items()},
         }
 
     def _judge(self, fault: Fault, items: list[pytest.Item], table: dict[str, Any]) -> None:
@@ -165,8 +167,9 @@ class Laboratory:
 
     def _failing(self, chosen: list[pytest.Item], fault: Fault | None = None) -> dict[str, Any]:
         _forget_answers()
-        if fault and not fault.plant():
-            return {"verdict": "not reached"}
+        if fault:
+            fault.plant()
+            plant_there(fault)
         self.failed.clear()
         for item in chosen:
             _run(item)
@@ -199,34 +202,6 @@ def _read_notes(notes: Path) -> dict[str, Any]:
         lines = {file: moved.get(file, {}) for file in note["lines"]}
         note["lines"] = {file: [new[at] for at in note["lines"][file] if at in new] for file, new in lines.items()}
     return read["met"]
-
-
-class _watched:
-    """Notes which lines of our code are run."""
-
-    def __init__(self, lines: dict[str, set[int]]) -> None:
-        self.lines = lines
-
-    def __enter__(self) -> None:
-        threading.settrace(self._call)
-        sys.settrace(self._call)
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
-
-    def _call(self, frame: FrameType, event: str, arg: object) -> Any:
-        file = _source_of(frame.f_code.co_filename)
-        if not file.startswith(("core/", "adapters/")):
-            return None
-        lines = self.lines[file]
-        lines.add(frame.f_lineno)
-
-        def line(frame: FrameType, event: str, arg: object) -> Any:
-            lines.add(frame.f_lineno)
-            return line
-
-        return line
 
 
 def _in_a_child(work: Any, seconds: float) -> dict[str, Any]:

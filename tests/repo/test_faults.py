@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from scripts.faults import drawn
+from scripts.other_processes import NOTED, PLANTED, note_there, noted, plant_there
 
 from specdec.core.cache.state_store import StateStore, _Book
 
@@ -23,3 +27,14 @@ def test_a_fault_changes_the_code_of_its_function_and_no_other(monkeypatch):
     assert fault.plant()
     assert not _Book(1, 4, 2).serves(1, 5)
     assert StateStore.plan.__code__ is sound[1]
+
+
+def test_a_process_that_is_started_has_the_fault_and_notes_its_lines(monkeypatch, tmp_path):
+    for name in ("PYTHONPATH", PLANTED, NOTED):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    plant_there(next(each for each in drawn([FILE], 0) if each.before == "generation == self.generation"))
+    note_there(tmp_path / "lines")
+    code = "from specdec.core.cache.state_store import _Book; print(_Book(1, 4, 2).serves(1, 5))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "False\n"
+    assert _Book.serves.__code__.co_firstlineno in noted(tmp_path / "lines")[FILE]
