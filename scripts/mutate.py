@@ -6,10 +6,10 @@
 
 One warm process collects the tests of scripts/mutate.toml, and runs each once to see which lines it meets and how long
 it takes. Then it forks for every fault: the child plants it, and runs the tests that meet its line until one fails, the
-fastest of each file first. Processes that a test starts have the fault too. Another child runs the same ones without the
-fault: a test that fails there too judges nothing from then on. What is found is kept in benchmarks/results/faults.json.
-A fault that is judged there is judged again when its function has changed. Ends with 1 where too few are killed of those
-that are not equivalent.
+fastest of each file first. Processes that a test starts have the fault too. Another child runs the same tests without
+the fault: one that fails there too judges nothing from then on. What is found is kept in
+benchmarks/results/faults.json. A fault that is judged there is judged again when its function has changed. Ends with 1
+where too few are killed of those that are not equivalent.
 
 `--inside v1` or `v2` needs vLLM: tests run its engines, with that model runner, in the warm process and its forks.
 `--one` judges all faults whose name contains the text, and keeps nothing.
@@ -63,6 +63,10 @@ class Laboratory:
 
         settings.register_profile("faults", database=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
         settings.load_profile("faults")
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out what is marked `full`, and slow tests but for those of the files that are named."""
+        items[:] = [each for each in items if self.args.inside or _is_run(each)]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -178,6 +182,11 @@ class Laboratory:
         return {"verdict": "survived", "tests": len(chosen)}
 
 
+def _is_run(item: pytest.Item) -> bool:
+    is_slow = item.get_closest_marker("ci") is not None
+    return item.get_closest_marker("full") is None or (is_slow and item.path.name in SETTINGS["slow"])
+
+
 def _run(item: pytest.Item) -> None:
     """What the session made stays; all else is taken down, whatever comes next."""
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=item.session)
@@ -287,8 +296,7 @@ def main() -> int:
     notes = args.notes or ROOT / "build" / f"mutate{args.inside or ''}.json"
     notes.parent.mkdir(exist_ok=True)
     random.seed(args.seed)
-    marks = "not gpu" if args.inside else "not full and not gpu"
-    options = ["-p", "no:cacheprovider", "-n", "0", "-q", "--capture=no", "-m", marks, "-k", args.k]
+    options = ["-p", "no:cacheprovider", "-n", "0", "-q", "--capture=no", "-m", "not gpu", "-k", args.k]
     options += ["-W", "ignore"] if args.inside else []
     patterns = SETTINGS[f"tests_inside_{args.inside}" if args.inside else "tests"]
     found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.name not in SETTINGS["but"]}

@@ -8,9 +8,10 @@ import sys
 from scripts.faults import drawn
 from scripts.other_processes import NOTED, PLANTED, note_there, noted, plant_there
 
+from specdec.core.cache.block_pool import BlockPool
 from specdec.core.cache.state_store import StateStore, _Book
 
-FILE = "core/cache/state_store.py"
+FILE, POOL = "core/cache/state_store.py", "core/cache/block_pool.py"
 
 
 def test_a_seed_draws_the_same_faults_each_once():
@@ -32,9 +33,14 @@ def test_a_fault_changes_the_code_of_its_function_and_no_other(monkeypatch):
 def test_a_process_that_is_started_has_the_fault_and_notes_its_lines(monkeypatch, tmp_path):
     for name in ("PYTHONPATH", PLANTED, NOTED):
         monkeypatch.setenv(name, "")  # put back afterwards
-    plant_there(next(each for each in drawn([FILE], 0) if each.before == "generation == self.generation"))
+    plant_there(next(each for each in drawn([POOL], 0) if each.before == "self.num_free += len(blocks)"))
     note_there(tmp_path / "lines")
-    code = "from specdec.core.cache.state_store import _Book; print(_Book(1, 4, 2).serves(1, 5))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "False\n"
-    assert _Book.serves.__code__.co_firstlineno in noted(tmp_path / "lines")[FILE]
+    code = (
+        "from specdec.core.cache.block_pool import BlockPool\n"
+        "pool, blocks = BlockPool(4, 16, 2), []\n"
+        "pool.extend(blocks, 16), pool.release(blocks)\n"
+        "print(pool.num_free)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert said.stdout.strip() == "2", said.stderr
+    assert BlockPool.release.__code__.co_firstlineno in noted(tmp_path / "lines")[POOL]
