@@ -107,7 +107,7 @@ class _Block:
         ratio = ratio.nan_to_num(nan=0.0).masked_fill(torch.arange(q.shape[1], device=q.device) >= length[:, None], 0.0)
         survival = [torch.ones_like(ratio[:, 0])]
         for place in range(ratio.shape[1]):
-            survival.append((survival[-1] * ratio[:, place]).nan_to_num(nan=0.0).clamp(max=1.0))
+            survival.append((survival[-1] * ratio[:, place]).clamp(max=1.0))
         applies = known & (layout.last.squeeze(1) == 0)
         applies = applies if greedy is None else applies & ~greedy
         return cls(
@@ -137,7 +137,7 @@ class _Block:
         for requests, kind in self._at(self.applies & (stop < self.length)):
             cdf, residual = self._residual(requests, stop[requests], kind)
             uniforms = self.uniforms.output.gather(1, stop.unsqueeze(1)).squeeze(1)[requests]
-            drawn = pick(residual, cdf, uniforms).clamp_(max=self.distribution.vocab_size - 1)
+            drawn = pick(residual, cdf, uniforms)
             wanted = (self.applies & (stop < self.length) & (self.kinds == kind))[requests]
             empty = ~(cdf[:, -1] > 0)
             current = tokens[requests, stop[requests]]

@@ -130,7 +130,7 @@ MUTANTS = [
         "self.uniforms.accept[:, place - 1]",
         "self.uniforms.accept[:, 0]",
     ),
-    Mutant("survival_not_clipped", "block", BLOCK, "nan_to_num(nan=0.0).clamp(max=1.0))", "nan_to_num(nan=0.0))"),
+    Mutant("survival_not_clipped", "block", BLOCK, "* ratio[:, place]).clamp(max=1.0))", "* ratio[:, place]))"),
     Mutant(
         "stop_from_the_front",
         "block",
