@@ -157,6 +157,21 @@ def test_a_step_waits_once_where_drafts_stay_on_the_device(cuda, name, form):
     assert "vllm_v2/step.py" in next(iter(counted[0].waits)), "what was sampled"
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_verifier_is_told_what_each_draft_was_drawn_from(form):
+    runner = Runner("medusa", form, "cpu", read_late=False)
+    for _ in range(3):
+        slots = runner.step()
+    for name, row in runner.rows.items():
+        drafts = runner.requests[name].drafts
+        assert slots[name][: len(drafts)] == drafts
+        if runner.logits is not None:
+            q = (runner.logits[row] / runner.temperature[row]).softmax(dim=-1)
+            of_slots = q.gather(1, torch.tensor(slots[name])[:, None]).squeeze(1)
+            assert (of_slots > 0).all()
+            assert (of_slots[: len(drafts)] < 1).any(), "drawn"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
 def test_drafts_that_are_read_a_step_later_are_the_same_and_counted_alike(name):

@@ -164,3 +164,9 @@ def test_path_without_host_reads_gives_the_same_verdicts(tmp_path: Path) -> None
                     batch.logits[:: 1 + seed % 4, 0] = torch.nan
                 verdict = package.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
                 assert equal(verdict, batch.verify()), (name, seed)
+
+
+@pytest.mark.parametrize(("num_requests", "places"), [(1, 4), (2, 2), (4, 1), (9, 1)])
+def test_of_many_logits_one_place_is_read_at_a_time_and_of_few_several(num_requests: int, places: int) -> None:
+    logits = torch.empty(0, layout.LOGITS_AT_ONCE // 4)
+    assert layout.places_at_once(logits, num_requests, 9) == places
