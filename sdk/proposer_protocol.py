@@ -101,14 +101,14 @@ class ProposerBase(ABC):
     def observe(self, step: StepView, /) -> None:
         """Called in every step before `propose`, also where no draft is wanted.
 
-        If it raises, the step's requests get no drafts until they are replayed or finished. Learn state that requests
-        share in the order of request ids, never of rows, and before any draft of the step is made from it.
+        If it raises, the step's requests get no drafts until they are computed again or finished. Learn state that
+        requests share in the order of request ids, never of rows, and before any draft of the step is made from it.
         """
 
     def on_preempt(self, request: RequestView, /) -> None:
-        """The request lost its slot and KV. It comes back with a new generation, and is replayed as it began.
+        """The request lost its slot and KV. It comes back with a new generation, and is computed again.
 
-        Drop state that lies in its slot or is counted by position, because the replay shows its tokens again.
+        Drop state that lies in its slot or is counted by position, because its tokens are shown again.
         """
 
     def on_finish(self, request: RequestView, /) -> None:

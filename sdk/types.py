@@ -71,7 +71,7 @@ class RequestView(Generic[R]):
 
     request_id: str
     slot: int  # below max_num_seqs, its own while it runs
-    generation: int  # changes when the slot changes hands or is replayed
+    generation: int  # changes when the slot changes hands or the request is computed again
     prompt_token_ids: Sequence[int]
     options: R = None  # type: ignore[assignment]  # the RequestOptions, made of `extra_args["specdec"]`; None if the class has none
     namespace: str = ""  # requests may share what is learned of them within a namespace only
@@ -189,7 +189,7 @@ class StepView(Generic[R]):
     requests: tuple[RequestView[R], ...]  # [B]
     width: int  # of the draft: K of this step, or its most nodes where drafts are trees
     slots: Tensor  # [B] int64, stable index below max_num_seqs while a request runs
-    generation: Tensor  # [B] int64, changes when a slot changes hands or is replayed
+    generation: Tensor  # [B] int64, changes when a slot changes hands or its request is computed again
     phase: Tensor  # [B] int64, Phase
     committed_length: Tensor  # [B] int64, tokens of the whole prompt and the output; the newest has no KV yet
     newest_token: Tensor  # [B] int64; in the middle of a prompt, the next prompt token

@@ -148,7 +148,7 @@ class FreshPrefill:
             if budget:
                 fresh_stage = self._fresh_stage()
                 fresh_name = f"{name} again {fresh_stage.number}"
-                fresh = fresh_stage.replay(stage.requests[name], fresh_name)
+                fresh = fresh_stage.prefill_of(stage.requests[name], fresh_name)
                 what = ("this history", "a fresh prefill of the same tokens")
                 fix = self.FIX + (self.AFTER_PREEMPTION if stage.num_preemptions else "")
                 require_same(shown, fresh, (name, fresh_name), stage, what, fix)

@@ -64,9 +64,9 @@ def alone(stage: Stage, number: int, num_steps: int = NUM_STEPS) -> Iterator[Sho
 def wander(stage: Stage, num_steps: int, *, num_names: int = 6) -> Iterator[Shown]:
     """Anything that may happen: requests come and go, ids and rows are reused at once, some skip steps.
 
-    Prompts arrive in chunks, requests are preempted and replayed, aborted in the middle of a prompt, and end on their
-    own, some of them one step late; the order of a step is arbitrary. With one name only, that request is preempted and
-    nobody ends.
+    Prompts arrive in chunks, requests are preempted and computed again, aborted in the middle of a prompt, and end
+    on their own, some of them one step late; the order of a step is arbitrary. With one name only, that request is
+    preempted and nobody ends.
     """
     dice = random.Random(f"wander:{stage.seed}")
     several = num_names > 1

@@ -130,7 +130,7 @@ class Stage:
         return request
 
     def preempt(self, name: str) -> None:
-        """Take the request's row and KV; its next move replays it from position 0."""
+        """Take the request's row and KV; its next move computes it again from position 0."""
         request = self.requests[name]
         self.num_preemptions += 1
         self._scripted.rows.unseat(request)
@@ -181,7 +181,7 @@ class Stage:
         self._call(lambda: self._runner.step([]), f"step {self.number} of seed {self.seed}")
         return self._host.shown
 
-    def replay(self, original: Request, name: str) -> Shown:
+    def prefill_of(self, original: Request, name: str) -> Shown:
         """Show another stage's request under a name and in a row of its own, as a fresh prefill of its tokens."""
         request = self.add(name, original.prompt_token_ids, original.params)
         request.seed, request.token_ids = original.seed, original.token_ids[:-1]

@@ -150,7 +150,7 @@ class Subject:
         if not self.needs.deterministic:
             raise NotApplicable("it declares deterministic=False")
 
-    def need_replay(self) -> None:
+    def need_whole_prefill(self) -> None:
         """Raises NotApplicable where a fresh prefill does not show everything that drafts are made of."""
         self.need_determinism()
         if self.needs.extension(TargetTokens):

@@ -60,7 +60,7 @@ class Member:
     row: int
     first: int  # where they begin in the batch
     num_tokens: int
-    num_replayed: int  # inputs of accepted drafts that are read before them
+    num_reread: int  # inputs of accepted drafts that are read before them
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,16 @@ class StatePass:
     @property
     def even(self) -> tuple[int, int] | None:
         """Inputs that each request reads again before one token, and its drafts. None: requests differ, or begin."""
-        read = {(member.num_replayed, member.num_tokens) for group in self.kept for member in group.members}
+        read = {(member.num_reread, member.num_tokens) for group in self.kept for member in group.members}
         drafts = {share.num_draft_tokens for share in self.shares}
-        (num_replayed, num_tokens), num_drafts = read.pop(), drafts.pop()
+        (num_reread, num_tokens), num_drafts = read.pop(), drafts.pop()
         if read or drafts or num_tokens > 1 or self.kept[0].is_fresh:
             return None
-        return num_replayed, num_drafts
+        return num_reread, num_drafts
 
-    def replayed_by_row(self) -> dict[int, int]:
+    def reread_by_row(self) -> dict[int, int]:
         """Inputs of each request that every module reads again."""
-        return {member.row: member.num_replayed for group in self.kept for member in group.members}
+        return {member.row: member.num_reread for group in self.kept for member in group.members}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class EvenPass(StatePass):
     """
 
     rows: Tensor  # [B] int64
-    num_replayed: int  # of each
+    num_reread: int  # of each
     num_drafts: int  # of each; those that are too many harm nothing
 
 
@@ -165,7 +165,7 @@ class StateStore:
         """Group the members of equal lengths."""
 
         def kind(member: Member) -> tuple[bool, bool, int]:
-            return member.row in fresh, member.num_replayed > 0, member.num_replayed + member.num_tokens
+            return member.row in fresh, member.num_reread > 0, member.num_reread + member.num_tokens
 
         ordered = sorted(members, key=lambda member: (kind(member), member.row))
         groups = []

@@ -49,7 +49,7 @@ class EngineConfig(StrictModel):
     cuda_graphs: bool | None = Field(
         default=None,
         strict=True,
-        description="capture steps of few tokens and replay them; None: on a GPU, where that works",
+        description="capture steps of few tokens, so that each is one launch; None: on a GPU, where that works",
     )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
         default="auto",

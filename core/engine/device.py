@@ -36,7 +36,7 @@ class DeviceProfile:
     table: Form | None  # makes an addressing by block tables on the device; None: the host's lists address
     current: Callable[[], AbstractContextManager[object]]  # inside, what asks for no device by name gets this one
     working: Callable[[Threads], Working]  # what an engine's calls happen in: its threads, and the device as current
-    passes: Any  # a class that warms passes up and captures them for replay; None: they run as they are
+    passes: Any  # a class that warms passes up and captures them; None: they run as they are
     kv_budget: Callable[[EngineConfig, TargetModel, int], int]  # bytes for the KV cache where the user names none
     threads: Callable[[int | None, Any], Threads]  # of what was asked for, and a model
     text_equality: Callable[[torch.dtype], TextEquality]  # of a model whose every layer the backend computes

@@ -26,13 +26,13 @@ _INTERRUPTED = 4  # inputs of a module's check after which it is interrupted
 
 
 @contextmanager
-def recorded(model: nn.Module, config: Any) -> Iterator[list[Mixer]]:
+def watched_mixers(model: nn.Module, config: Any) -> Iterator[list[Mixer]]:
     """The modules that store a state in a pass over one text, in the order in which they are called."""
     layers = state_layers(config)
     found: list[Mixer] = []
     candidates = [_candidate(module, layers) for module in _innermost(model, layers)] if layers else []
     for mixer in candidates:
-        mixer.module.forward = _recording(mixer, found)
+        mixer.module.forward = _watching(mixer, found)
     try:
         yield found
     finally:
@@ -40,9 +40,9 @@ def recorded(model: nn.Module, config: Any) -> Iterator[list[Mixer]]:
             mixer.restore()
 
 
-def _recording(mixer: Mixer, found: list[Mixer]) -> Forward:
+def _watching(mixer: Mixer, found: list[Mixer]) -> Forward:
     def forward(*args: Any, **named: Any) -> Any:
-        output = mixer.record(args, named)
+        output = mixer.watch(args, named)
         if mixer.layout.tensors:
             found.append(mixer)
         return output
@@ -82,7 +82,7 @@ def mixers_in(model: nn.Module, config: Any, run: Callable[[], object]) -> Mixer
     if not layers:
         return None
     try:
-        with torch.inference_mode(), recorded(model, config) as found:
+        with torch.inference_mode(), watched_mixers(model, config) as found:
             run()
     except Exception as error:  # modelling code that expects a cache of its own
         raise no_interface(config, f"{type(error).__name__}: {error}") from error

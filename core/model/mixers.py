@@ -64,8 +64,8 @@ class Mixer:
         given.pop(self._argument, None)
         return hidden, {name: value for name, value in given.items() if name not in _INERT}
 
-    def record(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """A call over one new text. What it stores becomes the layout."""
+    def watch(self, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Watch a call over one new text. What it stores becomes the layout."""
         hidden, self.others = self.bound(args, named)
         output = self._inner(hidden, **self.others, **{self._argument: self._cache})
         kinds = {"conv": self._lane.conv_states, "recurrent": self._lane.recurrent_states}
@@ -234,7 +234,7 @@ def _ragged(mixer: Mixer, place: int, passed: StatePass, hidden: Tensor, others:
         if not isinstance(group.rows, slice):
             for state, new in zip(kept, states, strict=True):
                 state[group.rows] = new
-        pieces += [output[i, member.num_replayed :] for i, member in enumerate(group.members)]
+        pieces += [output[i, member.num_reread :] for i, member in enumerate(group.members)]
     for group in passed.drafts:
         given, states = _given(group, hidden, inputs), [state[group.rows].clone() for state in kept]
         inputs[group.rows, : group.length] = given
@@ -247,9 +247,9 @@ def _even(mixer: Mixer, place: int, passed: EvenPass, hidden: Tensor, others: Ma
     kept, inputs, rows = passed.store.tensors[place], passed.store.inputs[place], passed.rows
     each, states = hidden.view(len(rows), -1, hidden.shape[-1]), [state[rows] for state in kept]
     committed, drafted = each[:, :1], each[:, 1:]
-    given = torch.cat([inputs[rows, : passed.num_replayed], committed], dim=1) if passed.num_replayed else committed
-    output = mixer.advance(given, states, others, decodes=passed.num_replayed > 0)
-    outputs = [output[:, passed.num_replayed :]]
+    given = torch.cat([inputs[rows, : passed.num_reread], committed], dim=1) if passed.num_reread else committed
+    output = mixer.advance(given, states, others, decodes=passed.num_reread > 0)
+    outputs = [output[:, passed.num_reread :]]
     for state, new in zip(kept, states, strict=True):
         state[rows] = new
     if passed.num_drafts:
@@ -261,11 +261,11 @@ def _even(mixer: Mixer, place: int, passed: EvenPass, hidden: Tensor, others: Ma
 def _given(group: Group, hidden: Tensor, inputs: Tensor) -> Tensor:
     """What the members of a group read: [g, n, H]."""
     first = group.members[0]
-    if len(group.members) == 1 and not first.num_replayed:
+    if len(group.members) == 1 and not first.num_reread:
         return hidden[:, first.first : first.first + first.num_tokens]
     parts = []
     for member in group.members:
-        if member.num_replayed:
-            parts.append(inputs[member.row, : member.num_replayed])
+        if member.num_reread:
+            parts.append(inputs[member.row, : member.num_reread])
         parts.append(hidden[0, member.first : member.first + member.num_tokens])
     return torch.cat(parts).view(len(group.members), group.length, -1)

@@ -24,7 +24,7 @@ from .attention import (
     carry_arguments,
     collecting_arguments,
 )
-from .find_mixers import made_ragged, recorded
+from .find_mixers import made_ragged, watched_mixers
 from .forward_input import ForwardInput
 from .hidden_states import HiddenState, HiddenStates
 from .inference_form import experts_settings
@@ -172,7 +172,7 @@ class TargetModel:
         positions = torch.arange(2, device=self.device)[None]
         rows = torch.ones(1, dtype=torch.int64, device=self.device)
         arguments = collecting_arguments(probe, self.attention_modules)
-        with torch.inference_mode(), recorded(self.model, self.config) as mixers:
+        with torch.inference_mode(), watched_mixers(self.model, self.config) as mixers:
             logits = self.run(tokens, positions, rows, **arguments)
         return probe, mixers, logits
 

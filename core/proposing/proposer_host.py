@@ -98,7 +98,7 @@ class ProposerHost(ContainedCalls):
             self._stale.add(request.request_id)
 
     def preempt(self, request: RequestView) -> None:
-        """Tell it that a request lost its row; its replay makes a stale request whole again."""
+        """Tell it that a request lost its row; computing it again makes a stale request whole."""
         self._stale.discard(request.request_id)
         if not self._notify("on_preempt", request, request_ids=(request.request_id,)):
             self._stale.add(request.request_id)

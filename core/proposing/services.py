@@ -112,7 +112,7 @@ class EngineServices:
         compiling: Compile | None = None,
         access: TargetAccess | None = None,
     ) -> None:
-        """backend: lays networks out. capture: makes a replayable form of a function of tensors. None means that the
+        """backend: lays networks out. capture: makes a captured form of a function of tensors. None means that the
         device has none. compiling: makes a compiled form of a function of tensors. None means that all runs as it is.
         access: to the target itself. None means nothing.
         """

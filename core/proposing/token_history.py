@@ -56,7 +56,7 @@ class HistoryTable:
 
     def __init__(self, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
         self._tokens = torch.zeros(max_num_seqs, max_model_len, dtype=torch.int64, device=device)
-        self._recorded = [(-1, 0)] * max_num_seqs  # by row: generation, tokens written
+        self._marks = [(-1, 0)] * max_num_seqs  # by row: generation, tokens written
 
     def news(self, committed: Sequence[Committed]) -> tuple[list[int], list[int]]:
         """Places in the flat memory where tokens are missing, and the tokens. They count as written from now on."""
@@ -77,6 +77,6 @@ class HistoryTable:
 
     def _written(self, each: Committed) -> int:
         """How many tokens stand in the request's row; all of them do from now on."""
-        generation, written = self._recorded[each.row]
-        self._recorded[each.row] = (each.generation, each.length)
+        generation, written = self._marks[each.row]
+        self._marks[each.row] = (each.generation, each.length)
         return written if generation == each.generation else 0

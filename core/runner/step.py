@@ -183,14 +183,14 @@ class Runner:
                     each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
                 committed.append(each)
             if batch.inputs.states is not None:
-                self._count_replayed(batch, batch.inputs.states)
+                self._count_reread(batch, batch.inputs.states)
             self._count(committed)
         ended = [each.request for each in committed if each.request.finish_reason is not None]
         if ended:
             self.progress.finish(ended)
 
-    def _count_replayed(self, batch: Batch, states: StatePass) -> None:
-        replayed = states.replayed_by_row()
+    def _count_reread(self, batch: Batch, states: StatePass) -> None:
+        replayed = states.reread_by_row()
         total = sum(replayed.values())
         self._metrics.counts["num_replayed_rows"] += total
         self._metrics.acceptance.num_replayed_rows += total

@@ -34,7 +34,7 @@ class NgramProposer:
 
     Tokens are indexed in `observe`, chunk by chunk as the prompt is computed. The tokens of a request only
     grow: one that was preempted comes back with the same ones in whatever row, so its index stays valid, and
-    a replay adds nothing until it passes what is indexed.
+    a text that is computed again adds nothing until it passes what is indexed.
     """
 
     class Options(StrictModel):

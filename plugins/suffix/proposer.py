@@ -75,11 +75,11 @@ class SuffixProposer:
     of more than 8 tokens (vLLM: 24) cost time and gain nothing, and drafts no longer than their match (vLLM: a factor
     of 1) lose a good part of what the counts can give.
 
-    Tokens are taken in as they are committed. Those of a request only grow: one that was preempted comes back with the
-    same ones, and a replay adds nothing until it passes what is known. An ended request leaves its output to the
-    corpus, as far as it was shown: the last step of a request is not. With the corpus, timing depends on what others
-    asked before; `suffix_decoding_max_cached_requests=0` keeps requests to themselves, and a request's `namespace`
-    shares with requests of the same one only.
+    Tokens are taken in as they are committed. Those of a request only grow: one that was preempted comes back with
+    the same ones, and a text that is computed again adds nothing until it passes what is known. An ended request
+    leaves its output to the corpus, as far as it was shown: the last step of a request is not. With the corpus,
+    timing depends on what others asked before; `suffix_decoding_max_cached_requests=0` keeps requests to
+    themselves, and a request's `namespace` shares with requests of the same one only.
     """
 
     class Options(StrictModel):

@@ -19,7 +19,7 @@ class GraphServices(Protocol):
     """What `Services` has for it. Each raises Refusal if it was not asked for."""
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as a replayable graph where the device has graphs, the function itself elsewhere.
+        """The function as a captured graph where the device has graphs, the function itself elsewhere.
 
         Every argument is a tensor with one row per request. So is the result, or each of a tuple of results. Results
         are valid until the next call. Each row must depend only on its own inputs and on tensors that keep their places

@@ -25,7 +25,7 @@ class DraftChain:
 
     def __init__(self, services: Services, draw: DrawTokens) -> None:
         self._services, self._draw = services, draw
-        self._recorded: dict[tuple[str, int], DrawTokens] = {}
+        self._captured: dict[tuple[str, int], DrawTokens] = {}
 
     def draft(self, sampler: DraftSampler, num_tokens: int, *inputs: Tensor) -> Draft:
         """A draft of at most so many tokens for the rows of the sampler.
@@ -33,6 +33,6 @@ class DraftChain:
         inputs: what the function takes, tensors [b, ...] with one entry for each of these rows.
         """
         key = sampler.rule.form, num_tokens
-        if key not in self._recorded:
-            self._recorded[key] = self._services.capture(partial(self._draw, sampler.rule, num_tokens))
-        return sampler.draft_of(*self._recorded[key](*inputs, *sampler.numbers(num_tokens)))
+        if key not in self._captured:
+            self._captured[key] = self._services.capture(partial(self._draw, sampler.rule, num_tokens))
+        return sampler.draft_of(*self._captured[key](*inputs, *sampler.numbers(num_tokens)))

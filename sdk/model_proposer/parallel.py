@@ -84,7 +84,7 @@ class ParallelProposer(ModelProposer):
     def greedy_tree(self, logits: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
         """The trees of requests that draw nothing: target ids and parents [b, n]. The most likely paths.
 
-        A device may record this (see `Services.capture`).
+        A device may capture this (see `Services.capture`).
 
         logits: [b, depth, D]. num_nodes: the most that a request wants; others are cut.
         """

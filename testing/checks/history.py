@@ -21,7 +21,7 @@ SHORT = LONG.replace(max_tokens=8)
 
 
 def _require_fresh(subject: Subject, schedule: Callable[[Stage], Iterator[Shown]]) -> None:
-    subject.need_replay()
+    subject.need_whole_prefill()
     for probabilistic in subject.modes:
         stage = subject.stage(probabilistic=probabilistic)
         fresh = FreshPrefill(subject, probabilistic=probabilistic)

@@ -22,7 +22,7 @@ def state_machine(subject: Subject) -> None:
     """No history of starts, steps, preemptions, aborts and ends makes a draft differ from that of a fresh prefill."""
     if importlib.util.find_spec("hypothesis") is None:
         raise NotApplicable("hypothesis is not installed; it comes with the extra specdec-sdk[testing]")
-    subject.need_replay()
+    subject.need_whole_prefill()
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.stateful import run_state_machine_as_test
 

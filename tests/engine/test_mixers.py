@@ -13,7 +13,7 @@ from transformers.cache_utils import LinearAttentionLayer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from specdec.core.model import few_tokens
-from specdec.core.model.find_mixers import made_ragged, recorded
+from specdec.core.model.find_mixers import made_ragged, watched_mixers
 from specdec.core.model.mixers import Mixer, Mixers
 from specdec.core.model.model_support import refuse_unsupported
 from specdec.sdk.errors import UnsupportedModelError
@@ -109,7 +109,7 @@ class Remembering(Forgetful):
 
 def mixer_of(module):
     mixer = Mixer(module, "cache_params", LinearAttentionLayer())
-    mixer.record((torch.ones(1, 2, 4),), {})
+    mixer.watch((torch.ones(1, 2, 4),), {})
     return mixer
 
 
@@ -152,6 +152,6 @@ def test_drafts_are_computed_as_plain_decoding_computes_single_tokens(module):
 
 def first_mixer(model_type):
     model = small_model(small_config(model_type))
-    with torch.inference_mode(), recorded(model, model.config) as found:
+    with torch.inference_mode(), watched_mixers(model, model.config) as found:
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
     return found[0]

@@ -18,21 +18,21 @@ class Bucket:
 
     num_requests: int
     num_queries: int
-    num_replayed: int = 0  # inputs that each request's layers with a state read again
+    num_reread: int = 0  # inputs that each request's layers with a state read again
 
     @property
     def num_tokens(self) -> int:
         return self.num_requests * self.num_queries
 
-    def holds(self, num_requests: int, num_queries: int, num_replayed: int | None) -> bool:
-        """Whether there is room for a pass. num_replayed: of each of its requests, which are then equal.
+    def holds(self, num_requests: int, num_queries: int, num_reread: int | None) -> bool:
+        """Whether there is room for a pass. num_reread: of each of its requests, which are then equal.
 
         None: the target keeps no states. With states only a request alone is given drafts that it has not.
         """
         if self.num_queries < num_queries or self.num_requests < num_requests:
             return False
-        is_room = num_replayed is None or self.num_requests == 1 or self.num_queries == num_queries
-        return is_room and (num_replayed or 0) == self.num_replayed
+        is_room = num_reread is None or self.num_requests == 1 or self.num_queries == num_queries
+        return is_room and (num_reread or 0) == self.num_reread
 
 
 def buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:

@@ -1,4 +1,4 @@
-"""What captures work on a device and replays it."""
+"""What captures work on a device, to launch it again as one graph."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Capturer(Protocol):
     """What capturing asks of a device."""
 
     def capture(self, work: Work) -> Work:
-        """Run the work, then capture it. Returns what replays it. Raises RuntimeError if it cannot be captured."""
+        """Run the work, then capture it. Returns what launches it. Raises RuntimeError if it cannot be captured."""
         ...
 
 
 class CudaCapturer:
     """CUDA graphs that share one pool of memory: at most one of them is running.
 
-    A replay may overwrite all that another graph keeps in the pool. So captured work leaves its results elsewhere.
+    A launch may overwrite all that another graph keeps in the pool. So captured work leaves its results elsewhere.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Work of a few shapes, captured once on a device and replayed: its many launches cost the host one.
+"""Work of a few shapes, captured once on a device: its many launches then cost the host one.
 
 What is captured reads its inputs from fixed places and leaves its outputs in fixed places. Work of any other shape is
 padded to the next captured one, or runs as it is.
@@ -37,7 +37,7 @@ Rows = Tensor | tuple[Tensor, ...]  # with one row per request
 
 
 class GraphedTarget:
-    """A target whose steps of few tokens are replayed. Its outputs are valid until the next step."""
+    """A target whose steps of few tokens are captured. Its outputs are valid until the next step."""
 
     def __init__(
         self, target: Target, cache: KVCache, table: BlockTable, shapes: Sequence[Bucket], num_nodes: int = 0
@@ -48,14 +48,14 @@ class GraphedTarget:
         most = max(bucket.num_requests for bucket in shapes)
         self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, cache.device, num_nodes)
         self._shapes = shapes
-        self._replays: dict[Bucket, Work] = {}
+        self._captured_passes: dict[Bucket, Work] = {}
         self._logits: Tensor | None = None  # [most tokens, V]
         self._hidden: tuple[Tensor, ...] = ()  # L of [most tokens, H]
 
     def capture(self, capturer: Capturer) -> None:
         """Capture every shape. Raises RuntimeError if the model cannot be captured."""
         for bucket in self._shapes:
-            self._replays[bucket] = capturer.capture(partial(self._run, bucket))
+            self._captured_passes[bucket] = capturer.capture(partial(self._run, bucket))
 
     def _run(self, bucket: Bucket) -> None:
         inputs, count, requests = self._inputs, bucket.num_tokens, bucket.num_requests
@@ -71,7 +71,7 @@ class GraphedTarget:
         states = None
         if self._cache.states is not None:
             store, num_drafts = self._cache.states, bucket.num_queries - 1
-            states = EvenPass(store, rows=view.rows, num_replayed=bucket.num_replayed, num_drafts=num_drafts)
+            states = EvenPass(store, rows=view.rows, num_reread=bucket.num_reread, num_drafts=num_drafts)
         output = self._target.forward(
             ForwardInput(inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[:count], view, states)
         )
@@ -91,7 +91,7 @@ class GraphedTarget:
         assert self._logits is not None, "made when the shape was captured"
         self._inputs.load(batch, batch.cache, bucket)
         with nullcontext() if batch.states is None else batch.states.store.passing(batch.states):
-            self._replays[bucket]()
+            self._captured_passes[bucket]()
         hidden = tuple([state[: len(batch.token_ids)] for state in self._hidden])
         return TargetOutput(self._logits[: len(batch.logits_rows)], hidden)
 
@@ -102,7 +102,7 @@ class GraphedTarget:
         even = None if states is None else states.even
         if states is not None and even is None:
             return None
-        fitting = [bucket for bucket in self._replays if bucket.holds(requests, most, even and even[0])]
+        fitting = [bucket for bucket in self._captured_passes if bucket.holds(requests, most, even and even[0])]
         return min(fitting, key=lambda bucket: bucket.num_tokens, default=None)
 
 
@@ -138,15 +138,15 @@ class GraphedFunction:
                 self._capturer = None
                 return self._function(*tensors)
             self._captured[key] = captured
-        inputs, replay, results = self._captured[key]
+        inputs, launch, results = self._captured[key]
         _fill(inputs, tensors)
-        replay()
+        launch()
         return results[:count] if isinstance(results, Tensor) else tuple([each[:count] for each in results])
 
     def _capture(
         self, capturer: Capturer, size: int, tensors: Sequence[Tensor]
     ) -> tuple[list[Tensor], Work, Rows] | None:
-        """The places of the arguments, what replays the function upon them, and where it leaves its results."""
+        """The places of the arguments, what launches the function upon them, and where it leaves its results."""
         inputs = [self._place(index, size, tensor) for index, tensor in enumerate(tensors)]
         _fill(inputs, tensors)
         with _Computing() as computing:

@@ -16,7 +16,7 @@ from .verdict import Outputs, Scratch
 class Workspace:
     """Flat buffers, of which each call uses the front; a verdict made in them is valid until the next call.
 
-    Its size is fixed at `plan`, so that a captured graph may be replayed. Arrival counters are zeroed once: every
+    Its size is fixed at `plan`, so that a captured graph may be launched again. Arrival counters are zeroed once: every
     launch leaves them at zero.
     """
 
