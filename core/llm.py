@@ -141,7 +141,7 @@ class LLM:
             self._abort([prompt])
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without SamplingParams get: the setting `generation_config` says whose."""
+        """The parameters of requests without SamplingParams. `generation_config` says whose defaults they are."""
         return self._defaults
 
     def get_tokenizer(self) -> Any:

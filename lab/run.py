@@ -82,7 +82,7 @@ class BenchSettings(RunSettings):
 
 
 class Progress(Protocol):
-    """What is told how far a run is."""
+    """Listens for the progress of a run."""
 
     def stage(self, name: str, num_requests: int = 0) -> None:
         """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""

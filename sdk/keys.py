@@ -18,7 +18,7 @@ SUFFIX = ".client"
 
 
 class ServerKey(NamedTuple):
-    """What a server has."""
+    """The keys that a server has."""
 
     public: str
     secret: str
@@ -26,7 +26,7 @@ class ServerKey(NamedTuple):
 
 
 class ClientKey(NamedTuple):
-    """What a client has."""
+    """The keys that a client has."""
 
     public: str
     secret: str

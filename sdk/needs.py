@@ -67,7 +67,7 @@ class Needs(StrictModel):
         return cast("tuple[Extension, ...]", self.extensions)
 
     def extension(self, kind: type[E]) -> E | None:
-        """What it asks of an extension. None means that it does not ask for it."""
+        """The entry of an extension. None means that the proposer does not ask for it."""
         return next((each for each in self.extensions if isinstance(each, kind)), None)
 
     @property

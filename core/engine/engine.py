@@ -199,7 +199,7 @@ class Engine:
         return request
 
     def _between_steps(self) -> None:
-        """What other threads asked for; where somebody is inside, that one does it on leaving."""
+        """Do what other threads asked for. If a thread is inside the engine, that one does it on leaving."""
         host = self.parts.host
         while self._aborts or (host and host.metrics_wanted):
             with self._turn.alone_if_free() as free:

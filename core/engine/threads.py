@@ -29,7 +29,7 @@ class Threads:
 
     @classmethod
     def choose(cls, asked: int | None, model: Any) -> Threads:
-        """What was asked for; else, on a CPU, one for a small model, unless the user has set PyTorch's."""
+        """Take the number asked for. Else, on a CPU, a small model gets one, unless the user has set PyTorch's."""
         if asked is not None:
             return cls(asked, None)
         found = torch.get_num_threads()

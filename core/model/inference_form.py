@@ -68,7 +68,7 @@ def _quantize(network: nn.Module, name: str, backend: Backend, keep: nn.Module |
         raise ConfigError("SD-E176", "quantization needs torchao, which is not installed", facts) from error
 
     def is_plain(module: nn.Module, path: str) -> bool:
-        """Not `keep`, and not met before: a group's product has a place in each of its layers."""
+        """Whether a layer is neither `keep` nor met before: a group's product has a place in each of its layers."""
         return is_plain_linear(module) and module is not keep and type(module.weight) is nn.Parameter
 
     quantize_(network, _config(name), is_plain)

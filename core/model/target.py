@@ -177,7 +177,7 @@ class TargetModel:
         return probe, mixers, logits
 
     def _take_limits(self, probe: ShapeProbe) -> None:
-        """Where a limit is only in the mask that transformers would make, its layer is made to say it."""
+        """Make a layer state a limit that only the mask of transformers would have."""
         for layer, mask in probe.masks.items():
             if mask != Limits(probe.windows[layer]):
                 hand_on(mask, self.attention_modules[layer])

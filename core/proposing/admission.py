@@ -55,7 +55,7 @@ def admit(
     distribution_budget_bytes: int | None = None,
     withheld: Withheld | None = None,
 ) -> Admission:
-    """What `loaded` costs on `target`, or Refusal with the numbers and what would work.
+    """Compute what `loaded` costs on `target`, or raise Refusal with the numbers and what would work.
 
     `distribution_budget_bytes` is the most that draft distributions may take; None: no limit. `withheld`: what is known
     of the extensions that are not in `target.extensions`.

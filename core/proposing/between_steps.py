@@ -55,7 +55,7 @@ def own_metrics(publish: Callable[[], object], plugin: PluginId) -> dict[str, fl
 
 
 def prefix_of(plugin: PluginId) -> str:
-    """What its figures begin with: its name, of a class path the class's, as a part of a metric's name."""
+    """The prefix of a proposer's figures: its name, or for a class path the class's."""
     return f"proposer_{re.sub(r'[^a-z0-9]+', '_', re.split(r'[.:]', plugin.name)[-1].lower()).strip('_')}_"
 
 

@@ -54,7 +54,7 @@ class ContainedCalls:
 
     @contextmanager
     def raising_last(self) -> Iterator[None]:
-        """What happens inside happens as under "skip_step"; the first error is raised at the end, others its notes."""
+        """Treat errors inside as "skip_step" does. The first is raised at the end, with the others as its notes."""
         held = self._held = []
         try:
             yield

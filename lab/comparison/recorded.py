@@ -30,7 +30,7 @@ REPEAT = 3
 
 
 class Stages(Protocol):
-    """What is told when a stage begins."""
+    """Listens for the stages of a comparison."""
 
     def stage(self, name: str, num_requests: int = 0) -> None:
         """Called when a stage begins."""

@@ -26,7 +26,7 @@ TOKENIZER = "tokenizer"
 
 
 class RecordProgress(Protocol):
-    """What is told how far a recording is."""
+    """Listens for the progress of a recording."""
 
     def stage(self, name: str, num_requests: int = 0) -> None:
         """Called when a stage begins that will finish this many requests. 0 means that they are not counted."""

@@ -136,7 +136,7 @@ class DFlashProposer(ParallelProposer):
     def _entries(
         self, slots: Tensor, token_offsets: Tensor, num_kept: Tensor, positions: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-        """What `_write` takes, of all entries of a step."""
+        """The arguments of `_write` for all entries of a step."""
         index, owner = kept_entries(token_offsets, num_kept, positions.shape[0])
         positions = positions[index]
         return slots[owner], positions, list(self.network.context(hidden[index], positions))

@@ -86,7 +86,7 @@ def as_extension(asked: object) -> Extension:
 
 
 def as_json(asked: Extension) -> dict[str, Any]:
-    """What `as_extension` reads."""
+    """The form of an extension that `as_extension` reads."""
     return {"id": asked.id, **asked.model_dump(mode="json")}
 
 

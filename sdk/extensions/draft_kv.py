@@ -82,7 +82,7 @@ class DraftKVStore(Protocol):
 
 
 class DraftKVServices(Protocol):
-    """What `Services` has for it."""
+    """The methods of `Services` for draft KV."""
 
     def draft_kv(self) -> DraftKVStore:
         """The store of what `DraftKV` asked for. Raises Refusal if it was not asked for."""

@@ -16,7 +16,7 @@ class Graphs(Extension):
 
 
 class GraphServices(Protocol):
-    """What `Services` has for it. Each raises Refusal if it was not asked for."""
+    """The methods of `Services` for captured and compiled functions. Each raises Refusal if it was not asked for."""
 
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function as a captured graph where the device has graphs, the function itself elsewhere.

@@ -9,7 +9,7 @@ from ..config import Extension
 
 
 class MetricsMethods(Protocol):
-    """What a proposer has for it."""
+    """The method of a proposer that asks for `Metrics`."""
 
     def metrics(self) -> Mapping[str, float]:
         """Figures of the proposer's own, as they are now. Called between steps, on the thread of every other call.

@@ -21,7 +21,7 @@ class Networks(Extension):
 
 
 class NetworkServices(Protocol):
-    """What `Services` has for it. Each raises Refusal if it was not asked for."""
+    """The methods of `Services` for draft networks. Each raises Refusal if it was not asked for."""
 
     def load_causal_lm(
         self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NewWeightsMethods(Protocol):
-    """What a proposer has for it."""
+    """The method of a proposer that asks for `NewWeights`."""
 
     def update_weights(self, tensors: Mapping[str, Tensor], /) -> None:
         """Take new weights, by the names of the checkpoint's tensors. Tensors that are not named stay.

@@ -9,7 +9,7 @@ from ..config import Extension
 
 
 class StateMethods(Protocol):
-    """What a proposer has for it."""
+    """The methods of a proposer that asks for `State`."""
 
     def save(self, path: Path, /) -> None:
         """Write shared state (a corpus, statistics) below `path`."""

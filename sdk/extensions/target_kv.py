@@ -51,7 +51,7 @@ class TargetKVReader(Protocol):
 
 
 class TargetKVServices(Protocol):
-    """What `Services` has for it."""
+    """The method of `Services` for the target's keys and values."""
 
     def target_kv(self) -> TargetKVReader:
         """The target's cache, of the layers in `TargetKV.layers`. Raises Refusal if it was not asked for.

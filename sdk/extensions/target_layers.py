@@ -62,7 +62,7 @@ class LayerRunner(Protocol):
 
 
 class TargetLayersServices(Protocol):
-    """What `Services` has for it."""
+    """The method of `Services` for the target's layers."""
 
     def target_layers(self, layers: Sequence[int], adapter: Mapping[str, torch.nn.Module] | None = None) -> LayerRunner:
         """Layers of the target in their order, as many of those in `TargetLayers.layers` as are wanted.

@@ -240,7 +240,7 @@ class AutoregressiveProposer(ModelProposer):
         return self.first(DraftInputs(token_ids.flatten().clamp(min=0), positions, states, last, attention))
 
     def _shifted(self, step: StepView) -> tuple[Any, ...]:
-        """What `_first_shifted` takes."""
+        """The arguments of `_first_shifted`."""
         kept = step.kept
         attention = self._attention(step.slots, kept.kept_start, kept.token_offsets)
         hidden = kept.hidden_cat() if kept.hidden else None
@@ -260,7 +260,7 @@ class AutoregressiveProposer(ModelProposer):
         return self.first(DraftInputs(next_token_ids.clamp(min=0), positions, hidden, last, attention))
 
     def _tokens(self, step: StepView) -> tuple[Any, ...]:
-        """What `_first_tokens` takes."""
+        """The arguments of `_first_tokens`."""
         kept = step.kept
         cu_queries = kept.token_offsets + torch.arange(len(step) + 1, device=kept.token_offsets.device)
         attention = self._attention(step.slots, kept.kept_start, cu_queries)

@@ -76,7 +76,7 @@ class ModelProposer(ProposerBase):
         vocabulary: DraftVocabulary | None = None,
         **declared: Any,
     ) -> Needs:
-        """What follows from the configuration, and what a subclass needs beside it.
+        """The needs that follow from the configuration, and those that a subclass adds.
 
         The configuration decides about placement, distribution and sampling fields, and about the extensions of this
         base: networks, graphs, new weights where they are offered, trees where they are asked for.
