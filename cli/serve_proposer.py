@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specdec.sdk import ConfigError
 from specdec.sdk.addresses import require_private
+from specdec.sdk.extensions import MOST_OUTCOMES
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.keys import make_keys, read_server_key
 
@@ -25,6 +26,9 @@ from ._engine_options import (
     silence_libraries,
 )
 from ._session import Session
+
+if TYPE_CHECKING:
+    from specdec.sdk.child_wire import AheadSetting
 
 
 def _require_libraries() -> None:
@@ -67,6 +71,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
             help="Write the key of a server to FILE and that of its clients to FILE.client, and end.",
         ),
     ] = None,
+    ahead: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|N",
+            help="Outcomes of a request's drafts that the next ones are prepared for meanwhile. 0: none.",
+        ),
+    ] = "auto",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests of all clients that are held at a time.")] = 64,
     max_clients: Annotated[int, typer.Option(min=1, help="Engines that are served at a time.")] = 64,
     idle_seconds: Annotated[float, typer.Option(min=1, help="A client that is silent for longer is forgotten.")] = 600,
@@ -82,7 +93,7 @@ def command(  # noqa: PLR0913 - one parameter per flag
     silence_libraries()
     import torch
 
-    from specdec.adapters.serving.hosted import Hosted
+    from specdec.adapters.serving.hosted import Hosted, served_speculation
     from specdec.adapters.serving.server import Server, told_to_end
     from specdec.adapters.serving.sessions import Limits
     from specdec.core.config.engine_config import EngineConfig
@@ -94,14 +105,23 @@ def command(  # noqa: PLR0913 - one parameter per flag
     session: Session = ctx.obj
     settings: dict[str, Any] = {"device": device, "dtype": dtype.value, "max_model_len": max_model_len}
     config = EngineConfig(model=target, max_num_seqs=max_num_seqs, **settings)
-    plan = Plan.make(config, _asked(proposer, speculative_config), session.settings)
-    assert plan.speculation is not None, "a proposer is named"
+    plan, prepares = Plan.make(config, None, session.settings), _ahead(ahead)
+    asked = _asked(proposer, speculative_config)
+    speculation = served_speculation(asked, plan.info, session.settings, plan.hooks, prepares)
     tokenizer = load_tokenizer(None, plan.path, trust_remote_code=config.trust_remote_code)
-    hosted = Hosted(plan.info, plan.speculation, plan.hooks.observers, tokenizer)
+    hosted = Hosted(plan.info, speculation, plan.hooks.observers, tokenizer, prepares)
     limits = Limits(max_clients, idle_seconds)
     with closing(hosted), closing(Server(hosted, listen, limits, key=server_key)) as server, told_to_end() as ended:
         print(f"{hosted.plugin} drafts for {target} at {server.address}", flush=True)
         server.serve(ended)
+
+
+def _ahead(text: str) -> AheadSetting:
+    if text == "auto":
+        return "auto"
+    if text.isdecimal() and int(text) <= MOST_OUTCOMES:
+        return int(text)
+    raise typer.BadParameter(f"auto, or 0 .. {MOST_OUTCOMES}; found {text!r}", param_hint="--ahead")
 
 
 def _asked(proposer: str, further: Sequence[str] | None) -> dict[str, Any]:

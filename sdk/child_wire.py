@@ -6,7 +6,7 @@ report. When the engine's end of the pipe is closed, both end. It needs the extr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,10 @@ KEEPER = "specdec.adapters.serving.keeper"
 """The module that runs in the keeper's process."""
 
 START, KILL, END = b"start\n", b"kill\n", b"end\n"
+
+
+AheadSetting = Literal["auto"] | int
+"""The most outcomes of a request that drafts are prepared for; 0 means none. auto: as many as pay."""
 
 
 class Order(msgspec.Struct):
@@ -28,6 +32,7 @@ class Order(msgspec.Struct):
     tokenizer: str | None  # a directory or a hub id
     memory_mib: int | None  # beyond what libraries take. None means no limit
     num_threads: int | None
+    ahead: AheadSetting
     grace_seconds: float  # to end in, and save its state
 
 

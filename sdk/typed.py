@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .extensions import MetricsMethods, NewWeightsMethods, StateMethods
+from .extensions import AheadMethods, MetricsMethods, NewWeightsMethods, StateMethods
 
 if TYPE_CHECKING:
     from .config import ProposerConfig
@@ -30,6 +30,7 @@ __all__ = [
     "SupportsOnPreempt",
     "SupportsOnStart",
     "SupportsWarmup",
+    "ahead",
     "bind",
     "close",
     "metrics",
@@ -108,6 +109,7 @@ HasObserve = TypeVar("HasObserve", bound=SupportsObserve)
 HasOnPreempt = TypeVar("HasOnPreempt", bound=SupportsOnPreempt)
 HasOnFinish = TypeVar("HasOnFinish", bound=SupportsOnFinish)
 HasClose = TypeVar("HasClose", bound=SupportsClose)
+HasAhead = TypeVar("HasAhead", bound=AheadMethods)
 HasMetrics = TypeVar("HasMetrics", bound=MetricsMethods)
 HasNewWeights = TypeVar("HasNewWeights", bound=NewWeightsMethods)
 HasState = TypeVar("HasState", bound=StateMethods)
@@ -150,6 +152,11 @@ def on_finish(cls: type[HasOnFinish]) -> type[HasOnFinish]:
 
 def close(cls: type[HasClose]) -> type[HasClose]:
     """Check that the class's `close` is that of `ProposerBase`."""
+    return cls
+
+
+def ahead(cls: type[HasAhead]) -> type[HasAhead]:
+    """It has the methods of the extension `Ahead`."""
     return cls
 
 

@@ -17,13 +17,13 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from specdec.core.host import Speculation, registry
+from specdec.core.host import registry
 from specdec.sdk.child_wire import Order, Ready, as_line, socket_of
 from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import as_failed
 
-from .hosted import Hosted
+from .hosted import Hosted, served_speculation
 from .server import Server, told_to_end
 from .sessions import Limits
 
@@ -123,9 +123,8 @@ def _served(order: Order, tokenizer: Any, number: int) -> Iterator[Server]:
     logging.getLogger("specdec").addFilter(_not_said_before)
     settings = registry.PluginSettings.from_environment(os.environ)
     hooks = registry.load_hooks(settings)
-    speculation = Speculation.prepare(order.speculative_config, info, settings, hooks)
-    assert speculation is not None, "a proposer is named"
-    hosted = Hosted(info, speculation, hooks.observers, tokenizer)
+    speculation = served_speculation(order.speculative_config, info, settings, hooks, order.ahead)
+    hosted = Hosted(info, speculation, hooks.observers, tokenizer, order.ahead)
     limits = Limits(max_sessions=2, idle_seconds=float("inf"))  # its engine, and what is left of an earlier connection
     address = socket_of(order.directory, number)
     with closing(hosted), closing(Server(hosted, address, limits, keeps_state=True)) as server:

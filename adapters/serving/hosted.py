@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,18 +25,21 @@ from specdec.core.host import (
     RowTable,
     Scheduled,
     Speculation,
+    SpeculativeSettings,
     prefix_of,
     profile_of,
     registry,
 )
+from specdec.sdk.child_wire import AheadSetting
 from specdec.sdk.elsewhere import refuse_what_reads_the_target
 from specdec.sdk.errors import RequestError, SpecdecError
-from specdec.sdk.extensions import DraftKV
+from specdec.sdk.extensions import Ahead, DraftKV
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Drafted, End, Row, Start
 
 from ..best_path import PathViews, on_best_path
 from .no_target import NoTarget
+from .outcomes import NumOutcomes
 
 CHUNK = 512
 """The most tokens of a request that the proposer is shown in a step of a long prompt."""
@@ -59,6 +63,24 @@ class _Text:
     draft: list[int] = field(default_factory=list)  # what was answered last
 
 
+def served_speculation(
+    asked: SpeculativeSettings,
+    info: TargetInfo,
+    settings: registry.PluginSettings,
+    hooks: registry.HookPlugins,
+    ahead: AheadSetting,
+) -> Speculation:
+    """The proposer that is to be served. Unless `ahead` is 0, it may prepare drafts between steps.
+
+    Raises as `Speculation.prepare` does.
+    """
+    if ahead != 0:
+        info = replace(info, extensions=info.extensions | {Ahead.id})
+    speculation = Speculation.prepare(asked, info, settings, hooks)
+    assert speculation is not None, "a proposer is named"
+    return speculation
+
+
 class Hosted:
     """The proposer and the requests of every client, by names that are unlike between clients.
 
@@ -66,7 +88,12 @@ class Hosted:
     """
 
     def __init__(
-        self, info: TargetInfo, speculation: Speculation, observers: registry.Observers, tokenizer: Any
+        self,
+        info: TargetInfo,
+        speculation: Speculation,
+        observers: registry.Observers,
+        tokenizer: Any,
+        ahead: AheadSetting = 0,
     ) -> None:
         """Make it, bind it and warm it up. `info`: of the target that is drafted for, and the number of slots.
 
@@ -94,6 +121,9 @@ class Hosted:
         drafts = views.store(DistributionBuffers.none())
         self._progress = RequestProgress(drafts, self.host, metrics, self._rows.unseat)
         self._texts: dict[str, _Text] = {}
+        self._outcomes = NumOutcomes(ahead if "draft_ahead" in loaded.methods else 0, time.perf_counter)
+        self._num_outcomes = 0  # that drafts are still to be prepared for; 0: there is nothing to be done
+        self._failed: SpecdecError | None = None  # between steps
 
     def start(self, name: str, start: Start) -> None:
         """Take a request in, and show its prompt up to the last token. Without a free slot nothing happens.
@@ -126,7 +156,10 @@ class Hosted:
         After a ProposerError the requests of the step are unknown: they begin anew.
         """
         known = [(self._texts[name], row) for name, row in rows if self._follows(name, row)]
+        failed, self._failed = self._failed, None
         try:
+            if failed is not None:
+                raise failed
             drafts = self._drafted(known)
         except SpecdecError:
             for text, _ in known:
@@ -134,13 +167,29 @@ class Hosted:
             raise
         for text, _ in known:
             text.draft = drafts.get(text.request.request_id, [])
+        self._num_outcomes = self._outcomes.next([name for name, draft in drafts.items() if draft])
         return [self._answer(name, row, drafts) for name, row in rows]
+
+    @property
+    def has_more_to_do(self) -> bool:
+        """Whether `draft_ahead` prepares for the next step."""
+        return self._num_outcomes > 0
+
+    def draft_ahead(self) -> None:
+        """One pass of it. What it raises is raised in the next step."""
+        try:
+            goes_on = self.host.must("draft_ahead", self._num_outcomes)
+        except SpecdecError as error:
+            self._failed, goes_on = error, False
+        if not goes_on:
+            self._num_outcomes = 0
 
     def end(self, name: str, end: End | None = None) -> None:
         """Forget a request. Raises ProposerError. `end`: None means that it was aborted."""
         text = self._texts.pop(name, None)
         if text is None:
             return
+        self._num_outcomes = 0
         request = text.request
         request.abort()
         if end is not None and end.start <= len(request.token_ids):

@@ -106,7 +106,10 @@ class Server:
         for each in (self._socket, *doors, *until):
             poller.register(each, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(TICK_MS))
+            ready = dict(poller.poll(0 if self._hosted.has_more_to_do else TICK_MS))
+            if not ready and self._hosted.has_more_to_do:
+                self._hosted.draft_ahead()
+                continue
             if ready.keys() - {self._socket, *doors}:
                 return
             for each in ready.keys() & doors.keys():

@@ -9,7 +9,7 @@ import torch
 
 from specdec.core.host import Withheld, locate_model
 from specdec.sdk.errors import Refusal
-from specdec.sdk.extensions import KNOWN, DraftKV
+from specdec.sdk.extensions import KNOWN, Ahead, DraftKV
 from specdec.sdk.needs import Needs
 from specdec.sdk.ranges import MOST_NODES
 from specdec.sdk.types import TargetInfo
@@ -100,6 +100,6 @@ def describe_target(config: Any) -> TargetInfo:
         max_model_len=model.max_model_len,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         block_size=BLOCK_SIZE,
-        extensions=frozenset(KNOWN),
+        extensions=frozenset(KNOWN) - {Ahead.id},
         max_nodes=MOST_NODES,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from specdec.sdk.errors import ConfigError, UnsupportedModelError
-from specdec.sdk.extensions import KNOWN, Trees
+from specdec.sdk.extensions import KNOWN, Ahead, Trees
 from specdec.sdk.ranges import MOST_NODES
 from specdec.sdk.types import TargetInfo
 
@@ -129,7 +129,7 @@ def target_info(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
-        extensions=frozenset(KNOWN),
+        extensions=frozenset(KNOWN) - {Ahead.id},
         max_nodes=MOST_NODES,
     )
 

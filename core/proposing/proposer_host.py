@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -219,10 +220,9 @@ class ProposerHost(ContainedCalls):
         """The proposer's own figures now. Raises ProposerError."""
         return self._attempt("metrics", partial(own_metrics, self._methods["metrics"], self.plugin))
 
-    def must(self, method: str, *args: object) -> None:
-        """Call an optional method if it is there, and fail if it fails."""
-        if method in self._methods:
-            self._attempt(method, partial(self._methods[method], *args))
+    def must(self, method: str, *args: object) -> Any:
+        """What an optional method returns, None where it is not there. Fails if it fails."""
+        return self._attempt(method, partial(self._methods[method], *args)) if method in self._methods else None
 
     def _notify(self, method: str, *args: object, request_ids: Sequence[str]) -> bool:
         """Call an optional method if it is there. Returns whether the proposer is still in step."""

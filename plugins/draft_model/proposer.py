@@ -81,7 +81,8 @@ class DraftModelProposer(MaskedProposer):
         if as_text:
             kv = kv.replace(lookahead=kv.lookahead + SPARE_ROWS)
             return Needs(history=True, state="per_request", extensions=(kv, Networks(), Graphs()))
-        return cls.shared_needs(config, target, kv, hidden_states=() if term is None else term.hidden_states)
+        ahead = cls.ahead_needs(config, target, kv) if mask is None and term is None else None
+        return ahead or cls.shared_needs(config, target, kv, hidden_states=() if term is None else term.hidden_states)
 
     def build(self) -> None:
         """Load the model, and find the way from its vocabulary to the target's. Raises Refusal before weights are."""

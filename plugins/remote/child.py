@@ -22,6 +22,7 @@ from specdec.sdk.child_wire import (
     KEEPER,
     KILL,
     START,
+    AheadSetting,
     Ended,
     Order,
     Ready,
@@ -61,6 +62,7 @@ class Child:
         tokenizer: str | None,
         memory_mib: int | None,
         num_threads: int | None,
+        ahead: AheadSetting,
         start_seconds: float,
     ) -> None:
         self.label = f"the process of {plugin.label}"
@@ -72,6 +74,7 @@ class Child:
             "tokenizer": tokenizer,
             "memory_mib": memory_mib,
             "num_threads": num_threads,
+            "ahead": ahead,
         }
         self._keeper: _Keeper | None = None
         self._number = 0  # of the keeper's newest process

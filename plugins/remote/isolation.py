@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -18,7 +18,7 @@ from specdec.sdk import (
     hookimpl,
 )
 from specdec.sdk.elsewhere import refuse_what_reads_the_target
-from specdec.sdk.extensions import Metrics, State
+from specdec.sdk.extensions import MOST_OUTCOMES, Metrics, State
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.proposer_protocol import Proposer
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .child import Child
 
 PROCESS = "process"
+Outcomes = Annotated[int, Field(ge=0, le=MOST_OUTCOMES)]
 FIGURES = "process_"
 """What the names of figures about the process begin with; others are the proposer's own."""
 
@@ -40,6 +41,11 @@ class IsolationOptions(WaitingOptions):
     start_seconds: float = Field(default=300.0, gt=0, description="the longest that it may take to start")
     memory_mib: int | None = Field(
         default=None, ge=1, description="the most memory that it may take beyond its libraries. None means no limit"
+    )
+    ahead: Literal["auto"] | Outcomes = Field(
+        default="auto",
+        description="outcomes of a request's drafts that the next drafts are prepared for while the target verifies "
+        "them. auto: as many as pay; 0: none",
     )
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads. None means PyTorch's own number")
 
@@ -129,6 +135,7 @@ class IsolatedProposer(AsksElsewhere):
             tokenizer=None if tokenizer is None else tokenizer.name_or_path,
             memory_mib=options.memory_mib,
             num_threads=options.num_threads,
+            ahead=options.ahead,
             start_seconds=options.start_seconds,
         )
         self._child.begin()
@@ -136,7 +143,7 @@ class IsolatedProposer(AsksElsewhere):
 
     def metrics(self) -> Mapping[str, float]:
         """The proposer's own, and behind `process_` what `RemoteProposer.metrics` shows, with `process_restarts`."""
-        own = self._conversation.figures_there() if "metrics" in self._inner.methods else {}
+        own = self._conversation.figures_there()
         shown = {**super().metrics(), "restarts": float(self._child.num_starts - 1)}
         return own | {FIGURES + name: value for name, value in shown.items()}
 

@@ -122,3 +122,8 @@ class RemoteProposer(AsksElsewhere):
         options = self.config.options
         key = None if options.key is None else read_client_key(Path(options.key))
         self._conversation = Conversation(At(options.address, key), self.config, target)
+
+    def metrics(self) -> Mapping[str, float]:
+        """The conversation's figures, and behind `there_` what the proposer publishes, for all of its engines."""
+        there = self._conversation.figures_there()
+        return {**super().metrics(), **{f"there_{name}": value for name, value in there.items()}}

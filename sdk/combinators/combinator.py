@@ -145,6 +145,11 @@ class Combinator(ProposerBase):
         (part,) = members
         part.call("update_weights", {name.partition(".")[2]: tensor for name, tensor in tensors.items()})
 
+    def draft_ahead(self, num_outcomes: int, /) -> bool:
+        """Call `draft_ahead` of each part."""
+        calls = [part.call("draft_ahead", num_outcomes) for part in self.members]  # each of them
+        return any(calls)
+
     def metrics(self) -> dict[str, float]:
         """Collect the metrics of each part. Names begin with the part's section and an underscore."""
         return {

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config import Extension
 from ..errors import did_you_mean
+from .ahead import MOST_OUTCOMES, Ahead, AheadMethods
 from .draft_kv import AttentionMode, DraftKV, DraftKVServices, DraftKVStore
 from .graphs import Graphs, GraphServices
 from .metrics import Metrics, MetricsMethods
@@ -24,6 +25,9 @@ from .target_tokens import RejectedTokens, TargetTokens
 from .trees import Trees
 
 __all__ = [
+    "MOST_OUTCOMES",
+    "Ahead",
+    "AheadMethods",
     "AttentionMode",
     "DraftKV",
     "DraftKVServices",
@@ -63,6 +67,7 @@ KNOWN: Mapping[str, type[Extension]] = {
         State,
         NewWeights,
         Metrics,
+        Ahead,
     )
 }
 """The extensions of this SDK by id."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..config import ProposerConfig
 from ..errors import Refusal
-from ..extensions import DraftKV, DraftKVStore
+from ..extensions import Ahead, DraftKV, DraftKVStore, Metrics
+from ..needs import Needs, needs_of
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
 from .base import ModelProposer
@@ -22,6 +23,9 @@ from .each import per_request, width_of
 from .greedy_tree import lookahead_of_tree
 from .kv_shape import draft_kv_of
 from .sampling import DrawRule
+
+if TYPE_CHECKING:
+    from .ahead import AheadDrafter
 
 
 def _draft_kv_of(services: Services) -> DraftKVStore | None:
@@ -81,6 +85,21 @@ class AutoregressiveProposer(ModelProposer):
             depends_on_next_token=cls.INPUTS_ARE_SHIFTED,
         )
 
+    @classmethod
+    def ahead_needs(cls, config: ProposerConfig, target: TargetInfo, kv: DraftKV) -> Needs | None:
+        """What a network that reads tokens alone needs to draft between steps (`Ahead`), where that is offered.
+
+        kv: its draft KV. `INPUTS_ARE_SHIFTED` is False. None means that it drafts as always: nobody offers it, or
+        drafts are drawn, or trees.
+        """
+        if Ahead.id not in target.extensions or config.draft_sample_method != "greedy" or config.max_nodes is not None:
+            return None
+        from .ahead import kv_of_branches
+
+        kv = kv_of_branches(kv, config.num_draft_tokens)
+        asked = Ahead(), Metrics()
+        return cls.shared_needs(config, target, kv, *asked, placement="host", history=True, state="per_request")
+
     @abstractmethod
     def first(self, inputs: DraftInputs) -> Tensor:
         """Run the committed inputs. Returns the states [b, S] at `inputs.last`."""
@@ -103,12 +122,16 @@ class AutoregressiveProposer(ModelProposer):
         self._compiled_logits = services.compile(self.logits)
         self._captured_first = services.capture(self._first_each)
         self._chain = DraftChain(services, self._drawn)
+        self._ahead = self._ahead_drafter()
         self._trees = DraftTrees(self, self._starts, self._grow_by_levels)
 
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Run the tokens that the step committed, and keep the states that `propose` starts from."""
         if not len(step):
+            return
+        if self._ahead is not None:
+            self._ahead.observe(step)
             return
         width = width_of(step)
         if width is None:
@@ -125,6 +148,8 @@ class AutoregressiveProposer(ModelProposer):
     @torch.inference_mode()
     def propose(self, step: StepView) -> Draft:
         """Draft for every request with a budget."""
+        if self._ahead is not None:
+            return self._ahead.propose(step)
         if self.config.max_nodes is not None:
             return self._trees.draft(step)
         chosen = self.wanted(step)
@@ -133,6 +158,26 @@ class AutoregressiveProposer(ModelProposer):
         if budget == 0:
             return sampler.draft()
         return self._chain.draft(sampler, budget, *self._starts(step, chosen))
+
+    def draft_ahead(self, num_outcomes: int, /) -> bool:
+        """Do one pass for the next drafts, where `ahead_needs` was asked for. See `Ahead`."""
+        return self._ahead is not None and self._ahead.draft_ahead(num_outcomes)
+
+    def metrics(self) -> Mapping[str, float]:
+        """What became of drafts that were prepared."""
+        return {} if self._ahead is None else self._ahead.metrics()
+
+    def _ahead_drafter(self) -> AheadDrafter | None:
+        needs = needs_of(type(self), self.config, self.target)
+        declared = needs.extension(DraftKV)
+        if needs.extension(Ahead) is None or declared is None or self._kv is None:
+            return None
+        from .ahead import AheadDrafter
+
+        return AheadDrafter(self._logits_after, self._kv, declared, self.vocabulary, self.target, self.services.device)
+
+    def _logits_after(self, token_ids: Tensor, positions: Tensor, last: Tensor, attention: Mapping[str, Any]) -> Tensor:
+        return self.logits(self.first(DraftInputs(token_ids, positions, None, last, attention)))
 
     def _starts(self, step: StepView, chosen: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, the position of the first drafted token, and the states before it."""

@@ -10,7 +10,7 @@ from itertools import count
 
 import zmq
 
-from specdec.adapters.serving.hosted import Hosted
+from specdec.adapters.serving.hosted import Hosted, served_speculation
 from specdec.adapters.serving.server import Server
 from specdec.adapters.serving.sessions import Limits
 from specdec.core.config.engine_config import EngineConfig
@@ -21,11 +21,12 @@ from specdec.sdk.wire import PROTOCOL, Hello, at_client, encode
 NUMBERS = count()
 
 
-def hosted_with(config, max_num_seqs=8) -> Hosted:
+def hosted_with(config, max_num_seqs=8, ahead=0) -> Hosted:
     """A proposer without an engine, for the packaged target."""
     settings = PluginSettings.from_environment({})
-    plan = Plan.make(EngineConfig(model="tiny", device="cpu", max_num_seqs=max_num_seqs), config, settings)
-    return Hosted(plan.info, plan.speculation, plan.hooks.observers, None)
+    plan = Plan.make(EngineConfig(model="tiny", device="cpu", max_num_seqs=max_num_seqs), None, settings)
+    speculation = served_speculation(config, plan.info, settings, plan.hooks, ahead)
+    return Hosted(plan.info, speculation, plan.hooks.observers, None, ahead)
 
 
 @contextmanager
