@@ -224,11 +224,6 @@ class DraftStore:
         stored = self._drafts.get(row)
         return stored.length if stored and stored.generation == generation else 0
 
-    def report(self, row: int) -> DraftReport | None:
-        """What the host has read of this row's draft."""
-        stored = self._drafts.get(row)
-        return stored.report if stored else None
-
     def put(
         self,
         rows: Sequence[int],
@@ -298,10 +293,6 @@ class DraftStore:
     def clear(self) -> None:
         """Forget every draft: the weights that it was drawn with are no longer the proposer's."""
         self._drafts.clear()
-
-    def drop(self, row: int) -> None:
-        """Forget a row's draft: its request finished or was preempted."""
-        self._drafts.pop(row, None)
 
 
 def parents_of(stored: Iterable[StoredDraft], lengths: Sequence[int]) -> list[list[int]] | None:

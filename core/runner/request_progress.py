@@ -104,10 +104,9 @@ class RequestProgress:
                 self._host.finish(view)
 
     def _without_row(self, request: Request) -> RequestView:
-        """Forget a request's draft and row. Returns it as it was: its old row may be somebody else's before long."""
+        """Forget a request's row. Returns it as it was: its old row may be somebody else's before long."""
         view = request.view
         if request.row >= 0:
-            self._drafts.drop(request.row)
             request.row = -1
         return view
 

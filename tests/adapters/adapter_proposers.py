@@ -8,7 +8,17 @@ import torch
 
 from specdec.plugins.eagle.proposer import Eagle3Proposer
 from specdec.plugins.ngram import NgramProposer
-from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerConfig, StepView, TargetInfo
+from specdec.sdk import (
+    DistributionKind,
+    Draft,
+    DraftDistribution,
+    Needs,
+    ProposerConfig,
+    RequestView,
+    StepView,
+    StrictModel,
+    TargetInfo,
+)
 from specdec.sdk.combinators import Chain
 from specdec.sdk.extensions import Trees
 from specdec.sdk.trees import draw_siblings
@@ -27,6 +37,20 @@ class Silent:
 
     def propose(self, step: StepView) -> Draft:
         return Draft.from_lists([()] * len(step), step.width)
+
+
+class Told(Silent):
+    """Never drafts, and remembers what requests told it."""
+
+    options: ClassVar[list[tuple[str, ...]]] = []
+
+    class RequestOptions(StrictModel):
+        """Where nobody gives any, it has this."""
+
+        language: str = "any"
+
+    def on_start(self, request: RequestView[RequestOptions]) -> None:
+        self.options.append((request.request_id, request.options.language))
 
 
 class Counting:

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 import transformers
-from adapter_proposers import Watching
+from adapter_proposers import Told, Watching
 from everywhere import Witness
 from transformers import (
     Qwen3Config,
@@ -315,6 +315,13 @@ def test_requests_start_and_finish_once_and_keep_their_row(model, prompts, truth
         assert torch.equal(greedy(model, ids, custom_generate=decoding), text)
     assert Witness.events["start"] == Witness.events["finish"] == len(prompts)
     record(decoding, "start and finish are told, rows are stable")
+
+
+def test_a_call_has_the_request_options_that_hold_where_nobody_gives_any(model, prompts):
+    Told.options.clear()
+    decoding = speculative(model, {"method": "adapter_proposers:Told", "num_speculative_tokens": 2})
+    greedy(model, prompts[0], custom_generate=decoding)
+    assert [language for _, language in Told.options] == ["any"]
 
 
 def test_the_model_is_left_as_it_was(model, prompts, counting):

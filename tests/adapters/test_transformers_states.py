@@ -74,6 +74,18 @@ def test_greedy_text_and_the_cache_that_is_left_are_those_of_plain_generate(hybr
     record(decoding)
 
 
+def test_a_padded_text_and_the_cache_that_is_left_are_those_of_plain_generate(hybrid, prompts):
+    ids = torch.cat([torch.zeros(1, 3, dtype=torch.int64), prompts[0]], dim=1)
+    mask = (torch.arange(ids.shape[1] + 64) >= 3).long()[None]
+    plain = hybrid.generate(ids, attention_mask=mask[:, : ids.shape[1]], **GREEDY | {"max_new_tokens": 32})
+    decoding = speculative(hybrid, PROPOSERS["ngram"], max_model_len=512)
+    told = {"attention_mask": mask[:, : ids.shape[1]], "custom_generate": decoding, "return_dict_in_generate": True}
+    drafted = hybrid.generate(ids, **told, **GREEDY)
+    assert torch.equal(drafted.sequences, plain[:, :-8])
+    going_on = {"past_key_values": drafted.past_key_values, "attention_mask": mask[:, : drafted.sequences.shape[1]]}
+    assert torch.equal(hybrid.generate(drafted.sequences, **going_on, **GREEDY | {"max_new_tokens": 8}), plain)
+
+
 def test_a_seed_gives_the_same_sample_with_and_without_drafts(hybrid, prompts):
     texts = []
     for proposer in ("ngram", "adapter_proposers:Silent"):

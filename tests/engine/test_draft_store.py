@@ -109,14 +109,6 @@ def test_a_row_that_changed_hands_never_meets_the_old_draft():
     assert take(drafts, [A], generation=2).token_ids == [[9]]
 
 
-def test_dropped_drafts_are_gone():
-    drafts = store()
-    put(drafts, [A, B], [1, 1], [[7], [8]], None)
-    drafts.drop(A)
-    drafts.drop(C)
-    assert lengths(drafts, [A, B]) == [0, 1]
-
-
 def test_an_empty_draft_replaces_what_was_there():
     drafts = store()
     put(drafts, [A], [1], [[7]], None)
@@ -345,10 +337,3 @@ def test_the_parents_of_a_tree_come_back_with_it():
     chain = DraftReport(2, 2, DistributionKind.ONE_HOT, [5, 6])
     drafts.put([A, B], [1, 1], CheckedDraft.read([tree, chain], None))
     assert take(drafts, [B, A]).parents == [[-1, 0], [-1, -1, 0]]
-
-
-def test_a_row_that_is_dropped_has_no_draft():
-    drafts = store()
-    put(drafts, [A], [1], [[7, 8]], None)
-    drafts.drop(A)
-    assert drafts.report(A) is None

@@ -389,6 +389,25 @@ def test_a_preempted_request_comes_back_in_a_new_generation_from_position_0(engi
     assert last.num_drafted.tolist() == [3, 0]
 
 
+def test_a_request_that_is_preempted_without_a_row_or_unknown_changes_nothing(engine):
+    engine.add("a", [1, 2, 3])
+    engine.step({"a": [10]})
+    engine.driver.begin_step((), ["a", "nobody"])
+    engine.driver.begin_step((), ["a"])
+    assert [told[0] for told in engine.proposer.told] == ["start", "preempt"]
+
+
+class Warmed(Counting):
+    """Remembers that it was warmed up."""
+
+    def warmup(self):
+        self.told.append("warm-up")
+
+
+def test_a_proposer_warms_up_once_before_it_is_asked_for_drafts():
+    assert make_driver(Warmed)._host.proposer.told == ["warm-up"]
+
+
 def test_requests_that_end_are_finished_once_and_at_once_where_tokens_say_so(engine):
     engine.add("length", [1], max_tokens=2)
     engine.add("stop", [1], stop_token_ids=[9])
@@ -495,7 +514,7 @@ def test_greedy_batches_keep_no_distributions():
 
 def test_hidden_states_come_in_the_order_of_the_needs():
     runner = SimpleNamespace(
-        input_batch=SimpleNamespace(req_ids=["a"], num_computed_tokens_cpu=torch.zeros(1, dtype=torch.int32).numpy()),
+        input_batch=SimpleNamespace(req_ids=["a"], num_computed_tokens_cpu=torch.tensor([5, 9, 9]).numpy()),
         requests={},
         input_ids=SimpleNamespace(gpu=torch.arange(4, dtype=torch.int32)),
         positions=torch.arange(4),
@@ -509,6 +528,7 @@ def test_hidden_states_come_in_the_order_of_the_needs():
     )
     final, between = torch.full((4, 1), 9.0), [torch.full((4, 1), 2.0)]
     step = read_step(runner, scheduled, final, between, Reading.needs)
+    assert step.starts == [5], "vLLM's table has rows for more requests"
     assert boundaries(Reading.needs) == (2,)
     assert torch.cat(step.hidden, dim=-1).tolist() == [[2, 9, 10], [2, 9, 11]]
     assert (step.token_ids.tolist(), step.token_ids.dtype) == ([0, 1], torch.int64)

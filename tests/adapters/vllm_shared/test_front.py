@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from specdec.adapters.vllm_shared.ignored_keys import refuse_ignored
+from specdec.adapters.vllm_shared.prepare import Prepared
 from specdec.adapters.vllm_shared.rows import RequestRows, _draft_seed
 from specdec.adapters.vllm_shared.supervised_host import Retries
 from specdec.adapters.vllm_shared.unread_drafts import UnreadDrafts
@@ -39,6 +40,7 @@ class Speculative:
     rate: float | None = None
     synthetic_acceptance_rate: float | None = None
     target_model_config: object = None
+    rejection_sample_method: str = "standard"
 
 
 def test_keys_that_are_read_or_filled_in_by_vllm_or_say_what_is_so_anyway_are_taken():
@@ -60,6 +62,17 @@ def test_a_key_that_nobody_reads_is_refused_with_what_to_write(name, value, fix)
     with pytest.raises(ConfigError, match="SD-E215") as raised:
         refuse_ignored(Speculative(num_speculative_tokens=3, **{name: value}))
     assert raised.value.facts == {f"{name}={value!r}": fix}
+
+
+def test_such_a_key_is_refused_by_a_worker_too_whose_entry_point_did_not_see_it():
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1),
+        model_config=SimpleNamespace(is_hybrid=False, is_attention_free=False, enable_prompt_embeds=False),
+        speculative_config=Speculative(num_speculative_tokens=3, quantization="fp8"),
+        additional_config={},
+    )
+    with pytest.raises(ConfigError, match="SD-E215"):
+        Prepared.of("ngram", config)
 
 
 OURS = "specdec.adapters.vllm.ngram"

@@ -29,14 +29,44 @@ BROKEN = {
 }
 
 
+WHOLE = """
+class SpeculativeConfig:
+    def __post_init__(self): pass
+    def use_eagle_block_drop(self): return False
+class VllmConfig:
+    def __post_init__(self): pass
+    @property
+    def num_lookahead_tokens(self): return 7
+    def _get_v2_model_runner_unsupported_features(self): return []
+"""
+
+ASKED = """
+from types import SimpleNamespace
+from vllm.config import SpeculativeConfig
+from specdec.adapters.vllm_v2.plugin import DROPS
+for told in ({}, {DROPS: True}):
+    print(SpeculativeConfig.use_eagle_block_drop(SimpleNamespace(**told)))
+"""
+
+
+def run(code, config, folder):
+    """A process beside a vLLM with this module `vllm.config`."""
+    runner = folder / "vllm" / "v1" / "worker" / "gpu" / "spec_decode"
+    runner.mkdir(parents=True)
+    (folder / "vllm" / "config.py").write_text(config)
+    (runner / "__init__.py").write_text("def init_speculator(): pass")
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_vllm_that_has_these_classes_is_wrapped(tmp_path):
+    done = run(REGISTER + ASKED, WHOLE, tmp_path)
+    assert done.stdout.split("\n")[:3] == ["vLLM goes on", "False", "True"], done.stderr
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_nothing_that_goes_wrong_while_registering_reaches_vllm_and_it_is_logged(case, tmp_path):
-    runner = tmp_path / "vllm" / "v1" / "worker" / "gpu" / "spec_decode"
-    runner.mkdir(parents=True)
-    (tmp_path / "vllm" / "config.py").write_text(BROKEN[case])
-    (runner / "__init__.py").write_text("def init_speculator(): pass")
-    done = subprocess.run(
-        [sys.executable, "-c", REGISTER], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run(REGISTER, BROKEN[case], tmp_path)
     assert done.stdout.strip() == "vLLM goes on", done.stderr
     assert "specdec" in done.stderr, "the log says that our entry point does nothing"
