@@ -301,14 +301,15 @@ def main() -> int:
     patterns = SETTINGS[f"tests_inside_{args.inside}" if args.inside else "tests"]
     found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.name not in SETTINGS["but"]}
     tests = args.tests or sorted(map(str, found))
-    status = pytest.main([*options, *tests], plugins=[Laboratory(judged, args, notes)])
+    laboratory = Laboratory(judged, args, notes)
+    status = pytest.main([*options, *tests], plugins=[laboratory])
     if args.one:
         return status
     table = read_table()
     table["faults"] = {fault.name: table["faults"][fault.name] for fault in faults if fault.name in table["faults"]}
     table["summary"] = summary(faults, table)
     TABLE.write_text(json.dumps(table, indent=1) + "\n")
-    print(json.dumps(table["summary"], indent=1))
+    print(json.dumps(table["summary"]), file=laboratory.out)
     return status or int(table["summary"]["share_killed"] < SHARE_KILLED)
 
 
