@@ -256,8 +256,12 @@ def read_table() -> dict[str, Any]:
 
 
 def summary(faults: list[Fault], table: dict[str, Any]) -> dict[str, Any]:
-    """How many of the drawn faults had which verdict, and what was killed of those that are not equivalent."""
-    counts = Counter(table["faults"].get(fault.name, {}).get("verdict", "not judged") for fault in faults)
+    """How many of the drawn faults had which verdict, and what was killed of those that are not equivalent.
+
+    What was judged before its function changed is not judged.
+    """
+    known = {(name, row["source"]): row["verdict"] for name, row in table["faults"].items()}
+    counts = Counter(known.get((fault.name, fault.source), "not judged") for fault in faults)
     others = counts.total() - counts["equivalent"]
     return {
         **dict(sorted(counts.items())),
