@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
-from scripts.faults import drawn
+from scripts.faults import digest_of, drawn
 from scripts.other_processes import NOTED, PLANTED, note_there, noted, plant_there
 
 from specdec.core.cache.block_pool import BlockPool
@@ -28,6 +29,16 @@ def test_a_fault_changes_the_code_of_its_function_and_no_other(monkeypatch):
     assert fault.plant()
     assert not _Book(1, 4, 2).serves(1, 5)
     assert StateStore.plan.__code__ is sound[1]
+
+
+def test_a_verdict_holds_until_the_code_changes_and_not_its_description():
+    texts = [
+        "def f(x):\n    return x + 1",
+        "def f(x):\n    '''More.'''\n    return (x + 1)  # one",
+        "def f(x):\n    return x",
+    ]
+    first, described, changed = (digest_of(ast.parse(text).body[0]) for text in texts)
+    assert first == described != changed
 
 
 def test_a_process_that_is_started_has_the_fault_and_notes_its_lines(monkeypatch, tmp_path):
