@@ -37,7 +37,7 @@ def described(module: ModuleType, names: Sequence[str]) -> list[str]:
 
 def keys(model: type[BaseModel]) -> str:
     """A table of the keys of a pydantic model."""
-    properties = model.model_json_schema()["properties"]
+    properties = model.model_json_schema(by_alias=False)["properties"]
     rows = []
     for name, schema in properties.items():
         field = model.model_fields[name]

@@ -46,6 +46,7 @@ from specdec.sdk import (
     typed,
     types,
 )
+from specdec.sdk.config import StructuredOutputs
 from specdec.sdk.proposer_protocol import Proposer, ProposerBase
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -173,6 +174,7 @@ def configuration() -> str:
         _keys_of("speculative_config", SpeculativeConfig, "`LLM(speculative_config=...)`, in a shell `-sc JSON`."),
         _keys_of("Engine", EngineConfig, "`LLM(model, ...)`."),
         _keys_of("Sampling", SamplingParams, "`LLM.generate(prompts, SamplingParams(...))`."),
+        _keys_of("StructuredOutputs", StructuredOutputs, "`SamplingParams(structured_outputs=...)`."),
         "## Options of the packaged proposers\n",
         "Keys of `proposer_config`. `specdec info NAME` shows those of any proposer.\n",
     ]

@@ -1,11 +1,11 @@
-"""User input: strict models that forbid unknown keys, and the configuration of a proposer."""
+"""User input: strict models that forbid unknown keys, what a proposer is configured with, structured output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import TypeVar
 
 from .errors import ConfigError, PluginId, Refusal, did_you_mean
@@ -13,6 +13,7 @@ from .ranges import DraftLength
 
 DraftSampleMethod = Literal["greedy", "probabilistic"]
 OptionsT = TypeVar("OptionsT", default=Any)
+_FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 class StrictModel(BaseModel):
@@ -145,3 +146,33 @@ class ProposerConfig(StrictModel, Generic[OptionsT]):
     def width(self) -> int:
         """The most drafts of a request in a step: nodes of a tree, or tokens of a chain."""
         return self.max_nodes or self.num_draft_tokens
+
+
+class StructuredOutputs(StrictModel):
+    """The form that a request's output must have, under vLLM's names. Exactly one of the first six is given."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    json_schema: str | dict[str, Any] | None = Field(default=None, alias="json", description="a JSON schema")
+    json_object: bool = Field(default=False, description="any JSON object")
+    regex: str | None = Field(default=None, min_length=1, description="a regular expression of the whole output")
+    choice: tuple[str, ...] = Field(default=(), description="one of these texts")
+    grammar: str | None = Field(default=None, min_length=1, description="a context-free grammar in GBNF")
+    structural_tag: str | dict[str, Any] | None = Field(default=None, description="tags, and what stands between them")
+    disable_any_whitespace: bool = Field(default=False, description="JSON with one fixed way to put whitespace")
+    disable_additional_properties: bool = Field(default=False, description="JSON without keys that no schema names")
+    whitespace_pattern: str | None = Field(default=None, description="what may stand between the tokens of JSON")
+
+    @classmethod
+    def key_names(cls) -> frozenset[str]:
+        """The keys that it accepts."""
+        return super().key_names() | {"json"}
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [kind for kind in _FORMS if getattr(self, "json_schema" if kind == "json" else kind)]
+        if len(given) != 1:
+            raise ValueError(f"exactly one of {', '.join(_FORMS)} is given; found {', '.join(given) or 'none'}")
+        if any(text == "" for text in self.choice):
+            raise ValueError("choice contains an empty text")
+        return self

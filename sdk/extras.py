@@ -9,6 +9,7 @@ from .lifecycle import SDK_DISTRIBUTION
 REMOTE = {"msgspec": "msgspec", "zmq": "pyzmq"}
 """Of the extra `remote`: the distribution of each module."""
 
+INSTALL_STRUCTURED = f'pip install "{SDK_DISTRIBUTION}[structured]"'
 INSTALL_REMOTE = f'pip install "{SDK_DISTRIBUTION}[remote]"'
 
 

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .extensions import DraftKVServices, GraphServices, NetworkServices, TargetKVServices, TargetLayersServices
+from .extensions import (
+    DraftKVServices,
+    GrammarServices,
+    GraphServices,
+    NetworkServices,
+    TargetKVServices,
+    TargetLayersServices,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +22,9 @@ if TYPE_CHECKING:
     from .types import TargetInfo
 
 
-class Services(DraftKVServices, GraphServices, NetworkServices, TargetKVServices, TargetLayersServices, Protocol):
+class Services(
+    DraftKVServices, GrammarServices, GraphServices, NetworkServices, TargetKVServices, TargetLayersServices, Protocol
+):
     """What the engine provides from `bind` until `close`, within its calls and on their thread.
 
     Extensions add their own methods. Under tensor parallelism `embed` and `lm_head` are collectives: every rank calls

@@ -200,6 +200,14 @@ class FakeServices:
         """float32, no gradients."""
         network.to(torch.float32).eval().requires_grad_(False)
 
+    def allowed(self, request_id: str, suffix: Sequence[int] = ()) -> Tensor | None:
+        """No request has a grammar."""
+        return None
+
+    def forced(self, request_id: str) -> str:
+        """No request has a grammar."""
+        return ""
+
     def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
         """The tensors in a checkpoint directory whose names start with one of `prefixes`."""
         tensors: dict[str, Tensor] = {}

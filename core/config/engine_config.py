@@ -73,4 +73,7 @@ class EngineConfig(StrictModel):
         description="at the start, compare a pass of the target as it is served with transformers' eager attention: "
         "three short passes; None: of models up to 2 billion parameters",
     )
+    structured_outputs_backend: str = Field(
+        default="xgrammar", min_length=1, description="what compiles grammars, by its name in specdec.grammars"
+    )
     enable_profiling: bool = Field(default=False, description="time every stage of the step")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from specdec.sdk.config import StrictModel
+from specdec.sdk.config import StrictModel, StructuredOutputs
 from specdec.sdk.errors import ConfigError
 from specdec.sdk.ranges import (
     Bias,
@@ -47,6 +47,9 @@ class SamplingParams(StrictModel):
     presence_penalty: Penalty = Field(default=0.0, description="of output tokens, once")
     logit_bias: dict[int, Bias] | None = Field(default=None, description="token id -> what is added to its logit")
     logprobs: int | None = Field(default=None, ge=0, le=20, description="also return this many top log-probabilities")
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="the form that the output must have: a JSON schema, an expression, a grammar"
+    )
     n: Outputs = Field(default=1, description="independent outputs per prompt")
     detokenize: bool = Field(default=True, description="False: token ids only")
     skip_special_tokens: bool = Field(default=True, description="leave special tokens out of the text")
@@ -66,6 +69,11 @@ class SamplingParams(StrictModel):
         if value is None:
             return ()
         return (value,) if isinstance(value, str | int) else value
+
+    @field_validator("structured_outputs", mode="before")
+    @classmethod
+    def _from_mapping(cls, value: Any) -> Any:
+        return StructuredOutputs.parse(value, "structured_outputs") if isinstance(value, Mapping) else value
 
     @field_validator("top_k")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from specdec.sdk.structured_outputs import Vocabulary
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
@@ -25,6 +26,7 @@ from ..request.metrics import EngineMetrics
 from ..runner.scheduler import Scheduler, Scheduling
 from ..runner.step import Runner
 from .device import Working
+from .grammars import Grammars
 from .loaded_model import LoadedModel
 from .paged_cache import PagedCache
 from .plan import Plan
@@ -47,6 +49,7 @@ class Parts:
     runner: Runner
     metrics: EngineMetrics
     hooks: HookPlugins
+    grammars: Grammars
     host: ProposerHost | None
     backend: Backend
     threads: Threads
@@ -77,7 +80,9 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     config = plan.config
     metrics = EngineMetrics(str(config.model), plan.proposer, config.enable_profiling)
     passes = plan.profile.capture(config.cuda_graphs, model.target, plan.info.max_num_seqs)
-    services = _services(plan, model, passes)
+    vocabulary = Vocabulary(model.tokenizer, plan.info.vocab_size, model.eos_token_ids)
+    grammars = Grammars(config.structured_outputs_backend, vocabulary, plan.plugins)
+    services = _services(plan, model, passes, grammars)
     drafts, rule = _verification(plan)
     host = _bound_host(plan, model, services, metrics, read_late=drafts.table is not None)
     cache = PagedCache.for_requests(plan, model.target)
@@ -112,6 +117,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         runner=runner,
         metrics=metrics,
         hooks=plan.hooks,
+        grammars=grammars,
         host=host,
         backend=plan.profile.backend,
         threads=model.threads,
@@ -121,7 +127,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     )
 
 
-def _services(plan: Plan, model: LoadedModel, passes: Any) -> EngineServices | None:
+def _services(plan: Plan, model: LoadedModel, passes: Any, grammars: Grammars) -> EngineServices | None:
     """What the proposer is bound to. None means plain decoding."""
     speculation, config = plan.speculation, plan.config
     if speculation is None:
@@ -135,6 +141,7 @@ def _services(plan: Plan, model: LoadedModel, passes: Any) -> EngineServices | N
         passes.function if passes else None,
         plan.compiler.CompiledFunction if plan.compiler else None,
         model.own_layers,
+        grammars.of,
     )
 
 

@@ -107,6 +107,7 @@ class Engine:
             end_token_ids=stop_ids if params.ignore_eos else stop_ids | self.parts.eos_token_ids,
             detokenizer=Detokenizer(self.tokenizer, params.stop, params.skip_special_tokens) if needs_text else None,
             prompt=text,
+            grammar=self.parts.grammars.start(params.structured_outputs, request_id),
             options=options,
         )
 

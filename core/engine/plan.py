@@ -38,6 +38,7 @@ class Plan:
     hf_config: Any
     dtype: torch.dtype
     info: TargetInfo
+    plugins: PluginSettings  # which of them may be used
     hooks: HookPlugins
     speculation: Speculation | None  # None: plain decoding
 
@@ -57,7 +58,7 @@ class Plan:
         speculation = Speculation.prepare(speculative_config, info, settings, hooks, withheld=withheld)
         per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)
         require_memory("max_num_seqs", config.max_num_seqs, per_row, profile.device)
-        return cls(config, profile, path, hf_config, dtype, info, hooks, speculation)
+        return cls(config, profile, path, hf_config, dtype, info, settings, hooks, speculation)
 
     @property
     def lookahead(self) -> int:

@@ -210,6 +210,16 @@ class EngineServices:
         """Layers of the target, of those that `TargetLayers` asked for."""
         return self._access.layers(layers, adapter or {})
 
+    def allowed(self, request_id: str, suffix: Sequence[int] = ()) -> Tensor | None:
+        """Which tokens may follow the request's newest token and `suffix`: [V] bool. None means any."""
+        grammar = self._access.grammar(request_id, "Services.allowed")
+        return None if grammar is None else grammar.allowed(suffix, self.target.vocab_size)
+
+    def forced(self, request_id: str) -> str:
+        """The text that must follow the request's newest token."""
+        grammar = self._access.grammar(request_id, "Services.forced")
+        return "" if grammar is None else grammar.forced()
+
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
         require(self._access.needs, Graphs, "Services.capture")
         return function if self._capture is None else self._capture(function)

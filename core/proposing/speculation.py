@@ -27,7 +27,7 @@ from .draft_store import DistributionBuffers
 from .draft_table import DraftTable, target_to_draft
 from .proposer_host import ProposerHost
 from .services import BlockDraftKV, Capture, Compile, EngineServices, LayerSource
-from .target_access import OwnLayers, TargetAccess
+from .target_access import GrammarOf, OwnLayers, TargetAccess
 from .views import ViewBuilder
 
 logger = logging.getLogger("specdec")
@@ -133,18 +133,20 @@ class Speculation:
         capture: Capture | None = None,
         compiling: Compile | None = None,
         own_layers: OwnLayers | None = None,
+        grammar_of: GrammarOf | None = None,
     ) -> EngineServices:
         """What the engine provides to the proposer.
 
         `EngineServices.lay_out_draft_kv` follows. `backend`: lays networks out. `compiling`: makes compiled forms of
         what drafters run; None: nothing is compiled. `own_layers`: runs some of the target's own; None: nobody may.
+        `grammar_of`: a request's grammar by its id; None: no request has one.
         """
         spec = self.loaded.needs.extension(DraftKV)
         draft_kv = None
         if spec is not None:
             dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
             draft_kv = BlockDraftKV(spec, dtype, target.device)
-        access = TargetAccess(self.loaded.needs, own_layers)
+        access = TargetAccess(self.loaded.needs, own_layers, grammar_of)
         return EngineServices(self.info, target, tokenizer, draft_kv, backend, moe_backend, capture, compiling, access)
 
     def host(

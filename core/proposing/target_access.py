@@ -1,4 +1,4 @@
-"""What a proposer may use of the target itself, as far as it declared that: keys and values, and layers."""
+"""What a proposer may use of the target and its requests, as far as it declared that: caches, layers, grammars."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from specdec.sdk.errors import Refusal
-from specdec.sdk.extensions import Extension, TargetKV, TargetLayers
+from specdec.sdk.extensions import Extension, Grammars, TargetKV, TargetLayers
 from specdec.sdk.needs import Needs
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..kernels.attention_spec import AttentionContext, AttentionSpec, StoredAttention
 from ..model.attention import attention_arguments
+from ..request.grammar import RequestGrammar
 from .early_passes import EarlyPasses, early_pass
 
 
@@ -125,6 +126,7 @@ class CachedLayers:
             )
 
 
+GrammarOf = Callable[[str], RequestGrammar | None]
 OwnLayers = Callable[[Sequence[int], Mapping[str, nn.Module]], RunLayers]
 """Makes some of the target's layers run by themselves, with an adapter (`specdec.sdk.Services.target_layers`).
 
@@ -147,8 +149,9 @@ def require(needs: Needs, extension: type[Extension], service: str) -> None:
 class TargetAccess:
     """Keys and values, and layers. They are used after `use_cache`, and may be taken before."""
 
-    def __init__(self, needs: Needs, own_layers: OwnLayers | None) -> None:
+    def __init__(self, needs: Needs, own_layers: OwnLayers | None, grammar_of: GrammarOf | None = None) -> None:
         self.needs = needs
+        self._grammar_of = grammar_of
         read, run = needs.extension(TargetKV), needs.extension(TargetLayers)
         self._kv = CachedKV(read.layers) if read else None
         self._declared = run.layers if run else ()
@@ -167,6 +170,11 @@ class TargetAccess:
             self.passes = EarlyPasses(addressing.table.pad_row, cache.device)
         for each in self._taken:
             each.use_cache(cache, addressing, self.passes)
+
+    def grammar(self, request_id: str, doing: str) -> RequestGrammar | None:
+        """The grammar of a request's output. None means that it is free. Raises Refusal if it was not asked for."""
+        require(self.needs, Grammars, doing)
+        return None if self._grammar_of is None else self._grammar_of(request_id)
 
     def kv(self) -> CachedKV:
         if self._kv is None:

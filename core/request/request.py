@@ -17,6 +17,7 @@ from specdec.sdk.types import Phase, RequestEnd, RequestView
 
 from ..config.sampling_params import SamplingParams
 from ..kernels.philox import draft_key
+from .grammar import RequestGrammar
 from .metrics import RequestMetrics
 from .verified_tree import VerifiedTree
 
@@ -103,6 +104,7 @@ class FinishReason(Enum):
     STOP = "stop"  # end of sequence, a stop token or a stop text
     LENGTH = "length"  # max_tokens or max_model_len
     ABORT = "abort"
+    ERROR = "error"  # its grammar refuses the token that was sampled, or allows none
 
 
 @dataclass(eq=False)
@@ -117,6 +119,7 @@ class Request:
     end_token_ids: frozenset[int]  # tokens that end it (end of sequence unless ignored, stop tokens)
     detokenizer: Detokenizer | None
     prompt: str | None = None
+    grammar: RequestGrammar | None = None  # None: the output is free
     options: Any = None  # what the proposer's RequestOptions made of params.extra_args
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -168,7 +171,7 @@ class Request:
     @cached_property
     def _looks_at_each(self) -> bool:
         """Whether a token that does not end it changes more than its tokens."""
-        return self.detokenizer is not None or self.penalised
+        return self.detokenizer is not None or self.penalised or self.grammar is not None
 
     @cached_property
     def adjusts_logits(self) -> bool:
@@ -176,10 +179,20 @@ class Request:
         return self.penalised or bool(self.params.logit_bias) or self.params.min_tokens > 0
 
     @cached_property
+    def reads_logits(self) -> bool:
+        """Whether more becomes of its logits than a token."""
+        return self.adjusts_logits or self.grammar is not None or self.params.logprobs is not None
+
+    @cached_property
     def most_drafts(self) -> int:
         """How many drafts it may get in a step, as far as its parameters say."""
         limit = self.params.num_speculative_tokens if self.params.speculative else 0
         return self.max_total_tokens if limit is None else limit
+
+    @property
+    def may_be_drafted(self) -> bool:
+        """Whether drafts may be verified: not while its ends are barred, to which a finished grammar does not yield."""
+        return self.grammar is None or self.num_output_tokens >= self.params.min_tokens
 
     @cached_property
     def prompt_counts(self) -> Counter[int]:
@@ -236,10 +249,14 @@ class Request:
                 self.output_counts[token_id] += 1
             if self._ends_with(token_id):
                 return count
+        if self.grammar is not None and self.grammar.is_stuck:
+            self._finish(FinishReason.STOP if self.grammar.may_end else FinishReason.ERROR, None)
         return len(token_ids)
 
     def _ends_with(self, token_id: int) -> bool:
+        refused = self.grammar is not None and not self.grammar.accept(token_id)
         may_stop = len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens
+        may_stop = may_stop or (self.grammar is not None and self.grammar.has_ended)
         ended_by_token = may_stop and token_id in self.end_token_ids
         stop_text = None
         if self.detokenizer is not None and not ended_by_token:
@@ -247,6 +264,8 @@ class Request:
         if ended_by_token or stop_text is not None:
             asked_for = token_id in self.params.stop_token_ids
             self._finish(FinishReason.STOP, token_id if ended_by_token and asked_for else stop_text)
+        elif refused:
+            self._finish(FinishReason.ERROR, None)
         elif len(self.token_ids) >= self.max_total_tokens:
             self._finish(FinishReason.LENGTH, None)
         return self.finish_reason is not None

@@ -33,6 +33,14 @@ class Batch:
     numbers: Tensor  # [B, 0], or [B, 3+K] int64 that the host reads with the outcome; see `TakenDrafts.reports`
     sampling: SamplingRows
 
+    def drafted(self) -> tuple[list[list[int]], Sequence[Sequence[int]] | None]:
+        """The drafts and parents of each request. Where drafts lie on a device, the host waits for them."""
+        token_ids = self.taken.token_ids
+        if self.numbers.shape[1]:
+            on_host = zip(self.drafts.token_ids.tolist(), self.taken.lengths, strict=True)
+            token_ids = [ids[:length] for ids, length in on_host]
+        return token_ids, self.taken.parents
+
 
 def build_batch(
     scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing, table: SamplingTable

@@ -144,7 +144,8 @@ def draft_budgets(committed: Sequence[Committed], host: ProposerHost, most: int)
     for each in committed:
         request = each.request
         budget = min(most, request.most_drafts, request.max_total_tokens - each.length - 1)
-        wanted = each.token_ids and budget >= fewest and host.wants_drafts_for(request.request_id)
+        wanted = each.token_ids and budget >= fewest and request.may_be_drafted
+        wanted = wanted and host.wants_drafts_for(request.request_id)
         budgets.append(budget if wanted else 0)
     return budgets
 

@@ -1,9 +1,9 @@
-"""Logits after bias, min_tokens and penalties; log-probabilities that are kept."""
+"""Logits after grammars, bias, min_tokens and penalties; log-probabilities that are kept."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,9 +12,30 @@ from torch.nn.functional import pad
 
 from ..cache.transfer import upload
 from ..kernels.backend import backend_of
+from ..request.grammar import unpacked
 from ..request.request import Request
 
+Drafted = Callable[[], tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]]
+"""The drafts of each request, and the parents of each node; None: chains."""
+
 _NEVER = float("-inf")
+
+
+def mask_logits(logits: Tensor, requests: Sequence[Request], bounds: Sequence[int], drafts: Drafted) -> None:
+    """Bar in place what the grammars of requests refuse, as plain decoding would bar it at each place.
+
+    logits [R, V]: request b has rows `bounds[b]` to `bounds[b + 1]`, of its newest token and each of its drafts. A
+    draft that is refused stays, and has probability 0 in the row before it.
+    """
+    masked = [b for b, each in enumerate(requests) if each.grammar is not None and bounds[b] < bounds[b + 1]]
+    if not masked:
+        return
+    token_ids, parents = drafts()
+    for b in masked:
+        grammar, rows = requests[b].grammar, logits[bounds[b] : bounds[b + 1]]
+        assert grammar is not None, "those that have one"
+        words = grammar.masks(token_ids[b], None if parents is None else parents[b])
+        rows.masked_fill_(unpacked(~words, logits.shape[1]).to(logits.device), _NEVER)
 
 
 class _Sent(NamedTuple):
@@ -108,7 +129,8 @@ def _changes(request: Request) -> list[Sequence[float]]:
     params = request.params
     bias = params.logit_bias or {}
     num_barred = params.min_tokens - request.num_output_tokens
-    barred = request.end_token_ids if num_barred > 0 else frozenset()
+    yields = request.grammar is not None and num_barred > 0 and request.grammar.must_end
+    barred = request.end_token_ids if num_barred > 0 and not yields else frozenset()
     outputs = request.output_counts
     repeated = request.prompt_counts | outputs if params.repetition_penalty != 1 else Counter[int]()
     return [

@@ -27,7 +27,7 @@ from ..request.request import Committed, Request
 from ..request.verified_tree import VerifiedTree
 from .batch import Batch, SamplingTable, accepted_paths, build_batch
 from .request_progress import RequestProgress, uninterrupted
-from .sampling import adjust_logits, likely, on_its_way, on_path, read_likely
+from .sampling import adjust_logits, likely, mask_logits, on_its_way, on_path, read_likely
 from .scheduler import Scheduling
 
 UNTIMED = nullcontext()
@@ -122,15 +122,13 @@ class Runner:
     def _verify(self, batch: Batch, output: TargetOutput) -> tuple[Verdict, dict[str, Tensor]]:
         requests = [share.request for share in batch.shares]
         logprobs: dict[str, Tensor] = {}
-        shown = [request for request in requests if request.params.logprobs is not None]
-        adjusted = [request for request in requests if request.adjusts_logits]
-        if shown or adjusted:
+        if [request for request in requests if request.reads_logits]:
             bounds = list(accumulate((share.num_logits_rows for share in batch.shares), initial=0))
+            mask_logits(output.logits, requests, bounds, batch.drafted)
             for request, first, stop in zip(requests, bounds, bounds[1:], strict=False):
                 if request.params.logprobs is not None:
                     logprobs[request.request_id] = output.logits[first:stop].float().log_softmax(dim=-1)
-            if adjusted:
-                adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids, batch.drafts.parents)
+            adjust_logits(output.logits, requests, bounds, batch.drafts.token_ids, batch.drafts.parents)
         verdict = self._rule(output.logits, batch.cu_rows, batch.drafts, batch.sampling)
         if logprobs:
             if verdict.path is not None:

@@ -90,7 +90,7 @@ class ReplayEngine(Engine):
         if speculation is not None:
             _refuse(self.recording, speculation)
         dtype = getattr(torch, info.dtype)
-        plan = Plan(config, profile, str(directory or manifest.model), None, dtype, info, hooks, speculation)
+        plan = Plan(config, profile, str(directory or manifest.model), None, dtype, info, settings, hooks, speculation)
         stand_in: Any = RecordedTarget(manifest, directory, dtype, profile.device)
         threads = Threads(config.num_threads, None)
         tokenizer = tokenizer_of(self.recording)

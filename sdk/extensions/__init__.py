@@ -14,6 +14,7 @@ from ..config import Extension
 from ..errors import did_you_mean
 from .ahead import MOST_OUTCOMES, Ahead, AheadMethods
 from .draft_kv import AttentionMode, DraftKV, DraftKVServices, DraftKVStore
+from .grammars import Grammars, GrammarServices
 from .graphs import Graphs, GraphServices
 from .metrics import Metrics, MetricsMethods
 from .networks import Networks, NetworkServices
@@ -33,6 +34,8 @@ __all__ = [
     "DraftKVServices",
     "DraftKVStore",
     "Extension",
+    "GrammarServices",
+    "Grammars",
     "GraphServices",
     "Graphs",
     "LayerRunner",
@@ -68,6 +71,7 @@ KNOWN: Mapping[str, type[Extension]] = {
         NewWeights,
         Metrics,
         Ahead,
+        Grammars,
     )
 }
 """The extensions of this SDK by id."""

@@ -11,7 +11,7 @@ from specdec.adapters.vllm_shared.plan import refuse_for_v1, refuse_needs, refus
 from specdec.adapters.vllm_shared.settings import read_settings
 from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, differences
 from specdec.sdk import ConfigError, Needs, Refusal
-from specdec.sdk.extensions import DraftKV, NewWeights, TargetKV, TargetLayers
+from specdec.sdk.extensions import DraftKV, Grammars, NewWeights, TargetKV, TargetLayers
 
 
 def read(method="ngram", section=None, k=5, sample="greedy"):
@@ -159,7 +159,7 @@ def test_a_signature_that_changed_is_named(name):
 
 def test_what_vllm_does_not_show_of_its_target_is_withheld_with_the_reason():
     withheld = withheld_by(plan())
-    assert withheld.keys() == {TargetKV.id, TargetLayers.id, NewWeights.id}
+    assert withheld.keys() == {TargetKV.id, TargetLayers.id, NewWeights.id, Grammars.id}
     assert "vLLM's cache" in withheld[TargetKV.id][0]
     assert "specdec.LLM" in withheld[TargetLayers.id][1]
 

@@ -1,0 +1,88 @@
+"""Compiles the grammars that requests ask for. No backend is loaded before the first of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from queue import Empty, SimpleQueue
+from weakref import WeakValueDictionary
+
+from specdec.sdk.errors import RequestError
+from specdec.sdk.structured_outputs import Grammar, GrammarBackend, StructuredOutputs, Vocabulary
+
+from ..registry import PluginSettings
+from ..registry.functions import call_offered
+from ..request.grammar import RequestGrammar
+
+MOST_SECONDS = 10.0  # of compiling one
+
+
+class Grammars:
+    """The grammars of an engine's requests."""
+
+    def __init__(self, backend: str, vocabulary: Vocabulary, plugins: PluginSettings) -> None:
+        """backend: its name in the entry-point group `specdec.grammars`."""
+        self._name = backend
+        self._vocabulary = vocabulary
+        self._plugins = plugins
+        self._running: WeakValueDictionary[str, RequestGrammar] = WeakValueDictionary()
+
+    def of(self, request_id: str) -> RequestGrammar | None:
+        """That of a running request. None means that its output is free."""
+        return self._running.get(request_id)
+
+    def start(self, asked: StructuredOutputs | None, request_id: str) -> RequestGrammar | None:
+        """A request's grammar before its first token; None for nothing. Raises RequestError: SD-E340, SD-E341, SD-E342.
+
+        Raises PluginLoadError SD-E118, ConfigError SD-E132 where the backend cannot be had.
+        """
+        if asked is None:
+            return None
+        who = f"request {request_id!r}"
+        if self._vocabulary.tokenizer is None:
+            fix = {"fix": "a model with a tokenizer, or LLM(tokenizer=...)"}
+            raise RequestError("SD-E340", f"{who} asks for structured output, and the model has no tokenizer", fix)
+        backend = self._backend
+        try:
+            grammar = _within(MOST_SECONDS, lambda: backend.compile(asked))
+        except ValueError as error:
+            facts = {"because": error, "asked": asked.model_dump(exclude_defaults=True, by_alias=True)}
+            raise RequestError("SD-E341", f"{who} asks for structured output that cannot be compiled", facts) from error
+        except TimeoutError as error:
+            facts = {"limit": f"{MOST_SECONDS:g} s", "fix": "a smaller schema, expression or grammar"}
+            raise RequestError("SD-E341", f"{who} asks for structured output that takes too long", facts) from error
+        started = RequestGrammar(grammar.start(), self._vocabulary)
+        if started.is_stuck:
+            facts = {"backend": self._name, "fix": "a grammar whose texts the tokenizer can write"}
+            raise RequestError("SD-E342", f"{who}: its grammar allows no token at all", facts)
+        self._running[request_id] = started
+        return started
+
+    @cached_property
+    def _backend(self) -> GrammarBackend:
+        return call_offered("grammars", self._name, self._vocabulary, _as_it_is, self._plugins, ())
+
+
+def _as_it_is(backend: GrammarBackend) -> GrammarBackend:
+    return backend
+
+
+def _within(seconds: float, compile_: Callable[[], Grammar]) -> Grammar:
+    """What a call returns or raises. Raises TimeoutError if it takes longer: its thread is left behind."""
+    answers: SimpleQueue[tuple[Grammar | None, Exception | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((compile_(), None))
+        except Exception as error:
+            answers.put((None, error))
+
+    threading.Thread(target=run, name="specdec-grammar", daemon=True).start()
+    try:
+        grammar, error = answers.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError from None
+    if grammar is None:
+        raise error or RuntimeError("nothing was compiled")
+    return grammar

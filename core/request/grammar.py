@@ -1,0 +1,114 @@
+"""What the grammar of one request allows: behind its newest token, and behind each of its drafts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from specdec.sdk.structured_outputs import GrammarState, Vocabulary
+
+_ANY = -1  # every bit of a word
+
+
+class RequestGrammar:
+    """A request's place in its grammar, moved by committed tokens only."""
+
+    def __init__(self, state: GrammarState, vocabulary: Vocabulary) -> None:
+        self._state = state
+        self._num_words = vocabulary.num_words
+        self._ends = vocabulary.end_token_ids
+        self._here: Tensor | None = None  # what may follow the newest token. None: not asked for yet
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a committed token. False: the grammar refuses it. What follows an end that was ignored is free."""
+        self._here = None
+        return self._state.has_ended or self._state.accept(token_id)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no token may follow."""
+        return not bool(self._mask().any())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an end of sequence was committed."""
+        return self._state.has_ended
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text is complete as it stands."""
+        return self._state.may_end
+
+    @property
+    def must_end(self) -> bool:
+        """Whether nothing but an end of sequence may follow."""
+        words = self._mask().tolist()
+        for token_id in self._ends:
+            words[token_id // 32] &= ~(1 << token_id % 32)
+        return not any(word & 0xFFFFFFFF for word in words)
+
+    def masks(self, drafts: Sequence[int], parents: Sequence[int] | None = None) -> Tensor:
+        """Which tokens may follow the newest token and each of n drafts: bits, [n + 1, num_words] int32.
+
+        parents: as of `Draft`. None means a chain. Nothing is barred behind a draft that is refused, or that ends the
+        text: no token is taken from there.
+        """
+        rows = torch.full((len(drafts) + 1, self._num_words), _ANY, dtype=torch.int32)
+        rows[0] = self._mask()
+        children: defaultdict[int, list[int]] = defaultdict(list)
+        for node, parent in enumerate(range(-1, len(drafts) - 1) if parents is None else parents):
+            children[parent].append(node)
+        if not self._state.has_ended:
+            self._fill_behind(-1, children, drafts, rows)
+        return rows
+
+    def _fill_behind(
+        self, node: int, children: Mapping[int, Sequence[int]], drafts: Sequence[int], rows: Tensor
+    ) -> None:
+        """Fill the rows of a node's children, and of theirs. The state stands behind the node, and does so again."""
+        for child in children.get(node, ()):
+            if drafts[child] >= 0 and self._state.accept(drafts[child]):
+                if not self._state.has_ended:
+                    self._state.fill(rows[child + 1])
+                    self._fill_behind(child, children, drafts, rows)
+                self._state.rollback(1)
+
+    def allowed(self, suffix: Sequence[int], vocab_size: int) -> Tensor:
+        """Which tokens may follow a suffix, [V] bool; none where it is refused itself."""
+        words, num_accepted = torch.zeros(self._num_words, dtype=torch.int32), 0
+        for token_id in suffix:
+            if self._state.has_ended or not self._state.accept(token_id):
+                break
+            num_accepted += 1
+        if num_accepted == len(suffix):
+            words = self._fill()
+        if num_accepted:
+            self._state.rollback(num_accepted)
+        return unpacked(words[None], vocab_size)[0]
+
+    def forced(self) -> str:
+        """The text that must follow. "" means that none is known."""
+        return "" if self._state.has_ended else self._state.forced()
+
+    def _mask(self) -> Tensor:
+        if self._here is None:
+            self._here = self._fill()
+        return self._here
+
+    def _fill(self) -> Tensor:
+        words = torch.full((self._num_words,), _ANY, dtype=torch.int32)
+        if not self._state.has_ended:
+            self._state.fill(words)
+        return words
+
+
+def unpacked(words: Tensor, vocab_size: int) -> Tensor:
+    """Bits [n, num_words] int32 on the CPU as [n, V] bool."""
+    bits = numpy.unpackbits(words.numpy().view(numpy.uint8), axis=1, count=vocab_size, bitorder="little")
+    return torch.from_numpy(bits).view(torch.bool)

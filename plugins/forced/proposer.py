@@ -1,0 +1,53 @@
+"""What must follow by a request's grammar, as the tokens with which the tokenizer would write it.
+
+A grammar forces a text and hardly ever a token: the target may write the same text in other tokens. So the draft is one
+more guess, and is verified like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from specdec.sdk import HostProposer, Needs, ProposerConfig, RequestView, Services, StrictModel, TargetInfo
+from specdec.sdk.extensions import Grammars
+from specdec.sdk.ranges import Count
+
+
+class ForcedProposer(HostProposer):
+    """Drafts keys, punctuation and constants of structured output. Other requests get no drafts."""
+
+    needs = Needs(history=True, state="per_request", extensions=(Grammars(),))
+    default_draft_tokens = 8
+
+    class Options(StrictModel):
+        """Its options."""
+
+        tail: Count = Field(
+            default=8, description="tokens of the text that are encoded once more, as one may reach across its end"
+        )
+
+    def __init__(self, config: ProposerConfig[Options]) -> None:
+        self._tail = config.options.tail
+
+    def bind(self, target: TargetInfo, services: Services) -> None:
+        """Keep what knows the grammars."""
+        self._services = services
+
+    def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
+        """The forced text behind the last tokens, encoded with them."""
+        forced = self._services.forced(request.request_id)
+        return self._encoded(list(tokens[-self._tail :]), forced)[:k] if forced else []
+
+    def _encoded(self, tail: list[int], forced: str) -> list[int]:
+        """The tokens of `forced` behind `tail`, or behind as much of it as the tokenizer would write as it stands."""
+        tokenizer = self._services.tokenizer
+        while tail:
+            text = tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            ids: list[int] = tokenizer.encode(text + forced, add_special_tokens=False)
+            if ids[: len(tail)] == tail:
+                return ids[len(tail) :]
+            tail = tail[1:]
+        return list(tokenizer.encode(forced, add_special_tokens=False))

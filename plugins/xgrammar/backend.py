@@ -1,0 +1,161 @@
+"""Compiles JSON schemas, expressions and grammars with xgrammar (arXiv 2411.15100).
+
+Special tokens are barred except at the end: to xgrammar they are text, which strings may contain.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from specdec.sdk import ConfigError
+from specdec.sdk.extras import INSTALL_STRUCTURED
+from specdec.sdk.structured_outputs import StructuredOutputs, Vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEEPEST = 64  # levels of a schema
+LONGEST = 1 << 20  # characters of what is asked for
+CACHE_BYTES = 256 << 20
+
+
+class XGrammarBackend:
+    """One compiler, which remembers what it compiled."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises ConfigError SD-E343 where the library is missing, or does not read the tokenizer."""
+        import torch
+
+        if find_spec("xgrammar") is None:
+            facts = {"missing": "xgrammar", "fix": INSTALL_STRUCTURED}
+            raise ConfigError("SD-E343", "structured output needs a library that is not installed", facts)
+        import xgrammar
+
+        ends = sorted(vocabulary.end_token_ids)
+        try:
+            info = xgrammar.TokenizerInfo.from_huggingface(
+                vocabulary.tokenizer, vocab_size=vocabulary.size, stop_token_ids=ends
+            )
+        except Exception as error:
+            facts = {"tokenizer": type(vocabulary.tokenizer).__name__, "because": str(error)}
+            raise ConfigError("SD-E343", "xgrammar does not read this tokenizer", facts) from error
+        self._library: Any = xgrammar
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        self._barred = torch.zeros(vocabulary.num_words, dtype=torch.int32)
+        words = self._barred.numpy().view("uint32")
+        for token_id in set(vocabulary.tokenizer.all_special_ids) - vocabulary.end_token_ids:
+            words[token_id // 32] |= 1 << token_id % 32
+        self._barred.bitwise_not_()
+
+    def compile(self, asked: StructuredOutputs) -> CompiledGrammar:
+        """Raises ValueError for what the library does not read."""
+        if asked.whitespace_pattern is not None:
+            raise ValueError("xgrammar has no whitespace_pattern; disable_any_whitespace fixes whitespace")
+        try:
+            compiled = self._compiled(asked)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{type(error).__name__}: {str(error)[:400]}") from error
+        return CompiledGrammar(self._library, compiled, self._barred)
+
+    def _compiled(self, asked: StructuredOutputs) -> Any:
+        compiler, any_whitespace = self._compiler, not asked.disable_any_whitespace
+        if asked.json_schema is not None:
+            schema = _json_text(asked.json_schema, "json")
+            return compiler.compile_json_schema(schema, any_whitespace=any_whitespace)
+        if asked.json_object:
+            return compiler.compile_json_schema('{"type": "object"}', any_whitespace=any_whitespace, strict_mode=False)
+        if asked.regex is not None:
+            return compiler.compile_regex(_bounded(asked.regex))
+        if asked.choice:
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in asked.choice)
+            return compiler.compile_grammar(_bounded(f"root ::= {texts}"))
+        if asked.grammar is not None:
+            return compiler.compile_grammar(_bounded(asked.grammar))
+        assert asked.structural_tag is not None, "StructuredOutputs requires one of its kinds"
+        return compiler.compile_structural_tag(_json_text(asked.structural_tag, "structural_tag"))
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """A grammar as the library compiled it, for any number of texts."""
+
+    library: Any
+    compiled: Any
+    barred: Tensor  # [num_words] int32, 0 at special tokens
+
+    def start(self) -> MatcherState:
+        """Before the first token."""
+        return MatcherState(self.library.GrammarMatcher(self.compiled), self.barred)
+
+
+class MatcherState:
+    """Where one text stands in its grammar."""
+
+    def __init__(self, matcher: Any, barred: Tensor) -> None:
+        self._matcher = matcher
+        self._barred = barred
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an end of sequence was accepted."""
+        return bool(self._matcher.is_terminated())
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text is complete as it stands."""
+        return bool(self._matcher.is_completed())
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token, unless it is barred or refused."""
+        if not int(self._barred[token_id // 32]) >> token_id % 32 & 1:
+            return False
+        return bool(self._matcher.accept_token(token_id))
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take the last tokens back."""
+        self._matcher.rollback(num_tokens)
+
+    def fill(self, words: Tensor) -> None:
+        """Write which tokens may follow."""
+        words.fill_(-1)  # the library leaves rows alone where everything is allowed
+        self._matcher.fill_next_token_bitmask(words[None])
+        words.bitwise_and_(self._barred)
+
+    def forced(self) -> str:
+        """The text that must follow."""
+        try:
+            return str(self._matcher.find_jump_forward_string())
+        except UnicodeDecodeError:  # it begins or ends within a character
+            return ""
+
+
+def _bounded(text: str) -> str:
+    if len(text) > LONGEST:
+        raise ValueError(f"it has {len(text)} characters, and {LONGEST} is the most")
+    return text
+
+
+def _json_text(value: str | dict[str, Any], name: str) -> str:
+    """A JSON value as a text. Raises ValueError for what is none, or is nested too deeply."""
+    try:
+        parsed = json.loads(_bounded(value)) if isinstance(value, str) else value
+        text = json.dumps(parsed)
+    except (RecursionError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{name} is not JSON: {type(error).__name__}: {error}") from error
+    depth, level = 0, [parsed]
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(f"{name} has more than {DEEPEST} levels")
+        level = [inner for each in level for inner in _inside(each)]
+    return _bounded(text)
+
+
+def _inside(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return list(inner)

@@ -1,0 +1,327 @@
+"""Structured output: of the form that was asked for, the same text with any drafts, and bad input refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+
+import pytest
+import torch
+from conftest import TINY
+from engine_helpers import counter, make_llm, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec import LLM, SamplingParams
+from specdec.core.engine.assembly import parts_of
+from specdec.core.request.grammar import RequestGrammar, unpacked
+from specdec.plugins.xgrammar import XGrammarBackend
+from specdec.sdk import ConfigError, HostProposer, Needs, SpecdecError
+from specdec.sdk.errors import RequestError
+from specdec.sdk.extensions import Grammars
+from specdec.sdk.structured_outputs import StructuredOutputs, Vocabulary
+
+CALL = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "arguments": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2, 30]}},
+            "required": ["city", "days"],
+        },
+    },
+    "required": ["name", "arguments"],
+}
+ASKED = {
+    "json": {"json": CALL, "disable_any_whitespace": True},
+    "regex": {"regex": "[a-c]{2}(, [0-9]{1,3}){3}"},
+    "choice": {"choice": ["yes", 'no "way"', "perhaps"]},
+    "grammar": {"grammar": 'root ::= "(" root ")" | "x"'},
+    "json_object": {"json_object": True},
+}
+PROPOSERS = {
+    "plain": None,
+    "forced": {"method": "forced", "num_speculative_tokens": 8},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4},
+    "trees": {"method": "ngram", "num_speculative_tokens": 4, "max_nodes": 8},
+    "head": {"method": "eagle3", "model": "eagle3", "num_speculative_tokens": 3},
+    "model": {"method": "draft_model", "model": "draft", "num_speculative_tokens": 3},
+}
+PROMPTS = ["def main(", "import os\n", "class A:\n    ", "x = "]
+
+
+def drafting(name, **settings):
+    config = PROPOSERS[name]
+    if config and "model" in config:
+        config = config | {"model": str(TINY / config["model"])}
+    return LLM("tiny", speculative_config=config, max_model_len=512, **settings)
+
+
+def has_its_form(kind, text):
+    match kind:
+        case "json":
+            call = json.loads(text)
+            arguments = call["arguments"]
+            return len(call["name"]) <= 8 and arguments["city"] in ("Paris", "Rome") and arguments["days"] in (1, 2, 30)
+        case "regex":
+            return re.fullmatch(ASKED["regex"]["regex"], text) is not None
+        case "choice":
+            return text in ASKED["choice"]["choice"]
+        case "grammar":
+            depth = text.index("x")
+            return text == "(" * depth + "x" + ")" * depth
+        case _:
+            return isinstance(json.loads(text), dict)
+
+
+def texts(llm, asked, **params):
+    each = [SamplingParams(seed=seed, structured_outputs=asked, **params) for seed in range(len(PROMPTS))]
+    return [(output.outputs[0].text, output.outputs[0].finish_reason) for output in llm.generate(PROMPTS, each)]
+
+
+@pytest.fixture(scope="module")
+def plain_texts():
+    with drafting("plain") as llm:
+        return {
+            (kind, temperature): texts(llm, asked, temperature=temperature, max_tokens=80)
+            for kind, asked in ASKED.items()
+            for temperature in (0.0, 1.0)
+        }
+
+
+def test_what_ends_has_the_form_that_was_asked_for(plain_texts):
+    ended = Counter()
+    for (kind, _), found in plain_texts.items():
+        for text, reason in found:
+            assert reason in ("stop", "length")
+            if reason == "stop":
+                assert has_its_form(kind, text), (kind, text)
+                ended[kind] += 1
+    assert set(ended) == set(ASKED)
+
+
+@pytest.mark.parametrize("name", [name for name in PROPOSERS if name != "plain"])
+def test_the_text_is_plain_decodings_with_any_drafts(plain_texts, name):
+    with drafting(name) as llm:
+        for (kind, temperature), expected in plain_texts.items():
+            assert texts(llm, ASKED[kind], temperature=temperature, max_tokens=80) == expected, kind
+        assert counter(llm, "spec_decode_num_accepted_tokens") > 0
+
+
+def test_rows_that_are_taken_back_and_prompts_in_chunks_change_nothing(plain_texts):
+    expected = plain_texts["json", 1.0]
+    with drafting("ngram", num_kv_blocks=12, block_size=8, max_num_batched_tokens=7) as llm:
+        assert texts(llm, ASKED["json"], temperature=1.0, max_tokens=80) == expected
+        assert counter(llm, "num_preemptions") > 0
+
+
+def test_each_of_n_outputs_has_a_place_of_its_own():
+    with drafting("forced") as llm:
+        params = SamplingParams(n=4, seed=3, max_tokens=80, structured_outputs=ASKED["json"])
+        outputs = llm.generate("call(", params)[0].outputs
+    assert all(has_its_form("json", each.text) for each in outputs if each.finish_reason == "stop")
+    assert len({each.text for each in outputs}) > 1
+
+
+def test_free_requests_beside_it_are_what_they_are_alone():
+    free = SamplingParams(temperature=0, max_tokens=24)
+    with drafting("ngram") as llm:
+        alone = llm.generate(PROMPTS[0], free)[0].outputs[0].text
+        asked = SamplingParams(temperature=0, max_tokens=24, structured_outputs=ASKED["json"])
+        together = llm.generate([PROMPTS[0], PROMPTS[1]], [free, asked])
+    assert together[0].outputs[0].text == alone
+
+
+def test_log_probabilities_are_those_under_the_grammar():
+    with drafting("ngram") as llm:
+        params = SamplingParams(
+            temperature=0, max_tokens=8, logprobs=20, structured_outputs={"choice": ["0", "1", "2"]}
+        )
+        (output,) = llm.generate("x = ", params)[0].outputs
+    assert sum(math.exp(value) for value in output.logprobs[0].values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_finished_grammar_ends_the_text_before_min_tokens():
+    with drafting("ngram") as llm:
+        params = SamplingParams(temperature=0, max_tokens=20, min_tokens=10, structured_outputs={"choice": ["yes"]})
+        (output,) = llm.generate("x", params)[0].outputs
+        assert (output.text, output.finish_reason) == ("yes", "stop")
+        params = SamplingParams(temperature=0, max_tokens=40, min_tokens=20, structured_outputs={"regex": "(ab)+"})
+        (output,) = llm.generate("x", params)[0].outputs
+        assert len(output.token_ids) >= 20
+
+
+def test_a_model_without_an_end_of_sequence_stops_where_nothing_may_follow():
+    with drafting("plain") as llm:
+        params = SamplingParams(max_tokens=20, ignore_eos=True, structured_outputs={"choice": ["yes"]})
+        (output,) = llm.generate("x", params)[0].outputs
+    assert output.text.startswith("yes")
+
+
+BAD = [
+    ({"regex": "(["}, "SD-E341"),
+    ({"json": "{nope"}, "SD-E341"),
+    ({"json": {"type": "nonsense"}}, "SD-E341"),
+    ({"grammar": "root ::= absent"}, "SD-E341"),
+    ({"structural_tag": {"a": 1}}, "SD-E341"),
+    ({"json": {"type": "string"}, "whitespace_pattern": " "}, "SD-E341"),
+    ({"regex": "a", "choice": ["a"]}, "SD-E132"),
+    ({"choice": ["a", ""]}, "SD-E132"),
+    ({}, "SD-E132"),
+    ({"regx": "a"}, "SD-E131"),
+]
+
+
+def test_bad_input_is_refused_by_name_and_the_engine_goes_on():
+    nested = {"type": "string"}
+    for _ in range(200):
+        nested = {"type": "array", "items": nested}
+    with drafting("ngram") as llm:
+        for asked, code in [*BAD, ({"json": nested}, "SD-E341"), ({"regex": "a" * (1 << 21)}, "SD-E341")]:
+            with pytest.raises(SpecdecError) as caught:
+                llm.generate("x", SamplingParams(structured_outputs=asked))
+            assert caught.value.code == code, asked
+        assert llm.generate("x", SamplingParams(max_tokens=3, structured_outputs={"regex": "aaa"}))[0].outputs[0].text
+
+
+def test_a_backend_that_nobody_offers_is_named_with_those_that_there_are():
+    with LLM("tiny", structured_outputs_backend="xgramar") as llm, pytest.raises(ConfigError) as caught:
+        llm.generate("x", SamplingParams(structured_outputs={"regex": "a"}))
+    assert "xgrammar" in str(caught.value)
+
+
+def test_a_target_without_a_tokenizer_says_so(target_path, tmp_path):
+    for file in target_path.iterdir():
+        if not file.name.startswith(("tokenizer", "chat")):
+            (tmp_path / file.name).symlink_to(file)
+    with LLM(tmp_path) as llm, pytest.raises(RequestError) as caught:
+        llm.generate([[1, 2]], SamplingParams(structured_outputs={"regex": "a"}, detokenize=False))
+    assert caught.value.code == "SD-E340"
+
+
+class Reads(HostProposer):
+    """Compares what it is told of a request's grammar with what the text says."""
+
+    needs = Needs(history=True, extensions=(Grammars(),))
+    seen = []  # noqa: RUF012
+
+    def __init__(self, config):
+        """No options."""
+
+    def bind(self, target, services):
+        self.services = services
+
+    def draft(self, request, tokens, k):
+        allowed = self.services.allowed(request.request_id)
+        forced = self.services.forced(request.request_id)
+        if allowed is None:
+            assert forced == ""
+            return []
+        token = int(allowed.nonzero()[0])
+        behind = self.services.allowed(request.request_id, [token])
+        none = self.services.allowed(request.request_id, [int((~allowed).nonzero()[0])])
+        self.seen.append((bool(allowed.any()), bool(none.any()), forced, behind.shape))
+        return [token]
+
+
+def test_a_proposer_reads_what_is_allowed_and_forced():
+    Reads.seen.clear()
+    with make_llm(f"{__name__}:Reads", k=2) as llm:
+        asked = SamplingParams(temperature=0, max_tokens=12, structured_outputs={"regex": "ab+c"})
+        llm.generate(["x", "y"], [asked, SamplingParams(max_tokens=4)])
+        seen = Reads.seen
+    assert seen
+    assert all(some and not none and shape == (parts_of(llm).info.vocab_size,) for some, none, _, shape in seen)
+
+
+@pytest.fixture(scope="module")
+def backend(tokenizer):
+    return XGrammarBackend(Vocabulary(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id])))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_masks_of_trees_are_those_of_each_path_alone(backend, tokenizer, data):
+    """Against a state that walks the path from its beginning."""
+    vocabulary = Vocabulary(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    compiled = backend.compile(StructuredOutputs(regex="(a|b)(b|c)*d?"))
+    usual = [tokenizer.encode(text, add_special_tokens=False)[0] for text in "abcdx"] + [tokenizer.eos_token_id]
+    drafts = data.draw(st.lists(st.sampled_from(usual), max_size=7))
+    parents = [data.draw(st.integers(-1, node - 1)) for node in range(len(drafts))]
+    grammar = RequestGrammar(compiled.start(), vocabulary)
+    found = unpacked(grammar.masks(drafts, parents), vocabulary.size)
+    again = unpacked(grammar.masks(drafts, parents), vocabulary.size)
+    assert torch.equal(found, again)  # nothing was left behind
+    for place in range(len(drafts) + 1):
+        path, node = [], place - 1
+        while node >= 0:
+            path, node = [drafts[node], *path], parents[node]
+        state = compiled.start()
+        if all(not state.has_ended and state.accept(token) for token in path) and not state.has_ended:
+            words = torch.zeros(vocabulary.num_words, dtype=torch.int32)
+            state.fill(words)
+            assert torch.equal(found[place], unpacked(words[None], vocabulary.size)[0])
+        else:
+            assert bool(found[place].all())
+
+
+def chances(model, compiled, vocabulary, prompt):
+    """Every text of a finite grammar with its probability under the target, by enumeration."""
+    found: Counter[tuple[int, ...]] = Counter()
+
+    def walk(path, share):
+        state = compiled.start()
+        for token in path:
+            assert state.accept(token)
+        if state.has_ended:
+            found[tuple(path)] += share
+            return
+        words = torch.zeros(vocabulary.num_words, dtype=torch.int32)
+        state.fill(words)
+        allowed = unpacked(words[None], vocabulary.size)[0]
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *path]])).logits[0, -1].double()
+        probs = logits.masked_fill(~allowed, -math.inf).softmax(0)
+        for token in allowed.nonzero().flatten().tolist():
+            walk([*path, token], share * float(probs[token]))
+
+    walk([], 1.0)
+    return found
+
+
+@pytest.mark.parametrize("rule", ["standard", "block"])
+def test_drawn_drafts_follow_the_distribution_under_the_grammar(rule, backend, tokenizer, reference_model):
+    """A chi-square test with fixed seeds. The draft model knows nothing of the grammar."""
+    vocabulary = Vocabulary(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    asked = StructuredOutputs(regex="[ab][abc]")
+    prompt, num = tokenizer.encode("x = "), 1500
+    truth = chances(reference_model, backend.compile(asked), vocabulary, prompt)
+    config = {**PROPOSERS["model"], "model": str(TINY / "draft"), "draft_sample_method": "probabilistic"}
+    config["rejection_sample_method"] = rule
+    with LLM("tiny", speculative_config=config, max_model_len=64) as llm:
+        params = [SamplingParams(seed=seed, max_tokens=4, structured_outputs=asked) for seed in range(num)]
+        outputs = llm.generate([{"prompt_token_ids": prompt}] * num, params)
+        assert counter(llm, "spec_decode_num_draft_tokens") > num / 2
+    counts = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
+    assert set(counts) <= set(truth)
+    likely = [text for text, share in truth.items() if share * num >= 5]
+    rest = 1 - sum(truth[text] for text in likely)
+    statistic = sum((counts[text] - num * truth[text]) ** 2 / (num * truth[text]) for text in likely)
+    others = num - sum(counts[text] for text in likely)
+    statistic += (others - num * rest) ** 2 / (num * rest) if rest * num > 1 else 0
+    freedom = len(likely)
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom), (statistic, freedom)
+
+
+def test_requests_that_are_aborted_or_left_out_hold_nothing():
+    with drafting("forced") as llm:
+        engine = llm.engine
+        asked = SamplingParams(max_tokens=40, structured_outputs=ASKED["json"])
+        names = [engine.add_request("x", asked) for _ in range(3)]
+        engine.step()
+        engine.abort(names[1])
+        run(engine)
+        assert all(parts_of(llm).grammars.of(name) is None for name in names)
