@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .errors import PluginId, Refusal
-from .extensions import TargetKV, TargetLayers, TargetTokens
+from .extensions import Grammars, TargetKV, TargetLayers, TargetTokens
 from .needs import Needs
 
-READ_THE_TARGET = (TargetTokens, TargetKV, TargetLayers)
+READ_THE_TARGET = (TargetTokens, TargetKV, TargetLayers, Grammars)
 """Extensions of what only the target's process has."""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.sdk.checkpoint import Checkpoint, read_tensors
 from specdec.sdk.config import NetworkSettings
 from specdec.sdk.errors import Refusal
-from specdec.sdk.extensions import KNOWN, AttentionMode, DraftKV, LayerRunner, TargetKVReader
+from specdec.sdk.extensions import KNOWN, Ahead, AttentionMode, DraftKV, LayerRunner, TargetKVReader
 from specdec.sdk.types import KeptTokens, Phase, RequestView, SamplingView, StepView, TargetInfo
 
 
@@ -34,7 +34,7 @@ def fake_target_info(**changes: Any) -> TargetInfo:
         "max_model_len": 256,
         "max_num_seqs": 8,
         "block_size": 16,
-        "extensions": frozenset(KNOWN),
+        "extensions": frozenset(KNOWN) - {Ahead.id},
         "max_nodes": 64,
     }
     return TargetInfo(**(facts | changes))

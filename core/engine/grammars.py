@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from specdec.sdk.errors import RequestError
 from specdec.sdk.structured_outputs import Grammar, GrammarBackend, StructuredOutputs, Vocabulary
 
-from ..registry import PluginSettings
+from ..registry import PluginSettings, describe
 from ..registry.functions import call_offered
 from ..request.grammar import RequestGrammar
 
@@ -46,12 +46,13 @@ class Grammars:
         backend = self._backend
         try:
             grammar = _within(MOST_SECONDS, lambda: backend.compile(asked))
-        except ValueError as error:
-            facts = {"because": error, "asked": asked.model_dump(exclude_defaults=True, by_alias=True)}
-            raise RequestError("SD-E341", f"{who} asks for structured output that cannot be compiled", facts) from error
         except TimeoutError as error:
             facts = {"limit": f"{MOST_SECONDS:g} s", "fix": "a smaller schema, expression or grammar"}
             raise RequestError("SD-E341", f"{who} asks for structured output that takes too long", facts) from error
+        except Exception as error:
+            given = asked.model_dump(exclude_defaults=True, by_alias=True)
+            facts = {"asked": f"{given!r:.200}", "backend": self._name, "because": f"{describe(error):.400}"}
+            raise RequestError("SD-E341", f"{who} asks for structured output that cannot be compiled", facts) from error
         started = RequestGrammar(grammar.start(), self._vocabulary)
         if started.is_stuck:
             facts = {"backend": self._name, "fix": "a grammar whose texts the tokenizer can write"}

@@ -34,7 +34,7 @@ class XGrammarBackend:
             raise ConfigError("SD-E343", "structured output needs a library that is not installed", facts)
         import xgrammar
 
-        ends = sorted(vocabulary.end_token_ids)
+        ends = sorted(vocabulary.end_token_ids) or None  # None: the library looks for one, which is barred below
         try:
             info = xgrammar.TokenizerInfo.from_huggingface(
                 vocabulary.tokenizer, vocab_size=vocabulary.size, stop_token_ids=ends
@@ -44,11 +44,11 @@ class XGrammarBackend:
             raise ConfigError("SD-E343", "xgrammar does not read this tokenizer", facts) from error
         self._library: Any = xgrammar
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
-        self._barred = torch.zeros(vocabulary.num_words, dtype=torch.int32)
-        words = self._barred.numpy().view("uint32")
-        for token_id in set(vocabulary.tokenizer.all_special_ids) - vocabulary.end_token_ids:
+        self._ordinary = torch.zeros(vocabulary.num_words, dtype=torch.int32)
+        words = self._ordinary.numpy().view("uint32")
+        for token_id in {*vocabulary.tokenizer.all_special_ids, *info.stop_token_ids} - vocabulary.end_token_ids:
             words[token_id // 32] |= 1 << token_id % 32
-        self._barred.bitwise_not_()
+        self._ordinary.bitwise_not_()
 
     def compile(self, asked: StructuredOutputs) -> CompiledGrammar:
         """Raises ValueError for what the library does not read."""
@@ -56,11 +56,9 @@ class XGrammarBackend:
             raise ValueError("xgrammar has no whitespace_pattern; disable_any_whitespace fixes whitespace")
         try:
             compiled = self._compiled(asked)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{type(error).__name__}: {str(error)[:400]}") from error
-        return CompiledGrammar(self._library, compiled, self._barred)
+        except RuntimeError as error:  # the library's own word for what it does not read
+            raise ValueError(str(error)) from error
+        return CompiledGrammar(self._library, compiled, self._ordinary)
 
     def _compiled(self, asked: StructuredOutputs) -> Any:
         compiler, any_whitespace = self._compiler, not asked.disable_any_whitespace
@@ -86,19 +84,19 @@ class CompiledGrammar:
 
     library: Any
     compiled: Any
-    barred: Tensor  # [num_words] int32, 0 at special tokens
+    ordinary: Tensor  # [num_words] int32, 0 at special tokens
 
     def start(self) -> MatcherState:
         """Before the first token."""
-        return MatcherState(self.library.GrammarMatcher(self.compiled), self.barred)
+        return MatcherState(self.library.GrammarMatcher(self.compiled), self.ordinary)
 
 
 class MatcherState:
     """Where one text stands in its grammar."""
 
-    def __init__(self, matcher: Any, barred: Tensor) -> None:
+    def __init__(self, matcher: Any, ordinary: Tensor) -> None:
         self._matcher = matcher
-        self._barred = barred
+        self._ordinary = ordinary
 
     @property
     def has_ended(self) -> bool:
@@ -112,7 +110,7 @@ class MatcherState:
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token, unless it is barred or refused."""
-        if not int(self._barred[token_id // 32]) >> token_id % 32 & 1:
+        if not int(self._ordinary[token_id // 32]) >> token_id % 32 & 1:
             return False
         return bool(self._matcher.accept_token(token_id))
 
@@ -124,7 +122,7 @@ class MatcherState:
         """Write which tokens may follow."""
         words.fill_(-1)  # the library leaves rows alone where everything is allowed
         self._matcher.fill_next_token_bitmask(words[None])
-        words.bitwise_and_(self._barred)
+        words.bitwise_and_(self._ordinary)
 
     def forced(self) -> str:
         """The text that must follow."""

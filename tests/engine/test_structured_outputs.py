@@ -9,16 +9,18 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import TINY
 from engine_helpers import counter, make_llm, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import LLM, SamplingParams
 from specdec.core.engine.assembly import parts_of
+from specdec.core.engine.grammars import Grammars as EngineGrammars
+from specdec.core.registry import PluginSettings
 from specdec.core.request.grammar import RequestGrammar, unpacked
+from specdec.core.request.request import FinishReason, Request
 from specdec.plugins.xgrammar import XGrammarBackend
-from specdec.sdk import ConfigError, HostProposer, Needs, SpecdecError
+from specdec.sdk import ConfigError, HostProposer, Needs, Refusal, SpecdecError
 from specdec.sdk.errors import RequestError
 from specdec.sdk.extensions import Grammars
 from specdec.sdk.structured_outputs import StructuredOutputs, Vocabulary
@@ -47,17 +49,14 @@ PROPOSERS = {
     "forced": {"method": "forced", "num_speculative_tokens": 8},
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "trees": {"method": "ngram", "num_speculative_tokens": 4, "max_nodes": 8},
-    "head": {"method": "eagle3", "model": "eagle3", "num_speculative_tokens": 3},
-    "model": {"method": "draft_model", "model": "draft", "num_speculative_tokens": 3},
+    "head": {"method": "eagle3", "model": "tiny/eagle3", "num_speculative_tokens": 3},
+    "model": {"method": "draft_model", "model": "tiny/draft", "num_speculative_tokens": 3},
 }
 PROMPTS = ["def main(", "import os\n", "class A:\n    ", "x = "]
 
 
 def drafting(name, **settings):
-    config = PROPOSERS[name]
-    if config and "model" in config:
-        config = config | {"model": str(TINY / config["model"])}
-    return LLM("tiny", speculative_config=config, max_model_len=512, **settings)
+    return LLM("tiny", speculative_config=PROPOSERS[name], max_model_len=512, **settings)
 
 
 def has_its_form(kind, text):
@@ -154,11 +153,63 @@ def test_a_finished_grammar_ends_the_text_before_min_tokens():
         assert len(output.token_ids) >= 20
 
 
-def test_a_model_without_an_end_of_sequence_stops_where_nothing_may_follow():
-    with drafting("plain") as llm:
+def test_what_follows_an_end_that_is_ignored_is_free():
+    with drafting("ngram") as llm:
         params = SamplingParams(max_tokens=20, ignore_eos=True, structured_outputs={"choice": ["yes"]})
         (output,) = llm.generate("x", params)[0].outputs
     assert output.text.startswith("yes")
+    assert (len(output.token_ids), output.finish_reason) == (20, "length")
+
+
+def request_under(tokenizer, asked, ends):
+    vocabulary = Vocabulary(tokenizer, len(tokenizer), ends)
+    grammar = RequestGrammar(XGrammarBackend(vocabulary).compile(StructuredOutputs(**asked)).start(), vocabulary)
+    params = SamplingParams(max_tokens=50)
+    return Request("a", [1], params, 0, 51, ends, detokenizer=None, grammar=grammar)
+
+
+def test_a_model_without_an_end_of_sequence_stops_where_nothing_may_follow(tokenizer):
+    request = request_under(tokenizer, {"choice": ["yes"]}, frozenset())
+    token_ids = tokenizer.encode("yes", add_special_tokens=False)
+    assert request.commit(token_ids) == len(token_ids)
+    assert request.finish_reason is FinishReason.STOP
+
+
+def test_a_token_that_the_grammar_refuses_ends_its_request_as_an_error(tokenizer):
+    request = request_under(tokenizer, {"choice": ["yes"]}, frozenset([tokenizer.eos_token_id]))
+    wrong = tokenizer.encode("0", add_special_tokens=False)
+    assert request.commit(wrong) == 1
+    assert request.finish_reason is FinishReason.ERROR
+
+
+def test_special_tokens_are_barred_but_those_that_end_the_text(tokenizer):
+    ends = frozenset([tokenizer.eos_token_id])
+    grammar = request_under(tokenizer, {"regex": ".*"}, ends).grammar
+    special = set(tokenizer.all_special_ids)
+    assert special - ends
+    allowed = grammar.allowed([], len(tokenizer))
+    assert set(allowed.nonzero().flatten().tolist()) & special == ends
+
+
+class Failing:
+    """A backend that fails with a long text."""
+
+    def compile(self, asked):
+        raise KeyError("x" * 10_000)
+
+
+def test_a_backend_that_fails_is_named_and_its_words_are_cut(tokenizer):
+    grammars = EngineGrammars("mine", Vocabulary(tokenizer, len(tokenizer), frozenset()), PluginSettings())
+    grammars._backend = Failing()
+    with pytest.raises(RequestError, match="KeyError") as caught:
+        grammars.start(StructuredOutputs(regex="a" * 10_000), "7")
+    assert caught.value.code == "SD-E341"
+    assert len(str(caught.value)) < 1500
+
+
+def test_a_proposer_that_reads_grammars_is_refused_elsewhere():
+    with pytest.raises(Refusal, match="grammar@1"):
+        LLM("tiny", speculative_config=PROPOSERS["forced"] | {"isolation": "process"})
 
 
 BAD = [
@@ -299,8 +350,7 @@ def test_drawn_drafts_follow_the_distribution_under_the_grammar(rule, backend, t
     asked = StructuredOutputs(regex="[ab][abc]")
     prompt, num = tokenizer.encode("x = "), 1500
     truth = chances(reference_model, backend.compile(asked), vocabulary, prompt)
-    config = {**PROPOSERS["model"], "model": str(TINY / "draft"), "draft_sample_method": "probabilistic"}
-    config["rejection_sample_method"] = rule
+    config = PROPOSERS["model"] | {"draft_sample_method": "probabilistic", "rejection_sample_method": rule}
     with LLM("tiny", speculative_config=config, max_model_len=64) as llm:
         params = [SamplingParams(seed=seed, max_tokens=4, structured_outputs=asked) for seed in range(num)]
         outputs = llm.generate([{"prompt_token_ids": prompt}] * num, params)

@@ -19,7 +19,7 @@ from specdec.plugins.draft_model.proposer import DraftModelProposer
 from specdec.plugins.draft_model.recognise import is_language_model
 from specdec.sdk import ConfigError, DistributionKind, ProposerConfig, Refusal
 from specdec.sdk.checkpoint import Checkpoint
-from specdec.sdk.extensions import KNOWN, Ahead, DraftKV
+from specdec.sdk.extensions import DraftKV
 from specdec.testing import fake_target_info
 
 TARGET = TINY / "target"
@@ -343,8 +343,7 @@ def test_it_drafts_one_token_after_the_other_where_that_is_asked_for(tmp_path):
 
 def test_the_draft_kv_is_that_of_every_layer():
     config = ProposerConfig(num_draft_tokens=5, model=str(TARGET), options=DraftModelProposer.Options())
-    info = fake_target_info(vocab_size=VOCAB_SIZE, extensions=frozenset(KNOWN) - {Ahead.id})
-    kv = DraftModelProposer.needs(config, info).extension(DraftKV)
+    kv = DraftModelProposer.needs(config, fake_target_info(vocab_size=VOCAB_SIZE)).extension(DraftKV)
     assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.lookahead) == (8, 2, 64, 5)
     assert not kv.depends_on_next_token
 
