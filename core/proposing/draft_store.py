@@ -164,10 +164,10 @@ class TakenDrafts:
             token_ids = next(columns)[: len(lengths) * width].view(shape)
             parents = replacement = None
             if self.parents is not None:
-                parents, replacement = next(columns)[: token_ids.numel()].view(shape), next(columns).bool()
+                parents, replacement = next(columns)[: token_ids.numel()].view(shape), next(columns)
             found = self.distributions(list(columns))
             if found is not None and replacement is not None:
-                found = replace(found, replacement=replacement)
+                found = replace(found, replacement=replacement.bool())
             return DraftRows(token_ids, lengths, found, parents), token_ids[:, :0]
         rows, places, sources = columns
         numbers, token_ids = self.table.gather(rows, lengths, width)
