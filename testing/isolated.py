@@ -63,6 +63,7 @@ def in_a_fork(work: Callable[[], str], timeout: float) -> str | Ended:
 
 def _be_child(work: Callable[[], str], writing: int, notes: Notes, stacks: IO[bytes]) -> NoReturn:
     try:
+        faulthandler.disable()  # enabled already, it would not take back a signal that a library took
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks)
         calls = Calls()

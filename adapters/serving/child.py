@@ -104,6 +104,7 @@ def _prepare(order: Order, inherited: Inherited) -> None:
     _end_with_keeper()
     os.close(inherited.orders)
     os.open(os.devnull, os.O_RDONLY)
+    faulthandler.disable()  # enabled already, it would not take back a signal that a library took
     faulthandler.enable(inherited.stacks)
     faulthandler.register(signal.SIGUSR1, inherited.stacks)
     inherited.notes.listen()

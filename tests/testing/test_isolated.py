@@ -88,6 +88,18 @@ def test_a_proposer_that_ends_its_process_fails_a_check_by_name(proposer, how, c
     assert found[-1].check != failed[0].check, "others were tried too"
 
 
+def test_the_stack_of_a_crash_is_told_where_a_library_took_the_signal() -> None:
+    # Libraries with backtraces of their own do so where they are imported; xgrammar brings one.
+    libc = ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    before = libc.signal(signal.SIGSEGV, signal.SIG_DFL)
+    try:
+        found = check_proposer(Crashes, level="basic", isolation="process")
+    finally:
+        libc.signal(signal.SIGSEGV, before)
+    assert "in propose" in next(each for each in found if each.status == "failed").facts["stack"]
+
+
 @pytest.mark.slow
 def test_one_that_cannot_be_interrupted_is_ended_and_the_next_one_runs() -> None:
     found = check_proposer(Deaf, only=["draft_form", "every_k"], isolation="process", timeout=1)
