@@ -18,6 +18,8 @@ import specdec
 from specdec.core.registry.discovery import Kind, PluginEntry, PluginSettings, discover
 from specdec.sdk.lifecycle import SDK_DISTRIBUTION
 
+from ._tried import installed, said_of
+
 IMPORT_PACKAGE = "specdec"
 PARTS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins", "assets")
 COMPILERS = ("c++", "g++", "clang++")
@@ -37,6 +39,7 @@ def examine(settings: PluginSettings) -> list[Finding]:
     """All checks, in the order in which one would repair."""
     return [
         *check_versions(),
+        *check_tried(),
         check_owner(importlib_metadata.packages_distributions().get(IMPORT_PACKAGE, ())),
         check_parts(Path(specdec.__file__).parent),
         check_device(),
@@ -76,6 +79,17 @@ def _installed(name: str) -> str | None:
         return importlib_metadata.version(name)
     except importlib_metadata.PackageNotFoundError:
         return None
+
+
+def check_tried() -> Iterator[Finding]:
+    """Whether our tests ran with just these versions of what decides most."""
+    try:
+        versions = installed()
+    except importlib_metadata.PackageNotFoundError:  # of which another check tells
+        return
+    passed, text = said_of(versions)
+    subject = "tried together: " + ", ".join(" ".join(each) for each in versions.items())
+    yield Finding(subject, "ok" if passed else "note", text)
 
 
 def check_owner(owners: list[str] | tuple[str, ...]) -> Finding:

@@ -1,4 +1,4 @@
-"""The floors of the dependencies: `.ci/versions lowest` runs the tests with all of them at once."""
+"""The floors of the dependencies: `nox -s floors` runs tests with all of them at once."""
 
 from __future__ import annotations
 
