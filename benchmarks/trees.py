@@ -202,7 +202,7 @@ def speeds(settings: Sequence[Setting], batch: int, turns: int, length: int) -> 
     """Tokens per second of CPU time, as multiples of plain decoding: the median of the turns."""
     texts = [json.loads(line)["prompt"] for line in (TINY / "prompts.jsonl").read_text().splitlines()]
     texts = (texts * 2)[: max(batch, 8)]
-    shared = {"max_num_seqs": batch, "num_threads": 1, "max_model_len": 512}
+    shared = {"max_num_seqs": batch, "num_threads": 1, "max_model_len": 512, "enable_prefix_caching": False}
     plain, *llms = (LLM("tiny", speculative_config=each, **shared) for each in (None, *(s.config for s in settings)))
     ratios: dict[str, list[float]] = {each.name: [] for each in settings}
     for turn in range(turns + 1):

@@ -196,6 +196,13 @@ class LLM:
         """
         self.engine.update_proposer_weights(tensors)
 
+    def reset_prefix_cache(self) -> None:
+        """Find nothing again that is cached now, as if no request had been served. Those that run keep what they have.
+
+        Raises RequestError SD-E177 within a step.
+        """
+        self.engine.reset_prefix_cache()
+
     def close(self) -> None:
         """End for good: abort what runs, save the proposer's state to `state_dir` if any, and close the proposer."""
         self.engine.close()
@@ -263,6 +270,7 @@ class _Prompt:
             prompt=first.prompt,
             prompt_token_ids=tuple(first.prompt_token_ids),
             outputs=tuple(_completion(index, request) for index, request in enumerate(self.requests)),
+            num_cached_tokens=first.num_cached_tokens,
         )
 
 

@@ -79,6 +79,7 @@ class TimedEngine:
 
     def forget(self) -> None:
         """Start anew if the proposer keeps what it learns across requests: repeats must not help each other."""
+        self.engine.reset_prefix_cache()
         host = EngineView.of(self.engine).host
         if host is not None and host.needs.state == "shared":
             self.engine.close()

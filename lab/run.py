@@ -194,6 +194,7 @@ def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -
         "max_model_len": info.max_model_len,
         "max_concurrency": settings.engine.max_num_seqs,
         "text_equality": asdict(engine.text_equality),
+        "prefix_caching": engine.prefix_caching.enabled,
         "profile": settings.engine.enable_profiling,
         "prompts_sha256": prompts_sha256(chosen.prompts),
         **settings.model_dump(mode="json", exclude={"engine", "speculative_config"}),

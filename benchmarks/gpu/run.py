@@ -73,6 +73,7 @@ class Run:
             "max_model_len": shape.prompt_len + shape.output_len,
             "max_num_seqs": max(shape.batch_sizes),
             "prove_target": False,
+            "enable_prefix_caching": False,  # prompts are repeated
             "kv_cache_memory_gib": None if self.smoke else KV_GIB,
         }
         with LLM(**defaults | settings) as llm:

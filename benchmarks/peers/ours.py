@@ -23,6 +23,7 @@ def configuration(contender: Contender, task: Task) -> dict[str, Any]:
     settings = PRECISIONS[contender.precision] | {
         "max_model_len": task.max_model_len,
         "max_num_seqs": task.max_batch,
+        "enable_prefix_caching": False,  # rounds repeat the prompts, and other engines have none either
         "speculative_config": _speculative(contender.method, task),
     }
     return {"model": task.target.path} | settings

@@ -143,7 +143,8 @@ class HostAddressing:
         if blocks[:used] == list(range(blocks[0], blocks[0] + used)):
             first = blocks[0] * self.block_size
             return Span(start, num_queries, num_keys, slice(first, first + num_keys), device, mode)
-        slots = torch.tensor([self.slot(blocks, position) for position in range(num_keys)], device=device)
+        firsts = torch.tensor(blocks[:used], device=device)[:, None] * self.block_size
+        slots = (firsts + torch.arange(self.block_size, device=device)).view(-1)[:num_keys]
         return Span(start, num_queries, num_keys, slots, device, mode)
 
     def slot(self, blocks: Sequence[int], position: int) -> int:

@@ -35,6 +35,12 @@ class EngineConfig(StrictModel):
         description="None: on a CPU a quarter of the free memory, on a GPU what gpu_memory_utilization leaves; at most "
         "what max_num_seqs can use",
     )
+    enable_prefix_caching: bool | None = Field(
+        default=None,
+        strict=True,
+        description="requests of a namespace that begin alike compute that once, and share its KV blocks. None: where "
+        "all that layers keep is in blocks, and no proposer has to see whole prompts",
+    )
     moe_backend: str | None = Field(default=None, description="transformers' experts implementation; None: its default")
     quantization: str | None = Field(
         default=None, description="int8_weight_only or int8_dynamic; None: as it is stored"

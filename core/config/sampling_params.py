@@ -60,7 +60,8 @@ class SamplingParams(StrictModel):
         description="'specdec': what the proposer's RequestOptions read; other keys are not ours",
     )
     namespace: str = Field(
-        default="", description="proposers share what they learn of requests within a namespace only"
+        default="",
+        description="within a namespace only, requests share KV blocks, and proposers what they learn of them",
     )
 
     @field_validator("stop", "stop_token_ids", mode="before")

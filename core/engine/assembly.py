@@ -30,6 +30,7 @@ from .grammars import Grammars
 from .loaded_model import LoadedModel
 from .paged_cache import PagedCache
 from .plan import Plan
+from .prefix_caching import PrefixCaching
 from .threads import Threads
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
@@ -55,6 +56,7 @@ class Parts:
     threads: Threads
     working: Working  # what its calls happen in
     text_equality: TextEquality
+    prefix_caching: PrefixCaching
     kv_capacity: int  # tokens of one request that the cache can hold
 
 
@@ -123,6 +125,7 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
         threads=model.threads,
         working=plan.profile.working(model.threads),
         text_equality=model.text_equality,
+        prefix_caching=plan.prefix_caching,
         kv_capacity=cache.num_blocks * config.block_size - plan.lookahead,
     )
 

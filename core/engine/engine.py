@@ -56,6 +56,7 @@ class Engine:
         self.tokenizer = self.parts.tokenizer
         self.metrics = self.parts.metrics
         self.text_equality = self.parts.text_equality
+        self.prefix_caching = self.parts.prefix_caching
         self.listeners: dict[str, Callable[[Committed], None]] = {}  # by request: called when it goes on or ends
         self._turn = Turn(self._between_steps)
         self._aborts: deque[Request] = deque()  # asked for, not yet carried out
@@ -250,6 +251,12 @@ class Engine:
         with self._turn.taken("update_proposer_weights", alone=True), self.parts.working():
             self._host("SD-E227", "there is no proposer that could take weights").update_weights(tensors)
             self.parts.drafts.clear()
+            self.parts.scheduler.pool.forget_all()  # draft KV of the old weights, which outlives its requests there
+
+    def reset_prefix_cache(self) -> None:
+        """Do what `LLM.reset_prefix_cache` says."""
+        with self._turn.taken("reset_prefix_cache", alone=True):
+            self.parts.scheduler.pool.forget_all()
 
     def _stateful(self) -> ProposerHost:
         return self._host("SD-E179", "there is no proposer whose state could be kept")

@@ -28,6 +28,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
+    num_cached_tokens: int | None = None  # of the prompt, which its first output did not compute; None: none can be
 
 
 @dataclass(frozen=True, kw_only=True)

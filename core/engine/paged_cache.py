@@ -66,6 +66,6 @@ class PagedCache:
         num_drafts = plan.width
         num_blocks = num_kv_blocks(config, info, target, draft_kv, kv_budget, lookahead, captured, num_drafts)
         longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
-        pool = BlockPool(num_blocks, config.block_size, region_size=longest_request)
+        pool = BlockPool(num_blocks, config.block_size, region_size=longest_request, known=plan.known_blocks())
         most = config.max_num_batched_tokens
         return cls.build(plan.profile, info, target, pool, most, lookahead, num_drafts)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from specdec.sdk.errors import ConfigError, UnsupportedModelError
-from specdec.sdk.extensions import KNOWN, Ahead, Trees
+from specdec.sdk.extensions import KNOWN, Ahead, DraftKV, Trees
 from specdec.sdk.ranges import MOST_NODES
 from specdec.sdk.types import TargetInfo
 
+from ..cache.block_pool import KnownBlocks
 from ..config.engine_config import EngineConfig
 from ..kernels.backend import compiler
 from ..model.inference_form import check_quantization, experts_settings
@@ -26,6 +27,7 @@ from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
 from .device import DeviceProfile, device_of, profile_of
 from .memory import bytes_per_row, require_memory
+from .prefix_caching import OFF, PrefixCaching
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Plan:
     plugins: PluginSettings  # which of them may be used
     hooks: HookPlugins
     speculation: Speculation | None  # None: plain decoding
+    prefix_caching: PrefixCaching = OFF
 
     @classmethod
     def make(cls, config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Plan:
@@ -56,14 +59,26 @@ class Plan:
         hooks = load_hooks(settings)
         withheld = _withheld(text_config(hf_config))
         speculation = Speculation.prepare(speculative_config, info, settings, hooks, withheld=withheld)
-        per_row = bytes_per_row(config, info, speculation.loaded.needs if speculation else None)
+        needs = speculation.loaded.needs if speculation else None
+        per_row = bytes_per_row(config, info, needs)
         require_memory("max_num_seqs", config.max_num_seqs, per_row, profile.device)
-        return cls(config, profile, path, hf_config, dtype, info, settings, hooks, speculation)
+        num_state_layers = len(state_layers(text_config(hf_config)))
+        prefixes = PrefixCaching.decide(config.enable_prefix_caching, num_state_layers, needs)
+        prefixes.tell()
+        return cls(config, profile, path, hf_config, dtype, info, settings, hooks, speculation, prefixes)
 
     @property
     def lookahead(self) -> int:
         """Positions past a request's newest token that a draft pass writes KV for."""
         return self.speculation.lookahead if self.speculation else 0
+
+    def known_blocks(self) -> KnownBlocks | None:
+        """Where prefixes are found again; None: nowhere."""
+        if not self.prefix_caching.enabled:
+            return None
+        draft_kv = self.speculation.loaded.needs.extension(DraftKV) if self.speculation else None
+        num_behind = int(draft_kv is not None and draft_kv.depends_on_next_token)
+        return KnownBlocks(self.config.block_size, num_behind, learns_at_ends=draft_kv is None)
 
     @property
     def width(self) -> int:

@@ -128,7 +128,10 @@ class Request:
     generation: int = 0
     started: bool = False
     num_computed_tokens: int = 0  # tokens with KV in the cache
+    num_cached_tokens: int | None = None  # that it did not compute when it began; None: nobody looked for any
     blocks: list[int] = field(default_factory=list)
+    num_known_blocks: int = 0  # of these, those that others can find
+    shares_blocks: bool = True  # False: the draft KV of some of them may have gaps
     logprobs: list[dict[int, float]] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     output_counts: Counter[int] = field(default_factory=Counter)  # kept for penalised requests only
@@ -236,6 +239,12 @@ class Request:
             num_drafted=self.metrics.num_draft_tokens,
             num_accepted=self.metrics.num_accepted_tokens,
         )
+
+    def begin_behind(self, num_tokens: int) -> None:
+        """The KV of its first tokens is there already. After a preemption it may begin elsewhere."""
+        self.num_computed_tokens, self.shares_blocks = num_tokens, True
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = num_tokens
 
     def commit(self, token_ids: Sequence[int]) -> int:
         """Append sampled tokens until one ends the request. Returns how many were committed."""

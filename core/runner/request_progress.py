@@ -49,6 +49,9 @@ class RequestProgress:
         for request in requests:
             if not request.started:
                 request.started = True
+                if request.num_cached_tokens is not None:
+                    self._metrics.counts["prefix_cache_queries"] += request.num_prompt_tokens
+                    self._metrics.counts["prefix_cache_hits"] += request.num_cached_tokens
                 if self._host:
                     self._host.start(request.view)
 
@@ -130,7 +133,10 @@ class RequestProgress:
         with torch.inference_mode():
             view, own_rows = host.views.build(going_on, budgets, computed, hidden, top, may_pad=self._may_pad)
             draft = host.draft(view, budgets)
-        if draft is not None:
+        if draft is None:  # perhaps it failed to see these
+            for each in going_on:
+                each.request.shares_blocks &= host.wants_drafts_for(each.request.request_id)
+        else:
             rows, generations = [each.row for each in going_on], [each.generation for each in going_on]
             all_greedy = all(each.request.params.greedy for each in going_on)
             self._drafts.put(rows, generations, draft, own_rows, all_greedy=all_greedy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,9 @@ class Scheduler:
     A prompt is computed in chunks that fit the token budget. Drafts lose their ends where they would take the place of
     another request's newest token. When blocks run out, the youngest running request gives
     its blocks back and is recomputed later. The oldest one always advances, so nothing starves.
+
+    A request begins behind the blocks of its text that the pool knows. It waits a step for those that another request
+    fills in this one, where these are most of what it lacks.
     """
 
     def __init__(
@@ -69,6 +72,10 @@ class Scheduler:
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
         """Plan the next step, as `Scheduling.schedule` says."""
         shares: list[Scheduled] = []
+        for request in self.running if self.pool.known else ():
+            num_full = request.num_computed_tokens // self.pool.block_size
+            if request.shares_blocks and num_full > request.num_known_blocks:
+                self._learn(request)
         preempted = self._without_state() if self._states else []
         budget = self._max_num_batched_tokens
         position = 0
@@ -113,14 +120,44 @@ class Scheduler:
     def _admit(self, shares: list[Scheduled], budget: int) -> None:
         while self.waiting and self._rows.num_free and budget > 0:
             request = self.waiting[0]
-            if not self.pool.can_extend(request.blocks, len(request.token_ids) + self._draft_lookahead):
+            found = self.pool.find(request.params.namespace, request.token_ids)
+            if not self.pool.can_extend(found, len(request.token_ids) + self._draft_lookahead):
                 return  # the whole prompt has room or it waits: half a prompt in the cache helps nobody
+            if self.pool.known and self._waits(request, len(found) * self.pool.block_size, shares):
+                return
             self._rows.seat(self.waiting.popleft())
-            request.status = Status.RUNNING
+            self._begin(request, found)
             share = self._share(request, budget, 0)
             self._reserve(share)
             budget -= share.num_tokens
             shares.append(share)
+
+    def _waits(self, request: Request, num_found: int, shares: Sequence[Scheduled]) -> bool:
+        """Whether another request computes in this step at least half of what this one lacks, in full blocks."""
+        size, length = self.pool.block_size, len(request.token_ids)
+        stop = -(-(num_found + length) // (2 * size)) * size
+        return num_found < stop < length and any(
+            each.start < stop <= each.start + each.num_tokens
+            and each.request.params.namespace == request.params.namespace
+            and each.request.token_ids[:stop] == request.token_ids[:stop]
+            for each in shares
+        )
+
+    def _begin(self, request: Request, found: list[int]) -> None:
+        """found: blocks of its text that it need not compute."""
+        request.status = Status.RUNNING
+        if self.pool.known:
+            self.pool.share(found)
+            request.blocks += found
+            request.num_known_blocks = len(found)
+            request.begin_behind(len(found) * self.pool.block_size)
+
+    def _learn(self, request: Request) -> None:
+        """Others find the blocks that are full by now."""
+        assert self.pool.known is not None
+        text = request.params.namespace, request.token_ids
+        self.pool.known.learn(request.blocks, *text, request.num_computed_tokens)
+        request.num_known_blocks = request.num_computed_tokens // self.pool.block_size
 
     def _preempt(self, request: Request) -> Request:
         self._rows.unseat(request)
@@ -134,6 +171,8 @@ class Scheduler:
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         elif request.status is Status.RUNNING:
+            if self.pool.known and self.pool.known.learns_at_ends:
+                self._learn(request)
             self._rows.unseat(request)
         request.status = Status.FINISHED
 

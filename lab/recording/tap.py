@@ -38,7 +38,7 @@ class RecordingTap:
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         """The states that were asked for."""
         options = config.options or cls.Options()
-        return Needs(hidden_states=options.hidden_states, state="per_request")
+        return Needs(hidden_states=options.hidden_states, whole_prompt=True, state="per_request")
 
     def __init__(self, config: ProposerConfig) -> None:
         self.num_drafts = 0  # of each request and step

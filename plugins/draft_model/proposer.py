@@ -80,7 +80,8 @@ class DraftModelProposer(MaskedProposer):
         kv = cls.draft_kv(config, facts)
         if as_text:
             kv = kv.replace(lookahead=kv.lookahead + SPARE_ROWS)
-            return Needs(history=True, state="per_request", extensions=(kv, Networks(), Graphs()))
+            # Its KV lies by its own tokens, so that a block of the target's has no text of its own there.
+            return Needs(history=True, whole_prompt=True, state="per_request", extensions=(kv, Networks(), Graphs()))
         ahead = cls.ahead_needs(config, target, kv) if mask is None and term is None else None
         return ahead or cls.shared_needs(config, target, kv, hidden_states=() if term is None else term.hidden_states)
 

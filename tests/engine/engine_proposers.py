@@ -554,3 +554,18 @@ class WatchingBushes(Bushes):
             if path != list(range(len(path))):
                 self.seen.append((path, kept.positions[first:stop].tolist(), int(step.committed_length[b])))
         return super().propose(step)
+
+
+class SeesAll:
+    """Writes down the positions that it is shown. Drafts nothing."""
+
+    needs = Needs(whole_prompt=True)
+
+    def __init__(self, config):
+        self.shown = []
+
+    def observe(self, step):
+        self.shown += step.kept.positions.tolist()
+
+    def propose(self, step):
+        return Draft.from_lists([[] for _ in step.requests], step.width)

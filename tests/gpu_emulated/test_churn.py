@@ -30,7 +30,11 @@ def served(llm, num_requests, seed=0):
 
 def served_both_ways(case, mtp_target, num_requests, seed=0):
     return [
-        served(engine(*case, mtp_target, num_kv_blocks=FEW_BLOCKS, cuda_graphs=graphs), num_requests, seed)
+        served(
+            engine(*case, mtp_target, num_kv_blocks=FEW_BLOCKS, enable_prefix_caching=False, cuda_graphs=graphs),
+            num_requests,
+            seed,
+        )
         for graphs in (True, False)
     ]
 

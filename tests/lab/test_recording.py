@@ -109,6 +109,22 @@ def test_hidden_states_are_those_of_the_model():
     assert torch.allclose(recorded, wanted[: len(recorded)], atol=1e-4)
 
 
+def test_a_prompt_that_was_met_before_is_recorded_whole(tmp_path):
+    """Where requests that begin alike share KV blocks, the first rows of later ones would be computed for none."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(json.dumps({"prompt": "x = 1\n" * 20}) + "\n" for _ in range(2)))
+    asked = {
+        "dataset_name": "custom",
+        "dataset_path": prompts,
+        "num_prompts": 2,
+        "hidden_states": LAYERS,
+        "output_len": 4,
+    }
+    recording = make(tmp_path / "x", max_num_seqs=1, **asked)
+    first, second = (recording.hidden_states(each.request_id) for each in recording)
+    assert torch.equal(first, second)
+
+
 def test_recorded_text_is_what_the_engine_generates():
     recording = shared()
     llm = LLM("tiny", device="cpu", max_num_seqs=2)
