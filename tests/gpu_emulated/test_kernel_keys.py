@@ -47,8 +47,8 @@ def test_serving_asks_for_no_kernel_that_the_start_did_not(cases):
     assert [each for each in found if each["added"]] == []
     for each in found:
         tiles = each["warmed"]["attend_pages_kernel"]
-        assert tiles % 3 == 0, "tiles of 16, 32 and 64 rows, for each kind of layer, with ranges and without"
-        assert {"join_ranges_kernel", "rms_norm_kernel"} <= each["warmed"].keys()
+        assert tiles % 3 == 0, "tiles of 16, 32 and 64 rows, for each kind of layer, with parts and without"
+        assert {"join_parts_kernel", "rms_norm_kernel"} <= each["warmed"].keys()
         assert (cases is TREES) == ({"tree_masks_kernel", "move_paths_kernel"} <= each["warmed"].keys())
 
 

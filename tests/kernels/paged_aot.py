@@ -12,8 +12,10 @@ from aot import DTYPES, flat, main
 from specdec.core.kernels.cuda.launch import ATTENTION
 from specdec.core.kernels.cuda.paged_attention.kernel import (
     MODES,
+    PARTS,
+    STRETCH,
     attend_pages_kernel,
-    join_ranges_kernel,
+    join_parts_kernel,
     padded,
     tile_of,
 )
@@ -25,58 +27,61 @@ LAYER = ("WINDOWED", "CHUNKED", "CAPPED", "SINKING")
 
 
 def attention(
-    dtype: str, dim: int, num_rows: int, *, ranged: bool, mode: str = "causal", having: Iterable[str] = (), tree=False
+    dtype: str, dim: int, num_rows: int, *, divided: bool, mode: str = "causal", having: Iterable[str] = (), tree=False
 ):
     """One variant. `having`: what its kind of layer has, of `LAYER`."""
-    out = "fp32" if ranged else dtype
+    out = "fp32" if divided else dtype
     types = {"query_ptr": f"*{dtype}", "keys_ptr": f"*{dtype}", "values_ptr": f"*{dtype}", "output_ptr": f"*{out}"}
     types |= dict.fromkeys(("query_stride", "keys_stride", "values_stride"), "i32")
     types |= dict.fromkeys(("maxima_ptr", "sums_ptr"), "*fp32")
     types |= dict.fromkeys(("table_ptr", "num_keys_ptr", "cu_queries_ptr"), "*i32")
-    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "chunk", "num_ranges"), "i32")
+    types |= dict.fromkeys(("table_width", "num_kv_heads", "window", "chunk", "most_divided"), "i32")
     types |= {"num_nodes_ptr": "*i32", "ancestors_ptr": "*i64", "depths_ptr": "*i32", "tree_width": "i32"}
     types |= {"scale": "fp32", "softcap": "fp32", "sinks_ptr": f"*{dtype}"}
     tile = tile_of(num_rows, dim, DTYPES[dtype], tree=tree)
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in tile} | ATTENTION
     constants = tile | {"GROUP": GROUP, "DIM": dim, "VALUE_DIM": dim, "BLOCK_SIZE": 16, "MODE": MODES[mode]}
-    constants |= {"PADDED_DIM": padded(dim), "PADDED_VALUE_DIM": padded(dim), "RANGED": ranged}
+    constants |= {
+        "PADDED_DIM": padded(dim),
+        "PADDED_VALUE_DIM": padded(dim),
+        "PARTS": PARTS if divided else 1,
+        "STRETCH": STRETCH,
+    }
     constants |= {name: name in having for name in LAYER} | {"TREE": tree}
     return flat(attend_pages_kernel, types, constants, options)
 
 
-def joining(dtype: str, dim: int, ranges: int = 16, *, sinking: bool = False):
-    types = {"totals_ptr": "*fp32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32"}
-    types |= {"output_ptr": f"*{dtype}", "sinks_ptr": f"*{dtype}", "num_heads": "i32", "num_ranges": "i32"}
-    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "RANGES": ranges, "SINKING": sinking}
-    return flat(join_ranges_kernel, types, constants, {"num_warps": 2} | ATTENTION)
+def joining(dtype: str, dim: int, *, sinking: bool = False):
+    types = {"totals_ptr": "*fp32", "maxima_ptr": "*fp32", "sums_ptr": "*fp32", "cu_queries_ptr": "*i32"}
+    types |= {"output_ptr": f"*{dtype}", "sinks_ptr": f"*{dtype}", "num_heads": "i32", "most_divided": "i32"}
+    constants = {"VALUE_DIM": dim, "PADDED_VALUE_DIM": padded(dim), "PARTS": PARTS, "SINKING": sinking}
+    return flat(join_parts_kernel, types, constants, {"num_warps": 4} | ATTENTION)
 
 
 DECODE, VERIFY, PROMPT = 4, 24, 8192
 TREE = 4 * 65
 GPT_OSS = {"dim": 64, "having": ("WINDOWED", "SINKING")}
 BUILDS = {
-    **{f"decode-{t}-{dim}": attention(t, dim, DECODE, ranged=True) for t in DTYPES for dim in (32, 64, 128, 256)},
-    **{f"verify-bf16-{dim}": attention("bf16", dim, VERIFY, ranged=True) for dim in (64, 80, 128, 256)},
-    **{f"prompt-{t}-{dim}": attention(t, dim, PROMPT, ranged=False) for t in DTYPES for dim in (64, 128, 256)},
-    "prompt-bf16-128-window": attention("bf16", 128, PROMPT, ranged=False, having=LAYER),
+    **{f"decode-{t}-{dim}": attention(t, dim, DECODE, divided=True) for t in DTYPES for dim in (32, 64, 128, 256)},
+    **{f"verify-bf16-{dim}": attention("bf16", dim, VERIFY, divided=True) for dim in (64, 80, 128, 256)},
+    **{f"prompt-{t}-{dim}": attention(t, dim, PROMPT, divided=False) for t in DTYPES for dim in (64, 128, 256)},
+    "prompt-bf16-128-window": attention("bf16", 128, PROMPT, divided=False, having=LAYER),
     **{
-        f"verify-bf16-128-{mode}": attention("bf16", 128, VERIFY, ranged=True, mode=mode, having=LAYER)
+        f"verify-bf16-128-{mode}": attention("bf16", 128, VERIFY, divided=True, mode=mode, having=LAYER)
         for mode in MODES
     },
-    **{f"decode-{t}-64-sinks": attention(t, num_rows=DECODE, ranged=True, **GPT_OSS) for t in DTYPES},
-    **{f"prompt-{t}-64-sinks": attention(t, num_rows=PROMPT, ranged=False, **GPT_OSS) for t in DTYPES},
+    **{f"decode-{t}-64-sinks": attention(t, num_rows=DECODE, divided=True, **GPT_OSS) for t in DTYPES},
+    **{f"prompt-{t}-64-sinks": attention(t, num_rows=PROMPT, divided=False, **GPT_OSS) for t in DTYPES},
     **{
-        f"prompt-bf16-{dim}-sinks": attention("bf16", dim, PROMPT, ranged=False, having=["SINKING"])
+        f"prompt-bf16-{dim}-sinks": attention("bf16", dim, PROMPT, divided=False, having=["SINKING"])
         for dim in (128, 256)
     },
-    **{f"tree-{t}-{dim}": attention(t, dim, TREE, ranged=True, tree=True) for t in DTYPES for dim in (64, 128, 256)},
-    **{f"small_tree-bf16-{dim}": attention("bf16", dim, 16, ranged=True, tree=True) for dim in (64, 128)},
-    "tree-bf16-128-window": attention("bf16", 128, TREE, ranged=True, tree=True, having=LAYER),
-    "prompt_beside_tree-bf16-128": attention("bf16", 128, PROMPT, ranged=False, tree=True),
+    **{f"tree-{t}-{dim}": attention(t, dim, TREE, divided=True, tree=True) for t in DTYPES for dim in (64, 128, 256)},
+    **{f"small_tree-bf16-{dim}": attention("bf16", dim, 16, divided=True, tree=True) for dim in (64, 128)},
+    "tree-bf16-128-window": attention("bf16", 128, TREE, divided=True, tree=True, having=LAYER),
+    "prompt_beside_tree-bf16-128": attention("bf16", 128, PROMPT, divided=False, tree=True),
     **{f"join-{t}-{dim}": joining(t, dim) for t in ("bf16", "fp32") for dim in (64, 128, 256)},
     **{f"join-{t}-64-sinks": joining(t, 64, sinking=True) for t in DTYPES},
-    "join-bf16-128-long": joining("bf16", 128, ranges=64),
-    "join-bf16-64-long-sinks": joining("bf16", 64, ranges=64, sinking=True),
 }
 
 

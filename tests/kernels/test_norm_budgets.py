@@ -8,7 +8,7 @@ import pytest
 from aot import faults, reports
 
 SCRIPT = Path(__file__).with_name("norm_aot.py")
-TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100")
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 SLICE = ["norm-bf16-4096:sm_90", "head_norm-bf16-128:sm_89", "norm-fp32-16384:sm_100", "norm-bf16-2560-wide:sm_80"]
 MOST_SHARED = 1024  # bytes: a sum over warps
 

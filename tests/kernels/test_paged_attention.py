@@ -28,10 +28,12 @@ MODES = ("causal", "causal_block", "full_block")
 
 
 @triton.jit
-def bounds_kernel(found_ptr):
-    begin, stop = kernel.keys_of_range(tl.program_id(0))
-    tl.store(found_ptr + 2 * tl.program_id(0), begin)
-    tl.store(found_ptr + 2 * tl.program_id(0) + 1, stop)
+def seen_kernel(found_ptr, begin, stop, KEYS: tl.constexpr, STRETCH: tl.constexpr, PARTS: tl.constexpr):
+    """Counts how often parts take each key."""
+    stretch, at, tiles = kernel.tiles_of_part(tl.program_id(0), begin, stop, KEYS, STRETCH, PARTS)
+    for tile in range(at, tiles):
+        places = found_ptr + kernel.keys_of(tile, stretch, KEYS, STRETCH, PARTS)
+        tl.store(places, tl.load(places) + 1)
 
 
 def assert_agree(given: Inputs, spec: AttentionSpec, tolerance: float = 2e-6) -> None:
@@ -60,8 +62,8 @@ def test_kernel_with_sinks_and_chunks(mode, chunk):
     assert_agree(given, AttentionSpec(0.3, chunk=chunk, sinks=sinks_of(given)))
 
 
-def test_ranges_of_keys_join_with_a_sink_and_within_a_chunk():
-    given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=3 * kernel.SHORTEST_RANGE, block_size=16)
+def test_parts_of_keys_join_with_a_sink_and_within_a_chunk():
+    given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=768, block_size=16)
     assert_agree(given, AttentionSpec(0.3, sinks=sinks_of(given)))
     assert_agree(given, AttentionSpec(0.3, chunk=529, sinks=sinks_of(given)))
 
@@ -79,16 +81,19 @@ def test_the_plain_form_scales_by_the_sigmoid_of_the_log_sum_exp_over_the_sink()
     torch.testing.assert_close(found[0], without[0] * share[:, None])
 
 
-def test_ranges_of_keys_join_to_the_whole():
-    """A request that ends in the second of three ranges, one that needs all, and one with a window in the last."""
+def test_parts_of_keys_join_to_the_whole(monkeypatch):
+    """A request that ends in the second of three stretches, one that needs all, and one with a window in the last."""
     given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=600, block_size=16)
-    assert kernel.num_ranges_of(given[3].max_keys) == 3
-    assert_agree(given, AttentionSpec(0.3))
-    assert_agree(given, AttentionSpec(0.3, window=10))
+    assert kernel.most_divided_of(given[3]) == 2
+    for parts in (2, kernel.PARTS):  # a part with two stretches, and parts without any
+        monkeypatch.setattr(kernel, "PARTS", parts)
+        assert_agree(given, AttentionSpec(0.3))
+        assert_agree(given, AttentionSpec(0.3, window=10))
+        assert_agree(given, AttentionSpec(0.3, window=300))
 
 
-def test_what_empty_ranges_leave_behind_is_not_read(monkeypatch):
-    """One range in twenty-four has keys, and memory is full of NaN where nothing was written."""
+def test_what_empty_parts_leave_behind_is_not_read(monkeypatch):
+    """One part of all has keys, and memory is full of NaN where nothing was written."""
     given = inputs([(1, 100), (2, 130)], heads="mqa", max_keys=8192, block_size=16)
     new_empty = torch.Tensor.new_empty
 
@@ -100,38 +105,63 @@ def test_what_empty_ranges_leave_behind_is_not_read(monkeypatch):
     assert_agree(given, AttentionSpec(0.3))
 
 
-def test_ranges_follow_one_another_and_the_kernel_has_the_same():
-    bounds = [kernel.bounds_of(number) for number in range(80)]
-    assert [begin for begin, _ in bounds[1:]] == [stop for _, stop in bounds[:-1]]
-    assert bounds[0] == (0, 256)
-    assert bounds[-1][1] == 2**20
-    assert all(stop - begin <= max(256, begin // 8) for begin, stop in bounds)
-    found = torch.empty(80, 2, dtype=torch.int32, device=DEVICE)
-    bounds_kernel[(80,)](found)
-    assert found.tolist() == [list(each) for each in bounds]
+@pytest.mark.parametrize(("begin", "stop"), [(0, 1), (0, 256), (0, 257), (300, 301), (250, 9000), (8191, 20000)])
+@pytest.mark.parametrize("parts", [1, 32])
+def test_every_tile_of_keys_is_in_one_part_and_none_besides(parts, begin, stop):
+    found = torch.zeros(2**15, dtype=torch.int32, device=DEVICE)
+    seen_kernel[(parts,)](found, begin, stop, 16, kernel.STRETCH, parts)
+    expected = torch.zeros_like(found)
+    expected[begin // 16 * 16 : -(-stop // 16) * 16] = 1
+    assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("max_model_len", [8192, 32768, 131072])
-def test_a_context_of_8k_is_shared_by_as_many_programs_however_long_it_may_become(max_model_len):
-    """At batch 1, a model with 8 key heads on 132 processors: 16 ranges of 256 keys, 8 of 512."""
-    num_ranges = kernel.num_ranges_of(max_model_len)
-    with_keys = [number for number in range(num_ranges) if kernel.bounds_of(number)[0] < 8192]
-    assert 8 * len(with_keys) == 192
-    assert max(stop - begin for begin, stop in map(kernel.bounds_of, with_keys)) == 512
+@pytest.mark.parametrize("length", [8192, 100_000])
+def test_the_keys_of_one_long_text_are_shared_evenly_by_enough_programs(length):
+    """At batch 1, a model with 8 key heads on 132 processors: 256 programs, none a stretch longer than another."""
+    programs = kernel.num_programs(kernel.PARTS, 8)
+    assert 8 * programs == 256
+    stretches = -(-length // kernel.STRETCH)
+    assert -(-stretches // programs) * programs <= stretches + programs
 
 
-@pytest.mark.parametrize("max_model_len", [256, 4096, 131072, 2**20])
-def test_what_ranges_leave_behind_stays_small(max_model_len):
-    num_ranges = kernel.num_ranges_of(max_model_len)
-    assert 128 <= kernel.few_tokens(num_ranges) <= 512
-    assert kernel.few_tokens(num_ranges) * num_ranges * 32 * 128 * 4 <= 2**28, "32 heads of 128 in fp32: 256 MiB"
+def test_programs_of_a_full_batch_do_not_idle_over_a_thousand_keys():
+    """Whatever a text may become: 64 requests of 4 stretches each, with 8 key heads."""
+    assert kernel.num_programs(kernel.PARTS, 64 * 8) == 4
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 64, 512, 4096])
+def test_what_parts_leave_behind_stays_small(num_requests):
+    *_, pages = inputs([(1, 9)])
+    pages = replace(pages, num_keys=pages.num_keys.expand(num_requests), max_queries=700, max_keys=2**20)
+    most = kernel.most_divided_of(pages)
+    assert num_requests * most * kernel.PARTS * 32 * 128 * 4 <= 2**28, "32 heads of 128 in fp32: 256 MiB"
+    assert most >= 8 or num_requests > 64, "drafts of seven tokens of 64 requests"
 
 
 def test_a_prompt_longer_than_a_tile_and_a_program_that_goes_on_to_the_next(monkeypatch):
-    given = inputs([(1, 20), (1, 4), (1, 1), (30, 37)], heads="gqa")
-    assert_agree(given, AttentionSpec(0.2))  # tiles follow the average: the prompt's programs take several each
-    monkeypatch.setattr(kernel, "FEW_TOKENS", 0)
-    assert_agree(given, AttentionSpec(0.2))  # tiles follow the longest, in one range
+    *tensors, pages = inputs([(1, 20), (1, 1), (20, 27)], heads="mqa")
+    assert_agree((*tensors, pages), AttentionSpec(0.2))
+    monkeypatch.setattr(kernel, "ENOUGH_PROGRAMS", 1)
+    divided = replace(pages, max_keys=512)
+    assert_agree((*tensors, divided), AttentionSpec(0.2))  # tiles follow the average: the prompt's program has several
+    monkeypatch.setattr(kernel, "FEW_QUERIES", 3)
+    assert_agree((*tensors, divided), AttentionSpec(0.2))  # the prompt whole, and its neighbours in parts
+
+
+def test_a_prompt_beside_it_changes_no_bit_of_a_request(monkeypatch):
+    monkeypatch.setattr(kernel, "FEW_QUERIES", 8)
+    spec, shapes = AttentionSpec(0.3), [(1, 300), (40, 40)]
+    query, keys, values, pages = inputs(shapes, heads="mqa", max_keys=512, block_size=16)
+    alone = replace(
+        pages,
+        block_table=pages.block_table[:1],
+        num_keys=pages.num_keys[:1],
+        cu_queries=pages.cu_queries[:2],
+        max_queries=1,
+    )
+    assert kernel.most_divided_of(pages) == 4, "the prompt is whole"
+    found = kernel.attend_pages(query, keys, values, pages, spec)[:1]
+    assert torch.equal(found, kernel.attend_pages(query[:1], keys, values, alone, spec))
 
 
 def test_kernel_in_half_precision_and_odd_head_sizes():
@@ -219,6 +249,6 @@ def test_kernel_over_heads_sizes_modes_and_windows(window, mode, dim, heads):
 @pytest.mark.full
 @pytest.mark.parametrize("num_queries", range(1, 9))
 @pytest.mark.parametrize("num_keys", [8, 63, 64, 65, 255, 256, 257])
-def test_kernel_at_the_edges_of_tiles_and_ranges(num_keys, num_queries):
+def test_kernel_at_the_edges_of_tiles_and_parts(num_keys, num_queries):
     given = inputs([(num_queries, num_keys)], heads="mha", max_keys=512, block_size=16)
     assert_agree(given, AttentionSpec(0.3))

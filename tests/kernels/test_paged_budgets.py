@@ -13,6 +13,7 @@ LARGEST_SHARED = {
     "sm_89": 99 * 1024,
     "sm_90": 227 * 1024,
     "sm_100": 227 * 1024,
+    "sm_120": 99 * 1024,
     "gfx942": 64 * 1024,
 }
 SLICE = ["decode-bf16-128:sm_90", "verify-bf16-64:sm_80", "join-bf16-128:sm_90", "decode-bf16-64:gfx942"]
@@ -53,7 +54,7 @@ def test_the_check_names_what_it_found():
 
 @pytest.mark.slow
 def test_batches_of_every_size_ask_for_one_kernel_for_each_tile(tmp_path):
-    """16, 32 or 64 rows of queries, keys in ranges or not; numbers of requests, tokens and keys select nothing."""
+    """16, 32 or 64 rows of queries, keys in parts or not; numbers of requests, tokens and keys select nothing."""
     found = {each["name"]: each["warmed"] for each in reports(SCRIPT.with_name("paged_keys.py"), [], tmp_path)}
-    expected = {"attend_pages_kernel": 6, "join_ranges_kernel": 1}
+    expected = {"attend_pages_kernel": 6, "join_parts_kernel": 1}
     assert found == {"4096": expected, "131072": expected}

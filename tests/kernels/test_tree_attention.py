@@ -86,9 +86,9 @@ def test_the_plain_form_gives_a_node_what_its_path_alone_gives(spec, heads):
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_the_kernel_gives_what_the_plain_form_gives(spec, monkeypatch):
-    for few_tokens in (kernel.FEW_TOKENS, 0):  # keys in ranges, and whole
-        monkeypatch.setattr(kernel, "FEW_TOKENS", few_tokens)
-        given = tree_inputs(max_keys=600 if few_tokens else 0)
+    for few in (kernel.FEW_QUERIES, 0):  # keys in parts, and whole
+        monkeypatch.setattr(kernel, "FEW_QUERIES", few)
+        given = tree_inputs(max_keys=600 if few else 0)
         found, expected = (form.attend_pages(*given, spec) for form in (kernel, naive))
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-6)
 

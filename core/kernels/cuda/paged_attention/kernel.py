@@ -1,18 +1,15 @@
-"""Paged attention as Triton kernels: one program per tile of queries that share a key head, and per range of keys.
+"""Paged attention as Triton kernels: a program has tiles of queries that share a key head, and parts of their keys.
 
-The queries of the heads that share a key lie in one tile, so a key is read once for all of them. A batch of few tokens
-(decoding, verification) has too few tiles to fill a device; keys are then divided into ranges, attended apart and
-joined by their maxima and masses (flash-decoding). Where a range begins and ends follows from its number alone, so that
-what a request gives does not depend on its neighbours in such a batch, nor on how long a request may become. Ranges are
-short where every request has keys, and grow with the position: a long request has several in every octave.
+The queries of the heads that share a key lie in one tile, so a key is read once for all of them. A request with few
+queries (decoding, verification) has too few tiles to fill a device; its keys are then dealt out in stretches to a fixed
+number of parts, attended apart and joined by their maxima and masses (flash-decoding). Which part has a key follows
+from its position alone, so what a request gives depends neither on its neighbours nor on how long it may become.
+Programs go on from one part or tile to the next: where a batch fills a device there are few, and few of them idle.
 """
 
 # ruff: noqa: ANN001, ANN201, PLR0913
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
-
-from functools import cache
-from itertools import count
 
 import torch
 import triton
@@ -26,31 +23,35 @@ from .visible import first_node_of, is_seen, keys_of_tile, placed
 
 MINUS_INF = tl.constexpr(float("-inf"))
 LOG2_E = tl.constexpr(1.4426950408889634)
-SHORTEST_RANGE = tl.constexpr(256)  # keys; shorter ranges cost more to join than they gain
-NUM_SHORTEST = tl.constexpr(16)  # ranges of this length, up to position 4096
-PER_OCTAVE = tl.constexpr(8)  # ranges between a position and its double, after that
-JOINED_AT_ONCE = tl.constexpr(16)
-FEW_TOKENS = 512  # up to this many a batch leaves a device idle
-MOST_PARTS = 1 << 14  # of tokens times ranges, each of which leaves fp32 [Hq, Dv] behind
+STRETCH = 256  # keys that follow each other in one part; less costs more to join than it gains
+PARTS = 32  # of the keys of a request with few queries
+FEW_QUERIES = 512  # of requests whose keys are divided: each leaves fp32 [Hq, PARTS, Dv] behind
+ENOUGH_PROGRAMS = 1024  # to fill a large device
 MODES = {"causal": 0, "causal_block": 1, "full_block": 2}
 
 
 @triton.jit
-def keys_of_range(number):
-    """The first key of a range, and the one after the last; `bounds_of` on the host."""
-    octave = tl.maximum(number - NUM_SHORTEST, 0) // PER_OCTAVE
-    doubled = tl.maximum(number - NUM_SHORTEST, 0) % PER_OCTAVE
-    length = tl.full([], NUM_SHORTEST * SHORTEST_RANGE // PER_OCTAVE, tl.int32) << octave
-    begin = (NUM_SHORTEST * SHORTEST_RANGE << octave) + doubled * length
-    is_short = number < NUM_SHORTEST
-    begin = tl.where(is_short, number * SHORTEST_RANGE, begin)
-    return begin, begin + tl.where(is_short, SHORTEST_RANGE, length)
+def tiles_of_part(part, begin, stop, KEYS: tl.constexpr, STRETCH: tl.constexpr, PARTS: tl.constexpr):
+    """(its first stretch, tile of keys to begin with, tile to end before) of a part of the keys from begin to stop."""
+    first = begin // STRETCH
+    stretch = first + (part + PARTS - first % PARTS) % PARTS
+    count = ((stop + STRETCH - 1) // STRETCH - stretch + PARTS - 1) // PARTS
+    last = stop - (stretch + (count - 1) * PARTS) * STRETCH  # keys in the last stretch, if no other follows
+    tiles = (count - 1) * (STRETCH // KEYS) + (tl.minimum(last, STRETCH) + KEYS - 1) // KEYS
+    return stretch, tl.where(stretch == first, begin % STRETCH // KEYS, 0), tl.where(count > 0, tiles, 0)
+
+
+@triton.jit
+def keys_of(tile, stretch, KEYS: tl.constexpr, STRETCH: tl.constexpr, PARTS: tl.constexpr):
+    """The positions [KEYS] of a part's tile; `stretch` is its first."""
+    stretch += tile // (STRETCH // KEYS) * PARTS
+    return stretch * STRETCH + tile % (STRETCH // KEYS) * KEYS + tl.arange(0, KEYS)
 
 
 @triton.jit(
     do_not_specialize=[
         "maxima_ptr", "sums_ptr", "table_ptr", "num_keys_ptr", "cu_queries_ptr", "num_nodes_ptr", "ancestors_ptr",
-        "depths_ptr", "tree_width",
+        "depths_ptr", "tree_width", "most_divided",
     ]
 )  # fmt: skip
 def attend_pages_kernel(
@@ -77,7 +78,7 @@ def attend_pages_kernel(
     softcap,
     window,
     chunk,
-    num_ranges,
+    most_divided,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -86,15 +87,18 @@ def attend_pages_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    STRETCH: tl.constexpr,
     MODE: tl.constexpr,
     WINDOWED: tl.constexpr,
     CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKING: tl.constexpr,
-    RANGED: tl.constexpr,
+    PARTS: tl.constexpr,
     TREE: tl.constexpr,
 ):
-    """Grid [any, B * Hkv, ranges]. With RANGED the output is fp32 [N, Hq, ranges, Dv] and not yet divided."""
+    """Grid [any, B * Hkv]. With more parts than one it serves requests of at most `most_divided` queries, and the
+    output is fp32 [B, most_divided, Hq, parts, Dv] and not yet divided; else it serves the others.
+    """
     request, kv_head = tl.program_id(1) // num_kv_heads, tl.program_id(1) % num_kv_heads
     first_query = tl.load(cu_queries_ptr + request)
     num_queries = tl.load(cu_queries_ptr + request + 1) - first_query
@@ -105,7 +109,10 @@ def attend_pages_kernel(
     ancestors_ptr += request * tree_width
     depths_ptr += request * tree_width
     dims, value_dims = tl.arange(0, PADDED_DIM), tl.arange(0, PADDED_VALUE_DIM)
-    for first_row in range(tl.program_id(0) * ROWS, num_queries * GROUP, tl.num_programs(0) * ROWS):
+    is_served = (num_queries <= most_divided) == (PARTS > 1)
+    num_tiles = tl.where(is_served, (num_queries * GROUP + ROWS - 1) // ROWS, 0)
+    for number in range(tl.program_id(0), num_tiles * PARTS, tl.num_programs(0)):
+        first_row, part = number // PARTS * ROWS, number % PARTS
         rows = first_row + tl.arange(0, ROWS)
         real = rows < num_queries * GROUP
         earliest, positions, ancestors = placed(
@@ -116,15 +123,13 @@ def attend_pages_kernel(
         begin, stop = keys_of_tile(
             first_row, start, earliest, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED
         )
-        if RANGED:
-            range_begin, range_stop = keys_of_range(tl.program_id(2))
-            begin, stop = tl.maximum(begin, range_begin), tl.minimum(stop, range_stop)
-        begin = begin // KEYS * KEYS  # tiles of keys lie alike for every query, and so do their sums
+        stretch, at, tiles = tiles_of_part(part, begin, stop, KEYS, STRETCH, PARTS)
 
         places = tokens * (num_kv_heads * GROUP) + heads
-        if RANGED:
-            places = places * num_ranges + tl.program_id(2)
-        if begin < stop:
+        if PARTS > 1:
+            slots_of_request = request.to(tl.int64) * most_divided + rows // GROUP
+            places = (slots_of_request * (num_kv_heads * GROUP) + heads) * PARTS + part
+        if at < tiles:
             query = tl.load(
                 query_ptr + (tokens * query_stride + heads * DIM)[:, None] + dims[None, :],
                 mask=real[:, None] & (dims[None, :] < DIM),
@@ -132,14 +137,17 @@ def attend_pages_kernel(
             )
             maxima = tl.full([ROWS], MINUS_INF, tl.float32)
             sums = tl.full([ROWS], 0.0, tl.float32)
-            if SINKING and not RANGED:  # a key without a value; `join_ranges_kernel` adds it to ranges
+            if SINKING and PARTS == 1:  # a key without a value; `join_parts_kernel` adds it to parts
                 maxima = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2_E
                 sums = tl.full([ROWS], 1.0, tl.float32)
             total = tl.full([ROWS, PADDED_VALUE_DIM], 0.0, tl.float32)
-            for at in range(begin, stop, KEYS):
-                key_positions = at + tl.arange(0, KEYS)
+            coming = keys_of(at, stretch, KEYS, STRETCH, PARTS)
+            coming_block = tl.load(table_ptr + coming // BLOCK_SIZE, mask=coming < stop, other=0)
+            for tile in range(at, tiles):
+                key_positions, block = coming, coming_block
                 there = key_positions < stop
-                block = tl.load(table_ptr + key_positions // BLOCK_SIZE, mask=there, other=0)
+                coming = keys_of(tile + 1, stretch, KEYS, STRETCH, PARTS)  # read ahead: their keys wait for the block
+                coming_block = tl.load(table_ptr + coming // BLOCK_SIZE, mask=coming < stop, other=0)
                 slots = block.to(tl.int64) * BLOCK_SIZE + key_positions % BLOCK_SIZE
                 keys = tl.load(
                     keys_ptr + (slots * keys_stride)[None, :] + kv_head * DIM + dims[:, None],
@@ -177,7 +185,7 @@ def attend_pages_kernel(
                 total = tl.dot(weights.to(values.dtype), values, total * shrunk[:, None], input_precision="ieee")
                 maxima = new_maxima
 
-            if RANGED:
+            if PARTS > 1:
                 tl.store(maxima_ptr + places, maxima, mask=real)
                 tl.store(sums_ptr + places, sums, mask=real)
             else:
@@ -187,84 +195,114 @@ def attend_pages_kernel(
                 total.to(output_ptr.dtype.element_ty),
                 mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
             )
-        elif RANGED:
+        elif PARTS > 1:
             tl.store(maxima_ptr + places, tl.full([ROWS], MINUS_INF, tl.float32), mask=real)
 
 
-@triton.jit(do_not_specialize=["sums_ptr"])
-def join_ranges_kernel(
+@triton.jit(do_not_specialize=["sums_ptr", "cu_queries_ptr", "most_divided"])
+def join_parts_kernel(
     totals_ptr,
     maxima_ptr,
     sums_ptr,
     output_ptr,
     sinks_ptr,
+    cu_queries_ptr,
     num_heads,
-    num_ranges,
+    most_divided,
     VALUE_DIM: tl.constexpr,
     PADDED_VALUE_DIM: tl.constexpr,
-    RANGES: tl.constexpr,
+    PARTS: tl.constexpr,
     SINKING: tl.constexpr,
 ):
-    """Grid [N * Hq]. What a range without keys left behind is not read, but for its maximum."""
-    head = tl.program_id(0).to(tl.int64)
-    places, value_dims = tl.arange(0, RANGES), tl.arange(0, PADDED_VALUE_DIM)
-    maxima = tl.load(maxima_ptr + head * num_ranges + places, mask=places < num_ranges, other=MINUS_INF)
-    sums = tl.load(sums_ptr + head * num_ranges + places, mask=maxima > MINUS_INF, other=0.0)
-    top = tl.max(maxima, 0)
-    mass = tl.sum(tl.exp2(maxima - top) * sums, 0)
-    if SINKING:
-        mass += tl.exp2(tl.load(sinks_ptr + head % num_heads).to(tl.float32) * LOG2_E - top)
-    output = tl.full([PADDED_VALUE_DIM], 0.0, tl.float32)
-    for first in range(0, num_ranges, JOINED_AT_ONCE):
-        some = head * num_ranges + first + tl.arange(0, JOINED_AT_ONCE)
-        here = first + tl.arange(0, JOINED_AT_ONCE) < num_ranges
-        some_maxima = tl.load(maxima_ptr + some, mask=here, other=MINUS_INF)
-        weights = tl.exp2(some_maxima - top) / mass
+    """Grid [B * most_divided * Hq]. What a part without keys left behind is not read, but for its maximum."""
+    place = tl.program_id(0).to(tl.int64)
+    head, query = place % num_heads, place // num_heads % most_divided
+    request = place // num_heads // most_divided
+    first_query = tl.load(cu_queries_ptr + request)
+    num_queries = tl.load(cu_queries_ptr + request + 1) - first_query
+    if (query < num_queries) & (num_queries <= most_divided):
+        parts, value_dims = place * PARTS + tl.arange(0, PARTS), tl.arange(0, PADDED_VALUE_DIM)
+        maxima = tl.load(maxima_ptr + parts)
+        some = maxima > MINUS_INF
+        sums = tl.load(sums_ptr + parts, mask=some, other=0.0)
+        top = tl.max(maxima, 0)
+        weights = tl.exp2(maxima - top)
+        mass = tl.sum(weights * sums, 0)
+        if SINKING:
+            mass += tl.exp2(tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E - top)
+        inside = value_dims < VALUE_DIM
         totals = tl.load(
-            totals_ptr + some[:, None] * VALUE_DIM + value_dims[None, :],
-            mask=(some_maxima > MINUS_INF)[:, None] & (value_dims[None, :] < VALUE_DIM),
+            totals_ptr + (parts * VALUE_DIM)[:, None] + value_dims[None, :],
+            mask=some[:, None] & inside[None, :],
             other=0.0,
         )
-        output += tl.sum(totals * weights[:, None], 0)
-    output = output.to(output_ptr.dtype.element_ty)
-    tl.store(output_ptr + head * VALUE_DIM + value_dims, output, mask=value_dims < VALUE_DIM)
+        output = tl.sum(totals * (weights / mass)[:, None], 0).to(output_ptr.dtype.element_ty)
+        token = (first_query + query).to(tl.int64)
+        tl.store(output_ptr + (token * num_heads + head) * VALUE_DIM + value_dims, output, mask=inside)
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
     """Compute `kernels.paged_attention.attend_pages` by our Triton kernel."""
-    num_tokens, num_heads, dim = query.shape
-    num_kv_heads, value_dim = values.shape[1:]
-    num_requests, group = len(pages.num_keys), num_heads // num_kv_heads
+    (num_tokens, num_heads, _), num_requests = query.shape, len(pages.num_keys)
     query = query.contiguous()
-    output = query.new_empty(num_tokens, num_heads, value_dim)
-    totals = maxima = sums = output
-    sinks = output if spec.sinks is None else spec.sinks
+    output = query.new_empty(num_tokens, num_heads, values.shape[2])
+    most_divided = most_divided_of(pages)
+    if most_divided:
+        totals = output.new_empty(num_requests * most_divided, num_heads, PARTS, values.shape[2], dtype=torch.float32)
+        maxima, sums = totals.new_empty(2, *totals.shape[:3])
+        usual = min(most_divided, -(-num_tokens // num_requests))  # a program goes on to the next tile where more come
+        _attend(query, keys, values, (totals, maxima, sums), pages, spec, usual, most_divided, PARTS)
+        join_parts_kernel[(totals.shape[:2].numel(),)](
+            totals,
+            maxima,
+            sums,
+            output,
+            output if spec.sinks is None else spec.sinks,
+            pages.cu_queries,
+            num_heads,
+            most_divided,
+            values.shape[2],
+            padded(values.shape[2]),
+            PARTS,
+            SINKING=spec.sinks is not None,
+            num_warps=4,
+            **ATTENTION,
+        )
+    if pages.max_queries > most_divided:
+        _attend(query, keys, values, (output, output, output), pages, spec, pages.max_queries, most_divided, 1)
+    return output
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    results: tuple[Tensor, Tensor, Tensor],
+    pages: Pages,
+    spec: AttentionSpec,
+    num_queries: int,
+    most_divided: int,
+    parts: int,
+) -> None:
+    """results: totals, maxima and sums of parts. num_queries: of a request, by which the tile is chosen."""
+    num_heads, dim, (num_kv_heads, value_dim) = *query.shape[1:], values.shape[1:]
+    group, count = num_heads // num_kv_heads, len(pages.num_keys) * num_kv_heads
     tree = pages.tree or TreeMask(pages.num_keys, pages.num_keys, pages.num_keys)  # which is not read then
-    num_queries, num_ranges = pages.max_queries, num_ranges_of(pages.max_keys)
-    if num_tokens <= few_tokens(num_ranges):
-        num_queries = -(-num_tokens // num_requests)  # a program goes on to the next tile where there are more
-    else:
-        num_ranges = 1
-    if num_ranges > 1:
-        totals = query.new_empty(num_tokens, num_heads, num_ranges, value_dim, dtype=torch.float32)
-        maxima, sums = totals.new_empty(2, num_tokens, num_heads, num_ranges)
     tile = tile_of(group * num_queries, max(dim, value_dim), query.dtype, tree=pages.tree is not None)
-    num_tiles = -(-group * num_queries // tile["ROWS"])
-    attend_pages_kernel[(num_tiles, num_requests * num_kv_heads, num_ranges)](
+    num_pieces = -(-group * num_queries // tile["ROWS"]) * parts
+    attend_pages_kernel[(num_programs(num_pieces, count), count)](
         query,
         query.stride(0),
         keys,
         keys.stride(0),
         values,
         values.stride(0),
-        totals,
-        maxima,
-        sums,
+        *results,
         pages.block_table,
         pages.block_table.stride(0),
         pages.num_keys,
         pages.cu_queries,
-        sinks,
+        query if spec.sinks is None else spec.sinks,
         tree.num_nodes,
         tree.ancestors,
         tree.depths,
@@ -274,61 +312,38 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
         spec.softcap or 0.0,
         spec.window or 0,
         spec.chunk or 0,
-        num_ranges,
+        most_divided,
         GROUP=group,
         DIM=dim,
         VALUE_DIM=value_dim,
         PADDED_DIM=padded(dim),
         PADDED_VALUE_DIM=padded(value_dim),
         BLOCK_SIZE=pages.block_size,
+        STRETCH=STRETCH,
         MODE=MODES[pages.mode],
         WINDOWED=spec.window is not None,
         CHUNKED=spec.chunk is not None,
         CAPPED=spec.softcap is not None,
         SINKING=spec.sinks is not None,
-        RANGED=num_ranges > 1,
+        PARTS=parts,
         TREE=pages.tree is not None,
         **tile,
         **ATTENTION,
     )
-    if num_ranges > 1:
-        join_ranges_kernel[(num_tokens * num_heads,)](
-            totals,
-            maxima,
-            sums,
-            output,
-            sinks,
-            num_heads,
-            num_ranges,
-            value_dim,
-            padded(value_dim),
-            next_power_of_two(num_ranges),
-            SINKING=spec.sinks is not None,
-            num_warps=2,
-            **ATTENTION,
-        )
-    return output
 
 
-def bounds_of(number: int) -> tuple[int, int]:
-    """The first key of a range, and the one after the last."""
-    if number < NUM_SHORTEST:
-        return number * SHORTEST_RANGE.value, (number + 1) * SHORTEST_RANGE.value
-    octave, doubled = divmod(number - NUM_SHORTEST.value, PER_OCTAVE.value)
-    begin = NUM_SHORTEST.value * SHORTEST_RANGE.value << octave
-    length = begin // PER_OCTAVE.value
-    return begin + doubled * length, begin + (doubled + 1) * length
+def most_divided_of(pages: Pages) -> int:
+    """The most queries of a request whose keys are divided. 0: no request's are."""
+    if pages.max_keys <= STRETCH:
+        return 0
+    return min(pages.max_queries, FEW_QUERIES // len(pages.num_keys))
 
 
-@cache
-def num_ranges_of(num_keys: int) -> int:
-    """How many ranges so many keys have: one for each 256 up to 4096, then eight for each doubling."""
-    return next(number for number in count(1) if bounds_of(number)[0] >= num_keys)
-
-
-def few_tokens(num_ranges: int) -> int:
-    """The largest batch whose keys are divided."""
-    return min(FEW_TOKENS, MOST_PARTS // num_ranges)
+def num_programs(num_pieces: int, count: int) -> int:
+    """Programs for the tiles and parts of each of `count` requests and key heads. The last pieces may be long, and most
+    may be empty.
+    """
+    return min(num_pieces, max(1, num_pieces // 8, ENOUGH_PROGRAMS // count))
 
 
 def tile_of(num_rows: int, dim: int, dtype: torch.dtype, *, tree: bool) -> dict[str, int]:

@@ -64,7 +64,7 @@ def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec
 
 @cache
 def compile_forms(kind: LayerKind) -> None:
-    """Attend with tiles of every size, keys in ranges and whole. One request without queries asks: nothing is read."""
+    """Attend with tiles of every size, keys in parts and whole. One request without queries asks: nothing is read."""
     table, numbers = (
         torch.zeros(shape, dtype=torch.int32, device=kind.device) for shape in ((1, kind.table_width), (2,))
     )
@@ -73,9 +73,9 @@ def compile_forms(kind: LayerKind) -> None:
         for dim, stride in ((kind.dim, kind.keys_stride), (kind.value_dim, kind.values_stride))
     )
     sinks = None if kind.sinks is None else torch.zeros(kind.num_heads, dtype=kind.sinks, device=kind.device)
-    query = torch.zeros(kernel.FEW_TOKENS + 1, kind.num_heads, kind.dim, dtype=kind.dtype, device=kind.device)
+    query = torch.zeros(SIZES[-1], kind.num_heads, kind.dim, dtype=kind.dtype, device=kind.device)
     tree = TreeMask(numbers[:1], *tree_masks(numbers[None, :1].long())) if kind.tree else None
     for most in SIZES:
-        pages = Pages(table, numbers[:1], numbers, kind.block_size, most, kind.max_keys, kind.mode, tree)
-        for few in (query[:most], query):
-            kernel.attend_pages(few, keys, values, pages, replace(kind.spec, sinks=sinks))
+        for max_keys in (kind.max_keys, 1):
+            pages = Pages(table, numbers[:1], numbers, kind.block_size, most, max_keys, kind.mode, tree)
+            kernel.attend_pages(query[:most], keys, values, pages, replace(kind.spec, sinks=sinks))
