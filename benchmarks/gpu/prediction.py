@@ -94,7 +94,7 @@ def idle_seconds(device: Device, model: Model, batch: int, context: int, max_mod
         return 0.0
     count = batch * model.key_heads
     programs = kernel.num_programs(kernel.PARTS, count)
-    idle = count * max(programs - -(-context // kernel.STRETCH), 0)
+    idle = count * max(programs - -(-context // kernel.SEGMENT), 0)
     return idle * device.idle_program / (device.processors * device.programs_per_processor)
 
 

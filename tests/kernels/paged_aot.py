@@ -13,7 +13,7 @@ from specdec.core.kernels.cuda.launch import ATTENTION
 from specdec.core.kernels.cuda.paged_attention.kernel import (
     MODES,
     PARTS,
-    STRETCH,
+    SEGMENT,
     attend_pages_kernel,
     join_parts_kernel,
     padded,
@@ -45,7 +45,7 @@ def attention(
         "PADDED_DIM": padded(dim),
         "PADDED_VALUE_DIM": padded(dim),
         "PARTS": PARTS if divided else 1,
-        "STRETCH": STRETCH,
+        "SEGMENT": SEGMENT,
     }
     constants |= {name: name in having for name in LAYER} | {"TREE": tree}
     return flat(attend_pages_kernel, types, constants, options)

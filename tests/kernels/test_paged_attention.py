@@ -28,11 +28,11 @@ MODES = ("causal", "causal_block", "full_block")
 
 
 @triton.jit
-def seen_kernel(found_ptr, begin, stop, KEYS: tl.constexpr, STRETCH: tl.constexpr, PARTS: tl.constexpr):
+def seen_kernel(found_ptr, begin, stop, KEYS: tl.constexpr, SEGMENT: tl.constexpr, PARTS: tl.constexpr):
     """Counts how often parts take each key."""
-    stretch, at, tiles = kernel.tiles_of_part(tl.program_id(0), begin, stop, KEYS, STRETCH, PARTS)
+    segment, at, tiles = kernel.tiles_of_part(tl.program_id(0), begin, stop, KEYS, SEGMENT, PARTS)
     for tile in range(at, tiles):
-        places = found_ptr + kernel.keys_of(tile, stretch, KEYS, STRETCH, PARTS)
+        places = found_ptr + kernel.keys_of(tile, segment, KEYS, SEGMENT, PARTS)
         tl.store(places, tl.load(places) + 1)
 
 
@@ -82,10 +82,10 @@ def test_the_plain_form_scales_by_the_sigmoid_of_the_log_sum_exp_over_the_sink()
 
 
 def test_parts_of_keys_join_to_the_whole(monkeypatch):
-    """A request that ends in the second of three stretches, one that needs all, and one with a window in the last."""
+    """A request that ends in the second of three segments, one that needs all, and one with a window in the last."""
     given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=600, block_size=16)
     assert kernel.most_divided_of(given[3]) == 2
-    for parts in (2, kernel.PARTS):  # a part with two stretches, and parts without any
+    for parts in (2, kernel.PARTS):  # a part with two segments, and parts without any
         monkeypatch.setattr(kernel, "PARTS", parts)
         assert_agree(given, AttentionSpec(0.3))
         assert_agree(given, AttentionSpec(0.3, window=10))
@@ -109,7 +109,7 @@ def test_what_empty_parts_leave_behind_is_not_read(monkeypatch):
 @pytest.mark.parametrize("parts", [1, 32])
 def test_every_tile_of_keys_is_in_one_part_and_none_besides(parts, begin, stop):
     found = torch.zeros(2**15, dtype=torch.int32, device=DEVICE)
-    seen_kernel[(parts,)](found, begin, stop, 16, kernel.STRETCH, parts)
+    seen_kernel[(parts,)](found, begin, stop, 16, kernel.SEGMENT, parts)
     expected = torch.zeros_like(found)
     expected[begin // 16 * 16 : -(-stop // 16) * 16] = 1
     assert torch.equal(found, expected)
@@ -117,15 +117,15 @@ def test_every_tile_of_keys_is_in_one_part_and_none_besides(parts, begin, stop):
 
 @pytest.mark.parametrize("length", [8192, 100_000])
 def test_the_keys_of_one_long_text_are_shared_evenly_by_enough_programs(length):
-    """At batch 1, a model with 8 key heads on 132 processors: 256 programs, none a stretch longer than another."""
+    """At batch 1, a model with 8 key heads on 132 processors: 256 programs, none a segment longer than another."""
     programs = kernel.num_programs(kernel.PARTS, 8)
     assert 8 * programs == 256
-    stretches = -(-length // kernel.STRETCH)
-    assert -(-stretches // programs) * programs <= stretches + programs
+    segments = -(-length // kernel.SEGMENT)
+    assert -(-segments // programs) * programs <= segments + programs
 
 
 def test_programs_of_a_full_batch_do_not_idle_over_a_thousand_keys():
-    """Whatever a text may become: 64 requests of 4 stretches each, with 8 key heads."""
+    """Whatever a text may become: 64 requests of 4 segments each, with 8 key heads."""
     assert kernel.num_programs(kernel.PARTS, 64 * 8) == 4
 
 

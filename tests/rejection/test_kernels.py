@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 
+import naive_filters as filter_naive
+import naive_stats as stats_naive
 import pytest
 import torch
 from torch import Tensor
 
 from specdec.core.kernels.cuda.row_filter import kernel as filter_kernel
-from specdec.core.kernels.cuda.row_filter import naive as filter_naive
 from specdec.core.kernels.cuda.row_stats import TileStats
 from specdec.core.kernels.cuda.row_stats import kernel as stats_kernel
-from specdec.core.kernels.cuda.row_stats import naive as stats_naive
 from specdec.core.kernels.filters import FilterRows
 
 from .interpreted import DEVICE, quiet

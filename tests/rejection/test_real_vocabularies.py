@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import naive_filters as filter_naive
+import naive_stats as stats_naive
 import pytest
 import torch
 from torch import Tensor
 
 from specdec.core.kernels import row_distribution as row_distribution_module
 from specdec.core.kernels.cuda.row_filter import kernel as filter_kernel
-from specdec.core.kernels.cuda.row_filter import naive as filter_naive
 from specdec.core.kernels.cuda.row_stats import TileStats
-from specdec.core.kernels.cuda.row_stats import naive as stats_naive
 from specdec.core.kernels.filters import FilterRows, apply_filters, largest
 from specdec.core.kernels.pick import empty_tiles
 from specdec.core.kernels.row_distribution import LOG2_E, RowDistribution, row_distribution, scale_of

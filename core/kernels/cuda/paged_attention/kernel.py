@@ -1,7 +1,7 @@
 """Paged attention as Triton kernels: a program has tiles of queries that share a key head, and parts of their keys.
 
 The queries of the heads that share a key lie in one tile, so a key is read once for all of them. A request with few
-queries (decoding, verification) has too few tiles to fill a device; its keys are then dealt out in stretches to a fixed
+queries (decoding, verification) has too few tiles to fill a device; its keys are then dealt out in segments to a fixed
 number of parts, attended apart and joined by their maxima and masses (flash-decoding). Which part has a key follows
 from its position alone, so what a request gives depends neither on its neighbours nor on how long it may become.
 Programs go on from one part or tile to the next: where a batch fills a device there are few, and few of them idle.
@@ -23,7 +23,7 @@ from .visible import first_node_of, is_seen, keys_of_tile, placed
 
 MINUS_INF = tl.constexpr(float("-inf"))
 LOG2_E = tl.constexpr(1.4426950408889634)
-STRETCH = 256  # keys that follow each other in one part; less costs more to join than it gains
+SEGMENT = 256  # keys that follow each other in one part; less costs more to join than it gains
 PARTS = 32  # of the keys of a request with few queries
 FEW_QUERIES = 512  # of requests whose keys are divided: each leaves fp32 [Hq, PARTS, Dv] behind
 ENOUGH_PROGRAMS = 1024  # to fill a large device
@@ -31,21 +31,21 @@ MODES = {"causal": 0, "causal_block": 1, "full_block": 2}
 
 
 @triton.jit
-def tiles_of_part(part, begin, stop, KEYS: tl.constexpr, STRETCH: tl.constexpr, PARTS: tl.constexpr):
-    """(its first stretch, tile of keys to begin with, tile to end before) of a part of the keys from begin to stop."""
-    first = begin // STRETCH
-    stretch = first + (part + PARTS - first % PARTS) % PARTS
-    count = ((stop + STRETCH - 1) // STRETCH - stretch + PARTS - 1) // PARTS
-    last = stop - (stretch + (count - 1) * PARTS) * STRETCH  # keys in the last stretch, if no other follows
-    tiles = (count - 1) * (STRETCH // KEYS) + (tl.minimum(last, STRETCH) + KEYS - 1) // KEYS
-    return stretch, tl.where(stretch == first, begin % STRETCH // KEYS, 0), tl.where(count > 0, tiles, 0)
+def tiles_of_part(part, begin, stop, KEYS: tl.constexpr, SEGMENT: tl.constexpr, PARTS: tl.constexpr):
+    """(its first segment, tile of keys to begin with, tile to end before) of a part of the keys from begin to stop."""
+    first = begin // SEGMENT
+    segment = first + (part + PARTS - first % PARTS) % PARTS
+    count = ((stop + SEGMENT - 1) // SEGMENT - segment + PARTS - 1) // PARTS
+    last = stop - (segment + (count - 1) * PARTS) * SEGMENT  # keys in the last segment, if no other follows
+    tiles = (count - 1) * (SEGMENT // KEYS) + (tl.minimum(last, SEGMENT) + KEYS - 1) // KEYS
+    return segment, tl.where(segment == first, begin % SEGMENT // KEYS, 0), tl.where(count > 0, tiles, 0)
 
 
 @triton.jit
-def keys_of(tile, stretch, KEYS: tl.constexpr, STRETCH: tl.constexpr, PARTS: tl.constexpr):
-    """The positions [KEYS] of a part's tile; `stretch` is its first."""
-    stretch += tile // (STRETCH // KEYS) * PARTS
-    return stretch * STRETCH + tile % (STRETCH // KEYS) * KEYS + tl.arange(0, KEYS)
+def keys_of(tile, segment, KEYS: tl.constexpr, SEGMENT: tl.constexpr, PARTS: tl.constexpr):
+    """The positions [KEYS] of a part's tile; `segment` is its first."""
+    segment += tile // (SEGMENT // KEYS) * PARTS
+    return segment * SEGMENT + tile % (SEGMENT // KEYS) * KEYS + tl.arange(0, KEYS)
 
 
 @triton.jit(
@@ -87,7 +87,7 @@ def attend_pages_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    STRETCH: tl.constexpr,
+    SEGMENT: tl.constexpr,
     MODE: tl.constexpr,
     WINDOWED: tl.constexpr,
     CHUNKED: tl.constexpr,
@@ -123,7 +123,7 @@ def attend_pages_kernel(
         begin, stop = keys_of_tile(
             first_row, start, earliest, num_keys, window, chunk, GROUP, ROWS, MODE, WINDOWED, CHUNKED
         )
-        stretch, at, tiles = tiles_of_part(part, begin, stop, KEYS, STRETCH, PARTS)
+        segment, at, tiles = tiles_of_part(part, begin, stop, KEYS, SEGMENT, PARTS)
 
         places = tokens * (num_kv_heads * GROUP) + heads
         if PARTS > 1:
@@ -141,12 +141,12 @@ def attend_pages_kernel(
                 maxima = tl.load(sinks_ptr + heads).to(tl.float32) * LOG2_E
                 sums = tl.full([ROWS], 1.0, tl.float32)
             total = tl.full([ROWS, PADDED_VALUE_DIM], 0.0, tl.float32)
-            coming = keys_of(at, stretch, KEYS, STRETCH, PARTS)
+            coming = keys_of(at, segment, KEYS, SEGMENT, PARTS)
             coming_block = tl.load(table_ptr + coming // BLOCK_SIZE, mask=coming < stop, other=0)
             for tile in range(at, tiles):
                 key_positions, block = coming, coming_block
                 there = key_positions < stop
-                coming = keys_of(tile + 1, stretch, KEYS, STRETCH, PARTS)  # read ahead: their keys wait for the block
+                coming = keys_of(tile + 1, segment, KEYS, SEGMENT, PARTS)  # read ahead: their keys wait for the block
                 coming_block = tl.load(table_ptr + coming // BLOCK_SIZE, mask=coming < stop, other=0)
                 slots = block.to(tl.int64) * BLOCK_SIZE + key_positions % BLOCK_SIZE
                 keys = tl.load(
@@ -319,7 +319,7 @@ def _attend(
         PADDED_DIM=padded(dim),
         PADDED_VALUE_DIM=padded(value_dim),
         BLOCK_SIZE=pages.block_size,
-        STRETCH=STRETCH,
+        SEGMENT=SEGMENT,
         MODE=MODES[pages.mode],
         WINDOWED=spec.window is not None,
         CHUNKED=spec.chunk is not None,
@@ -334,7 +334,7 @@ def _attend(
 
 def most_divided_of(pages: Pages) -> int:
     """The most queries of a request whose keys are divided. 0: no request's are."""
-    if pages.max_keys <= STRETCH:
+    if pages.max_keys <= SEGMENT:
         return 0
     return min(pages.max_queries, FEW_QUERIES // len(pages.num_keys))
 

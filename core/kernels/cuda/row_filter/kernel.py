@@ -230,7 +230,10 @@ def filter_rows_kernel(
 def filter_rows(
     logits: Tensor, cu_rows: Tensor, temperature: Tensor, filters: FilterRows, stats: TileStats, cutoff: Tensor
 ) -> None:
-    """Launch what `naive.filter_rows` computes."""
+    """Set the cutoff [B, places] of every row: the least logit that survives. Sums become those of the survivors.
+
+    stats: what `row_stats` left. A greedy row and a bad row keep their sums, with cutoff -inf.
+    """
     num_requests, num_places, num_tiles = stats.maxima.shape
     filter_rows_kernel[(num_places, num_requests)](
         logits,

@@ -64,7 +64,7 @@ def draft_stats_kernel(
 
 
 def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileStats, skip_last: bool = False) -> None:
-    """Launch what `naive.row_stats` computes."""
+    """Fill stats for place i of request b with those of logits row cu_rows[b] + i; with skip_last not of its last."""
     num_requests, num_places, num_tiles = stats.maxima.shape
     if num_places == skip_last:
         return
@@ -85,7 +85,7 @@ def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileS
 
 
 def draft_stats(logits: Tensor, lengths: Tensor, kinds: Tensor, kind: int, stats: TileStats) -> None:
-    """Launch what `naive.draft_stats` computes. Logits are contiguous."""
+    """Fill the statistics of contiguous draft logits: the first lengths[b] rows of each request of this kind."""
     num_requests, num_places, num_tiles = stats.maxima.shape
     draft_stats_kernel[(num_tiles, num_places, num_requests)](
         logits,

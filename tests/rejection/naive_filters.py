@@ -1,4 +1,4 @@
-"""Row filters in plain torch; the kernel beside it must agree."""
+"""Row filters in plain torch; the kernel must agree."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...filters import FilterRows, apply_filters
-from ...row_distribution import scale_of
-from ..row_stats import TileStats
+from specdec.core.kernels.cuda.row_stats import TileStats
+from specdec.core.kernels.filters import FilterRows, apply_filters
+from specdec.core.kernels.row_distribution import scale_of
 
 
 def filter_rows(

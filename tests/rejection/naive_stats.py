@@ -1,4 +1,4 @@
-"""Row statistics in plain torch; the kernel beside it must agree."""
+"""Row statistics in plain torch; the kernel must agree."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...row_distribution import scale_of
-from . import TileStats
+from specdec.core.kernels.cuda.row_stats import TileStats
+from specdec.core.kernels.row_distribution import scale_of
 
 
 def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileStats, skip_last: bool = False) -> None:
