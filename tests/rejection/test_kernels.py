@@ -1,4 +1,4 @@
-"""Each Triton kernel gives what the plain torch form beside it gives.
+"""Each Triton kernel gives what its plain torch form gives.
 
 Interpreted kernels take tens of milliseconds per program, so the rows are few and the tiles tiny. The unmarked tests
 cover full and ragged tiles, every kind of bad row, greedy rows and each filter alone and with the others.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-import naive_filters as filter_naive
-import naive_stats as stats_naive
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +17,8 @@ from specdec.core.kernels.cuda.row_stats import TileStats
 from specdec.core.kernels.cuda.row_stats import kernel as stats_kernel
 from specdec.core.kernels.filters import FilterRows
 
+from . import naive_filters as filter_naive
+from . import naive_stats as stats_naive
 from .interpreted import DEVICE, quiet
 
 pytestmark = quiet
