@@ -24,6 +24,9 @@ Asked = Literal["auto", "same", "intersection", "reencode"]
 FEWEST_SHARED = 0.5
 """The part of the target's tokens that the draft model has to have for the way by tokens: fewer tell it too little."""
 
+TOKENIZER = "tokenizer.json"
+TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
+
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE_SIGN = "\u2581"
 
@@ -47,6 +50,8 @@ class Vocabularies:
         Without a tokenizer on both sides they count as the same; their sizes are compared elsewhere. Raises Refusal
         for a way that cannot be gone.
         """
+        if asked in ("auto", "same") and _have_same_files(checkpoint.directory, target.checkpoint_dir):
+            return cls("same", None, None)
         own, other = _of(checkpoint.directory), _of_target(target)
         if asked == "same" or own is None or other is None:
             _refuse_without_tokenizers(asked)
@@ -69,7 +74,18 @@ class Vocabularies:
 
 def has_tokenizer(directory: Path) -> bool:
     """Whether a checkpoint brings one along."""
-    return (directory / "tokenizer.json").is_file()
+    return (directory / TOKENIZER).is_file()
+
+
+def _have_same_files(own: Path, target: Path | None) -> bool:
+    """Whether all that two tokenizers are read from is the same, byte for byte: then neither has to be loaded."""
+    if target is None or not has_tokenizer(own):
+        return False
+    return all(_bytes_in(own / name) == _bytes_in(target / name) for name in TOKENIZER_FILES)
+
+
+def _bytes_in(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _of(directory: Path) -> Any:

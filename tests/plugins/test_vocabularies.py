@@ -52,6 +52,18 @@ def pairs(own, other, own_size=SIZE, other_size=SIZE):
     return [(own.convert_ids_to_tokens(a), other.convert_ids_to_tokens(b)) for a, b in found]
 
 
+def test_tokenizers_of_the_same_files_are_not_loaded(tmp_path):
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text("whoever loads this one fails")
+        (tmp_path / name / "config.json").write_text("{}")
+    checkpoint, told = Checkpoint.open(tmp_path / "draft"), fake_target_info(checkpoint_dir=tmp_path / "target")
+    assert Vocabularies.choose(checkpoint, SIZE, told, "auto").way == "same"
+    (tmp_path / "draft" / "tokenizer_config.json").write_text('{"added_tokens_decoder": {}}')
+    with pytest.raises(Exception, match="expected value"):
+        Vocabularies.choose(checkpoint, SIZE, told, "auto")
+
+
 def test_signs_for_spaces_and_bytes_are_looked_through():
     ours = of_pieces({"▁foo": 0, "bar": 1, "<0x0A>": 2, "▁": 3, "only": 4}, decoder=METASPACE)
     theirs = of_pieces({"bar": 0, "Ġfoo": 1, "foo": 2, "Ċ": 3, "Ġ": 4}, decoder=BYTE_LEVEL)
