@@ -1,4 +1,4 @@
-"""Every test: no network, one thread for torch, kernels interpreted where there is no GPU, targets not proved again."""
+"""Every test: no network, one torch thread, interpreted kernels without a GPU, no proofs of targets, no slow draws."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton, which modelling code does
 
 torch.set_num_threads(1)
+
+# A machine that is busy is slow, and no test may tell it apart from one that is not.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session", autouse=True)

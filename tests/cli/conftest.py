@@ -44,6 +44,6 @@ def specdec(site, tmp_path):
         clean = {key: value for key, value in os.environ.items() if not key.startswith("SPECDEC_")}
         clean |= {"PYTHONPATH": str(site), "NO_COLOR": "1", "COLUMNS": "200"} | environment
         command = [sys.executable, "-m", "specdec", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=clean, cwd=tmp_path, timeout=120)
+        return subprocess.run(command, capture_output=True, text=True, env=clean, cwd=tmp_path, timeout=600)
 
     return run

@@ -28,7 +28,7 @@ def invoke(*arguments):
 def in_a_shell(command):
     """The finished process; `specdec` is ours."""
     words = f'specdec() {{ "{sys.executable}" -m specdec "$@"; }}; {command}'
-    return subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=120, env=os.environ)
+    return subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=600, env=os.environ)
 
 
 @pytest.mark.parametrize("verb", [("bench", "tiny"), ("generate", "tiny", "-p", "x"), ("check", "ngram")])

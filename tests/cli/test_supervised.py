@@ -28,7 +28,7 @@ def start(*arguments, cwd):
 
 def run(*arguments, cwd):
     process = start(*arguments, cwd=cwd)
-    printed, told = process.communicate(timeout=300)
+    printed, told = process.communicate(timeout=600)
     return process.returncode, printed, told
 
 
@@ -104,7 +104,7 @@ def test_a_killed_parent_takes_the_child_with_it(tmp_path):
     process = start(*GENERATE, *drafting("Loops"), cwd=tmp_path)
     until(process, "looping")
     process.kill()
-    process.communicate(timeout=60)  # its pipes close once the child is gone
+    process.communicate(timeout=600)  # its pipes close once the child is gone
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_an_interrupt_says_where_in_the_proposer_it_came(tmp_path):
     process = start(*GENERATE, *drafting("Loops"), cwd=tmp_path)
     until(process, "looping")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and child
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "interrupted in propose of hostile_proposers:Loops\n  at " in told
     assert "in draft\n" in told
@@ -127,7 +127,7 @@ def test_a_second_interrupt_ends_a_proposer_that_does_not_let_the_first_pass(tmp
     for _ in range(2):
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     assert "hostile_proposers.py" in told
     assert "in draft\n" in told
@@ -165,6 +165,6 @@ def test_a_call_that_does_not_end_is_named_once_with_its_line(tmp_path):
 def test_pytest_does_not_succeed_where_a_proposer_ends_the_process(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "specdec.testing"]
     command += ["--proposer", "hostile_proposers:EndsTheProcess", "--proposer-level", "basic"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, timeout=600)
     assert done.returncode == 1
     assert "running  propose of hostile_proposers:EndsTheProcess" in done.stderr

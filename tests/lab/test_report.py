@@ -132,7 +132,7 @@ def in_browser(page, theme, tmp_path):
     """The page's document after its scripts have run."""
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / theme}"]
     command += ["--virtual-time-budget=5000", "--dump-dom", f"file://{page}?theme={theme}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
 
 
 @needs_browser

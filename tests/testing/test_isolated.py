@@ -102,8 +102,8 @@ def test_the_stack_of_a_crash_is_told_where_a_library_took_the_signal() -> None:
 
 @pytest.mark.slow
 def test_one_that_cannot_be_interrupted_is_ended_and_the_next_one_runs() -> None:
-    found = check_proposer(Deaf, only=["draft_form", "every_k"], isolation="process", timeout=1)
-    assert [each.facts["found"] for each in found] == ["it ended because it took longer than 1 s"] * 2
+    found = check_proposer(Deaf, only=["draft_form", "every_k"], isolation="process", timeout=5)
+    assert [each.facts["found"] for each in found] == ["it ended because it took longer than 5 s"] * 2
     assert "in propose" in found[0].facts["stack"]
     assert [each.status for each in found] == ["failed", "explained"]
 

@@ -56,7 +56,7 @@ def run(code, config, folder):
     (folder / "vllm" / "config.py").write_text(config)
     (runner / "__init__.py").write_text("def init_speculator(): pass")
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -30,6 +30,6 @@ def register_guard() -> None:
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             made = Path(folder) / built.name
             command = ["g++", "-std=c++20", "-fPIC", "-shared", f"-I{home / 'include'}", "-o", str(made), str(SOURCE)]
-            subprocess.run([*command, f"-L{home / 'lib'}", "-lc10"], check=True, timeout=120)
+            subprocess.run([*command, f"-L{home / 'lib'}", "-lc10"], check=True, timeout=600)
             made.replace(built)
     ctypes.CDLL(str(built))
