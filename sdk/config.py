@@ -19,6 +19,8 @@ _FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 class StrictModel(BaseModel):
     """Base of all user input. It is frozen, and refuses unknown keys with a suggestion.
 
+    Its own members are public. Those of pydantic's BaseModel are no part of the contract.
+
     Constructing one raises ConfigError: SD-E131 (a key that nobody declares) or SD-E132 (a wrong value). One message
     names every wrong key.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, field_validator, model_validator
 
 from .config import Extension, ProposerConfig, StrictModel
 from .extensions import DraftKV, TargetLayers, TargetTokens, Trees, as_extension, as_json
@@ -31,8 +31,8 @@ class Needs(StrictModel):
         description="k means the residual stream after k layers, before the final norm. 'final' means after the norm. "
         "Kept tokens carry one tensor for each, in this order.",
     )
-    distribution: DistributionForm = Field(
-        default="one_hot", description="the richest form of distribution that a draft may report"
+    distributions: tuple[Literal["dense", "sparse"], ...] = Field(
+        default=(), description="forms of distribution that a draft may report, beside one-hot"
     )
     sparse_top_m: int = Field(default=0, ge=0, description="entries per draft position of a sparse distribution")
     draft_vocabulary: tuple[int, ...] | None = Field(
@@ -43,7 +43,6 @@ class Needs(StrictModel):
         default=0, ge=0, description="the fewest drafts that a useful draft of this proposer has"
     )
     max_draft_tokens: int | None = Field(default=None, ge=1, description="the most it can draft. None means any K")
-    per_row_length: bool = Field(default=True, description="False means that all rows with drafts have the same number")
     state: Literal["none", "per_request", "shared"] = Field(
         default="none",
         description="what it keeps between steps. shared means that requests may change each other's drafts. Learn "
@@ -76,11 +75,16 @@ class Needs(StrictModel):
         passes = self.extension(DraftKV), self.extension(TargetLayers)
         return max((each.lookahead for each in passes if each is not None), default=0)
 
-    @field_validator("extensions", mode="before")
+    @property
+    def stored_form(self) -> DistributionForm:
+        """The form that is kept of a draft until it is verified, by an engine that keeps one."""
+        return self.distributions[0] if self.distributions else "one_hot"
+
+    @field_validator("distributions", "extensions", mode="before")
     @classmethod
-    def _several(cls, value: object) -> object:
+    def _several(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, str | Extension):
-            raise ValueError("extensions are a tuple, also where there is one: (Trees(),)")
+            raise ValueError(f"{info.field_name} are a tuple, also where there is one: ({value!r},)")
         return value
 
     @model_validator(mode="after")
@@ -88,9 +92,9 @@ class Needs(StrictModel):
         twice = [each.id for each in self.asked if sum(each.name == other.name for other in self.asked) > 1]
         if twice:
             raise ValueError(f"an extension is asked for once, under one number; found {', '.join(twice)}")
-        if (self.distribution == "sparse") != (self.sparse_top_m > 0):
-            raise ValueError("sparse_top_m must be positive exactly when distribution is 'sparse'")
-        if self.draft_vocabulary is not None and self.distribution != "dense":
+        if ("sparse" in self.distributions) != (self.sparse_top_m > 0):
+            raise ValueError("sparse_top_m must be positive exactly when distributions have 'sparse'")
+        if self.draft_vocabulary is not None and "dense" not in self.distributions:
             raise ValueError(
                 "draft_vocabulary describes dense distributions; one-hot and sparse drafts carry target ids"
             )

@@ -27,7 +27,7 @@ R = TypeVar("R", default=Any)
 
 
 class Phase(IntEnum):
-    """Where a request stands after the step that is shown."""
+    """Where a request stands after the step that is shown. Other values may come: compare with `==`."""
 
     PREFILL = 0  # part of the prompt is still to be computed; no token was sampled
     PREFILL_DONE = 1  # the prompt ended in this step and its first token was sampled

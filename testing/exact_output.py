@@ -113,13 +113,13 @@ def _excerpt(subject: Subject) -> SmallDrafter:
     if len(distributions) <= NUM_LIKELY:
         raise NotApplicable("it reported too few distributions for an excerpt")
     needs = stage.needs.replace(draft_vocabulary=None)
-    if needs.distribution == "sparse":
+    if needs.stored_form == "sparse":
         needs = needs.replace(sparse_top_m=NUM_LIKELY)
     prefixes = [(), *((token,) for token in range(NUM_LIKELY))]
     every = len(distributions) // len(prefixes)
     cut = [distribution.topk(NUM_LIKELY).values for distribution in distributions[::every]]
     known = {prefix: distribution / distribution.sum() for prefix, distribution in zip(prefixes, cut, strict=False)}
-    nodes = (_tree_of if needs.extension(Trees) else _chain_of)(known, needs.distribution)
+    nodes = (_tree_of if needs.extension(Trees) else _chain_of)(known, needs.stored_form)
     return SmallDrafter(nodes, max(map(len, nodes)) + 1, NUM_LIKELY, needs)
 
 

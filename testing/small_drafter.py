@@ -116,10 +116,10 @@ class SmallDrafter:
         return tensor[0, place]
 
     def _buffers(self, num_rows: int) -> DistributionBuffers:
-        width, t2d = (self.needs.sparse_top_m if self.needs.distribution == "sparse" else self.vocab_size), None
+        width, t2d = (self.needs.sparse_top_m if self.needs.stored_form == "sparse" else self.vocab_size), None
         if self.needs.draft_vocabulary is not None:
             width = len(self.needs.draft_vocabulary)
             t2d = torch.full((self.vocab_size,), -1)
             t2d[torch.tensor(self.needs.draft_vocabulary)] = torch.arange(width)
         shape = (num_rows, self.num_drafts, width)
-        return DistributionBuffers.allocate(self.needs.distribution, shape, t2d, torch.device("cpu"))
+        return DistributionBuffers.allocate(self.needs.stored_form, shape, t2d, torch.device("cpu"))

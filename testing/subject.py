@@ -83,7 +83,7 @@ class Subject:
     def reports_distribution(self) -> bool:
         """Whether it can report draft distributions at all."""
         try:
-            return self.load(probabilistic=True).needs.distribution != "one_hot"
+            return self.load(probabilistic=True).needs.stored_form != "one_hot"
         except Refusal:
             return False
 
@@ -106,7 +106,7 @@ class Subject:
             changes["draft_sample_method"] = "probabilistic" if probabilistic else "greedy"
         info = info or self.target.info
         loaded = registry.load_proposer(self.resolved, self.config.replace(**changes), info)
-        if probabilistic is not True or loaded.needs.distribution != "one_hot":
+        if probabilistic is not True or loaded.needs.stored_form != "one_hot":
             admit(loaded, info)
         return loaded
 
@@ -169,7 +169,7 @@ class Subject:
     def need_distribution(self) -> None:
         """Raises NotApplicable for one-hot proposers."""
         if not self.reports_distribution:
-            raise NotApplicable('it reports no draft distribution (Needs.distribution is "one_hot")')
+            raise NotApplicable("it reports no draft distribution (Needs.distributions is empty)")
 
 
 def _path_of(cls: type[Any]) -> str:

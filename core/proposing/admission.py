@@ -85,10 +85,11 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     _check_target_kv(needs, target)
     draft_kv, tokens = needs.extension(DraftKV), needs.extension(TargetTokens)
     probabilistic = loaded.config.draft_sample_method == "probabilistic"
-    if probabilistic and needs.distribution == "one_hot":
+    if len(set(needs.distributions)) > 1:
+        raise Refusal("its drafts report distributions of two forms", "one form: this engine keeps one")
+    if probabilistic and not needs.distributions:
         reason = 'draft_sample_method is "probabilistic", and this proposer reports no distribution of its drafts'
-        reason += ' (distribution="one_hot")'
-        raise Refusal(reason, '"draft_sample_method": "greedy"')
+        raise Refusal(f"{reason} (Needs.distributions is empty)", '"draft_sample_method": "greedy"')
     k = loaded.config.width
     distribution_bytes = target.max_num_seqs * k * _distribution_bytes_per_token(needs, target) if probabilistic else 0
     if distribution_budget_bytes is not None and distribution_bytes > distribution_budget_bytes:
@@ -170,7 +171,7 @@ def _value_bytes(dtype: str) -> int:
 
 
 def _distribution_bytes_per_token(needs: Needs, target: TargetInfo) -> int:
-    if needs.distribution == "sparse":
+    if needs.stored_form == "sparse":
         return needs.sparse_top_m * (DISTRIBUTION_BYTES + TOKEN_ID_BYTES)
     return DISTRIBUTION_BYTES * _distribution_width(needs, target)
 
@@ -183,16 +184,16 @@ def _distribution_too_large(needs: Needs, target: TargetInfo, k: int, budget: in
     rows, per_token = target.max_num_seqs, _distribution_bytes_per_token(needs, target)
     width = (
         f"{needs.sparse_top_m} entries"
-        if needs.distribution == "sparse"
+        if needs.stored_form == "sparse"
         else f"{_distribution_width(needs, target)} ids"
     )
     needed = rows * k * per_token / MIB
     reason = (
-        f"its {needs.distribution} draft distributions take {rows} rows x {k} drafts x {width} = {needed:.1f} MiB, "
+        f"its {needs.stored_form} draft distributions take {rows} rows x {k} drafts x {width} = {needed:.1f} MiB, "
         f"and the budget is {budget / MIB:.1f} MiB"
     )
     fitting_k, fitting_rows = budget // (rows * per_token), budget // (k * per_token)
     works = [f'"num_speculative_tokens": {fitting_k}'] if fitting_k else []
     works += [f"max_num_seqs={fitting_rows}"] if fitting_rows else []
-    works += ["a sparse draft distribution"] if needs.distribution == "dense" else []
+    works += ["a sparse draft distribution"] if needs.stored_form == "dense" else []
     return Refusal(reason, ", or ".join([*works, '"draft_sample_method": "greedy"']))

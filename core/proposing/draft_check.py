@@ -250,7 +250,7 @@ class DraftChecker:
     def _kinds_of(self, distribution: DraftDistribution) -> frozenset[int]:
         """The tags of its rows; waits for them."""
         kinds: frozenset[int] = frozenset(distribution.kind.tolist())
-        undeclared = kinds - _KINDS[self._needs.distribution]
+        undeclared = kinds - _KINDS[self._needs.stored_form]
         if undeclared:
             names = {int(kind): kind.name for kind in DistributionKind}
             found = ", ".join(names.get(kind, str(kind)) for kind in sorted(undeclared))
@@ -258,9 +258,9 @@ class DraftChecker:
                 "SD-E204",
                 "a draft distribution has a form that was not declared",
                 {
-                    "declared": f"Needs.distribution = {self._needs.distribution!r}",
+                    "declared": f"Needs.distributions = {self._needs.distributions!r}",
                     "found": found,
-                    "fix": "declare the form in Needs(distribution=...), or tag the row DistributionKind.ONE_HOT",
+                    "fix": "declare the form in Needs(distributions=...), or tag the row DistributionKind.ONE_HOT",
                 },
             )
         return kinds - {DistributionKind.ONE_HOT}
@@ -272,7 +272,7 @@ class DraftChecker:
             DistributionKind.DENSE_LOGITS: distribution.logits,
             DistributionKind.SPARSE: distribution.sparse_ids,
         }
-        declared = _KINDS[self._needs.distribution]
+        declared = _KINDS[self._needs.stored_form]
         return frozenset(kind for kind, tensor in brought.items() if tensor is not None and kind in declared)
 
     def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, request_ids: Sequence[str]) -> None:

@@ -109,13 +109,13 @@ class Speculation:
         needs, info = self.loaded.needs, self.info
         if not self.admission.keeps_distribution:
             return DistributionBuffers.none()
-        width = needs.sparse_top_m if needs.distribution == "sparse" else info.vocab_size
+        width = needs.sparse_top_m if needs.stored_form == "sparse" else info.vocab_size
         t2d = None
         if needs.draft_vocabulary is not None:
             width = len(needs.draft_vocabulary)
             t2d = target_to_draft(needs.draft_vocabulary, info.vocab_size, device)
         return DistributionBuffers.allocate(
-            needs.distribution, (info.max_num_seqs, self.loaded.config.width, width), t2d, device
+            needs.stored_form, (info.max_num_seqs, self.loaded.config.width, width), t2d, device
         )
 
     def draft_table(self, device: torch.device) -> DraftTable | None:

@@ -35,7 +35,8 @@ def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     PluginLoadError: SD-E113 not a class, SD-E119 and SD-E120 API version, SD-E110 no `propose`, SD-E111 a signature.
     """
     if not isinstance(candidate, type):
-        facts = {"expected": "a class", "found": f"{type(candidate).__name__}: {candidate!r:.80}"}
+        found = f"{type(candidate).__name__}: {candidate!r:.80}"
+        facts = {"expected": "a class", "found": found, "fix": "name the class; the engine constructs it"}
         raise PluginLoadError("SD-E113", f'"{plugin.target}" is not a class', facts, plugin=plugin)
     implemented = lifecycle_methods(candidate, plugin)
     _check_complete(candidate, plugin)

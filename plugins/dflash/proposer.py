@@ -72,7 +72,7 @@ class DFlashProposer(ParallelProposer):
         )
         most, states = spec.max_draft_tokens, spec.boundaries
         needs = cls.shared_needs(config, target, kv, hidden_states=states, max_draft_tokens=most)
-        is_dense = needs.distribution == "dense"
+        is_dense = "dense" in needs.distributions
         return needs.replace(draft_vocabulary=mapped_ids(checkpoint, spec, target)) if is_dense else needs
 
     @classmethod

@@ -107,7 +107,7 @@ class Eagle3Proposer(MaskedProposer):
         spec.check_fits(target)
         states = spec.boundaries or ("final",)
         needs = cls.shared_needs(config, target, cls.draft_kv(config, spec.decoder), hidden_states=states)
-        if needs.distribution == "dense" and spec.draft_vocab_size != target.vocab_size:
+        if "dense" in needs.distributions and spec.draft_vocab_size != target.vocab_size:
             return needs.replace(draft_vocabulary=_mapped_ids(checkpoint, target))
         return needs
 

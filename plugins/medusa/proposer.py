@@ -53,7 +53,7 @@ class MedusaProposer(ParallelProposer):
         if config.max_nodes is not None:
             choices_of(config, checkpoint, spec.draft_vocab_size)
         needs = cls.shared_needs(config, target, hidden_states=("final",), max_draft_tokens=spec.num_heads)
-        if needs.distribution == "dense" and spec.has_token_map:
+        if "dense" in needs.distributions and spec.has_token_map:
             vocabulary = _vocabulary(checkpoint.tensor(spec.stored_as(TOKEN_MAP)), spec, target)
             return needs.replace(draft_vocabulary=tuple(vocabulary.target_ids.tolist()) if vocabulary else None)
         return needs

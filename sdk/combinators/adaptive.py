@@ -104,6 +104,4 @@ class Adaptive(Combinator):
         rows = step.slots
         lengths = self._policy.lengths(self._accepted[rows], self._tested[rows], part.num_draft_tokens)
         lengths = lengths.clamp(min=max(part.needs.min_draft_tokens, 1))
-        if not part.needs.per_row_length:
-            lengths = lengths.amax().expand_as(lengths)
         return torch.minimum(step.budget, lengths)

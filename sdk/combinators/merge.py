@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from ..errors import Refusal
 from ..extensions import Extension, Trees
-from ..needs import DistributionForm, Needs, SamplingField
+from ..needs import Needs, SamplingField
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution
 from .part import PartPlan
 
@@ -27,16 +27,15 @@ def merged_needs(plans: Sequence[PartPlan]) -> Needs:
     if trees:
         raise Refusal(f"its part {trees[0]} drafts trees", "parts that draft chains: leave max_nodes out")
     sampling = {field for each in needs for field in each.sampling}
-    distribution = _distribution_form(plans)
+    forms = _distribution_forms(plans)
     return Needs(
         placement="device" if any(each.placement == "device" for each in needs) else "host",
         hidden_states=tuple(dict.fromkeys(layer for each in needs for layer in each.hidden_states)),
-        distribution=distribution,
+        distributions=forms,
         sparse_top_m=max(each.sparse_top_m for each in needs),
-        draft_vocabulary=_draft_vocabulary(plans) if distribution == "dense" else None,
+        draft_vocabulary=_draft_vocabulary(plans) if "dense" in forms else None,
         min_draft_tokens=min(each.min_draft_tokens for each in needs),
         max_draft_tokens=None if None in limits else max(limit for limit in limits if limit is not None),
-        per_row_length=len(needs) > 1 or needs[0].per_row_length,
         state=max((each.state for each in needs), key=STATES.index),
         history=any(each.history for each in needs),
         whole_prompt=any(each.whole_prompt for each in needs),
@@ -60,18 +59,18 @@ def _united(plans: Sequence[PartPlan]) -> tuple[Extension, ...]:
     return tuple(united.values())
 
 
-def _distribution_form(plans: Sequence[PartPlan]) -> DistributionForm:
-    forms = {plan.needs.distribution: plan.name for plan in plans if plan.needs.distribution != "one_hot"}
+def _distribution_forms(plans: Sequence[PartPlan]) -> tuple[Literal["dense", "sparse"], ...]:
+    forms = {form: plan.name for plan in plans for form in plan.needs.distributions}
     if len(forms) > 1:
         found = " and ".join(f"{form} ones ({name})" for form, name in forms.items())
         raise Refusal(
             f"its parts report draft distributions of two forms: {found}", "parts that report distributions of one form"
         )
-    return next(iter(forms), "one_hot")
+    return tuple(forms)
 
 
 def _draft_vocabulary(plans: Sequence[PartPlan]) -> tuple[int, ...] | None:
-    dense = [plan for plan in plans if plan.needs.distribution == "dense"]
+    dense = [plan for plan in plans if "dense" in plan.needs.distributions]
     first = dense[0].needs.draft_vocabulary
     if any(plan.needs.draft_vocabulary != first for plan in dense):
         sizes = (f"{plan.name}: {_size(plan.needs.draft_vocabulary)}" for plan in dense)

@@ -97,7 +97,7 @@ class ModelProposer(ProposerBase):
         }
         form = distribution_form(config)
         if form != "one_hot":
-            shared |= {"distribution": form, "sampling": SAMPLING_FIELDS}
+            shared |= {"distributions": (form,), "sampling": SAMPLING_FIELDS}
         if form == "sparse":
             shared["sparse_top_m"] = min(config.options.sparse_top_m, target.vocab_size)
         elif form == "dense" and vocabulary is not None:

@@ -98,9 +98,9 @@ def declared_distribution_is_reported(subject: Subject) -> None:
     for shown in lockstep(subject.stage(probabilistic=True)):
         if shown.distribution is not None and bool(shown.distribution.kind.any()):
             return
-    distribution = subject.load(probabilistic=True).needs.distribution
+    declared = subject.load(probabilistic=True).needs.distributions
     raise Violation(
-        expected=f"drafts with a distribution, as Needs(distribution={distribution!r}) says",
+        expected=f"drafts with a distribution, as Needs(distributions={declared!r}) says",
         found="with draft_sample_method=probabilistic every row of every draft is one-hot",
         fix="Draft(..., distribution=DraftDistribution(...)), or take distribution out of Needs",
     )
@@ -108,17 +108,14 @@ def declared_distribution_is_reported(subject: Subject) -> None:
 
 @CHECKS.at("standard")
 def lengths_as_declared(subject: Subject) -> None:
-    """No draft is shorter than min_draft_tokens, and without per_row_length rows of equal budget draft equally many."""
+    """No draft is shorter than the min_draft_tokens that `Needs` declares."""
     needs = subject.needs
     for shown in lockstep(subject.stage()):
         lengths = [len(draft) for draft in shown.drafts if draft]
-        short = [length for length in lengths if length < needs.min_draft_tokens]
-        ragged = not needs.per_row_length and len(set(shown.budgets)) == 1 and len(set(lengths)) > 1
-        if short or ragged:
-            promise = f"min_draft_tokens={needs.min_draft_tokens}, per_row_length={needs.per_row_length}"
+        if any(length < needs.min_draft_tokens for length in lengths):
             raise Violation(
-                expected=f"lengths as Needs({promise}) says",
+                expected=f"lengths as Needs(min_draft_tokens={needs.min_draft_tokens}) says",
                 found=f"lengths {lengths} for budgets {shown.budgets}",
                 where=shown.where,
-                fix="declare min_draft_tokens and per_row_length as they are",
+                fix="declare min_draft_tokens as it is",
             )

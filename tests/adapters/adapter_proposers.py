@@ -83,7 +83,7 @@ class Drawn:
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
         cls.vocab_size = target.vocab_size
-        return Needs(distribution="dense", sampling=("temperature", "top_k", "top_p", "min_p"))
+        return Needs(distributions=("dense",), sampling=("temperature", "top_k", "top_p", "min_p"))
 
     def __init__(self, config: ProposerConfig) -> None:
         self.distribution = torch.arange(1.0, self.vocab_size + 1).softmax(0)

@@ -37,7 +37,7 @@ from specdec.sdk import Draft, DraftDistribution, DistributionKind, Needs
 
 class Uniform:
     """Draws from all tokens alike and says so: the distribution of the output stays, the uniforms do not."""
-    needs = Needs(distribution="dense")
+    needs = Needs(distributions=("dense",))
 
     def __init__(self, config):
         pass

@@ -109,7 +109,7 @@ class DenseDistributions(Scripted):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        return Needs(distribution="dense")
+        return Needs(distributions=("dense",))
 
     def __init__(self, config: ProposerConfig) -> None:
         super().__init__(config)
@@ -165,7 +165,7 @@ class SparseDistributions(DenseDistributions):
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
-        return Needs(distribution="sparse", sparse_top_m=TOP_M)
+        return Needs(distributions=("sparse",), sparse_top_m=TOP_M)
 
     def distribution(self, known: tuple[int, ...], position: int) -> Tensor:
         top = super().distribution(known, position).topk(TOP_M)
@@ -210,7 +210,7 @@ class Recorder(Scripted):
         history: bool = False
         sampling: tuple[str, ...] = ()
         min_draft_tokens: int = 0
-        distribution: str = "one_hot"
+        distributions: tuple[str, ...] = ()
 
     @classmethod
     def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:

@@ -91,13 +91,13 @@ class FaultySparse(Faults, SparseDistributions):
 class DeviceDense(FaultyDense):
     @classmethod
     def needs(cls, config, target):
-        return Needs(distribution="dense", placement="device")
+        return Needs(distributions=("dense",), placement="device")
 
 
 class DeviceSparse(FaultySparse):
     @classmethod
     def needs(cls, config, target):
-        return Needs(distribution="sparse", sparse_top_m=8, placement="device")
+        return Needs(distributions=("sparse",), sparse_top_m=8, placement="device")
 
 
 @pytest.fixture
@@ -182,10 +182,10 @@ def test_on_a_device_the_draft_vocabulary_is_mapped_before_a_token_is_looked_up(
     assert [DraftReport.parse(row).num_usable for row in numbers.tolist()] == [2, 1]
 
 
-def check(draft, placement="host", distribution="one_hot", **needs):
+def check(draft, placement="host", **needs):
     checker = DraftChecker(
         PluginId("mine", "m:Mine"),
-        Needs(distribution=distribution, placement=placement, **needs),
+        Needs(placement=placement, **needs),
         V,
         torch.device("cpu"),
     )
@@ -202,14 +202,14 @@ def test_rows_of_every_kind_beside_each_other_are_each_held_to_their_own():
     draft = Draft(
         token_ids, torch.tensor([2, 2, 2]), distribution=DraftDistribution(kind=kinds, probs=table, logits=table.log())
     )
-    assert check(draft, distribution="dense").token_ids == token_ids.tolist()
+    assert check(draft, distributions=("dense",)).token_ids == token_ids.tolist()
     padded = replace(draft, token_ids=torch.tensor([[3, 4], [3, -1], [3, 4]]), lengths=torch.tensor([2, 1, 2]))
-    assert check(padded, distribution="dense").token_ids[1] == [3]
+    assert check(padded, distributions=("dense",)).token_ids[1] == [3]
     for row, place in ((1, 1), (2, 0)):
         wrong = token_ids.clone()
         wrong[row, place] += 2
         with pytest.raises(ProposerError, match=rf"row {row} of the step, draft position {place}"):
-            check(replace(draft, token_ids=wrong), distribution="dense")
+            check(replace(draft, token_ids=wrong), distributions=("dense",))
 
 
 class Halves(Tensor):

@@ -77,7 +77,7 @@ def faulty(sequences, where, policy="raise", *, fault="raise", after=0, times=1_
         "after": after,
         "times": times,
         "sequences": sequences,
-        "distribution": distribution,
+        "distributions": () if distribution == "one_hot" else (distribution,),
     }
     speculative = {"on_proposer_error": policy}
     speculative |= {"draft_sample_method": "probabilistic"} if distribution == "dense" else {}

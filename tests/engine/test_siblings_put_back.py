@@ -23,7 +23,7 @@ DRAWN = (0.1, 0.9)  # far from the target's, so that a wrong rule is far off: by
 class PutBack:
     """Draws two children of the newest token, each from the same distribution of two tokens."""
 
-    needs = Needs(distribution="sparse", sparse_top_m=2, extensions=(Trees(),))
+    needs = Needs(distributions=("sparse",), sparse_top_m=2, extensions=(Trees(),))
     likeliest: ClassVar[dict[int, list[int]]] = {}  # the target's two after each token
 
     def __init__(self, config: ProposerConfig) -> None:

@@ -14,7 +14,7 @@ from specdec.testing.fakes import step_view
 V, K, DEPTH = 8, 4, 2
 PLUGIN = PluginId("mine", "x_mod:Mine", "dist-x", "0.3.1")
 TREES = Needs(extensions=(Trees(),))
-SPARSE = Needs(distribution="sparse", sparse_top_m=2, extensions=(Trees(),))
+SPARSE = Needs(distributions=("sparse",), sparse_top_m=2, extensions=(Trees(),))
 
 
 def check(draft: Draft, needs: Needs = TREES, num_requests: int = 1):
@@ -135,7 +135,7 @@ def test_the_first_token_outside_the_vocabulary_is_named(ids: list[int], positio
 
 def test_the_worst_of_several_wrong_distributions_is_named() -> None:
     """An entry below 0 by a half is worse than a sum that is off by a tenth."""
-    needs = Needs(distribution="sparse", sparse_top_m=2)
+    needs = Needs(distributions=("sparse",), sparse_top_m=2)
     distribution = DraftDistribution(
         kind=torch.tensor([DistributionKind.SPARSE], dtype=torch.uint8),
         sparse_ids=torch.tensor([[[5, 6]] * K]),

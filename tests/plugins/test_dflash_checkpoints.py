@@ -80,7 +80,7 @@ def test_needs_follow_from_the_checkpoint_and_k(tmp_path):
     kv = asked.extension(DraftKV)
     assert (kv.num_layers, kv.num_heads, kv.head_dim, kv.lookahead) == (2, 2, 32, 6)
     assert not kv.depends_on_next_token
-    assert (asked.distribution, asked.sampling) == ("one_hot", ())
+    assert (asked.distributions, asked.sampling) == ((), ())
 
 
 def test_ids_of_layer_outputs_are_one_less_than_boundaries(tmp_path):

@@ -418,7 +418,7 @@ def test_dense_distributions_are_over_the_draft_vocabulary(tmp_path):
     ids = torch.arange(640) + made.tensors["d2t"]
     assert asked.draft_vocabulary == tuple(ids.tolist())
     sparse = needs(made, draft_sample_method="probabilistic")
-    assert (sparse.draft_vocabulary, sparse.distribution) == (None, "sparse")
+    assert (sparse.draft_vocabulary, sparse.distributions) == (None, ("sparse",))
 
 
 def test_importing_the_recogniser_loads_no_torch():

@@ -24,6 +24,11 @@ def refused(needs, target, **arguments):
     return str(info.value)
 
 
+def test_two_forms_of_distribution_are_refused_as_this_engine_keeps_one(target):
+    needs = Needs(distributions=("sparse", "dense"), sparse_top_m=4)
+    assert "this engine keeps one" in refused(needs, target)
+
+
 def test_cheapest_needs_cost_nothing(target):
     admission = admit(loaded(Needs(), method="greedy"), target)
     assert not any(dataclasses.astuple(admission))
@@ -87,23 +92,23 @@ def test_hidden_states_beyond_the_last_layer_are_refused_with_the_range(target):
     ids=["too large", "negative", "not injective", "empty"],
 )
 def test_draft_vocabulary_must_map_into_the_targets(target, ids, told):
-    text = refused(Needs(distribution="dense", draft_vocabulary=ids), target)
+    text = refused(Needs(distributions=("dense",), draft_vocabulary=ids), target)
     assert all(fact in text for fact in told)
 
 
 def test_probabilistic_drafts_need_a_distribution(target):
     with pytest.raises(Refusal) as info:
         admit(loaded(Needs()), target)
-    assert "one_hot" in str(info.value)
+    assert "Needs.distributions is empty" in str(info.value)
     assert '"draft_sample_method": "greedy"' in str(info.value)
 
 
 @pytest.mark.parametrize(
     ("needs", "expected"),
     [
-        (Needs(distribution="dense"), 8 * 4 * 1000 * 4),
-        (Needs(distribution="dense", draft_vocabulary=tuple(range(100))), 8 * 4 * 100 * 4),
-        (Needs(distribution="sparse", sparse_top_m=16), 8 * 4 * 16 * 12),
+        (Needs(distributions=("dense",)), 8 * 4 * 1000 * 4),
+        (Needs(distributions=("dense",), draft_vocabulary=tuple(range(100))), 8 * 4 * 100 * 4),
+        (Needs(distributions=("sparse",), sparse_top_m=16), 8 * 4 * 16 * 12),
     ],
     ids=["dense", "mapped", "sparse"],
 )
@@ -114,7 +119,7 @@ def test_distribution_bytes_are_rows_times_length_times_width(target, needs, exp
 def test_greedy_drafts_keep_no_distribution(target):
     assert (
         admit(
-            loaded(Needs(distribution="dense"), method="greedy"), target, distribution_budget_bytes=0
+            loaded(Needs(distributions=("dense",)), method="greedy"), target, distribution_budget_bytes=0
         ).distribution_bytes
         == 0
     )
@@ -136,18 +141,18 @@ def test_unknown_draft_kv_dtype_is_refused_with_the_known_ones(target):
 def test_distribution_over_the_budget_is_refused_with_what_fits(target):
     budget = 8 * 2 * 1000 * 4
     with pytest.raises(Refusal) as info:
-        admit(loaded(Needs(distribution="dense")), target, distribution_budget_bytes=budget)
+        admit(loaded(Needs(distributions=("dense",))), target, distribution_budget_bytes=budget)
     for fact in ("8 rows x 4 drafts x 1000 ids", '"num_speculative_tokens": 2', "max_num_seqs=4", "sparse"):
         assert fact in str(info.value)
     assert (
-        admit(loaded(Needs(distribution="dense"), k=2), target, distribution_budget_bytes=budget).distribution_bytes
+        admit(loaded(Needs(distributions=("dense",)), k=2), target, distribution_budget_bytes=budget).distribution_bytes
         == budget
     )
 
 
 def test_cost_is_logged(target, caplog):
     with caplog.at_level("INFO", logger="specdec"):
-        admit(loaded(Needs(distribution="dense")), target)
+        admit(loaded(Needs(distributions=("dense",))), target)
     assert "draft distributions 0.1 MiB" in caplog.text
     assert "dist-x:mine" in caplog.text
 
@@ -160,4 +165,4 @@ def test_what_lies_within_the_target_is_taken_up_to_its_last(target):
 
 
 def test_a_vocabulary_that_is_not_the_targets_is_refused_whatever_the_sampling(target):
-    assert "target id 1000" in refused(Needs(distribution="dense", draft_vocabulary=(1, 1000)), target)
+    assert "target id 1000" in refused(Needs(distributions=("dense",), draft_vocabulary=(1, 1000)), target)

@@ -260,7 +260,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize(
     ("needs", "answers", "method"),
-    [("", ANSWERS, "greedy"), ('distribution="dense"', DISTRIBUTIONS, "probabilistic")],
+    [("", ANSWERS, "greedy"), ('distributions=("dense",)', DISTRIBUTIONS, "probabilistic")],
     ids=["ids", "distributions"],
 )
 def test_every_step(same, author, monkeypatch, needs, answers, method):

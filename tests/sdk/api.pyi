@@ -172,12 +172,11 @@ class LateProposer(HostProposer):
 class Needs(StrictModel):
     placement: Placement = Field(default='host')
     hidden_states: tuple[Annotated[int, Field(ge=0)] | Literal['final'], ...] = Field(default=())
-    distribution: DistributionForm = Field(default='one_hot')
+    distributions: tuple[Literal['dense', 'sparse'], ...] = Field(default=())
     sparse_top_m: int = Field(default=0, ge=0)
     draft_vocabulary: tuple[int, ...] | None = Field(default=None)
     min_draft_tokens: int = Field(default=0, ge=0)
     max_draft_tokens: int | None = Field(default=None, ge=1)
-    per_row_length: bool = Field(default=True)
     state: Literal['none', 'per_request', 'shared'] = Field(default='none')
     history: bool = Field(default=False)
     whole_prompt: bool = Field(default=False)
@@ -189,6 +188,8 @@ class Needs(StrictModel):
     def extension(self, kind: type[E]) -> E | None: ...
     @property
     def lookahead(self) -> int: ...
+    @property
+    def stored_form(self) -> DistributionForm: ...
 
 class NetworkSettings(StrictModel):
     dtype: str | None = Field(default=None)

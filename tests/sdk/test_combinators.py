@@ -289,11 +289,11 @@ def test_the_whole_is_on_the_host_if_all_parts_are(placements, whole):
 
 def test_the_richest_distribution_and_the_widest_sparse_one_are_declared():
     wide, narrow = (
-        part_with("A", distribution="sparse", sparse_top_m=7),
-        part_with("B", distribution="sparse", sparse_top_m=3),
+        part_with("A", distributions=("sparse",), sparse_top_m=7),
+        part_with("B", distributions=("sparse",), sparse_top_m=3),
     )
-    assert (merged(narrow, wide, First).distribution, merged(narrow, wide, First).sparse_top_m) == ("sparse", 7)
-    mapped = part_with("C", distribution="dense", draft_vocabulary=(1, 5))
+    assert (merged(narrow, wide, First).distributions, merged(narrow, wide, First).sparse_top_m) == (("sparse",), 7)
+    mapped = part_with("C", distributions=("dense",), draft_vocabulary=(1, 5))
     assert merged(First, mapped).draft_vocabulary == (1, 5)
 
 
@@ -302,9 +302,11 @@ def test_parts_that_exclude_each_other_are_refused_with_the_numbers():
     with pytest.raises(Refusal, match=r"a and b: two parts keep draft KV \(2 and 2 layers\)"):
         merged(part_with("A", extensions=(kv,)), part_with("B", extensions=(kv,)))
     with pytest.raises(Refusal, match=r"distributions of two forms: dense ones \(a\) and sparse ones \(b\)"):
-        merged(part_with("A", distribution="dense"), part_with("B", distribution="sparse", sparse_top_m=4))
+        merged(part_with("A", distributions=("dense",)), part_with("B", distributions=("sparse",), sparse_top_m=4))
     with pytest.raises(Refusal, match="a: 2 tokens, b: the target's"):
-        merged(part_with("A", distribution="dense", draft_vocabulary=(1, 2)), part_with("B", distribution="dense"))
+        merged(
+            part_with("A", distributions=("dense",), draft_vocabulary=(1, 2)), part_with("B", distributions=("dense",))
+        )
     with pytest.raises(Refusal, match="Chain has no parts"):
         Chain.needs(ProposerConfig(num_draft_tokens=2), TARGET)
 
@@ -342,7 +344,7 @@ class Distributions(Spy):
     def propose(self, step):
         draft = super().propose(step)
         shape, form = (len(step), step.width), type(self).needs
-        if form.distribution == "sparse":
+        if "sparse" in form.distributions:
             ids = torch.full((*shape, form.sparse_top_m), PADDING_TOKEN_ID)
             ids[..., 0] = self.token
             distribution = DraftDistribution(
@@ -363,7 +365,7 @@ class Distributions(Spy):
 def test_distributions_of_several_parts_are_mixed_by_row(form):
     widths = (3, 5) if form == "sparse" else (0, 0)
     one, two = (
-        type(name, (Distributions,), {"needs": Needs(distribution=form, sparse_top_m=width)})
+        type(name, (Distributions,), {"needs": Needs(distributions=(form,), sparse_top_m=width)})
         for name, width in zip(("One", "Two"), widths, strict=True)
     )
     cls = Chain.of(one, First, two)
@@ -518,15 +520,6 @@ def test_the_threshold_policy_follows_what_is_measured():
     accepted, tested = torch.tensor([0.0, 10.0, 100.0]), torch.tensor([5.0, 20.0, 100.0])
     low, middle, high = policy.lengths(accepted, tested, 8).tolist()
     assert low < middle < high == 8
-
-
-def test_where_rows_draft_the_same_number_the_longest_length_counts():
-    class ByRow(Fixed):
-        def lengths(self, num_accepted, num_tested, num_draft_tokens):
-            return torch.tensor([1, 3, 2])
-
-    proposer = bound(adaptive_with(ByRow, part_with("Block", per_row_length=False)))
-    assert rows_of(run_step(proposer)) == [[1] * 3] * 3
 
 
 def test_adaptive_has_exactly_one_part():

@@ -51,9 +51,11 @@ def test_unknown_key_is_refused_with_a_suggestion(model, values, suggestion):
 @pytest.mark.parametrize(
     "values",
     [
-        {"distribution": "sparse"},
+        {"distributions": ("sparse",)},
         {"sparse_top_m": 4},
-        {"distribution": "one_hot", "draft_vocabulary": (1, 2)},
+        {"distributions": ("one_hot",)},
+        {"distributions": "dense"},
+        {"distributions": (), "draft_vocabulary": (1, 2)},
         {"min_draft_tokens": 5, "max_draft_tokens": 4},
         {"hidden_states": (-1,)},
         {"hidden_states": ("last",)},

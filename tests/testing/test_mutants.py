@@ -54,7 +54,6 @@ CAUGHT = [
     ("accepts_and_rejects", needs_mutants.WritesMoreThanDeclared),
     ("declared_distribution_is_reported", needs_mutants.NeverReportsItsDistribution),
     ("lengths_as_declared", needs_mutants.ShorterThanDeclared),
-    ("lengths_as_declared", needs_mutants.RaggedThoughFixed),
     ("distribution_is_a_distribution", form_mutants.NanLogits),
     ("distribution_is_a_distribution", form_mutants.ReportsTopOne),
     ("distribution_is_a_distribution", distribution_mutants.SparseIdsOutOfRange),

@@ -87,7 +87,7 @@ class FailsNow(Counting):
 class WithDistribution:
     """Drafts 1, 2, .. with a dense distribution that differs per request."""
 
-    needs = Needs(distribution="dense")
+    needs = Needs(distributions=("dense",))
 
     def __init__(self, config):
         pass

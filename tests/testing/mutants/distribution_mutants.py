@@ -59,7 +59,7 @@ class SparseDistribution(Waves):
 
     TOP_M = 64
 
-    needs = Needs(distribution="sparse", sparse_top_m=TOP_M, sampling=("temperature",))
+    needs = Needs(distributions=("sparse",), sparse_top_m=TOP_M, sampling=("temperature",))
 
     def logits(self, before, temperature):
         return super().logits(before, temperature).masked_fill(torch.arange(self.vocab_size) >= self.TOP_M, -torch.inf)

@@ -113,7 +113,7 @@ class Waves:
     weights.
     """
 
-    needs = Needs(distribution="dense", sampling=("temperature",))
+    needs = Needs(distributions=("dense",), sampling=("temperature",))
 
     def __init__(self, config: ProposerConfig) -> None:
         self.config = config

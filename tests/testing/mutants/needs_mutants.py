@@ -38,7 +38,7 @@ class NeverUsesDraftKV(Followers):
 
 
 class NeverReadsTopK(Waves):
-    needs = Needs(distribution="dense", sampling=("temperature", "top_k"))
+    needs = Needs(distributions=("dense",), sampling=("temperature", "top_k"))
 
 
 class NeverReportsItsDistribution(Waves):
@@ -52,13 +52,6 @@ class ShorterThanDeclared(Followers):
 
     def draft(self, step, b, budget):
         return super().draft(step, b, min(budget, 1))
-
-
-class RaggedThoughFixed(Followers):
-    needs = Needs(history=True, per_row_length=False)
-
-    def draft(self, step, b, budget):
-        return super().draft(step, b, min(budget, 1 + b))
 
 
 class WritesMoreThanDeclared(HiddenMean):

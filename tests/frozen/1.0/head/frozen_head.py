@@ -38,7 +38,7 @@ class Head(ProposerBase):
         return Needs(
             hidden_states=("final",),
             sampling=("temperature",) if drawn else (),
-            distribution="dense" if drawn else "one_hot",
+            distributions=("dense",) if drawn else (),
             state="per_request",
             whole_prompt=True,
             extensions=(kv,),
