@@ -46,10 +46,8 @@ class Backend:
     move_paths: ClassVar[Form] = staticmethod(move_paths)
     draft_uniforms: ClassVar[Callable[..., Tensor]] = staticmethod(draft_uniforms)
 
-    # Verification, by `rejection.torch_backend`, `rejection.block` and `rejection.tree` where it is None.
+    # Verification, as `rejection.sampler.verify_plainly` does it where it is None.
     verify: ClassVar[Form | None] = None
-    verify_block: ClassVar[Form | None] = None
-    verify_trees: ClassVar[Form | None] = None
     plan_verification: ClassVar[Form | None] = None  # makes the memory of all calls; None: a call takes its own
     warm_up_verification: ClassVar[Form | None] = None
 

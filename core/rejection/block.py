@@ -41,7 +41,6 @@ def verify_block(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None = None,
-    workspace: object | None = None,  # unused: for kernels
 ) -> Verdict:
     """Verify as `verify_block` in `sampler.py` says, in batched torch."""
     one_at_a_time = verify(logits, cu_rows, drafts, sampling, uniforms)

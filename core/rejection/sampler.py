@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..kernels.backend import BACKENDS, Form, backend_of
+from ..kernels.backend import BACKENDS, backend_of
 from . import block, torch_backend
 from .lossy import verify_synthetic, verify_typical
 from .tree import verify_trees
 from .types import DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
-
-PLAIN: Mapping[str, Form] = MappingProxyType(
-    {"verify": torch_backend.verify, "verify_block": block.verify_block, "verify_trees": verify_trees}
-)
-"""The forms of a device whose backend has none of its own."""
 
 
 def verify(
@@ -29,6 +23,8 @@ def verify(
     sampling: SamplingRows,
     uniforms: Uniforms | None = None,
     workspace: object | None = None,
+    *,
+    together: bool = False,
 ) -> Verdict:
     """Keep some drafts and emit one more token per request, so that the output follows the target's distribution.
 
@@ -37,35 +33,38 @@ def verify(
     follows the request's first i drafts, the last row all of them. Without uniforms the random numbers are those of
     the request seeds. Inputs are never modified. With a workspace the call allocates nothing on a device that has
     kernels, and the verdict is valid until the next call; the CPU has no use for one. Drafts with parents are trees,
-    see `verify_trees`.
+    see `verify_trees`. together: whether requests whose drafts come with their distribution take the block rule;
+    `accept_prob` is then min(1, p/q) of every draft of such a request, because all of them are examined.
 
     Raises ValueError where shapes contradict each other, no backend serves the device, or the workspace is too small.
     """
     _check(logits, cu_rows, drafts, sampling, uniforms)
-    if drafts.parents is not None:
-        form = _form("verify_trees", logits)
-        return form(logits, cu_rows, drafts, sampling, uniforms, workspace, together=False)
-    return _form("verify", logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
+    kind = logits.device.type
+    if kind not in BACKENDS:
+        known = ", ".join(BACKENDS)
+        raise ValueError(f"no rejection sampler for device type {kind!r}; there is one for: {known}")
+    form = backend_of(kind).verify or verify_plainly
+    return form(logits, cu_rows, drafts, sampling, uniforms, workspace, together=together)
 
 
-def verify_block(
+verify_block = partial(verify, together=True)
+
+
+def verify_plainly(
     logits: Tensor,
     cu_rows: Tensor,
     drafts: DraftRows,
     sampling: SamplingRows,
-    uniforms: Uniforms | None = None,
-    workspace: object | None = None,
+    uniforms: Uniforms | None,
+    workspace: object | None = None,  # unused: for kernels
+    *,
+    together: bool,
 ) -> Verdict:
-    """`verify` with the block rule for requests whose drafts come with their distribution. Same arguments, same
-    distribution.
-
-    `accept_prob` is min(1, p/q) of every draft of such a request, because all of them are examined.
-    """
-    _check(logits, cu_rows, drafts, sampling, uniforms)
+    """The form of a device whose backend has none of its own, in PyTorch. Arguments as of `verify`."""
     if drafts.parents is not None:
-        form = _form("verify_trees", logits)
-        return form(logits, cu_rows, drafts, sampling, uniforms, workspace, together=True)
-    return _form("verify_block", logits)(logits, cu_rows, drafts, sampling, uniforms, workspace)
+        return verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=together)
+    chains = block.verify_block if together else torch_backend.verify
+    return chains(logits, cu_rows, drafts, sampling, uniforms)
 
 
 def plan(
@@ -99,14 +98,6 @@ def warmed_up(
     if workspace is not None and warm_up is not None and rule in (verify, verify_block):
         warm_up(rule, workspace, logits, distributions, trees=trees)
     return partial(rule, workspace=workspace)
-
-
-def _form(name: str, logits: Tensor) -> Callable[..., Verdict]:
-    kind = logits.device.type
-    if kind not in BACKENDS:
-        known = ", ".join(BACKENDS)
-        raise ValueError(f"no rejection sampler for device type {kind!r}; there is one for: {known}")
-    return getattr(backend_of(kind), name) or PLAIN[name]
 
 
 def sample(logits: Tensor, sampling: SamplingRows, uniforms: Uniforms | None = None) -> Verdict:

@@ -40,9 +40,8 @@ def verify(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None,
-    workspace: object | None = None,
 ) -> Verdict:
-    """Verify as `verify` in `sampler.py` says. Allocates what it needs; the workspace is for kernels."""
+    """Verify as `verify` in `sampler.py` says. Allocates what it needs."""
     if not len(logits):
         return no_rows(drafts, sampling)
     if sampling.all_greedy:

@@ -41,7 +41,6 @@ def verify_trees(
     drafts: DraftRows,
     sampling: SamplingRows,
     uniforms: Uniforms | None = None,
-    workspace: object | None = None,  # unused: for kernels
     *,
     together: bool,
 ) -> Verdict:

@@ -15,7 +15,7 @@ from sweeps import covering
 from specdec import SamplingParams
 from specdec.core.cache.transfer import aligned
 from specdec.core.kernels.cpu.backend import CpuBackend
-from specdec.core.rejection import torch_backend
+from specdec.core.rejection.sampler import verify_plainly
 from specdec.sdk.model_proposer import most_likely
 
 K = 3
@@ -25,9 +25,9 @@ SAMPLED = SamplingParams(temperature=0.8, max_tokens=48, ignore_eos=True, seed=1
 ONE_WAIT = [{"tolist": 1}] * NUM_STEPS
 
 
-def verdict_on_device(*args):
+def verdict_on_device(*args, **named):
     """The CPU's verdict, without the copy that the host has of it."""
-    return replace(torch_backend.verify(*args), on_host=None)
+    return replace(verify_plainly(*args, **named), on_host=None)
 
 
 @pytest.fixture

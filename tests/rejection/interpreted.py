@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a kernel means inf - inf to be NaN
 
 Verify = Callable[..., Verdict]
+blockwise = partial(triton_backend.verify, together=True)
 
 
 def workspace_for(logits: Tensor, drafts: DraftRows, tile: int) -> Workspace:

@@ -70,17 +70,6 @@ def sampling(count, filters, skew):
     return SamplingRows(f(), i(), f(), f(), i(), i(), all_greedy=False, any_filter=filters)
 
 
-def of_trees(rule, *, together):
-    """As the sampler chooses: drafts with parents are trees."""
-
-    def verify(logits, cu_rows, drafts, *given):
-        if drafts.parents is None:
-            return rule(logits, cu_rows, drafts, *given)
-        return triton_backend.verify_trees(logits, cu_rows, drafts, *given, together=together)
-
-    return verify
-
-
 def with_parents(drafts, skew):
     """As an engine takes them: whether siblings were put back is said of all that were drawn."""
     parents = torch.zeros(drafts.token_ids.numel() + skew, dtype=torch.int64)[skew:].view(drafts.token_ids.shape)
@@ -121,8 +110,7 @@ def check(keys, name, rule, form, *, vocab, width, most=256, k=5, t2d=False, tre
 
 if __name__ == "__main__":
     keys = Keys()
-    standard, block = triton_backend.verify, triton_backend.verify_block
-    in_turn, together = of_trees(standard, together=False), of_trees(block, together=True)
+    standard, block = triton_backend.verify, partial(triton_backend.verify, together=True)
     for name, rule, form, rest in (
         ("one_hot", standard, "one_hot", {"vocab": 32000, "width": 0}),
         ("sparse", standard, "sparse", {"vocab": 32000, "width": 256}),
@@ -132,8 +120,8 @@ if __name__ == "__main__":
         ("dense, odd vocabulary", standard, "dense", {"vocab": 1003, "width": 1003, "most": 17}),
         ("block sparse", block, "sparse", {"vocab": 32000, "width": 256}),
         ("block dense", block, "dense", {"vocab": 8192, "width": 2048, "most": 129}),
-        ("trees", in_turn, "one_hot", {"vocab": 32000, "width": 0, "trees": True}),
-        ("drawn trees, sparse", in_turn, "sparse", {"vocab": 32000, "width": 256, "most": 17, "k": 18, "trees": True}),
-        ("drawn trees, block, dense", together, "dense", {"vocab": 1003, "width": 1003, "most": 17, "trees": True}),
+        ("trees", standard, "one_hot", {"vocab": 32000, "width": 0, "trees": True}),
+        ("drawn trees, sparse", standard, "sparse", {"vocab": 32000, "width": 256, "most": 17, "k": 18, "trees": True}),
+        ("drawn trees, block, dense", block, "dense", {"vocab": 1003, "width": 1003, "most": 17, "trees": True}),
     ):
         print(json.dumps(check(keys, name, rule, form, **rest)), flush=True)

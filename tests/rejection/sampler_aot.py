@@ -11,8 +11,8 @@ from typing import Any
 from aot import DTYPES, Build, flat, main
 
 from specdec.core.kernels.cuda.launch import PER_BLOCK, PER_ROW, STREAMING, TILE
-from specdec.core.kernels.cuda.row_filter.kernel import KEY_BITS, PIVOTS, filter_rows_kernel
-from specdec.core.kernels.cuda.row_stats.kernel import draft_stats_kernel, row_stats_kernel
+from specdec.core.kernels.cuda.row_filter import KEY_BITS, PIVOTS, filter_rows_kernel
+from specdec.core.kernels.cuda.row_stats import draft_stats_kernel, row_stats_kernel
 from specdec.core.kernels.cuda.tree_verdict import Trees
 from specdec.core.kernels.cuda.tree_verdict.kernel import tree_verdict_kernel
 from specdec.core.kernels.cuda.verdict import (
@@ -65,9 +65,9 @@ def verdicts(dtype: str, distribution: str = "fp32", *, trees: bool = False, **v
         of_step |= Trees(i64, "*u8", i64)._asdict() | {"PUT_BACK": "constexpr"}
         variant |= {"places": 64}
     aligned = {at for i, group in enumerate(arguments.values()) for at in _aligned(group, (i,))}
+    variant |= {"drawn": not variant.keys().isdisjoint(("probs", "logits", "sparse"))}
     constant = Variant(**{"tile": TILE, "tiles": TILES, "places": 16} | variant)
-    drawn_trees = trees and (constant.probs or constant.logits or constant.sparse)
-    options = PER_BLOCK if constant.block or drawn_trees else PER_ROW
+    options = PER_BLOCK if constant.block or (trees and constant.drawn) else PER_ROW
     return Build(
         tree_verdict_kernel if trees else verdict_kernel,
         {**arguments, "cu_rows": i64, **of_step, "VARIANT": "constexpr"},

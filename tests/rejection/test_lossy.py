@@ -15,7 +15,7 @@ from specdec.testing.rejection import reference
 from specdec.testing.rejection.reference import Params
 
 from .batches import Shape, random_batch
-from .interpreted import quiet
+from .interpreted import blockwise, quiet
 from .problems import sampling_rows
 
 ONE_HOT = Shape(kinds=(DistributionKind.ONE_HOT,))
@@ -30,7 +30,7 @@ def test_only_the_rules_named_lossy_give_verdicts_that_are_not_lossless() -> Non
     assert not verify_synthetic(*arguments, torch.full((3,), 0.5)).lossless
     for rule in (verify, verify_block, reference.verify):
         assert rule(*arguments).lossless
-    for rule in (triton_backend.verify, triton_backend.verify_block):
+    for rule in (triton_backend.verify, blockwise):
         assert rule(*arguments, None).lossless
 
 

@@ -17,12 +17,12 @@ from specdec.testing.rejection.block_reference import verify_block_request
 from specdec.testing.rejection.reference import Params, _step
 
 from .batches import Batch, Shape, close, random_batch
-from .interpreted import Verify, quiet, with_tile
+from .interpreted import Verify, blockwise, quiet, with_tile
 from .problems import sampling_rows
 
 DOUBLE = torch.float64
 RULES = {"standard": verify, "block": verify_block}
-KERNELS = {"standard": triton_backend.verify, "block": triton_backend.verify_block}
+KERNELS = {"standard": triton_backend.verify, "block": blockwise}
 
 
 def merged(distributions: DraftDistributions, vocab_size: int) -> DraftDistributions:
@@ -145,4 +145,4 @@ def test_a_hole_ends_the_block_as_the_end_of_the_draft_does(place: int) -> None:
 
 @quiet
 def test_a_hole_ends_the_block_in_the_kernels_too() -> None:
-    check_hole(with_tile(8, triton_backend.verify_block), 2, 1)
+    check_hole(with_tile(8, blockwise), 2, 1)

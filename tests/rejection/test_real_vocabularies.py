@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from specdec.core.kernels import row_distribution as row_distribution_module
-from specdec.core.kernels.cuda.row_filter import kernel as filter_kernel
-from specdec.core.kernels.cuda.row_stats import TileStats
+from specdec.core.kernels.cuda.row_filter import filter_rows
+from specdec.core.kernels.cuda.row_stats import TileStats, row_stats
 from specdec.core.kernels.filters import FilterRows, apply_filters, largest
 from specdec.core.kernels.pick import empty_tiles
 from specdec.core.kernels.row_distribution import LOG2_E, RowDistribution, row_distribution, scale_of
@@ -98,13 +98,13 @@ def test_top_p_that_is_met_exactly_keeps_no_token_more() -> None:
     assert edges([0.0, -1.0, -2.0, -2.0], [0.5, just_over, 0.75, 0.25, 0.875]) == [0.0, -1.0, -1.0, 0.0, -2.0]
 
 
-def cutoffs(logits: Tensor, temperature: float, params: Params, tile: int, *, kernel: bool) -> float:
+def cutoff_of(logits: Tensor, params: Params, tile: int) -> float:
+    """The cutoff by the kernel of one row of log2 weights."""
     stats = TileStats(*(torch.zeros(1, 1, -(-logits.shape[1] // tile), device=DEVICE) for _ in range(2)), tile)
-    cu_rows, temperatures = torch.tensor([0, 1], device=DEVICE), torch.tensor([temperature], device=DEVICE)
-    stats_naive.row_stats(logits, cu_rows, temperatures, stats, False)
+    cu_rows, temperatures = torch.tensor([0, 1], device=DEVICE), torch.tensor([LOG2_E], device=DEVICE)
+    row_stats(logits, cu_rows, temperatures, stats)
     cutoff = torch.zeros(1, 1, device=DEVICE)
-    function = filter_kernel.filter_rows if kernel else filter_naive.filter_rows
-    function(logits, cu_rows, temperatures, filters_of((params,)), stats, cutoff)
+    filter_rows(logits, cu_rows, temperatures, filters_of((params,)), stats, cutoff)
     return float(cutoff)
 
 
@@ -112,8 +112,7 @@ def cutoffs(logits: Tensor, temperature: float, params: Params, tile: int, *, ke
 @pytest.mark.parametrize(("top_p", "expected"), [(0.5, 0.0), (0.75, -1.0), (0.875, -2.0)])
 def test_kernel_keeps_no_token_more_where_top_p_is_met_exactly(top_p: float, expected: float) -> None:
     logits = torch.tensor([[-1.0, -2.0, 0.0, -2.0]], device=DEVICE)
-    for kernel in (False, True):
-        assert cutoffs(logits, LOG2_E, Params(top_p=top_p), 16, kernel=kernel) == expected
+    assert cutoff_of(logits, Params(top_p=top_p), 16) == expected == edges(logits[0].tolist(), [top_p])[0]
 
 
 @quiet
@@ -121,6 +120,6 @@ def test_kernel_cuts_within_a_fat_tail() -> None:
     """Tokens of 2^-21 of the likeliest one each hold 6 % of the mass together, in a vocabulary of 131k."""
     tail = -21 + torch.rand(1 << 17, generator=torch.Generator().manual_seed(1)) / 8
     logits = torch.cat((torch.zeros(1), tail))[None].to(DEVICE)
-    got = cutoffs(logits, LOG2_E, Params(top_p=0.97), 1 << 15, kernel=True)
-    assert got == cutoffs(logits, LOG2_E, Params(top_p=0.97), 1 << 15, kernel=False)
+    got = cutoff_of(logits, Params(top_p=0.97), 1 << 15)
     assert -21 < got < -20.87
+    assert got == edges(logits[0].tolist(), [0.97])[0]

@@ -86,7 +86,7 @@ def test_drafters_of_all_three_tokens_are_lossless_too(rule: TreeRule, name: str
 
 
 def kernel(rule: TreeRule) -> Verify:
-    return with_tile(4, partial(triton_backend.verify_trees, together=rule is traversal))
+    return with_tile(4, partial(triton_backend.verify, together=rule is traversal))
 
 
 def through_kernels(problem: TreeProblem) -> float:

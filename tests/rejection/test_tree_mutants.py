@@ -87,7 +87,7 @@ def kernels_contradict(package: ModuleType) -> bool:
     """Whether the kernels of trees and the specification differ in a decision."""
     backend = importlib.import_module(f"{package.__package__.rpartition('.')[0]}.kernels.cuda.verification")
     return any(
-        verified(batch, with_tile(4, partial(backend.verify_trees, together=rule is traversal))) != batch.expected
+        verified(batch, with_tile(4, partial(backend.verify, together=rule is traversal))) != batch.expected
         for rule, batch in batches_of_kernels()
     )
 

@@ -23,7 +23,7 @@ from specdec.core.rejection.block import verify_block
 from specdec.core.rejection.uniforms import draw_uniforms
 
 from .batches import Batch, Shape, close, equal, random_batch, select, tensors_of
-from .interpreted import Verify, poisoned, quiet, with_tile, workspace_for
+from .interpreted import Verify, blockwise, poisoned, quiet, with_tile, workspace_for
 from .test_against_reference import compare
 
 pytestmark = quiet
@@ -64,7 +64,7 @@ def test_same_verdict_of_the_block_rule_as_the_torch_form(tile: int) -> None:
     for seed in (0, 1):
         batch = random_batch(seed, Shape(num_requests=4, greedy=0.1, filters=tile == 16))
         arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-        assert close(with_tile(tile, triton_backend.verify_block)(*arguments), verify_block(*arguments))
+        assert close(with_tile(tile, blockwise)(*arguments), verify_block(*arguments))
 
 
 @pytest.mark.full
@@ -75,7 +75,7 @@ def test_same_verdict_of_the_block_rule_over_many_seeds(name: str, dtype: torch.
     for seed in range(2, 10):
         batch = random_batch(seed, replace(shape, dtype=dtype))
         arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-        assert close(with_tile(tile, triton_backend.verify_block)(*arguments), verify_block(*arguments))
+        assert close(with_tile(tile, blockwise)(*arguments), verify_block(*arguments))
 
 
 @pytest.mark.full
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
 VIEWS = {"aten.view.default", "aten.slice.Tensor", "aten.detach.default", "aten.alias.default"}
 
 
-@pytest.mark.parametrize("rule", [triton_backend.verify, triton_backend.verify_block], ids=["one_by_one", "block"])
+@pytest.mark.parametrize("rule", [triton_backend.verify, blockwise], ids=["one_by_one", "block"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_call_with_a_workspace_allocates_nothing_and_reads_nothing(
     name: str, rule: Verify, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from specdec.core.rejection.block import verify_block
 from specdec.testing.rejection.exact_distribution import ExactDistribution, Problem, exact_distribution
 from specdec.testing.rejection.reference import Params
 
-from .interpreted import Verify, quiet, with_tile
+from .interpreted import Verify, blockwise, quiet, with_tile
 from .problems import DRAFTERS, SAMPLING, problem_of, random_model, with_lengths
 
 pytestmark = quiet
@@ -72,7 +72,7 @@ def test_kernels_follow_the_target_distribution(drafter: str, sampling: str, voc
 def test_kernels_follow_the_target_distribution_by_the_block_rule(drafter: str, sampling: str, vocab_size: int) -> None:
     stated = replace(problem(drafter, sampling, vocab_size, 2), block=True)
     near = exact_distribution(verify_block, stated, num_iterations=30)
-    distribution = exact_distribution(with_tile(2, triton_backend.verify_block), stated, ITERATIONS, near)
+    distribution = exact_distribution(with_tile(2, blockwise), stated, ITERATIONS, near)
     assert distribution.total_variation <= TOLERANCE
 
 

@@ -28,7 +28,7 @@ ONE_HOT = DistributionKind.ONE_HOT
 
 
 def kernel(tile: int, *, together: bool = False) -> Verify:
-    return with_tile(tile, partial(triton_backend.verify_trees, together=together))
+    return with_tile(tile, partial(triton_backend.verify, together=together))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_nodes_that_hang_from_themselves_are_never_met() -> None:
 def test_the_workspace_is_used_again_without_a_trace() -> None:
     batch, tile = random_trees("plain", 5, num_requests=3)
     workspace = triton_backend.Workspace.plan(4, 8, 40, torch.device("cpu"), tile=tile)
-    rule = partial(triton_backend.verify_trees, together=False)
+    rule = partial(triton_backend.verify, together=False)
     first = rule(*arguments(batch), None, poisoned(workspace))
     kept = replace(first, **{k: v.clone() for k, v in vars(first).items() if isinstance(v, Tensor)})
     assert equal(rule(*arguments(batch), None, poisoned(workspace)), kept)

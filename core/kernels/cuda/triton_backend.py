@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from ..backend import Form
 from ..layers.norm import fuse_rms_norms
-from . import verification
 from .backend import CudaBackend
 from .draft_uniforms import draft_uniforms
 from .path_move import move_paths
 from .rms_norm import KernelRMSNorm
 from .tree_masks import tree_masks
+from .verification import verify
 from .warm_up import warm_up_verification
 from .workspace import Workspace
 
@@ -25,9 +25,7 @@ class TritonBackend(CudaBackend):
     tree_masks: ClassVar[Form] = staticmethod(tree_masks)
     move_paths: ClassVar[Form] = staticmethod(move_paths)
     draft_uniforms: ClassVar[Callable[..., Tensor]] = staticmethod(draft_uniforms)
-    verify: ClassVar[Form | None] = staticmethod(verification.verify)
-    verify_block: ClassVar[Form | None] = staticmethod(verification.verify_block)
-    verify_trees: ClassVar[Form | None] = staticmethod(verification.verify_trees)
+    verify: ClassVar[Form | None] = staticmethod(verify)
     plan_verification: ClassVar[Form | None] = Workspace.plan
     warm_up_verification: ClassVar[Form | None] = staticmethod(warm_up_verification)
 

@@ -11,13 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...rejection import block, torch_backend, tree
+from ...rejection.sampler import verify_plainly
 from ...rejection.types import DistributionKind, DraftDistributions, DraftRows, SamplingRows, Uniforms, Verdict
 from ..filters import FilterRows
 from .launch import MIN_TILES, next_power_of_two, splits_of
-from .row_filter.kernel import filter_rows
-from .row_stats import TileStats
-from .row_stats.kernel import draft_stats, row_stats
+from .row_filter import filter_rows
+from .row_stats import TileStats, draft_stats, row_stats
 from .tree_verdict import Trees
 from .tree_verdict.kernel import tree_verdict
 from .verdict import DenseDistribution, Distributions, Outputs, Requests, Rows, SparseDistribution, Variant
@@ -34,61 +33,33 @@ def verify(
     sampling: SamplingRows,
     uniforms: Uniforms | None,
     workspace: Workspace | None = None,
-) -> Verdict:
-    """Verify as `verify` in `sampler.py` says. float64 logits are left to the torch backend: no kernel takes them."""
-    if logits.dtype == torch.float64 or not len(drafts.lengths):
-        return torch_backend.verify(logits, cu_rows, drafts, sampling, uniforms)
-    return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=False)
-
-
-def verify_block(
-    logits: Tensor,
-    cu_rows: Tensor,
-    drafts: DraftRows,
-    sampling: SamplingRows,
-    uniforms: Uniforms | None,
-    workspace: Workspace | None = None,
-) -> Verdict:
-    """Verify as `verify_block` in `sampler.py` says."""
-    if logits.dtype == torch.float64 or not len(drafts.lengths):
-        return block.verify_block(logits, cu_rows, drafts, sampling, uniforms)
-    return _launch(logits, cu_rows, drafts, sampling, uniforms, workspace, together=drafts.distributions is not None)
-
-
-def verify_trees(
-    logits: Tensor,
-    cu_rows: Tensor,
-    drafts: DraftRows,
-    sampling: SamplingRows,
-    uniforms: Uniforms | None,
-    workspace: Workspace | None = None,
     *,
-    together: bool,
+    together: bool = False,
 ) -> Verdict:
-    """Verify as `tree.verify_trees` says."""
+    """Verify as `rejection.sampler.verify_plainly` does, to which float64 logits are left: no kernel takes them."""
     if logits.dtype == torch.float64 or not len(drafts.lengths):
-        return tree.verify_trees(logits, cu_rows, drafts, sampling, uniforms, together=together)
-    assert drafts.parents is not None, "its caller looked"
-    parents, given = drafts.parents.contiguous(), drafts.distributions
-    replacement = None if given is None else given.replacement
+        return verify_plainly(logits, cu_rows, drafts, sampling, uniforms, together=together)
+    parents, given, filters = drafts.parents, drafts.distributions, sampling.any_filter
     workspace = workspace or _own_workspace(logits, drafts)
     cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
     num_requests, num_drafts = drafts.token_ids.shape
-    stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=False)
+    skip_last = parents is None and not filters
+    stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=skip_last)
     distributions = _distributions(drafts, workspace)
-    outputs, path = workspace.outputs(num_requests, num_drafts), workspace.paths(num_requests, num_drafts)
-    most_places, filters = workspace.max_drafts + 1, sampling.any_filter
-    variant = _variant(stats, most_places, given, distributions, filters, uniforms is not None)
-    tree_verdict(
-        _rows(logits, cu_rows, stats, workspace),
-        _requests(drafts, sampling, uniforms),
-        Trees(parents, parents if replacement is None else replacement.contiguous(), path),
-        distributions,
-        workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
-        outputs,
-        variant._replace(skip_last=False, block=together),
-        put_back=replacement is not None,
-    )
+    variant = _variant(stats, workspace.max_drafts + 1, given, distributions, filters, uniforms is not None)
+    rows, requests = _rows(logits, cu_rows, stats, workspace), _requests(drafts, sampling, uniforms)
+    scratch = workspace.scratch(num_requests, num_drafts + 1, logits.shape[1])
+    outputs = workspace.outputs(num_requests, num_drafts)
+    if parents is None:
+        splits, together = _splits(stats, variant.drawn, filters), together and given is not None
+        variant = variant._replace(skip_last=skip_last, block=together, shared=splits > 1 or not together)
+        verdict(rows, requests, distributions, scratch, outputs, variant, splits)
+        return _verdict(outputs, sampling)
+    parents, path = parents.contiguous(), workspace.paths(num_requests, num_drafts)
+    replacement = None if given is None else given.replacement
+    trees = Trees(parents, parents if replacement is None else replacement.contiguous(), path)
+    variant, put_back = variant._replace(block=together), replacement is not None
+    tree_verdict(rows, requests, trees, distributions, scratch, outputs, variant, put_back=put_back)
     return replace(_verdict(outputs, sampling), path=path)
 
 
@@ -109,38 +80,6 @@ def _statistics(
         filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
         filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff)
     return stats
-
-
-def _launch(
-    logits: Tensor,
-    cu_rows: Tensor,
-    drafts: DraftRows,
-    sampling: SamplingRows,
-    uniforms: Uniforms | None,
-    workspace: Workspace | None,
-    *,
-    together: bool,
-) -> Verdict:
-    num_requests, num_drafts = drafts.token_ids.shape
-    workspace = workspace or _own_workspace(logits, drafts)
-    cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
-    stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=not sampling.any_filter)
-    distributions = _distributions(drafts, workspace)
-    outputs = workspace.outputs(num_requests, num_drafts)
-    splits = _splits(stats, distributions, sampling.any_filter)
-    variant = _variant(
-        stats, workspace.max_drafts + 1, drafts.distributions, distributions, sampling.any_filter, uniforms is not None
-    )
-    verdict(
-        _rows(logits, cu_rows, stats, workspace),
-        _requests(drafts, sampling, uniforms),
-        distributions,
-        workspace.scratch(num_requests, num_drafts + 1, logits.shape[1]),
-        outputs,
-        variant._replace(block=together, shared=splits > 1 or not together),
-        splits,
-    )
-    return _verdict(outputs, sampling)
 
 
 def _verdict(outputs: Outputs, sampling: SamplingRows) -> Verdict:
@@ -258,11 +197,10 @@ def _packed(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.contiguous()
 
 
-def _splits(stats: TileStats, distributions: Distributions, filters: bool) -> int:
+def _splits(stats: TileStats, drawn: bool, filters: bool) -> int:
     """Programs per request: one, unless a pass over the vocabulary may be left, for a residual or the last row."""
     num_requests, _, num_tiles = stats.maxima.shape
-    dense = distributions.probs.size > 0 or distributions.logits.size > 0
-    return splits_of(num_requests, num_tiles) if dense or not filters else 1
+    return splits_of(num_requests, num_tiles) if drawn or not filters else 1
 
 
 def _variant(
@@ -274,16 +212,17 @@ def _variant(
     uniforms: bool,
 ) -> Variant:
     """Choose the kernel's variant. There are as few as possible: `warm_up` compiles all that an engine can need."""
-    num_tiles = stats.maxima.shape[2]
+    num_tiles, num_ids = stats.maxima.shape[2], distributions.sparse.num_ids
+    probs, logits = distributions.probs.size > 0, distributions.logits.size > 0
     return Variant(
         tile=stats.tile,
         tiles=next_power_of_two(max(MIN_TILES, num_tiles, distributions.logits.num_tiles)),
         places=next_power_of_two(max(MIN_PLACES, most_places)),
-        probs=distributions.probs.size > 0,
-        logits=distributions.logits.size > 0,
-        sparse=next_power_of_two(distributions.sparse.num_ids) if distributions.sparse.num_ids else 0,
+        drawn=probs or logits or num_ids > 0,
+        probs=probs,
+        logits=logits,
+        sparse=next_power_of_two(num_ids) if num_ids else 0,
         mapped=given is not None and given.t2d is not None,
         filters=filters,
         uniforms=uniforms,
-        skip_last=not filters,
     )

@@ -15,7 +15,7 @@ from specdec.core.kernels.cuda import rms_norm as norms
 from specdec.core.kernels.cuda.backend import CudaBackend
 from specdec.core.kernels.cuda.triton_backend import TritonBackend
 from specdec.core.kernels.layers.norm import WideRMSNorm
-from specdec.core.rejection import block, torch_backend, tree
+from specdec.core.rejection.sampler import verify_plainly
 from specdec.core.rejection.types import Verdict
 
 from .cuda import EmulatedCuda
@@ -37,9 +37,7 @@ def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
         "draft_uniforms": cuda.kernel(philox.draft_uniforms, 1),
         "tree_masks": cuda.kernel(trees.tree_masks, 1),
         "move_paths": cuda.kernel(trees.move_paths, 1),
-        "verify": _verification(cuda, torch_backend.verify),
-        "verify_block": _verification(cuda, block.verify_block),
-        "verify_trees": _verification(cuda, tree.verify_trees),
+        "verify": _verification(cuda, verify_plainly),
     }
     attend = cuda.kernel(paged_attention.attend_pages, LAUNCHES["attention"])
     with ExitStack() as stack:

@@ -4,7 +4,7 @@ A request is one program's work. A one-hot tree reads the statistics of the plac
 tile of logits, from which the token is drawn. Drawn trees are walked in `drawn.py`.
 """
 
-# ruff: noqa: ANN001, ANN201, PLR0913, RUF059, SIM102
+# ruff: noqa: ANN001, ANN201, PLR0913, RUF059, SIM114
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 
 from ..launch import PER_BLOCK, PER_ROW
-from ..row_tiles import NO_LANE, first_argmax, row_scale, uniform
+from ..row_tiles import NO_LANE, first_argmax, row_scale
 from ..verdict import Distributions, Outputs, Requests, Rows, Scratch, Variant
 from ..verdict.kernel import BAD_ROW, BONUS, EMPTY_RESIDUAL, PADDING, REJECTED, emit_nothing, with_step
-from ..verdict.residual import ONE_HOT, SPARSE, kind_of
-from ..verdict.standard import RESAMPLE, draw_from_row, load_row, target_prob
+from ..verdict.residual import ONE_HOT, kind_of
+from ..verdict.standard import draw_from_row, load_row, output_uniform, target_prob
 from . import Trees
-from .drawn import at_index, draw_dense_left, draw_sparse_left, walk_drawn
+from .drawn import at_index, draw_left, walk_drawn
 
 
 @triton.jit
@@ -30,17 +30,6 @@ def load_tree(requests, trees, request, VARIANT: tl.constexpr):
     above = tl.where(there & (above <= nodes), above, -1)  # so that every walk ends
     token_ids = tl.load(requests.token_ids + request * requests.token_stride + nodes, mask=there, other=PADDING)
     return above, token_ids
-
-
-@triton.jit
-def uniform_of_place(requests, request, place, depth, VARIANT: tl.constexpr):
-    """The uniform that draws the token of a place: that of its position."""
-    if VARIANT.uniforms:
-        drawn = tl.load(requests.output + request * (requests.num_drafts + 1) + place)
-    else:
-        position = tl.load(requests.position + request) + depth
-        drawn = uniform(tl.load(requests.seed + request), position, RESAMPLE, 0)
-    return drawn
 
 
 @triton.jit
@@ -71,7 +60,7 @@ def walk(rows, requests, trees, outputs, request, scale, greedy, VARIANT: tl.con
         if greedy | bad:
             token = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles).to(tl.int64)
         else:
-            u = uniform_of_place(requests, request, place, depth, VARIANT)
+            u = output_uniform(requests, request, place, depth, VARIANT)
             token = draw_from_row(row, masses, rows.vocab_size, u, VARIANT).to(tl.int64)
         prob, logprob = target_prob(row, token, VARIANT)
         status |= tl.where(bad, BAD_ROW, 0)
@@ -103,19 +92,10 @@ def last_token(
     if bad:
         token = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles).to(tl.int64)
         found = tl.full([], 1, tl.int1)
-    u = uniform_of_place(requests, request, place, depth, VARIANT)
+    u = output_uniform(requests, request, place, depth, VARIANT)
     if (left > 0) & (found == 0):
-        if VARIANT.sparse > 0:
-            if kind == SPARSE:
-                token, found = draw_sparse_left(
-                    row, masses, entry, rows, distributions, request, place, tree, u, VARIANT
-                )
-        if VARIANT.probs or VARIANT.logits:
-            if kind != SPARSE:
-                token = draw_dense_left(
-                    row, entry, rows, distributions, scratch, kind, request, place, tree, u, VARIANT
-                ).to(tl.int64)
-                found = tl.full([], 1, tl.int1)
+        token = draw_left(row, entry, rows, distributions, scratch, kind, request, place, tree, u, VARIANT).to(tl.int64)
+        found = tl.full([], 1, tl.int1)
     if found == 0:
         token = draw_from_row(row, masses, rows.vocab_size, u, VARIANT).to(tl.int64)
     _, logprob = target_prob(row, token, VARIANT)
@@ -187,7 +167,9 @@ def tree_verdict_kernel(
     greedy = temperature_here <= 0
     left = tl.full([], float("nan"), tl.float64)
     kind = kind_of(distributions, request, VARIANT)
-    if greedy | (kind == ONE_HOT):
+    if not VARIANT.drawn:
+        depth, has_children, status = walk(rows, requests, trees, outputs, request, scale, greedy, VARIANT)
+    elif greedy | (kind == ONE_HOT):
         depth, has_children, status = walk(rows, requests, trees, outputs, request, scale, greedy, VARIANT)
     else:
         put_back = tl.full([], 0, tl.int32)
@@ -216,6 +198,6 @@ def tree_verdict(
 ) -> None:
     """Fill outputs, and the paths. Nothing is allocated, nothing waits for the device."""
     groups = rows._replace(cu_rows=0), distributions, scratch, outputs
-    options = PER_BLOCK if variant.probs or variant.logits or variant.sparse else PER_ROW
+    options = PER_BLOCK if variant.drawn else PER_ROW
     grid = (len(outputs.num_accepted),)
     tree_verdict_kernel[grid](*groups, rows.cu_rows, *requests, *trees, put_back, variant, **options)

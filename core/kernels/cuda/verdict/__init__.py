@@ -95,6 +95,7 @@ class Variant(NamedTuple):
     tiles: int  # power of two >= tiles of a row, of target and draft logits
     places: int  # power of two >= K + 1
     shared: bool = False  # several programs work on a request
+    drawn: bool = False  # drafts may come with a distribution, of those kinds of the next three that are set
     probs: bool = False  # dense probabilities may occur
     logits: bool = False  # dense logits may occur
     sparse: int = 0  # power of two >= M, 0: no sparse distribution occurs

@@ -3,14 +3,14 @@
 See `rejection.block`, the plain form, for the rule and its letters.
 """
 
-# ruff: noqa: ANN001, ANN201, PLR0913, RUF059, SIM102
+# ruff: noqa: ANN001, ANN201, PLR0913, RUF059
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .residual import SPARSE, dense_distribution, distribution_prob, load_residual, residual_tile, sparse_masses
+from .residual import distribution_at, distribution_prob, load_residual, residual_tile
 from .standard import NO_PROPOSAL, accept_uniform, load_row, target_prob
 
 
@@ -31,10 +31,10 @@ def residual_at(rows, scratch, request, place):
 
 @triton.jit
 def share_residual(rows, distributions, scratch, kind, request, place, scale, survival, split, VARIANT: tl.constexpr):
-    """Compute this program's tile masses of the residual (survival p - q)+ of a dense distribution."""
+    """Compute this program's tile masses of the residual (survival p - q)+."""
     row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
     row = thinned(row, survival, VARIANT)
-    distribution = dense_distribution(distributions, kind, request, place, VARIANT)
+    distribution = distribution_at(distributions, kind, request, place, VARIANT)
     sums_ptr = residual_at(rows, scratch, request, place)
     for tile in range(split, rows.num_tiles, tl.num_programs(0)):
         residual = residual_tile(row, rows.vocab_size, distributions, distribution, kind, tile, VARIANT.tile, VARIANT)
@@ -88,7 +88,7 @@ def survival_at(survivals, place, VARIANT: tl.constexpr):
 @triton.jit
 def block_is_open(requests, request, survivals, last, VARIANT: tl.constexpr):
     """Whether the uniform of the last place leaves the stop to the places before it."""
-    uniform = accept_uniform(requests, request, tl.maximum(last - 1, 0), VARIANT)
+    uniform = accept_uniform(requests, request, tl.maximum(last - 1, 0), last, VARIANT)
     return (last > 0) & (uniform >= survival_at(survivals, last, VARIANT))
 
 
@@ -97,7 +97,7 @@ def may_stop_at(requests, request, place, survivals, VARIANT: tl.constexpr):
     """(whether a place before the last may be the stop, its uniform, its survival); as h_i <= P_i, others need no
     pass.
     """
-    uniform = accept_uniform(requests, request, tl.maximum(place - 1, 0), VARIANT)
+    uniform = accept_uniform(requests, request, tl.maximum(place - 1, 0), place, VARIANT)
     survival = survival_at(survivals, place, VARIANT)
     return (place == 0) | (uniform < survival), uniform, survival
 
@@ -115,25 +115,13 @@ def share_open_places(
 
 @triton.jit
 def block_mass(rows, distributions, scratch, kind, request, place, scale, survival, VARIANT: tl.constexpr):
-    """M_i, the mass of (P_i p_i - q_i)+, whose tile masses are in the scratch memory afterwards.
-
-    Those of a dense distribution are there already if programs share the request.
+    """M_i, the mass of (P_i p_i - q_i)+, whose tile masses are in the scratch memory afterwards: already, if programs
+    share the request.
     """
-    sums_ptr = residual_at(rows, scratch, request, place)
-    if VARIANT.sparse > 0:
-        if kind == SPARSE:
-            row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
-            thin = thinned(row, survival, VARIANT)
-            left = sparse_masses(
-                thin, masses, rows.vocab_size, rows.num_tiles, distributions.sparse, request, place, VARIANT
-            )
-            tiles = tl.arange(0, VARIANT.tiles)
-            tl.store(sums_ptr + tiles, left.to(tl.float32), mask=tiles < rows.num_tiles)
-    if (VARIANT.probs or VARIANT.logits) and not VARIANT.shared:
-        if kind != SPARSE:
-            share_residual(rows, distributions, scratch, kind, request, place, scale, survival, 0, VARIANT)
+    if not VARIANT.shared:
+        share_residual(rows, distributions, scratch, kind, request, place, scale, survival, 0, VARIANT)
     tl.debug_barrier()
-    return tl.sum(load_residual(sums_ptr, rows.num_tiles, VARIANT), 0)
+    return tl.sum(load_residual(residual_at(rows, scratch, request, place), rows.num_tiles, VARIANT), 0)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The verdict on a batch as one Triton kernel: accept drafts in order, stop, emit one more token.
 
 Every program of a request verifies its drafts alike, from row statistics and single logits. Where the stop needs a
-pass over the vocabulary (a residual of a dense distribution, or a last row that was left out of the statistics
+pass over the vocabulary (a residual, or a last row that was left out of the statistics
 because it is seldom wanted) the programs share its tiles, and the last to finish draws the token and resets the
 counter.
 """
@@ -17,7 +17,7 @@ from ..launch import PER_BLOCK, PER_ROW
 from ..row_tiles import first_argmax, last_to_arrive, load_tile, row_scale, tile_stats
 from . import DenseDistribution, Distributions, Outputs, Requests, Rows, Scratch, SparseDistribution, Variant
 from .block import block_is_open, residual_at, share_open_places, share_residual, stop_of_block, survivals_of, thinned
-from .residual import ONE_HOT, SPARSE, draw_dense_residual, draw_sparse_residual, kind_of, load_residual, sparse_masses
+from .residual import ONE_HOT, draw_residual, kind_of, load_residual
 from .standard import NO_PROPOSAL, draw_from_row, load_row, output_uniform, target_prob, verify_all
 
 PADDING = tl.constexpr(-1)
@@ -53,29 +53,16 @@ def emit(
     if greedy | bad:
         token = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles)
     else:
-        u = output_uniform(requests, request, stop, VARIANT)
+        u = output_uniform(requests, request, stop, stop, VARIANT)
         found = tl.full([], 0, tl.int1)
-        thin = thinned(row, survival, VARIANT)
-        sums_ptr = residual_at(rows, scratch, request, stop)
-        if VARIANT.probs or VARIANT.logits:
-            if rejected & (kind != SPARSE):
-                left = load_residual(sums_ptr, rows.num_tiles, VARIANT)
+        if VARIANT.drawn:
+            if rejected:
+                left = load_residual(residual_at(rows, scratch, request, stop), rows.num_tiles, VARIANT)
                 residual_mass = tl.sum(left, 0)
-                token, found = draw_dense_residual(
-                    thin, left, rows.vocab_size, distributions, kind, request, stop, u, VARIANT
-                )
-        if VARIANT.sparse > 0:
-            if rejected & (kind == SPARSE):
-                if VARIANT.block:
-                    left = load_residual(sums_ptr, rows.num_tiles, VARIANT)
-                else:
-                    left = sparse_masses(
-                        thin, masses, rows.vocab_size, rows.num_tiles, distributions.sparse, request, stop, VARIANT
-                    )
-                residual_mass = tl.sum(left, 0)
-                token, found = draw_sparse_residual(
-                    thin, left, rows.vocab_size, distributions.sparse, request, stop, u, VARIANT
-                )
+                token, found = draw_residual(
+                    thinned(row, survival, VARIANT), left, rows.vocab_size, distributions, kind, request, stop, u,
+                    VARIANT,
+                )  # fmt: skip
         if found == 0:
             token = draw_from_row(row, masses, rows.vocab_size, u, VARIANT)
             status = tl.where(rejected, EMPTY_RESIDUAL, 0)
@@ -171,7 +158,7 @@ def verdict_kernel(
             rejected = tl.full([], 0, tl.int1)
             is_open = block_is_open(requests, request, survivals, last, VARIANT)
             if VARIANT.shared:
-                if is_open & (kind != SPARSE):
+                if is_open:
                     share_open_places(
                         rows, requests, distributions, scratch, kind, request, survivals, last, scale, split, VARIANT
                     )
@@ -188,8 +175,8 @@ def verdict_kernel(
         if (stop == length) & (is_open == 0):
             share_row_stats(rows, request, stop, scale, split, VARIANT)
             shared = tl.full([], 1, tl.int1)
-    if (VARIANT.probs or VARIANT.logits) and not VARIANT.block:
-        if rejected & (kind != SPARSE):
+    if VARIANT.drawn and not VARIANT.block:
+        if rejected:
             share_residual(rows, distributions, scratch, kind, request, stop, scale, survival, split, VARIANT)
             shared = tl.full([], 1, tl.int1)
     writes = lead

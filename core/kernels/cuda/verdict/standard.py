@@ -18,24 +18,25 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def output_uniform(requests, request, place, VARIANT: tl.constexpr):
-    """The uniform that draws the token of a place."""
+def output_uniform(requests, request, place, depth, VARIANT: tl.constexpr):
+    """The uniform that draws the token of a place with so many drafts on its path: that of its position."""
     if VARIANT.uniforms:
         drawn = tl.load(requests.output + request * (requests.num_drafts + 1) + place)
     else:
-        position = tl.load(requests.position + request) + place
+        position = tl.load(requests.position + request) + depth
         drawn = uniform(tl.load(requests.seed + request), position, RESAMPLE, 0)
     return drawn
 
 
 @triton.jit
-def accept_uniform(requests, request, place, VARIANT: tl.constexpr):
-    """The uniform that verifies the draft of a place against its distribution."""
+def accept_uniform(requests, request, draft, depth, VARIANT: tl.constexpr):
+    """The uniform that verifies a draft with so many on its path; see `rejection.uniforms`."""
     if VARIANT.uniforms:
-        drawn = tl.load(requests.accept + request * requests.num_drafts + place)
+        drawn = tl.load(requests.accept + request * requests.num_drafts + draft)
     else:
-        position = tl.load(requests.position + request) + place
-        turn = place + 1 if VARIANT.block else 0
+        position, turn = tl.load(requests.position + request) + draft, draft + 1
+        if not VARIANT.block:
+            turn = tl.where(depth == turn, 0, turn)
         drawn = uniform(tl.load(requests.seed + request), position, ACCEPT, turn)
     return drawn
 
@@ -89,11 +90,11 @@ def verify(rows, requests, distributions, request, place, drafted, scale, greedy
         prob = tl.where(accepted, 1.0, 0.0).to(tl.float64)
         logprob = logprob * 0.0
     elif kind == ONE_HOT:
-        u = output_uniform(requests, request, place, VARIANT)
+        u = output_uniform(requests, request, place, place, VARIANT)
         accepted = known & (draw_from_row(row, masses, rows.vocab_size, u, VARIANT) == drafted)
     else:
         distribution = distribution_prob(distributions, kind, token, request, place, VARIANT)
-        u = accept_uniform(requests, request, place, VARIANT)
+        u = accept_uniform(requests, request, place, place + 1, VARIANT)
         possible = (prob > 0) & (distribution != 0)
         accepted = possible & ((prob >= distribution) | (u * distribution < prob))
         prob = tl.where(possible, tl.minimum(prob / distribution, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)

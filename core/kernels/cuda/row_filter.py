@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...filters import FilterRows
-from ..launch import MIN_TILES, PER_ROW, next_power_of_two
-from ..row_stats import TileStats
-from ..row_tiles import MINUS_INF, load_stats, load_tile, row_scale
+from ..filters import FilterRows
+from .launch import MIN_TILES, PER_ROW, next_power_of_two
+from .row_stats import TileStats
+from .row_tiles import MINUS_INF, load_stats, load_tile, row_scale
 
 KEY_BITS = {torch.float32: 32, torch.float16: 19, torch.bfloat16: 16}  # that tell values of this dtype apart in fp32
 PIVOTS = 4  # looked at in one pass
@@ -230,9 +230,10 @@ def filter_rows_kernel(
 def filter_rows(
     logits: Tensor, cu_rows: Tensor, temperature: Tensor, filters: FilterRows, stats: TileStats, cutoff: Tensor
 ) -> None:
-    """Set the cutoff [B, places] of every row: the least logit that survives. Sums become those of the survivors.
+    """Set the cutoff [B, places] of every row, and the tile sums of filtered rows to those of the survivors.
 
-    stats: what `row_stats` left. A greedy row and a bad row keep their sums, with cutoff -inf.
+    A token survives if its logit is at least the cutoff. stats is what `row_stats` left; filters hold one value per
+    request. A greedy row and a bad row keep their sums, with cutoff -inf: their token is their maximum.
     """
     num_requests, num_places, num_tiles = stats.maxima.shape
     filter_rows_kernel[(num_places, num_requests)](

@@ -1,16 +1,29 @@
-"""Row statistics as Triton kernels: one program per tile, 128-bit loads, eight bytes out."""
+"""Maximum and mass of every tile of the logits rows: the one pass over the vocabulary that verification needs.
+
+Triton kernels with one program per tile, 128-bit loads, eight bytes out.
+"""
 
 # ruff: noqa: ANN001, ANN201, PLR0913
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..launch import STREAMING
-from ..row_tiles import LOG2_E, load_tile, row_scale, tile_stats
-from . import TileStats
+from .launch import STREAMING
+from .row_tiles import LOG2_E, load_tile, row_scale, tile_stats
+
+
+@dataclass(frozen=True)
+class TileStats:
+    """What is known of each row after one pass, by the place of the row in the padded batch."""
+
+    maxima: Tensor  # [B, places, tiles] float32, NaN not counting
+    sums: Tensor  # [B, places, tiles] float32, of exp2((logit - tile maximum) * scale); NaN for NaN or +inf
+    tile: int  # tokens per tile, a power of two
 
 
 @triton.jit(do_not_specialize=["cu_rows_ptr", "temperature_ptr", "num_places"])
@@ -64,7 +77,11 @@ def draft_stats_kernel(
 
 
 def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileStats, skip_last: bool = False) -> None:
-    """Fill stats for place i of request b with those of logits row cu_rows[b] + i; with skip_last not of its last."""
+    """Fill stats for place i of request b with those of logits row cu_rows[b] + i.
+
+    logits [R, V]; cu_rows int64 [B + 1]; temperature float32 [B]. Places without a row are left as they are, and
+    with skip_last the last row of each request too.
+    """
     num_requests, num_places, num_tiles = stats.maxima.shape
     if num_places == skip_last:
         return
@@ -85,7 +102,10 @@ def row_stats(logits: Tensor, cu_rows: Tensor, temperature: Tensor, stats: TileS
 
 
 def draft_stats(logits: Tensor, lengths: Tensor, kinds: Tensor, kind: int, stats: TileStats) -> None:
-    """Fill the statistics of contiguous draft logits: the first lengths[b] rows of each request of this kind."""
+    """Fill the statistics of draft logits [B, K, Vd] of unit temperature: lengths[b] rows of requests of this kind.
+
+    Logits are contiguous.
+    """
     num_requests, num_places, num_tiles = stats.maxima.shape
     draft_stats_kernel[(num_tiles, num_places, num_requests)](
         logits,
