@@ -19,12 +19,12 @@ import specdec.sdk
 from scripts.described import described, docstring, keys, table
 from specdec import testing
 from specdec.adapters import export, transformers
+from specdec.adapters.foreign.vllm_keys import offered_keys, vllm_keys
 from specdec.cli._app import build_app
 from specdec.core import llm
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.config.speculative_config import NOT_OFFERED, SpeculativeConfig
-from specdec.core.config.vllm_keys import offered_keys, vllm_keys
 from specdec.core.engine import outputs
 from specdec.lab import notebook
 from specdec.lab.run import RunSettings

@@ -114,6 +114,14 @@ class HookSpecs:
         isolation: as `speculative_config` says it. None means that this plugin does not offer such an isolation.
         """
 
+    @hookspec(firstresult=True)
+    def explain_key(self, key: str, value: Any) -> str | None:
+        """Why a key of `speculative_config` that nothing here declares is refused, and what to write instead.
+
+        An empty text means that the value asks for what is so already. None means that this plugin does not know the
+        key.
+        """
+
     @hookspec
     def on_engine_start(self, engine: Any) -> None:
         """The engine is ready for requests."""

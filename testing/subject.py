@@ -72,7 +72,7 @@ class Subject:
             return registry.Registry.discover(self.plugin_settings, registrations).resolve(self._given)
         cls = registrations.adapt_proposer(self.asked)
         plugin = PluginId(self.asked.__name__, self.label)
-        return registry.ResolvedProposer(plugin, cls, self._given.model, registrations.isolate_proposer)
+        return registry.ResolvedProposer(plugin, cls, self._given.model, registrations)
 
     @cached_property
     def needs(self) -> Needs:

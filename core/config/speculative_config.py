@@ -20,8 +20,8 @@ EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'
 
 NOT_OFFERED = {
     "fly": "entropy-gated acceptance is lossy, and not offered. Use 'standard'",
-    "strict": 'a word of older vLLM. Use \'standard\' with "draft_sample_method": "greedy"',
-    "probabilistic": 'a word of older vLLM. Use \'standard\' with "draft_sample_method": "probabilistic"',
+    "strict": 'an older word. Use \'standard\' with "draft_sample_method": "greedy"',
+    "probabilistic": 'an older word. Use \'standard\' with "draft_sample_method": "probabilistic"',
 }
 """Rejection methods by name, and what to use instead."""
 

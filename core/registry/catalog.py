@@ -17,7 +17,7 @@ from .discovery import PluginEntry, PluginSettings, noun_of, read_entry_points, 
 from .importing import import_target
 
 CLASS_PATH_METHOD = "custom_class"
-"""vLLM's own word for "the class path stands in `model`"."""
+"""The word for "the class path stands in `model`"."""
 
 
 def _nobody(*asked: Any) -> None:
@@ -37,6 +37,7 @@ class Registrations:
     resolve_proposer: Callable[[str], str | None] = _nobody  # an unknown method -> "module:Class"
     adapt_proposer: Callable[[Any], Any] = _as_it_is  # a class for another engine -> a proposer around it
     isolate_proposer: Callable[..., Any] = _nobody  # `isolation`, CheckedProposer -> a proposer that runs it apart
+    explain_key: Callable[..., str | None] = _nobody  # an undeclared key and its value -> see `HookSpecs.explain_key`
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ResolvedProposer:
     plugin: PluginId
     cls: Any
     model: str | None  # the checkpoint; None if the config has none or its `model` was a class path
-    isolate: Callable[..., Any] = _nobody  # see `Registrations.isolate_proposer`
+    registrations: Registrations = Registrations()
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Registry:
 
     def _imported(self, plugin: PluginId, model: str | None) -> ResolvedProposer:
         adapted = self.registrations.adapt_proposer(import_target(plugin))
-        return ResolvedProposer(plugin, adapted, model, self.registrations.isolate_proposer)
+        return ResolvedProposer(plugin, adapted, model, self.registrations)
 
     def _by_class_path(self, target: str) -> PluginId:
         registered = [row.plugin for row in self.entries if row.target == target and row.status != "blocked"]

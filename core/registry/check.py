@@ -15,23 +15,11 @@ if TYPE_CHECKING:
     from specdec.sdk.config import Extension
     from specdec.sdk.needs import Needs
 
-CALLED_ELSEWHERE = {
-    "load_model": "bind(target, services)",
-    "dummy_run": "warmup()",
-    "initialize_cudagraph_keys": "warmup(), and Services.capture",
-    "initialize_attn_backend": "Needs(extensions=(DraftKV(...),)), and Services in bind",
-    "prepare_inputs": "propose(step), whose view has them",
-    "prepare_next_token_ids_cpu": "propose(step), whose view has them",
-    "get_candidates": "propose(step)",
-    "update_candidate_strategy": "observe(step)",
-}
-"""Methods that other engines call on a drafter, and what does their work here."""
-
 
 def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     """The lifecycle methods that a proposer class implements.
 
-    Warns (SpecdecWarning) of methods that are never called: misspelt ones, and those of other engines. Raises
+    Warns (SpecdecWarning) of methods that are misspelt, and never called. Raises
     PluginLoadError: SD-E113 not a class, SD-E119 and SD-E120 API version, SD-E110 no `propose`, SD-E111 a signature.
     """
     if not isinstance(candidate, type):
@@ -139,9 +127,6 @@ def _warn_about_near_misses(cls: type, optional: Sequence[str], plugin: PluginId
         close = did_you_mean(name.lower(), absent, cutoff=0.5 if event else 0.85)
         if close or event:
             hint = f"did you mean {close}?" if close else f"a proposer may have {', '.join(optional)}"
-            _warn_never_called(cls, name, method, hint, plugin)
-        elif name in CALLED_ELSEWHERE and optional is LIFECYCLE_METHODS:
-            hint = f"another engine's word; here it is {CALLED_ELSEWHERE[name]}"
             _warn_never_called(cls, name, method, hint, plugin)
 
 

@@ -78,6 +78,7 @@ class HookPlugins:
             resolve_proposer=lambda spec: hook.resolve_proposer(spec=spec),
             adapt_proposer=lambda each: each if (found := hook.adapt_proposer(candidate=each)) is None else found,
             isolate_proposer=lambda isolation, proposer: hook.isolate_proposer(isolation=isolation, proposer=proposer),
+            explain_key=lambda key, value: hook.explain_key(key=key, value=value),
         )
 
     def offers(self, hook_name: str) -> list[Offer]:

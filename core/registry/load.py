@@ -20,7 +20,6 @@ from specdec.sdk.proposer_protocol import Proposer
 from specdec.sdk.types import TargetInfo
 
 from ..config.speculative_config import SpeculativeConfig
-from ..config.vllm_keys import asked, vllm_keys
 from .attribution import attributing
 from .catalog import ResolvedProposer
 from .check import check_callable, check_class, check_extensions
@@ -61,7 +60,7 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         model=resolved.model,
         draft_sample_method=config.draft_sample_method,
         network=NetworkSettings(**{name: getattr(config, name) for name in NetworkSettings.model_fields}),
-        options=_options(cls, config, plugin),
+        options=_options(cls, config, resolved),
     )
     if config.num_speculative_tokens is None:
         k = _default_draft_tokens(cls, proposer_config, target, plugin)
@@ -78,7 +77,9 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
     state_dir = _state_dir(config, plugin, methods)
     loaded = LoadedProposer(plugin, cls, proposer_config, needs, methods, state_dir, request_options)
-    return loaded if config.isolation is None else _isolated(loaded, resolved.isolate, config.isolation, target)
+    if config.isolation is None:
+        return loaded
+    return _isolated(loaded, resolved.registrations.isolate_proposer, config.isolation, target)
 
 
 def _isolated(loaded: LoadedProposer, isolate: Callable[..., Any], isolation: Any, info: TargetInfo) -> LoadedProposer:
@@ -203,10 +204,10 @@ def _check_length(needs: Needs, k: int, plugin: PluginId) -> None:
         raise Refusal(reason, f'"num_speculative_tokens": {fewest}', plugin=plugin)
 
 
-def _options(cls: type, config: SpeculativeConfig, plugin: PluginId) -> BaseModel | None:
+def _options(cls: type, config: SpeculativeConfig, resolved: ResolvedProposer) -> BaseModel | None:
+    plugin = resolved.plugin
     model = options_model(cls, plugin)
-    declared = _declared_keys(model)
-    values = _merged(config, declared, open_ended=_is_open_ended(model), plugin=plugin)
+    values = _merged(config, _declared_keys(model), resolved, open_ended=_is_open_ended(model))
     if model is None:
         return None
     try:
@@ -220,12 +221,13 @@ def _options(cls: type, config: SpeculativeConfig, plugin: PluginId) -> BaseMode
 
 
 def _merged(
-    config: SpeculativeConfig, declared: frozenset[str], *, open_ended: bool, plugin: PluginId
+    config: SpeculativeConfig, declared: frozenset[str], resolved: ResolvedProposer, *, open_ended: bool
 ) -> Mapping[str, Any]:
     """`proposer_config` and the top-level keys that the options declare, as one mapping.
 
-    Other keys of vLLM's are left out where they ask for what is so already, and refused by name where they do not.
+    Keys that a hook knows are left out where they ask for what is so already, and refused in its words where not.
     """
+    plugin = resolved.plugin
     nested, top_level = config.proposer_config, config.unclaimed
     twice = sorted(nested.keys() & top_level.keys())
     if twice:
@@ -233,16 +235,17 @@ def _merged(
         raise ConfigError(
             "SD-E135", "a key stands in speculative_config and in its proposer_config", facts, plugin=plugin
         )
-    top_level = asked(top_level, declared)
-    unknown = [key for key in top_level if key not in declared]
+    explain = resolved.registrations.explain_key
+    answers = {key: explain(key, value) for key, value in top_level.items() if key not in declared}
+    unknown = [key for key, answer in answers.items() if answer != ""]
     if unknown:
         common = frozenset(type(config).model_fields)
-        answers = {key: known.refusal for key, known in vllm_keys().items()}
-        raise unknown_keys("speculative_config", unknown, common | declared, answers, plugin=plugin)
+        told = {key: answer for key, answer in answers.items() if answer}
+        raise unknown_keys("speculative_config", unknown, common | declared, told, plugin=plugin)
     unknown = [key for key in nested if key not in declared and not open_ended]
     if unknown:
         raise unknown_keys("proposer_config", unknown, declared, plugin=plugin)
-    return {**nested, **top_level}
+    return {**nested, **{key: value for key, value in top_level.items() if key in declared}}
 
 
 def _declared_keys(model: type[BaseModel] | None) -> frozenset[str]:

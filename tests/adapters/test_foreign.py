@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from specdec import LLM, SamplingParams
 from specdec.adapters.foreign.candidate_generator import CandidateGenerator as GENERATORS
-from specdec.adapters.foreign.recognise import is_candidate_generator, is_vllm_class
+from specdec.adapters.foreign.recognise import adapt_proposer, is_candidate_generator, is_vllm_class
 from specdec.cli._app import build_app
 from specdec.sdk import HostProposer, Needs, Phase, ProposerConfig, ProposerError, Refusal
-from specdec.sdk.errors import PluginLoadError
+from specdec.sdk.errors import PluginLoadError, SpecdecWarning
 from specdec.testing import check_proposer
 from specdec.testing.fakes import FakeServices, fake_target_info, step_view
 
@@ -220,3 +220,24 @@ def test_a_generator_is_asked_within_the_budget_and_told_of_drafts_that_were_ver
     assert (draft.lengths.tolist(), draft.token_ids[0, :2].tolist()) == ([2, 0], [3, 3])
     with pytest.raises(Refusal, match="is constructed with times"):
         repeat.needs(ProposerConfig(num_draft_tokens=3), target)
+
+
+@pytest.mark.parametrize(("name", "here"), [("load_model", "bind(target, services)"), ("get_candidates", "propose")])
+def test_a_method_that_only_other_engines_call_is_a_warning(name, here):
+    ours = type("Mine", (HostProposer,), {"draft": lambda self, view: [], name: lambda self, *arguments: None})
+    with pytest.warns(SpecdecWarning, match=f"{name} .*is never called by the engine: another engine's word") as told:
+        assert adapt_proposer(ours) is None
+    assert len(told) == 1
+    assert here in str(told[0].message)
+
+
+def test_a_method_that_the_class_calls_itself_is_a_helper_of_its_own(recwarn):
+    class Mine(HostProposer):
+        def draft(self, view):
+            return self.get_candidates(view)
+
+        def get_candidates(self, view):
+            return []
+
+    assert adapt_proposer(Mine) is None
+    assert not recwarn

@@ -293,6 +293,11 @@ def isolate_proposer(isolation, proposer):
     called.append("isolate_proposer")
     return Apart if isolation == {"kind": "apart"} and proposer.cls is Mine else None
 
+@hookimpl
+def explain_key(key, value):
+    called.append("explain_key")
+    return "" if key == "theirs" else None
+
 class Mine:
     def __init__(self, config): ...
     def propose(self, step): ...
@@ -310,10 +315,10 @@ def noting(name):
 
 def test_every_hook_is_called(offer):
     """In one run: a proposer of two hooks fails, and a request ends."""
-    others = "".join(noting(name) for name in HOOKS if name not in ("resolve_proposer", "isolate_proposer"))
+    others = "".join(noting(name) for name in HOOKS if f"def {name}(" not in MAGIC)
     offer("from specdec.sdk import hookimpl\ncalled = []\n" + others + MAGIC)
     config = {"method": "magic", "num_speculative_tokens": 2, "on_proposer_error": "skip_step"}
-    config["isolation"] = {"kind": "apart"}
+    config |= {"isolation": {"kind": "apart"}, "theirs": True}
     with LLM("tiny", speculative_config=config, max_model_len=128) as llm:
         llm.generate(["def main("], SamplingParams(temperature=0, max_tokens=4))
     assert set(imported("h_mod").called) == set(HOOKS)

@@ -561,15 +561,6 @@ def test_class_distribution_version_and_length_are_told_of_every_load(load, capl
     assert "\n" not in record.getMessage()
 
 
-@pytest.mark.parametrize(("name", "here"), [("load_model", "bind(target, services)"), ("get_candidates", "propose")])
-def test_a_method_that_only_other_engines_call_is_a_warning(load, name, here):
-    other = type("Mine", (Fine,), {name: lambda self, *arguments: None})
-    with pytest.warns(SpecdecWarning, match=f"{name} .*is never called by the engine: another engine's word") as told:
-        load(other)
-    assert len(told) == 1
-    assert here in str(told[0].message)
-
-
 def test_construct_gives_an_instance(load):
     loaded = load(Fine)
     assert construct(loaded).config is loaded.config

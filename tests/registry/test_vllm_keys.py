@@ -7,9 +7,10 @@ import pytest
 from inside import plugin_of
 
 from specdec import LLM
+from specdec.adapters.foreign.recognise import explain_key
+from specdec.adapters.foreign.vllm_keys import offered_keys, vllm_keys
 from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.config.vllm_keys import offered_keys, vllm_keys
-from specdec.core.registry import ResolvedProposer, load_proposer
+from specdec.core.registry import Registrations, ResolvedProposer, load_proposer
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.errors import PluginId
 
@@ -41,7 +42,8 @@ class Declares(Plain):
 def load(target):
     def load(cls, **values):
         config = SpeculativeConfig.parse({"method": "mine", "num_speculative_tokens": 4} | values)
-        return load_proposer(ResolvedProposer(PluginId("mine", "mine:Mine"), cls, None), config, target)
+        known = Registrations(explain_key=explain_key)
+        return load_proposer(ResolvedProposer(PluginId("mine", "mine:Mine"), cls, None, known), config, target)
 
     return load
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,16 +17,13 @@ class VllmKey:
     here: str  # the way here
     same: tuple[Any, ...] = ()  # values that ask for what is so already, beside None
 
-    def asks_nothing(self, value: object) -> bool:
-        """Whether the value changes nothing here."""
-        return value is None or any(type(value) is type(each) and value == each for each in self.same)
-
-    @property
-    def refusal(self) -> str:
+    def answer(self, value: object) -> str:
+        """Why it is refused. An empty text means that the value asks for what is so already."""
+        if value is None or any(type(value) is type(each) and value == each for each in self.same):
+            return ""
         return f"a key of vLLM's: {self.reason}. Here: {self.here}"
 
 
-@cache
 def offered_keys() -> tuple[str, ...]:
     """vLLM's keys that are keys here too, common ones or options of a packaged proposer."""
     return tuple(_data()["offered"])
@@ -39,16 +35,6 @@ def vllm_keys() -> dict[str, VllmKey]:
     tables = {name: entry for name, entry in _data().items() if name != "offered"}
     return {
         name: VllmKey(entry["reason"], entry["here"], tuple(entry.get("same", ()))) for name, entry in tables.items()
-    }
-
-
-def asked(values: Mapping[str, Any], declared: frozenset[str]) -> dict[str, Any]:
-    """`values` without undeclared keys of vLLM's that ask for what is so already."""
-    known = vllm_keys()
-    return {
-        key: value
-        for key, value in values.items()
-        if key in declared or key not in known or not known[key].asks_nothing(value)
     }
 
 
