@@ -5,108 +5,63 @@ It is not for users, whose names are in `specdec`, nor for plugins, which know `
 
 from __future__ import annotations
 
-from . import registry, rejection
-from .cache.addressing import BlockTable
-from .cache.block_pool import BlockPool
-from .cache.host_addressing import CacheView, HostAddressing
-from .cache.kv_cache import KVCache, LayerShape
-from .cache.row_table import RowTable
-from .cache.state_store import StatePass, StateStore
-from .cache.transfer import upload
-from .config.engine_config import EngineConfig
-from .config.speculative_config import SpeculativeConfig
-from .engine.assembly import parts_of
-from .engine.device import profile_of
-from .engine.exporters import prometheus_text
-from .engine.plan import target_info
-from .engine.verifier_checkpoint import with_verifier
-from .engine.view import EngineView
-from .kernels.backend import Backend
-from .model.find_mixers import mixers_in
-from .model.forward_input import ForwardInput
-from .model.hidden_states import HiddenStates
-from .model.mixers import Mixers
-from .model.model_support import locate_model, refuse_unsupported
-from .model.partial_target import PartialTarget
-from .model.target import TargetOutput
-from .model.tokenizer import load_tokenizer
-from .proposing.admission import Withheld, admit
-from .proposing.between_steps import prefix_of
-from .proposing.draft_check import SUM_TOLERANCE
-from .proposing.draft_store import DistributionBuffers, DraftStore, TakenDrafts
-from .proposing.draft_table import CheckedDraft, DraftReport
-from .proposing.proposer_host import ProposerHost
-from .proposing.services import BlockDraftKV, EngineServices, KVStorage, logit_scale
-from .proposing.speculation import Speculation, SpeculativeSettings
-from .proposing.target_access import TargetAccess
-from .proposing.top_tokens import TopTokens
-from .proposing.view_guard import Snapshot
-from .proposing.views import ViewBuilder
-from .request.metrics import EngineMetrics
-from .request.request import Committed, FinishReason, Request, Scheduled
-from .runner.request_progress import RequestProgress
-from .runner.scheduler import Schedule, Scheduler
-from .runner.step import Runner, verified_step
-
-__all__ = [
-    "SUM_TOLERANCE",
-    "Backend",
-    "BlockDraftKV",
-    "BlockPool",
-    "BlockTable",
-    "CacheView",
-    "CheckedDraft",
-    "Committed",
-    "DistributionBuffers",
-    "DraftReport",
-    "DraftStore",
-    "EngineConfig",
-    "EngineMetrics",
-    "EngineServices",
-    "EngineView",
-    "FinishReason",
-    "ForwardInput",
-    "HiddenStates",
-    "HostAddressing",
-    "KVCache",
-    "KVStorage",
-    "LayerShape",
-    "Mixers",
-    "PartialTarget",
-    "ProposerHost",
-    "Request",
-    "RequestProgress",
-    "RowTable",
-    "Runner",
-    "Schedule",
-    "Scheduled",
-    "Scheduler",
-    "Snapshot",
-    "Speculation",
-    "SpeculativeConfig",
-    "SpeculativeSettings",
-    "StatePass",
-    "StateStore",
-    "TakenDrafts",
-    "TargetAccess",
-    "TargetOutput",
-    "TopTokens",
-    "ViewBuilder",
-    "Withheld",
-    "admit",
-    "load_tokenizer",
-    "locate_model",
-    "logit_scale",
-    "mixers_in",
-    "parts_of",
-    "prefix_of",
-    "profile_of",
-    "prometheus_text",
-    "refuse_unsupported",
-    "registry",
-    "rejection",
-    "target_info",
-    "upload",
-    "verified_step",
-    "with_verifier",
-]
+from . import registry as registry
+from . import rejection as rejection
+from .cache.addressing import BlockTable as BlockTable
+from .cache.block_pool import BlockPool as BlockPool
+from .cache.host_addressing import CacheView as CacheView
+from .cache.host_addressing import HostAddressing as HostAddressing
+from .cache.kv_cache import KVCache as KVCache
+from .cache.kv_cache import LayerShape as LayerShape
+from .cache.row_table import RowTable as RowTable
+from .cache.state_store import StatePass as StatePass
+from .cache.state_store import StateStore as StateStore
+from .cache.transfer import upload as upload
+from .config.engine_config import EngineConfig as EngineConfig
+from .config.speculative_config import SpeculativeConfig as SpeculativeConfig
+from .engine.assembly import parts_of as parts_of
+from .engine.device import profile_of as profile_of
+from .engine.exporters import prometheus_text as prometheus_text
+from .engine.plan import target_info as target_info
+from .engine.verifier_checkpoint import with_verifier as with_verifier
+from .engine.view import EngineView as EngineView
+from .kernels.backend import Backend as Backend
+from .model.find_mixers import mixers_in as mixers_in
+from .model.forward_input import ForwardInput as ForwardInput
+from .model.hidden_states import HiddenStates as HiddenStates
+from .model.mixers import Mixers as Mixers
+from .model.model_support import locate_model as locate_model
+from .model.model_support import refuse_unsupported as refuse_unsupported
+from .model.partial_target import PartialTarget as PartialTarget
+from .model.target import TargetOutput as TargetOutput
+from .model.tokenizer import load_tokenizer as load_tokenizer
+from .proposing.admission import Withheld as Withheld
+from .proposing.admission import admit as admit
+from .proposing.between_steps import prefix_of as prefix_of
+from .proposing.draft_check import SUM_TOLERANCE as SUM_TOLERANCE
+from .proposing.draft_store import DistributionBuffers as DistributionBuffers
+from .proposing.draft_store import DraftStore as DraftStore
+from .proposing.draft_store import TakenDrafts as TakenDrafts
+from .proposing.draft_table import CheckedDraft as CheckedDraft
+from .proposing.draft_table import DraftReport as DraftReport
+from .proposing.proposer_host import ProposerHost as ProposerHost
+from .proposing.services import BlockDraftKV as BlockDraftKV
+from .proposing.services import EngineServices as EngineServices
+from .proposing.services import KVStorage as KVStorage
+from .proposing.services import logit_scale as logit_scale
+from .proposing.speculation import Speculation as Speculation
+from .proposing.speculation import SpeculativeSettings as SpeculativeSettings
+from .proposing.target_access import TargetAccess as TargetAccess
+from .proposing.top_tokens import TopTokens as TopTokens
+from .proposing.view_guard import Snapshot as Snapshot
+from .proposing.views import ViewBuilder as ViewBuilder
+from .request.metrics import EngineMetrics as EngineMetrics
+from .request.request import Committed as Committed
+from .request.request import FinishReason as FinishReason
+from .request.request import Request as Request
+from .request.request import Scheduled as Scheduled
+from .runner.request_progress import RequestProgress as RequestProgress
+from .runner.scheduler import Schedule as Schedule
+from .runner.scheduler import Scheduler as Scheduler
+from .runner.step import Runner as Runner
+from .runner.step import verified_step as verified_step
