@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from benchmarks.rejection import Shape, case_of, ours
 
+from specdec.core.kernels.attention import Pages
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.backend import backend_of
-from specdec.core.kernels.paged_attention import Pages
 
 from . import figures
 from .run import Run

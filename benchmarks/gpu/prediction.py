@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from specdec.core.kernels.attention import Pages
 from specdec.core.kernels.cuda.paged_attention import kernel
-from specdec.core.kernels.paged_attention import Pages
 
 BATCH_SIZES = (1, 8, 64)
 CONTEXT = 1024

@@ -1,13 +1,13 @@
-"""Attention of ragged queries over keys and values whose slots the host knows: the CPU's way, in PyTorch.
+"""Attention of ragged queries over stored keys and values, in PyTorch: over slots that the host knows, or over blocks.
 
-Letters: B requests, N query tokens of all, n of one, T its tokens with KV, Hq query heads, Hkv key-value heads,
-G = Hq / Hkv, D head size of queries and keys, Dv of values.
+Letters: B requests, P blocks that one may have, N query tokens of all, n of one, T its tokens with KV, Hq query heads,
+Hkv key-value heads, G = Hq / Hkv, D head size of queries and keys, Dv of values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -205,3 +205,68 @@ def _by_row(sinks: Tensor, scores: Tensor) -> Tensor:
     num_kv_heads, num_rows = scores.shape[-3:-1]
     grouped = sinks.view(num_kv_heads, -1)
     return grouped.repeat_interleave(num_rows // grouped.shape[1], dim=1)[None, :, :, None]
+
+
+@dataclass(frozen=True)
+class TreeMask:
+    """The last positions of each request are nodes of a tree: each sees what lies before the tree, and its own path.
+
+    A node stands at the position of its depth for windows and chunks, and its slot follows its number.
+    """
+
+    num_nodes: Tensor  # [B] int32; 0: all positions of the request follow each other
+    ancestors: Tensor  # [B, W] int64; see `trees.tree_masks`
+    depths: Tensor  # [B, W] int32
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where the keys of a batch's requests lie, and which queries are whose.
+
+    Request b owns the queries `cu_queries[b] : cu_queries[b+1]`, none or more; they are the last of its `num_keys[b]`
+    positions. Queries behind the last request's belong to nobody: what they give is undefined.
+    """
+
+    block_table: Tensor  # [B, P] int32; entries behind a request's keys are never read
+    num_keys: Tensor  # [B] int32
+    cu_queries: Tensor  # [B+1] int32
+    block_size: int
+    max_queries: int  # no request has more; a bound that the host knows without asking
+    max_keys: int  # likewise; the same for an engine's whole life, so that it changes no rounding
+    mode: Mode = "causal"
+    tree: TreeMask | None = None  # with "causal" alone
+
+
+def attend_pages(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [slots, Hkv, D]
+    values: Tensor,  # [slots, Hkv, Dv]
+    pages: Pages,
+    spec: AttentionSpec,
+) -> Tensor:  # [N, Hq, Dv]
+    """Softmax attention of every query over the keys of its request that it sees."""
+    output = query.new_zeros(*query.shape[:2], values.shape[2])
+    spans = list(_spans(pages, query.device))
+    if spans:
+        output[: spans[-1].stop] = attend_by_span(query, keys, values, spans, spec)
+    return output
+
+
+def _spans(pages: Pages, device: torch.device) -> Iterator[Span]:
+    """What each request's queries see; in a tree each query has a span of its own, whose keys are those of its path."""
+    bounds = pages.cu_queries.tolist()
+    for b, num_keys in enumerate(pages.num_keys.tolist()):
+        start, count = bounds[b], bounds[b + 1] - bounds[b]
+        position = torch.arange(num_keys, device=device)
+        slots = pages.block_table[b, position // pages.block_size].long() * pages.block_size
+        slots += position % pages.block_size
+        root = num_keys - (0 if pages.tree is None else int(pages.tree.num_nodes[b]))  # position of node 0
+        if pages.tree is not None and root < num_keys:
+            for query in range(count):
+                at = num_keys - count + query
+                seen = position <= at
+                if at >= root:
+                    seen[root:] = pages.tree.ancestors[b, at - root] >> (position[root:] - root) & 1 == 1
+                yield Span(start + query, 1, int(seen.sum()), slots[seen], device)
+        elif count:
+            yield Span(start, count, num_keys, slots, device, pages.mode)

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from .attention import attend_in_torch
-from .paged_attention import attend_pages
+from .attention import attend_in_torch, attend_pages
 from .philox import draft_uniforms
 from .trees import move_paths, tree_masks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from specdec.sdk.needs import Needs
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
-from ..kernels.attention_spec import AttentionContext, AttentionSpec, StoredAttention
+from ..kernels.attention_spec import AttentionSpec, StoredAttention
 from ..model.attention import attention_arguments
 from ..request.grammar import RequestGrammar
 from .early_passes import EarlyPasses, early_pass
@@ -68,22 +68,8 @@ class CachedKV:
             raise Refusal(f"layers {list(layers)} of the target are read, and {declared} declared", "Needs.target_kv")
 
 
-class RunLayers(Protocol):
-    """Layers that run between the target's embedding and its head."""
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        logits_rows: Tensor,
-        context: AttentionContext,
-        adapted: Tensor | None = None,
-    ) -> Tensor:
-        """Logits [R, V] of the rows `logits_rows` [R] of tokens [M] at positions [M].
-
-        adapted: rows that run with the adapter, [M] bool. None means all.
-        """
-        ...
+RunLayers = Callable[..., Tensor]
+"""Layers that run between the target's embedding and its head: see `PartialTarget.__call__`."""
 
 
 class CachedLayers:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec.core.kernels import paged_attention as naive
+from specdec.core.kernels import attention as naive
+from specdec.core.kernels.attention import Pages
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.cuda.paged_attention import kernel, varlen
 from specdec.core.kernels.cuda.rms_norm import rms_norm
 from specdec.core.kernels.layers.norm import WideRMSNorm
-from specdec.core.kernels.paged_attention import Pages
 from specdec.core.rejection import DraftRows, SamplingRows, verify
 
 BLOCK_SIZE = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.core.kernels.paged_attention import Pages
+from specdec.core.kernels.attention import Pages
 
 BLOCK_SIZE = 4
 HEADS = {"mha": (2, 2), "gqa": (6, 2), "mqa": (3, 1)}

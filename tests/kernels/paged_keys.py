@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rejection"))
 
 from keys import Keys
 
+from specdec.core.kernels.attention import Pages
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.cuda.paged_attention import kernel
-from specdec.core.kernels.paged_attention import Pages
 
 HEADS, KV_HEADS, DIM, BLOCK = 8, 2, 64, 16
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
-from specdec.core.kernels import paged_attention as naive
+from specdec.core.kernels import attention as naive
 from specdec.core.kernels.attention import Span, attend_by_span
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.cuda.paged_attention import kernel, varlen

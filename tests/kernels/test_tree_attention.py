@@ -8,14 +8,13 @@ import pytest
 import torch
 from paged_inputs import BLOCK_SIZE, DEVICE, inputs
 
-from specdec.core.kernels import paged_attention as naive
+from specdec.core.kernels import attention as naive
 from specdec.core.kernels import trees as masks
-from specdec.core.kernels.attention import Span, attend_by_span
+from specdec.core.kernels.attention import Span, TreeMask, attend_by_span
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.cuda import paged_attention as dispatch
 from specdec.core.kernels.cuda import tree_masks as masks_kernel
 from specdec.core.kernels.cuda.paged_attention import kernel
-from specdec.core.kernels.paged_attention import TreeMask
 from specdec.sdk.trees import depths, path_to
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of 0 / 0 in rows that pad a tile

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...cache.kv_cache import KVCache
+from ..attention import Pages, TreeMask
 from ..attention_spec import AttentionSpec, Mode, TreeRows
 from ..backend import backend_of
-from ..paged_attention import Pages, TreeMask
 from ..trees import Paths
 from .block_table import BlockTable
 

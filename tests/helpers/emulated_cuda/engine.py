@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from specdec.core.kernels import paged_attention, philox, trees
+from specdec.core.kernels import attention, philox, trees
 from specdec.core.kernels.cuda import rms_norm as norms
 from specdec.core.kernels.cuda.backend import CudaBackend
 from specdec.core.kernels.cuda.triton_backend import TritonBackend
@@ -39,7 +39,7 @@ def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
         "move_paths": cuda.kernel(trees.move_paths, 1),
         "verify": _verification(cuda, verify_plainly),
     }
-    attend = cuda.kernel(paged_attention.attend_pages, LAUNCHES["attention"])
+    attend = cuda.kernel(attention.attend_pages, LAUNCHES["attention"])
     with ExitStack() as stack:
         stack.enter_context(patch.object(CudaBackend, "attend_pages", staticmethod(attend)))
         for name, form in forms.items():

@@ -9,9 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ... import paged_attention as plain
+from ... import attention as plain
+from ...attention import Pages
 from ...attention_spec import AttentionSpec
-from ...paged_attention import Pages
 from . import varlen
 
 logger = logging.getLogger("specdec")
@@ -20,7 +20,7 @@ AttendPages = Callable[[Tensor, Tensor, Tensor, Pages, AttentionSpec], Tensor]
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """Serve `kernels.paged_attention.attend_pages` by the best form for the device."""
+    """Serve `kernels.attention.attend_pages` by the best form for the device."""
     is_plain = (
         pages.tree is None
         and query.shape[2] == values.shape[2]

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...attention import Pages, TreeMask
 from ...attention_spec import AttentionSpec
-from ...paged_attention import Pages, TreeMask
 from ..launch import ATTENTION, next_power_of_two, registers
 from .visible import first_node_of, is_seen, keys_of_tile, placed
 
@@ -242,7 +242,7 @@ def join_parts_kernel(
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """Compute `kernels.paged_attention.attend_pages` by our Triton kernel."""
+    """Compute `kernels.attention.attend_pages` by our Triton kernel."""
     (num_tokens, num_heads, _), num_requests = query.shape, len(pages.num_keys)
     query = query.contiguous()
     output = query.new_empty(num_tokens, num_heads, values.shape[2])

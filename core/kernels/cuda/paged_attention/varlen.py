@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
+from ...attention import Pages
 from ...attention_spec import AttentionSpec
-from ...paged_attention import Pages
 
 NAME = "FlashAttention, behind PyTorch's varlen_attn"
 LIBRARY = "flash_attn_interface"
@@ -51,7 +51,7 @@ def _activate(device: torch.device) -> None:
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """Compute `kernels.paged_attention.attend_pages` by PyTorch's `varlen_attn`."""
+    """Compute `kernels.attention.attend_pages` by PyTorch's `varlen_attn`."""
     keys, values = (stored.view(-1, pages.block_size, *stored.shape[1:]) for stored in (keys, values))
     right = -1 if pages.mode == "full_block" else 0
     output: Tensor = varlen_attn(  # type: ignore[assignment]  # without auxiliary outputs it is one tensor

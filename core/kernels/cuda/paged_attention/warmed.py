@@ -8,8 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ...attention import Pages, TreeMask
 from ...attention_spec import AttentionSpec, Mode
-from ...paged_attention import Pages, TreeMask
 from ..tree_masks import tree_masks
 from . import kernel
 
@@ -39,7 +39,7 @@ class LayerKind:
 
 
 def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """Compute `kernels.paged_attention.attend_pages` by our kernel, whose tiles the first call asks for."""
+    """Compute `kernels.attention.attend_pages` by our kernel, whose tiles the first call asks for."""
     sinks = spec.sinks
     kind = LayerKind(
         device=query.device,
