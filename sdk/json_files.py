@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from .errors import ConfigError
 
 
 def read_json(text: str, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
@@ -31,3 +33,31 @@ def read_text(path: Path) -> str:
 def read_json_file(path: Path) -> Any:
     """The value of a JSON file. Raises OSError, also for what is no file, and ValueError."""
     return read_json(read_text(path))
+
+
+def save_lines(file: Path, header: Mapping[str, Any], entries: Iterable[Any]) -> None:
+    """Write a line for each entry, behind one that says of which kind they are."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in (header, *entries)), encoding="utf-8")
+
+
+def load_lines(file: Path, header: Mapping[str, Any], is_one: Callable[[Any], bool], form: str, what: str) -> list[Any]:
+    """The entries that `save_lines` wrote with this header. Raises ConfigError SD-E180 if they are no such ones.
+
+    is_one: whether a value is an entry. form: how one looks. what: the noun for all of them.
+    """
+
+    def unusable(reason: object) -> ConfigError:
+        facts = {"file": file, "because": reason, "fix": "give the directory that `save` wrote with the same target"}
+        return ConfigError("SD-E180", f"the saved {what} cannot be used", facts)
+
+    try:
+        found, *entries = [read_json(line) for line in read_text(file).splitlines()]
+    except (OSError, ValueError) as error:
+        raise unusable(error) from error
+    if found != header:
+        raise unusable(f"it is of {found}, and this target needs {header}")
+    for number, entry in enumerate(entries):
+        if not is_one(entry):
+            raise unusable(f"line {number + 2} is no {form}")
+    return entries

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from specdec.sdk import ConfigError
-from specdec.sdk.json_files import read_json, read_text
+from specdec.sdk.json_files import load_lines, save_lines
 
 from .automaton import SuffixAutomaton
 
@@ -108,39 +107,21 @@ class Corpora:
 
     def save(self, directory: Path, vocab_size: int) -> None:
         """Write the outputs below a directory: a line for each, with its namespace."""
-        directory.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"format": FORMAT, "vocab_size": vocab_size})]
-        for namespace, corpus in self._by_namespace.items():
-            lines += [json.dumps([namespace, list(output)]) for output in corpus.outputs()]
-        (directory / FILE_NAME).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        corpora = self._by_namespace.items()
+        entries = ([namespace, list(output)] for namespace, corpus in corpora for output in corpus.outputs())
+        save_lines(directory / FILE_NAME, {"format": FORMAT, "vocab_size": vocab_size}, entries)
 
     def load(self, directory: Path, vocab_size: int) -> None:
         """Add what `save` wrote, as if those requests had ended now. Raises ConfigError SD-E180 if it does not fit."""
-        file = directory / FILE_NAME
-        try:
-            header, *lines = read_text(file).splitlines()
-            found = read_json(header)
-            entries = [read_json(line) for line in lines]
-        except (OSError, ValueError) as error:
-            raise _unusable(file, error) from error
-        wanted = {"format": FORMAT, "vocab_size": vocab_size}
-        if found != wanted:
-            raise _unusable(file, f"it is of {found}, and this target needs {wanted}")
-        for number, entry in enumerate(entries):
-            if not _is_output(entry, vocab_size):
-                reason = f"line {number + 2} is no namespace with a list of token ids in 0 .. {vocab_size - 1}"
-                raise _unusable(file, reason)
+        header, form = {"format": FORMAT, "vocab_size": vocab_size}, f"a list of token ids in 0 .. {vocab_size - 1}"
+        is_output = partial(_is_output, vocab_size)
+        entries = load_lines(directory / FILE_NAME, header, is_output, f"namespace with {form}", "outputs")
         for namespace, output in entries:
             self.add(namespace, output)
 
 
-def _is_output(entry: object, vocab_size: int) -> bool:
+def _is_output(vocab_size: int, entry: object) -> bool:
     match entry:
         case [str(), [*token_ids]]:
             return all(type(token) is int and 0 <= token < vocab_size for token in token_ids)
     return False
-
-
-def _unusable(file: Path, reason: object) -> ConfigError:
-    facts = {"file": file, "because": reason, "fix": "give the directory that `save` wrote with the same target"}
-    return ConfigError("SD-E180", "the saved outputs cannot be used", facts)
