@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from specdec.core.request.prompts import require_messages
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import RequestError
 from specdec.sdk.json_files import read_json
+from specdec.sdk.structured_outputs import StructuredOutputs
 
 NO_CATEGORY = "all"
 
@@ -26,6 +27,7 @@ class PromptRow:
     later_turns: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()  # of a prompt that is given so
     messages: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)  # of a prompt that is a conversation
+    structured_outputs: StructuredOutputs | None = field(default=None, hash=False)  # None: what the run asks for
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -66,13 +68,30 @@ def read_text(path: Path) -> str:
 
 
 def custom(path: Path) -> Iterator[PromptRow]:
-    """Objects with one of `FORMS`, and if they like "prompt_id" and "category"."""
+    """Objects with one of `FORMS`, and if they like "prompt_id", "category" and "structured_outputs"."""
     for number, (where, row) in enumerate(_json_lines(path), start=1):
         yield prompt_row(row, where, number)
 
 
 def prompt_row(row: Row, where: str, number: int) -> PromptRow:
     """Read a row of a custom file or of a plugin. Raises ConfigError SD-E162."""
+    return replace(_prompt_row(row, where, number), structured_outputs=_structured_outputs(row, where))
+
+
+def _structured_outputs(row: Row, where: str) -> StructuredOutputs | None:
+    """The form of the answer, as in `SamplingParams`."""
+    asked = row.get("structured_outputs")
+    if asked is None:
+        return None
+    if not isinstance(asked, Mapping):
+        raise bad_row(where, '"structured_outputs" is no object', f"{asked!r:.80}")
+    try:
+        return StructuredOutputs.parse(asked, where)
+    except ConfigError as error:
+        raise bad_row(where, f'"structured_outputs": {error.summary}', f"{asked!r:.80}") from error
+
+
+def _prompt_row(row: Row, where: str, number: int) -> PromptRow:
     prompt_id, category = str(row.get("prompt_id", number)), str(row.get("category", NO_CATEGORY))
     given = [form for form in FORMS if form in row]
     if len(given) != 1:

@@ -1,7 +1,7 @@
 """Prompt sets: the packaged one, files of known forms, files of one's own, and those of the group `specdec.datasets`.
 
 A function there is called with `--dataset-path`, a Path or None. It gives objects that have "prompt", and optionally
-"prompt_id" and "category".
+"prompt_id", "category" and "structured_outputs".
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine
@@ -56,12 +57,18 @@ def choose(rows: Sequence[PromptRow], count: int, params: SamplingParams, engine
     asked = {row.prompt_id: [first[row.prompt_id]] for row in chosen}
     num_left_out = _lay_out_turns(chosen, asked, limit, params, engine, chat=chat)
     turns = [(row, turn, ids) for row in chosen for turn, ids in enumerate(asked[row.prompt_id])]
-    seed = params.seed or 0
     prompts = tuple(
-        BenchPrompt(turn_id(row, turn), row.category, tuple(ids), params.replace(seed=seed + number))
+        BenchPrompt(turn_id(row, turn), row.category, tuple(ids), params_of(row, params, number))
         for number, (row, turn, ids) in enumerate(turns)
     )
     return Chosen(prompts, len(rows) - len(fitting) + num_left_out)
+
+
+def params_of(row: PromptRow, params: SamplingParams, number: int) -> SamplingParams:
+    """What prompt `number` of a run is sampled with: a seed of its own, and the form that its row asks for."""
+    params = params.replace(seed=(params.seed or 0) + number)
+    form = row.structured_outputs
+    return params if form is None else params.replace(structured_outputs=form)
 
 
 def _lay_out_turns(
@@ -103,6 +110,12 @@ def _replies(
 
 
 def prompts_sha256(prompts: Sequence[BenchPrompt]) -> str:
-    """Hash of the prompts' ids, categories and tokens, in the order in which they run."""
-    rows = [[prompt.prompt_id, prompt.category, prompt.token_ids] for prompt in prompts]
+    """Hash of the prompts' ids, categories, tokens and forms, in the order in which they run."""
+    rows = [[prompt.prompt_id, prompt.category, prompt.token_ids, *_form(prompt)] for prompt in prompts]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _form(prompt: BenchPrompt) -> list[Any]:
+    """What is asked of the answer's form, if anything is."""
+    asked = prompt.params.structured_outputs
+    return [] if asked is None else [asked.model_dump(mode="json")]

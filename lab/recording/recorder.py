@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from specdec.core.registry import PluginSettings
+from specdec.sdk import ConfigError
 
 from ..dataset_files import PromptRow
 from ..datasets import load_dataset, of_category, spread
@@ -64,6 +65,7 @@ def record(
     """
     pyarrow()  # before a target is loaded
     rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
+    _refuse_forms(rows)
     rows = spread(rows, settings.num_prompts)
     progress.stage("loading")
     with closing(inside(settings, plugins)) as source:
@@ -71,6 +73,14 @@ def record(
         if source.texts.tokenizer is not None:
             source.texts.tokenizer.save_pretrained(folder / TOKENIZER)
         return _recorded(settings, source, rows, writer, progress)
+
+
+def _refuse_forms(rows: Sequence[PromptRow]) -> None:
+    """A recording keeps no grammar, so a replay would let a proposer draft what the engine refuses."""
+    asks = next((row.prompt_id for row in rows if row.structured_outputs is not None), None)
+    if asks is not None:
+        facts = {"fix": "a dataset without structured_outputs; `specdec bench` takes this one"}
+        raise ConfigError("SD-E162", f"prompt {asks!r} asks for structured output, which is not recorded", facts)
 
 
 def _recorded(
