@@ -68,6 +68,8 @@ def read_settings(num_verified: int | None) -> SpeculativeConfig:
     if "num_speculative_tokens" in values:
         facts = {"key": "num_speculative_tokens", "fix": "leave it to --speculative-num-draft-tokens"}
         raise ConfigError("SD-E196", f"{VARIABLE} has a key that SGLang's arguments have", facts)
+    if values.get("rejection_sample_method", "standard") != "standard":
+        raise Refusal("SGLang verifies drafts by a rule of its own", "no rejection_sample_method")
     return SpeculativeConfig.parse(
         json.dumps({"on_proposer_error": ON_ERROR} | values | {"num_speculative_tokens": num_verified - 1})
     )

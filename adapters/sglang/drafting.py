@@ -35,6 +35,7 @@ from specdec.sdk.types import TargetInfo
 
 from ..best_path import PathViews, on_best_path
 from ..serving.no_target import NoTarget
+from ..vllm_shared.request_options import no_drafts, read_request
 from ..withheld import withheld
 
 logger = logging.getLogger("specdec")
@@ -175,12 +176,11 @@ def as_request(req: Any, loaded: registry.LoadedProposer, info: TargetInfo) -> R
     ends = set(theirs.stop_token_ids or ())
     ends |= set() if theirs.ignore_eos else set(req.eos_token_ids or ())
     most = info.max_model_len if theirs.max_new_tokens is None else theirs.max_new_tokens
-    asked, speculative = dict(theirs.custom_params or {}), req.multimodal_inputs is None
     try:
-        options = loaded.read_request(asked, req.rid)
+        options, limits = read_request(loaded, theirs.custom_params, req.rid)
     except RequestError as error:
         logger.warning("%s\n  effect  no drafts for this request", error)
-        options, speculative = loaded.read_request(None, req.rid), False
+        options, limits = no_drafts(loaded, req.rid)
     greedy = theirs.top_k == 1  # SGLang writes a temperature of 0 so
     params = SamplingParams(
         temperature=0.0 if greedy else theirs.temperature,
@@ -189,8 +189,9 @@ def as_request(req: Any, loaded: registry.LoadedProposer, info: TargetInfo) -> R
         min_p=theirs.min_p,
         max_tokens=most,
         min_tokens=min(theirs.min_new_tokens, most),
-        extra_args=asked or None,
-        speculative=speculative,
+        extra_args=theirs.custom_params,
+        speculative=limits.speculative and req.multimodal_inputs is None,
+        num_speculative_tokens=limits.num_speculative_tokens,
     )
     return Request(
         request_id=req.rid,

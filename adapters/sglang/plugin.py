@@ -1,4 +1,4 @@
-"""SGLang's `sglang.srt.plugins` entry point, which it calls in each of its processes. Others' engines stay as they are."""
+"""SGLang's `sglang.srt.plugins` entry point, called in each of its processes. Other algorithms stay as they are."""
 
 from __future__ import annotations
 

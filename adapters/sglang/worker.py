@@ -1,4 +1,4 @@
-"""SGLang's n-gram worker with a proposer in the place of its n-grams. What verifies, commits and samples is SGLang's."""
+"""SGLang's n-gram worker with a proposer in the place of its n-grams. SGLang verifies, commits and samples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from specdec.core.host import EngineConfig, load_tokenizer, target_info
 from specdec.sdk.types import TargetInfo
 
 from .algorithm import read_settings
+from .chains import as_chains
 from .drafting import Drafting
 
 
@@ -40,7 +41,6 @@ class Worker(ngram_worker.NGRAMWorker):  # type: ignore[misc]
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The newest token of each request and its drafts, filled up: [B * D], and who sees whom: [B * D * D]."""
-        self.prev_token_ids, self.prev_accept_lens = [], [0] * len(batch.reqs)
         drafts = self.drafting.propose(batch.reqs)
         newest = [req.output_ids[-1] for req in batch.reqs]
         return as_chains(newest, drafts, self.draft_token_num)
@@ -55,23 +55,6 @@ class _NoCorpus:
     def __init__(self, **_: object) -> None: ...
 
     def erase_match_state(self, request_ids: Sequence[str]) -> None: ...
-
-
-def as_chains(
-    newest: Sequence[int], drafts: Sequence[Sequence[int]], width: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Rows of `width` tokens, and which of the same row each follows or is.
-
-    What fills a row follows nothing, so that it can never be accepted, not even where it is what the target says.
-    """
-    ids = np.zeros((len(newest), width), dtype=np.int64)
-    sees = np.broadcast_to(np.eye(width, dtype=np.bool_), (len(newest), width, width)).copy()
-    chain = np.tri(width, dtype=np.bool_)
-    for b, (token, draft) in enumerate(zip(newest, drafts, strict=True)):
-        size = 1 + len(draft)
-        ids[b, :size] = [token, *draft]
-        sees[b, :size, :size] = chain[:size, :size]
-    return ids.reshape(-1), sees.reshape(-1)
 
 
 def _describe(runner: Any, path: str, max_num_seqs: int) -> TargetInfo:

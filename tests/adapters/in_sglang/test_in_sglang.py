@@ -1,0 +1,76 @@
+"""Proposers inside a real SGLang, on a CPU: its text, our acceptance, requests that come and go, and a failure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from sglang_process import in_process
+
+from specdec import LLM, SamplingParams
+
+pytestmark = pytest.mark.full
+HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "run-in-sglang.md"
+NGRAM = {"method": "ngram", "proposer_config": {"prompt_lookup_max": 3}}
+
+
+@pytest.fixture(scope="module")
+def with_ngram(sglang):
+    return sglang(NGRAM)
+
+
+def test_text_is_that_of_plain_sglang(plain, with_ngram):
+    assert with_ngram["texts"] == plain["texts"]
+    assert with_ngram["report"]["num_accepted_draft_tokens"] > 20
+    assert with_ngram["report"]["errors"] == {}
+    assert plain["report"] is None
+
+
+def test_as_many_drafts_are_accepted_as_in_our_engine(with_ngram, vllm_target, prompts_of_text):
+    llm = LLM(
+        str(vllm_target), dtype="float32", max_num_seqs=4, speculative_config=NGRAM | {"num_speculative_tokens": 4}
+    )
+    outputs = llm.generate(prompts_of_text, SamplingParams(temperature=0, max_tokens=48))
+    assert [output.outputs[0].text for output in outputs] == [text for text, _ in with_ngram["texts"]]
+    ours, theirs = llm.engine.metrics.acceptance.as_dict(), with_ngram["report"]
+    for name in ("num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps", "num_target_steps"):
+        assert theirs[name] == ours[name], name
+
+
+def test_requests_that_start_are_taken_back_end_or_are_left_are_told(plain, sglang, tmp_path):
+    config = {"method": "sglang_proposers:Diary", "proposer_config": {"path": str(tmp_path / "diary")}}
+    run = sglang(config, leaves=True, SGLANG_TEST_RETRACT="1", SGLANG_TEST_RETRACT_INTERVAL="5")
+    assert run["texts"] == plain["texts"]
+    assert run["left"] == "abort"
+    assert run["report"]["errors"] == {}
+    lines = [line.split(" ") for line in (tmp_path / "diary").read_text().splitlines()]
+    count = Counter(event for event, *_ in lines)
+    assert count["start"] == count["finish"] == len(plain["texts"]) + 1
+    assert count["preempt"] == run["retractions"] > 0
+    ends = {name: reason for event, name, reason in lines if event == "finish"}
+    assert ends.pop("left") == "abort"
+    assert ends == {f"request-{i}": reason["type"] for i, (_, reason) in enumerate(plain["texts"])}
+
+
+def test_a_failing_proposer_is_switched_off_and_the_text_goes_on(plain, sglang):
+    run = sglang({"method": "sglang_proposers:Fails"})
+    assert run["texts"] == plain["texts"]
+    assert run["report"]["enabled"] is False
+    assert sum(run["report"]["errors"].values()) == run["report"]["propose_calls"] == 3
+    assert "on purpose" in run["log"]
+
+
+def test_what_cannot_draft_there_keeps_sglang_from_starting(sglang, tiny_drafter):
+    with pytest.raises(AssertionError, match=r"SD-E121(.|\n)*hidden states"):
+        sglang({"model": tiny_drafter("eagle3")})
+
+
+def test_the_how_to_runs_as_it_is_written(plain, sglang_environment, vllm_target, tmp_path):
+    block = re.search(r"```py\n(.*?)```", HOW_TO.read_text(), flags=re.DOTALL)[1]
+    script = tmp_path / "served.py"
+    script.write_text(block.replace("path/to/target", str(vllm_target)))
+    printed = in_process([script], "", sglang_environment)
+    assert plain["texts"][2][0][:40] in printed, printed
+    assert "'proposer': 'specdec-sdk:ngram', 'enabled': True" in printed, printed
