@@ -44,7 +44,7 @@ _REST = "specdec.LLM, or a proposer that reads tokens alone"
 
 
 class _Computed(NamedTuple):
-    """Of a step whose computed tokens nobody reads: what a proposer on the host is shown is what was committed."""
+    """Stands for the computed tokens of a step, which nobody reads: a host proposer is shown what was committed."""
 
     token_ids: Tensor  # [0] int64
     positions: Tensor  # [0] int64
