@@ -14,8 +14,6 @@ from specdec.core.kernels.pick import empty_tiles
 from specdec.core.kernels.row_distribution import LOG2_E, RowDistribution, row_distribution, scale_of
 from specdec.testing.rejection.reference import Params, target_distribution
 
-from . import naive_filters as filter_naive
-from . import naive_stats as stats_naive
 from .interpreted import DEVICE, quiet
 
 LLAMA, QWEN = 128_256, 151_936
