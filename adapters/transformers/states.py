@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 from specdec.core.host import Backend, Mixers, StatePass, StateStore, mixers_in
 from specdec.sdk.errors import ConfigError
 
-CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 """Names by which models take their cache."""
 
 

@@ -21,7 +21,7 @@ from .mixers import NUM_CHECKED, Forward, Mixer, Mixers, agree
 from .model_class import no_interface
 from .model_support import state_layers, storing_nothing
 
-_CACHE_ARGUMENTS = ("cache_params", "past_key_values")
+_CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
 _INTERRUPTED = 4  # inputs of a module's check after which it is interrupted
 
 
