@@ -54,6 +54,7 @@ def transformers(session: nox.Session, minor: str) -> None:
 
 def try_with(session: nox.Session, *versions: str) -> None:
     """Install, run, and write down."""
-    session.install(*versions, "-e", ".[lab,quantization,testing]", "pytest-xdist", "sybil")
+    compiled = {"UV_COMPILE_BYTECODE": "1"}  # as pip does: else warnings about others' sources end our tests
+    session.install(*versions, "-e", ".[lab,quantization,testing]", "pytest-xdist", "sybil", env=compiled)
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     session.run("python", "-m", "scripts.tried_versions", session.name, *(session.posargs or SLICE), env=variables)
