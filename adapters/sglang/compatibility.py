@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from specdec.sdk.errors import PluginLoadError, message
-
-logger = logging.getLogger("specdec")
+from ..written_for import check_engine
 
 TRIED_VERSIONS = ("0.5.23",)
 
@@ -29,19 +26,7 @@ def check_sglang() -> None:
     """Raise PluginLoadError SD-E195 if a signature differs; warn of a version that nobody tried."""
     from sglang.srt.speculative import ngram_worker
 
-    found = version("sglang")
-    differing = differences(ngram_worker)
-    if differing:
-        facts = {
-            "found": f"SGLang {found}",
-            "written for": ", ".join(TRIED_VERSIONS),
-            "differs": "\n".join(differing),
-            "fix": f"install SGLang {TRIED_VERSIONS[-1]}, or a specdec-sdk written for this one",
-        }
-        raise PluginLoadError("SD-E195", "this SGLang is not the one that the adapter was written for", facts)
-    if found not in TRIED_VERSIONS:
-        facts = {"found": f"SGLang {found}", "tried with": ", ".join(TRIED_VERSIONS)}
-        logger.warning("%s", message("SD-W195", "the adapter was not tried with this SGLang", facts))
+    check_engine("SGLang", version("sglang"), TRIED_VERSIONS, differences(ngram_worker))
 
 
 def differences(module: Any) -> list[str]:

@@ -34,8 +34,8 @@ from specdec.sdk.extensions import Ahead, DraftKV, Metrics, TargetTokens
 from specdec.sdk.types import TargetInfo
 
 from ..best_path import PathViews, on_best_path
+from ..request_options import no_drafts, read_request
 from ..serving.no_target import NoTarget
-from ..vllm_shared.request_options import no_drafts, read_request
 from ..withheld import withheld
 
 logger = logging.getLogger("specdec")
@@ -98,8 +98,8 @@ class Drafting:
         going_on = [each for each in committed if each is not None and each.request.finish_reason is None]
         nothing = torch.zeros(0, dtype=torch.int64)
         checked = self._progress.propose(going_on, self._loaded.config.width, _Computed(nothing, nothing), [])
-        chains = on_best_path(checked)[0].token_ids if checked else []
-        drafts = dict(zip([each.request.request_id for each in going_on], chains, strict=False))
+        chains = on_best_path(checked)[0].token_ids if checked else [[] for _ in going_on]
+        drafts = dict(zip([each.request.request_id for each in going_on], chains, strict=True))
         for text in texts:
             text.draft = drafts.get(text.request.request_id, [])
         return [text.draft for text in texts]

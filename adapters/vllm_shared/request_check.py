@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 from specdec.core.host import registry
 from specdec.sdk.errors import RequestError
 
+from ..request_options import read_request
 from .prepare import Prepared
-from .request_options import read_request
 
 IsOurs = Callable[[Any], bool]
 MethodOf = Callable[[str], str | None]

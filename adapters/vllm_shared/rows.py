@@ -13,7 +13,7 @@ from specdec.sdk import TargetInfo
 from specdec.sdk.errors import RequestError, message
 from specdec.sdk.extensions import DraftKV
 
-from .request_options import RequestOptions, no_drafts, read_request
+from ..request_options import RequestOptions, no_drafts, read_request
 
 logger = logging.getLogger("specdec")
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec.sdk.errors import PluginLoadError, message
-
-logger = logging.getLogger("specdec")
+from ..written_for import check_engine
 
 TRIED_VERSIONS = ("0.32.0",)
 
@@ -60,19 +57,7 @@ def check_vllm() -> None:
     """Raise PluginLoadError SD-E195 if a signature differs; warn of a version that nobody tried."""
     import vllm
 
-    version = vllm.__version__.partition("+")[0]
-    differing = differences(_found())
-    if differing:
-        facts = {
-            "found": f"vLLM {vllm.__version__}",
-            "written for": ", ".join(TRIED_VERSIONS),
-            "differs": "\n".join(differing),
-            "fix": f"install vLLM {TRIED_VERSIONS[-1]}, or a specdec-sdk written for this one",
-        }
-        raise PluginLoadError("SD-E195", "this vLLM is not the one that the adapter was written for", facts)
-    if version not in TRIED_VERSIONS:
-        facts = {"found": f"vLLM {vllm.__version__}", "tried with": ", ".join(TRIED_VERSIONS)}
-        logger.warning("%s", message("SD-W195", "the adapter was not tried with this vLLM", facts))
+    check_engine("vLLM", vllm.__version__, TRIED_VERSIONS, differences(_found()))
 
 
 def differences(found: Mapping[str, Sequence[str] | None]) -> list[str]:

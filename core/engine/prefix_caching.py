@@ -34,17 +34,9 @@ class PrefixCaching:
             return cls(False, "enable_prefix_caching=False")
         return cls(False, obstacle) if obstacle else cls(True, "all that layers keep of a token is in its block")
 
-    @property
-    def sentence(self) -> str:
-        """What holds, and why."""
-        what = (
-            "requests that begin alike share KV blocks" if self.enabled else "every request computes its whole prompt"
-        )
-        return f"{what} ({self.because})"
-
     def tell(self) -> None:
-        """Say at the start of an engine what holds."""
-        logger.info("prefix caching: %s", self.sentence)
+        """Say at the start of an engine what holds, and why."""
+        logger.info("prefix caching is %s: %s", "on" if self.enabled else "off", self.because)
 
 
 OFF = PrefixCaching(False, "enable_prefix_caching=False")

@@ -325,7 +325,7 @@ def test_states_lie_in_no_block(caplog):
     with caplog.at_level(logging.INFO, logger="specdec"):
         llm = make_llm(model="tiny/hybrid")
     assert "keep a state" in caplog.text
-    assert "keep a state" in llm.engine.prefix_caching.sentence
+    assert "keep a state" in llm.engine.prefix_caching.because
     assert pool_of(llm).known is None
 
 

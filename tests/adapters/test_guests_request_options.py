@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec.adapters.vllm_shared.request_options import RequestLimits, read_request
+from specdec.adapters.request_options import RequestLimits, read_request
 from specdec.core.registry import LoadedProposer
 from specdec.core.registry.request_options import read_request_options
 from specdec.sdk import StrictModel

@@ -1,4 +1,4 @@
-"""What one request tells the proposer in vLLM: its `extra_args`, which are `vllm_xargs` over HTTP."""
+"""What one request tells the proposer inside another engine, in whatever takes keys that the engine does not read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def no_drafts(loaded: registry.LoadedProposer, request_id: str) -> RequestOption
 
 
 def _mapping(section: object) -> Mapping[str, Any]:
-    """Read the section. It may be a text of JSON: over HTTP, `vllm_xargs` takes no mappings."""
+    """Read the section. It may be a text of JSON: over HTTP, an engine may take no mappings in such keys."""
     found = section
     if isinstance(section, str):
         try:
@@ -73,7 +73,7 @@ def _no_mapping(section: object, found: str) -> ConfigError:
     facts = {
         "expected": "a mapping, or the JSON text of one",
         "found": f"{str(section)[:200]!r}: {found}",
-        "fix": f'"vllm_xargs": {{"{registry.REQUEST_SECTION}": "{{\\"num_speculative_tokens\\": 2}}"}}',
+        "fix": f'"{registry.REQUEST_SECTION}": "{{\\"num_speculative_tokens\\": 2}}"',
     }
     return ConfigError("SD-E132", f"{registry.REQUEST_SECTION_PLACE} is no mapping", facts)
 
