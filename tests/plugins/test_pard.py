@@ -103,7 +103,9 @@ class TestText(PlainText):
 
 @pytest.fixture(scope="module", params=["scarce", *(pytest.param(r, marks=pytest.mark.full) for r in ROOMS)])
 def forced(request, made) -> LLM:
-    return engine(made, 5, method="pard_checkpoints:ForcedPard", **(ROOMS["chunked"] | ROOMS[request.param]))
+    rooms = ROOMS["chunked"] | ROOMS[request.param]
+    # The target's states of a shared prefix are not computed anew, and the first draft behind it may be another.
+    return engine(made, 5, method="pard_checkpoints:ForcedPard", enable_prefix_caching=False, **rooms)
 
 
 @settings(max_examples=2, deadline=None, derandomize=True)

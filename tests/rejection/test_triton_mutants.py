@@ -61,7 +61,7 @@ FIXTURES = {
 SLICE = [
     Mutant("accept_uniforms_are_output_uniforms", "probs", VERIFY, "position, ACCEPT, turn)", "position, RESAMPLE, turn)"),
     Mutant("tail_tile_not_masked", "one_hot", TILES, "mask=ids < vocab_size, other=OTHER", "mask=ids >= 0, other=OTHER"),
-    Mutant("residual_is_p", "probs", RESIDUAL, "q = load_distribution(\n                probs_ptr", "q = weights * 0.0 * load_distribution(\n                probs_ptr"),
+    Mutant("residual_is_p", "probs", RESIDUAL, "(1.0 / mass).to(tl.float32) - q, 0.0", "(1.0 / mass).to(tl.float32) - q * 0.0, 0.0"),
     Mutant("map_of_the_next_id", "mapped", RESIDUAL, "tl.load(distributions.t2d + token)", "tl.load(distributions.t2d + (token + 1) % 11)"),
     Mutant("counter_not_reset", "probs", TILES, "tl.store(counter_ptr, 0)", "tl.store(counter_ptr, 1)"),
     Mutant("scan_includes_the_boundary_before", "one_hot", TILES, "lower = tl.sum(tl.where(lanes == lane - 1", "lower = tl.sum(tl.where(lanes == lane"),
@@ -87,7 +87,7 @@ REST = [
     Mutant("min_p_of_probability", "filters", FILTER, "tl.log2(min_p) / scale", "tl.log2(min_p)"),
 ]  # fmt: skip
 REST += [
-    Mutant("search_forgets_the_other_programs", "filters", FILTER, "for other in range(tl.num_programs(0)):", "for other in range(1):"),
+    Mutant("search_forgets_all_tiles_but_the_first", "filters", FILTER, "for tile in range(num_tiles):\n        if key_of(", "for tile in range(1):\n        if key_of("),
     Mutant("search_ends_a_pass_too_early", "filters", FILTER, "if beyond - least <= 1:", "if beyond - least <= 1 << 22:"),
     Mutant("top_p_is_a_share_of_too_little", "filters", FILTER, "top_p.to(tl.float64) * tl.max(amounts, 0)", "top_p.to(tl.float64) * tl.min(amounts, 0)"),
     Mutant("residual_not_scaled_by_survival", "block", BLOCK, "mass = mass / survival", "mass = mass * 1.0"),
