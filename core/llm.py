@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -69,10 +69,10 @@ class LLM:
         with self.engine.entered("generate"):
             submitted = self._submit(prompts, sampling_params)
             try:
-                while any(prompt.runs for prompt in submitted):
+                while any(prompt.running for prompt in submitted):
                     self.engine.step()
-            except BaseException:
-                self._give_up(submitted)
+            except BaseException as error:
+                self._give_up(submitted, error)
                 raise
             return [prompt.output() for prompt in submitted]
 
@@ -94,14 +94,14 @@ class LLM:
         }
         self.engine.listeners |= {request_id: reader.show for request_id, reader in readers.items()}
         try:
-            while updates or any(prompt.runs for prompt in submitted):
+            while updates or any(prompt.running for prompt in submitted):
                 if updates:
                     yield updates.popleft()
                     continue
                 try:
                     self.engine.step()
-                except Exception:
-                    self._give_up(submitted)
+                except Exception as error:
+                    self._give_up(submitted, error)
                     yield from updates
                     raise
         finally:
@@ -237,16 +237,18 @@ class LLM:
         self._prompts[found.request_id] = found
         return found
 
-    def _give_up(self, submitted: Sequence[_Prompt]) -> None:
-        """End prompts after an error that says more than one of ending them would."""
-        with suppress(ProposerError):
-            self._abort(submitted)
+    def _give_up(self, submitted: Sequence[_Prompt], error: BaseException) -> None:
+        """End prompts after an error. What the proposer raises then becomes its notes."""
+        for request in [each for prompt in submitted for each in prompt.running]:
+            try:
+                self.engine.abort(request.request_id)
+            except ProposerError as another:
+                error.add_note(str(another))
 
     def _abort(self, submitted: Sequence[_Prompt]) -> None:
         with ExitStack() as every:  # each one, also where the proposer raises
-            for request in (request for prompt in submitted for request in prompt.requests):
-                if request.finish_reason is None:
-                    every.callback(self.engine.abort, request.request_id)
+            for request in (each for prompt in submitted for each in prompt.running):
+                every.callback(self.engine.abort, request.request_id)
 
 
 @dataclass
@@ -260,8 +262,8 @@ class _Prompt:
         return self.requests[0].request_id
 
     @property
-    def runs(self) -> bool:
-        return any(request.finish_reason is None for request in self.requests)
+    def running(self) -> list[Request]:
+        return [request for request in self.requests if request.finish_reason is None]
 
     def output(self) -> RequestOutput:
         first = self.requests[0]

@@ -140,6 +140,19 @@ def test_a_caller_that_steps_on_after_every_error_misses_no_step(prompts, truth,
     assert num_errors == counter(llm, "proposer_propose_calls") > 8
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
+def test_what_is_raised_while_an_error_ends_requests_is_a_note_of_that_error(streamed, prompts, sequences):
+    llm, _ = erratic(sequences, [("observe", 0, "error"), ("on_finish", 0, "panic"), ("on_finish", 1, "error")])
+    call = llm.stream if streamed else llm.generate
+    with pytest.raises(ProposerError, match="observe raised RuntimeError") as caught:
+        list(call([ids(prompt) for prompt in prompts[3:5]], params(8)))
+    assert [note.splitlines()[0].split()[1:4] for note in caught.value.__notes__] == [
+        ["on_finish", "raised", "Panic:"],
+        ["on_finish", "raised", "RuntimeError:"],
+    ]
+    assert llm.engine.metrics.proposer_errors == {"SD-E210": 3}
+
+
 def test_every_request_that_ends_in_a_step_is_told_of_where_one_of_them_fails(prompts, sequences):
     llm, _ = erratic(sequences, [("on_finish", 0, "error"), ("on_finish", 1, "panic")])
     with pytest.raises(ProposerError) as caught:
