@@ -149,8 +149,4 @@ def test_rounding_is_no_difference(deviation, dtype, settings, tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_no_type_that_is_served_is_refused_in_half_precision(model_type, dtype, save):
     folder = save(model_type)
-    if (model_type, dtype) == ("afmoe", "float16"):  # parts that stay in float32 make the others follow
-        with pytest.raises(UnsupportedModelError, match=r"SD-E141 (.|\n)*computes in torch.float32"):
-            load(folder, dtype=dtype)
-    else:
-        assert target_of(load(folder, dtype=dtype)).dtype == getattr(torch, dtype)
+    assert target_of(load(folder, dtype=dtype)).dtype == getattr(torch, dtype)

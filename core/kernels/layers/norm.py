@@ -55,22 +55,26 @@ class WideRMSNorm(Spelled):
 
 
 def fuse_rms_norms(model: nn.Module, form_of: Callable[[Spelled], nn.Module]) -> None:
-    """Replace every module of a model that computes an RMS norm, as its outputs show, by its form."""
+    """Replace every module of a model that computes an RMS norm, as its outputs show, by its form.
+
+    A norm whose weight is kept in another dtype than the model's stays: what it returns is modelling code's choice.
+    """
+    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
-            spelled = _other_form(module)
+            spelled = _other_form(module, dtype)
             if spelled is not None:
                 setattr(parent, name, form_of(spelled))
 
 
-def _other_form(module: nn.Module) -> Spelled | None:
+def _other_form(module: nn.Module, dtype: torch.dtype | None) -> Spelled | None:
     """The form with the same outputs on inputs of several sizes; None if it has none."""
     weights = list(module.parameters())
     epsilons = {value for value in vars(module).values() if isinstance(value, float)}
     if len(weights) != 1 or not epsilons or next(module.children(), None) or next(module.buffers(), None) is not None:
         return None
     (weight,) = weights
-    if weight.dim() != 1 or weight.dtype not in _FORMS:
+    if weight.dim() != 1 or weight.dtype != dtype or weight.dtype not in _FORMS:
         return None
     if len(inspect.signature(module.forward).parameters) != 1:
         return None
