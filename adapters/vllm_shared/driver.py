@@ -37,7 +37,7 @@ from specdec.core.host import (
 )
 from specdec.sdk.errors import message
 from specdec.sdk.extensions import DraftKV, Trees
-from specdec.sdk.types import DistributionKind, TargetInfo
+from specdec.sdk.types import TargetInfo
 
 from ..best_path import PathViews, on_best_path
 from .distributions import dense_rows
@@ -171,8 +171,7 @@ class Driver:
         rows, limits, at = upload([taken.rows, taken.lengths, places], taken.table.device)
         numbers, token_ids = taken.table.gather(rows, limits, self._host.width)
         distributions = taken.distributions([rows, taken.table.kinds(numbers)])
-        verified = self._as_verified(request_ids, distributions)
-        return UnreadDrafts(request_ids, at, token_ids, numbers, verified, taken)
+        return UnreadDrafts(request_ids, at, token_ids, numbers, distributions, taken)
 
     @torch.inference_mode()
     def idle(self) -> None:
@@ -233,21 +232,7 @@ class Driver:
             (request.row, request.generation, len(ids)) if request and ids else (-1, -1, 0)
             for request, ids in zip(requests, token_ids, strict=True)
         ]
-        return self._as_verified(request_ids, self._drafts.take(wanted).distributions())
-
-    def _as_verified(
-        self, request_ids: Sequence[str], distributions: rejection.DraftDistributions | None
-    ) -> rejection.DraftDistributions | None:
-        """Drafts of requests with a grammar are one-hot, as if they were certain.
-
-        vLLM ends a draft before the first token that the grammar refuses. Which token that is depends on what was
-        drawn. So ratios of probabilities would give another distribution than the target's, and one-hot drafts do not.
-        """
-        with_grammar = [self._rows.has_grammar(request_id) for request_id in request_ids]
-        if distributions is None or not any(with_grammar):
-            return distributions
-        certain = torch.tensor(with_grammar, device=distributions.kind.device)
-        return replace(distributions, kind=distributions.kind.masked_fill(certain, int(DistributionKind.ONE_HOT)))
+        return self._drafts.take(wanted).distributions()
 
     @property
     def proposer(self) -> Any:
@@ -313,8 +298,7 @@ class Driver:
         """What vLLM computed of a request, in a row. One that ended here gets none again, should vLLM run it on."""
         request = self._rows.get(request_id)
         if request is None:
-            has_grammar = step.states[request_id].sampling_params.structured_outputs is not None
-            request = self._rows.add(self._as_request(request_id, step), has_grammar=has_grammar)
+            request = self._rows.add(self._as_request(request_id, step))
         if request.row < 0 and request.finish_reason is None:
             self._rows.seat(request)
         num_drafts = len(step.drafts.get(request_id, []))

@@ -15,6 +15,7 @@ from specdec.sdk.ranges import MOST_NODES
 from specdec.sdk.types import TargetInfo
 
 from ..withheld import withheld
+from . import refused_drafts
 
 BLOCK_SIZE = 16
 """Of the draft KV's own blocks: vLLM's are its own."""
@@ -71,6 +72,9 @@ def refuse_for_v1(needs: Needs, config: Any) -> None:
     if config.scheduler_config.async_scheduling:
         reason = "drafts are made from the tokens of the step before, which async scheduling has not got on the host"
         raise Refusal(reason, "async_scheduling=False")
+    if refused_drafts.must_stay(config) and not refused_drafts.stay(config):
+        reason = "vLLM would cut drawn drafts by a grammar, which is a bias, and has not loaded what stops that"
+        raise Refusal(reason, 'VLLM_PLUGINS with "specdec" in it or unset, or draft_sample_method="greedy"')
     if needs.extension(DraftKV) is not None:
         refuse_cached_prompts("it keeps KV of its own", config)
 

@@ -27,7 +27,6 @@ class RequestRows(RowTable):
     def __init__(self, num_rows: int, pool: BlockPool) -> None:
         super().__init__(num_rows, pool)
         self._requests: dict[str, Request] = {}
-        self._with_grammar: set[str] = set()
 
     @classmethod
     def with_blocks(cls, info: TargetInfo, lookahead: int | None) -> Self:
@@ -42,16 +41,10 @@ class RequestRows(RowTable):
         """A request that was added and not removed."""
         return self._requests.get(request_id)
 
-    def add(self, request: Request, *, has_grammar: bool = False) -> Request:
-        """Take a request in; it has no row yet. has_grammar: whether a grammar says which tokens are allowed."""
+    def add(self, request: Request) -> Request:
+        """Take a request in; it has no row yet."""
         self._requests[request.request_id] = request
-        if has_grammar:
-            self._with_grammar.add(request.request_id)
         return request
-
-    def has_grammar(self, request_id: str) -> bool:
-        """Whether the request has a grammar."""
-        return request_id in self._with_grammar
 
     def hold(self, request: Request, num_tokens: int) -> None:
         """Have blocks for so many tokens of a request with a row."""
@@ -65,7 +58,6 @@ class RequestRows(RowTable):
     def remove(self, request_ids: Iterable[str]) -> list[Request]:
         """Forget requests that ended. Returns those that were known."""
         known = [request_id for request_id in request_ids if request_id in self._requests]
-        self._with_grammar.difference_update(known)
         return [self._requests.pop(request_id) for request_id in known]
 
 

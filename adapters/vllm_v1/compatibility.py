@@ -33,6 +33,12 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 }
 """Methods of GPUModelRunner that are wrapped, and their parameters."""
 
+OF_GRAMMARS: Mapping[str, tuple[str, ...]] = {
+    "validate_tokens": ("self", "request", "spec_tokens"),
+    "grammar_bitmask": ("self", "requests", "structured_output_request_ids", "scheduled_spec_decode_tokens"),
+}
+"""Methods of StructuredOutputManager that are wrapped, and their parameters."""
+
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "expand_batch_to_tokens": ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
     "apply_sampling_constraints": ("logits", "cu_num_draft_tokens", "sampling_metadata"),
@@ -63,7 +69,7 @@ def check_vllm() -> None:
 def differences(found: Mapping[str, Sequence[str] | None]) -> list[str]:
     """How parameters and fields differ from what is relied on. None: gone. Fields beyond those read do not matter."""
     lines: list[str] = []
-    for name, expected in {**METHODS, **FUNCTIONS, **FIELDS}.items():
+    for name, expected in {**METHODS, **OF_GRAMMARS, **FUNCTIONS, **FIELDS}.items():
         there = found.get(name)
         if there is None:
             lines.append(f"{name} is gone")
@@ -78,12 +84,13 @@ def _found() -> dict[str, Sequence[str] | None]:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    found: dict[str, Sequence[str] | None] = {
-        name: _parameters(getattr(GPUModelRunner, name, None)) for name in METHODS
-    }
+    found: dict[str, Sequence[str] | None] = {}
+    for owner, names in ((GPUModelRunner, METHODS), (StructuredOutputManager, OF_GRAMMARS)):
+        found |= {name: _parameters(getattr(owner, name, None)) for name in names}
     found |= {name: _parameters(getattr(rejection_sampler, name, None)) for name in FUNCTIONS}
     for cls in (SchedulerOutput, CachedRequestState, SpecDecodeMetadata):
         found[cls.__name__] = tuple(field.name for field in dataclasses.fields(cls))

@@ -17,6 +17,7 @@ TRIED_VERSIONS = ("0.32.0",)
 _GPU = "v1/worker/gpu"
 _RUNNER = f"{_GPU}/model_runner.py:GPUModelRunner"
 _SPECULATOR = f"{_GPU}/spec_decode/speculator.py"
+_GRAMMARS = "v1/structured_output/__init__.py:StructuredOutputManager"
 
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "config/vllm.py:VllmConfig.__post_init__": ("self",),
@@ -24,6 +25,13 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "config/vllm.py:VllmConfig.num_lookahead_tokens": ("self",),
     "config/speculative.py:SpeculativeConfig.__post_init__": ("self",),
     "config/speculative.py:SpeculativeConfig.use_eagle_block_drop": ("self",),
+    f"{_GRAMMARS}.validate_tokens": ("self", "request", "spec_tokens"),
+    f"{_GRAMMARS}.grammar_bitmask": (
+        "self",
+        "requests",
+        "structured_output_request_ids",
+        "scheduled_spec_decode_tokens",
+    ),
     f"{_GPU}/spec_decode/__init__.py:init_speculator": ("vllm_config", "device", "req_states"),
     f"{_RUNNER}.load_model": ("self", "load_dummy_weights"),
     f"{_RUNNER}.finish_requests": ("self", "scheduler_output"),
@@ -71,6 +79,7 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 """Functions of vLLM that are wrapped, called or written anew, and their parameters."""
 
 MEMBERS: Mapping[str, tuple[str, ...]] = {
+    _GRAMMARS: ("vllm_config",),
     _RUNNER: ("speculator", "use_aux_hidden_state_outputs", "draft_tokens_handler", "req_states"),
     f"{_SPECULATOR}:DraftModelSpeculator": (
         "vllm_config",

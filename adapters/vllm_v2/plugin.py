@@ -1,5 +1,7 @@
 """vLLM's `vllm.general_plugins` entry point: what vLLM has to be told before it can run our proposers in V2.
 
+And what its scheduler, in either runner's engine, is told of drafts that a grammar refuses.
+
 vLLM calls `register` in its front process, in the engine core and in every worker, before it makes a configuration or
 a runner. Configurations without a proposer of ours behave as before. Nothing here imports the runner, nor torch beyond
 what vLLM's configuration has imported.
@@ -16,6 +18,7 @@ from typing import Any, Literal
 from specdec.sdk.errors import PluginLoadError, message
 
 from ..vllm import PREFIX, method_of
+from ..vllm_shared import refused_drafts
 from .compatibility import facts_of, v2_differences
 from .plan import KEY, plan_of
 
@@ -48,10 +51,12 @@ def register() -> None:
 def _wrapped() -> list[tuple[Any, str, Any]]:
     """Each place that is replaced, with its replacement. Raises ImportError, AttributeError."""
     from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.worker.gpu import spec_decode
 
     listed = "_get_v2_model_runner_unsupported_features"
     module = sys.modules[VllmConfig.__module__]
+    validate, fill = StructuredOutputManager.validate_tokens, StructuredOutputManager.grammar_bitmask
     return [
         (VllmConfig, listed, _supported(getattr(VllmConfig, listed))),
         (VllmConfig, "__post_init__", _planned(VllmConfig.__post_init__, module)),
@@ -59,6 +64,8 @@ def _wrapped() -> list[tuple[Any, str, Any]]:
         (SpeculativeConfig, "__post_init__", _as_written(SpeculativeConfig.__post_init__)),
         (SpeculativeConfig, "use_eagle_block_drop", _block_drop(SpeculativeConfig.use_eagle_block_drop)),
         (spec_decode, "init_speculator", _init_speculator(spec_decode.init_speculator)),
+        (StructuredOutputManager, "validate_tokens", refused_drafts.keeping(validate)),
+        (StructuredOutputManager, "grammar_bitmask", refused_drafts.without_refused(fill, validate)),
     ]
 
 
@@ -127,6 +134,8 @@ def _planned(original: Callable[[Any], None], module: Any) -> Callable[[Any], No
 
             request_check.install(is_ours, method_of)
             workers_page.show()
+            if refused_drafts.must_stay(config):
+                config.additional_config = {**config.additional_config, refused_drafts.KEY: True}
         if not is_ours(config.speculative_config) or not config.use_v2_model_runner:
             original(config)
             return

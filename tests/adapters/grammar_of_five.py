@@ -15,6 +15,7 @@ ALLOWED = [0, 2, 3]  # the proposer `Drawn` draws the last token two times in th
 PROMPT = [1, 2, 3]
 TEMPERATURE = 0.7
 SAMPLING = {"temperature": TEMPERATURE, "max_tokens": 4, "seed": 3, "regex": "[acd]{4}"}
+OTHER = 5  # the seed of a model whose drafts, cut before refused tokens, are biased by .18 (chi-square of one text)
 ENGINE = {"max_model_len": 32, "max_num_seqs": 50}
 
 
@@ -27,7 +28,7 @@ class Grammar(LogitsProcessor):
         return allowed
 
 
-def write_target(directory, seed=0):
+def write_target(directory, seed=3):
     """The model, which vLLM finds in the directory with a tokenizer of letters."""
     target = small_model_of_five(head_dim=32, seed=seed)  # vLLM attends on a CPU with no smaller heads
     target.save_pretrained(directory)

@@ -26,10 +26,11 @@ IN_PROCESS = {"distributed_executor_backend": "uni"}  # the run's process is the
 def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, sampling=None, stepwise=False, **engine):
     """What to run. `sampling`: of all prompts, or a list with that of each prompt of the only batch.
 
-    is_idle_first, of `engine`: workers begin with a step that keeps idle ranks in step.
+    Of `engine`: is_idle_first: workers begin with a step that keeps idle ranks in step. cuts_refused: vLLM cuts drafts
+    that a grammar refuses.
     """
     speculative, lora = engine.pop("speculative", {}), engine.pop("lora", None)
-    is_idle_first = engine.pop("is_idle_first", False)
+    is_idle_first, cuts_refused = engine.pop("is_idle_first", False), engine.pop("cuts_refused", False)
     settings = ENGINE | (IN_PROCESS if "tensor_parallel_size" not in engine else {}) | engine
     if proposer is not None:
         named = {"model": f"specdec.adapters.vllm.{proposer}", "num_speculative_tokens": k}
@@ -44,6 +45,7 @@ def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, s
         "batches": batches,
         "stepwise": stepwise,
         "is_idle_first": is_idle_first,
+        "cuts_refused": cuts_refused,
         **({} if lora is None else {"lora": str(lora)}),
         "sampling": [[{"temperature": 0, "max_tokens": 48} | (one or {}) for one in batch] for batch in given],
     }

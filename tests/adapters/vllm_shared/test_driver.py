@@ -189,7 +189,7 @@ class Engine:
 
     def add(self, name, prompt, images=(), **params):
         values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None, "max_tokens": 50}
-        values |= {"extra_args": None, "structured_outputs": None}
+        values |= {"extra_args": None}
         values |= {"min_tokens": 0, "stop_token_ids": [], "eos_token_id": None} | params
         sampling = SimpleNamespace(**values)
         self.states[name] = SimpleNamespace(prompt_token_ids=prompt, sampling_params=sampling, mm_features=list(images))
@@ -488,21 +488,6 @@ def test_distributions_follow_their_requests_through_skipped_steps_and_other_ord
     q = engine.driver.dense_rows_of(("1", "2"), [[1, 2, 3], [1]])
     assert q[:, 10:13].tolist() == [[0, 0.25, 0]] * 3 + [[0, 0, 0.25]]
     assert engine.driver.dense_rows_of(("1",), [[1]]) is None, "consumed once"
-
-
-def test_drafts_of_a_request_with_a_grammar_are_certain_and_those_of_others_as_drawn():
-    engine = Engine(make_driver(WithDistribution, sample="probabilistic"))
-    engine.add("0", [1], temperature=1.0, structured_outputs=SimpleNamespace(regex="a*"))
-    engine.add("1", [1], temperature=1.0)
-    drafts = engine.step({"0": [2], "1": [2]})
-    assert all(drafts.values())
-    q = engine.driver.dense_rows_of(("1", "0"), [drafts["1"], drafts["0"]])
-    assert q[: len(drafts["1"]), 11].tolist() == [0.25] * len(drafts["1"])
-    assert torch.equal(q[len(drafts["1"]) :], torch.nn.functional.one_hot(torch.tensor(drafts["0"]), V).float())
-    engine.step({"1": [3]}, finished=["0"])
-    engine.add("0", [1], temperature=1.0)
-    engine.step({"0": [2]})
-    assert engine.driver.dense_rows_of(("0",), [drafts["0"]])[0, 10] == 0.25, "another request of the same name"
 
 
 def test_greedy_batches_keep_no_distributions():

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 import specdec.adapters.vllm as selector
+from specdec.adapters.vllm_shared import refused_drafts
 from specdec.adapters.vllm_shared.plan import refuse_for_v1, refuse_needs, refuse_plan, withheld_by
 from specdec.adapters.vllm_shared.settings import read_settings
-from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, differences
+from specdec.adapters.vllm_v1.compatibility import FIELDS, FUNCTIONS, METHODS, OF_GRAMMARS, differences
 from specdec.sdk import ConfigError, Needs, Refusal
 from specdec.sdk.extensions import DraftKV, Grammars, NewWeights, TargetKV, TargetLayers
 
@@ -72,6 +73,8 @@ def plan(**changes):
         "model_config.is_attention_free": False,
         "model_config.enable_prompt_embeds": False,
         "speculative_config.rejection_sample_method": "standard",
+        "speculative_config.draft_sample_method": "greedy",
+        "additional_config": {},
         "cache_config.enable_prefix_caching": False,
         "device_config.device": "cpu",
         "kv_transfer_config": None,
@@ -92,6 +95,8 @@ def test_the_usual_plan_is_taken():
     refuse_needs(KEEPS_KV, plan(**{"cache_config.enable_prefix_caching": True}))
     refuse_for_v1(KEEPS_KV, plan())
     refuse_for_v1(Needs(), plan(**{"cache_config.enable_prefix_caching": True}))
+    drawn = {"speculative_config.draft_sample_method": "probabilistic"}
+    refuse_for_v1(Needs(), plan(**drawn, additional_config={refused_drafts.KEY: True}))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +125,7 @@ def test_data_parallel_ranks_of_a_dense_target_are_independent_and_those_of_expe
     [
         (refuse_for_v1, "cache_config.enable_prefix_caching", True, "enable_prefix_caching=False"),
         (refuse_for_v1, "scheduler_config.async_scheduling", True, "async_scheduling=False"),
+        (refuse_for_v1, "speculative_config.draft_sample_method", "probabilistic", "VLLM_PLUGINS"),
     ],
 )
 def test_a_plan_that_a_runner_or_a_need_cannot_live_in_is_refused(refuse, field, value, reason):
@@ -141,7 +147,7 @@ def test_a_proposer_that_has_to_see_whole_prompts_is_refused_where_they_may_begi
         refuse_needs(Needs(whole_prompt=True), plan(**{field: value}))
 
 
-EXPECTED = {**METHODS, **FUNCTIONS, **FIELDS}
+EXPECTED = {**METHODS, **OF_GRAMMARS, **FUNCTIONS, **FIELDS}
 
 
 def test_the_expected_signatures_do_not_differ_and_more_fields_do_not_matter():

@@ -99,22 +99,53 @@ def test_samples_have_the_exact_distribution_of_three_tokens_and_a_mild_lie_abou
         record(run, "sampled text follows the target's distribution", "draft probabilities in verification")
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_sampled_text_under_a_grammar_has_the_exact_distribution(run_engine, record, tmp_path, asynchronous):
-    """vLLM ends drafts before the first refused token; see the test of V1, where a biased run shows."""
-    target = grammar_of_five.write_target(tmp_path)
-    run = run_engine(
-        "Configured",
-        k=2,
-        specdec={"method": "adapter_proposers:Drawn", "on_proposer_error": "raise"},
-        speculative=PROBABILISTIC,
-        batches=[[grammar_of_five.PROMPT]],
-        sampling=grammar_of_five.SAMPLING | {"n": 400},
-        model=str(tmp_path),
-        async_scheduling=asynchronous,
-        **grammar_of_five.ENGINE,
-    )
-    assert run["error"] is None
+@pytest.fixture(scope="module")
+def run_with_grammar(run_engine, tmp_path_factory):
+    """Sample texts under a grammar with drawn drafts. Returns the run, and its chi-square against the exact truth."""
+    directory = tmp_path_factory.mktemp("with_grammar")
+    target = grammar_of_five.write_target(directory / "target")
+    grammar_of_five.write_target(directory / "other", seed=grammar_of_five.OTHER)
+    drafters = {
+        "Drawn": ("Configured", {"method": "adapter_proposers:Drawn", "on_proposer_error": "raise"}),
+        "draft_model": ("draft_model", {"model": str(directory / "other"), "on_proposer_error": "raise"}),
+    }
+
+    def run(drafter, how):
+        name, specdec = drafters[drafter]
+        run = run_engine(
+            name,
+            k=2,
+            specdec=specdec,
+            batches=[[grammar_of_five.PROMPT]],
+            sampling=grammar_of_five.SAMPLING | {"n": 400},
+            model=str(directory / "target"),
+            speculative=PROBABILISTIC,
+            **grammar_of_five.ENGINE | how,
+        )
+        assert run["error"] is None
+        return run, grammar_of_five.chi_square(target, run["outputs"][0][0])
+
+    return run
+
+
+ASYNC = {"async_scheduling": True}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "how"),
+    [("Drawn", {}), ("draft_model", {}), ("Drawn", ASYNC), ("draft_model", ASYNC)],
+)
+def test_sampled_text_under_a_grammar_has_the_exact_distribution(run_with_grammar, record, drafter, how):
+    """The first refused draft is verified by its probability."""
+    run, ratio = run_with_grammar(drafter, how)
+    assert ratio <= 1
     assert 0 < run["reports"][0]["draft_acceptance_rate"] < 1
-    assert grammar_of_five.chi_square(target, run["outputs"][0][0]) <= 1
+    assert "grammar terminated or rejected draft" not in run["log"]
     record(run, "sampled text follows the target's distribution")
+
+
+@pytest.mark.parametrize("how", [{}, ASYNC])
+def test_drawn_drafts_that_vllm_cuts_before_refused_tokens_are_biased(run_with_grammar, how):
+    """The control of the test above."""
+    _, ratio = run_with_grammar("draft_model", how | {"cuts_refused": True})
+    assert ratio > 1
