@@ -12,7 +12,8 @@ vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,23 +47,13 @@ def verify_block(
     one_at_a_time = verify(logits, cu_rows, drafts, sampling, uniforms)
     if drafts.distributions is None or sampling.all_greedy or not len(logits) or not drafts.token_ids.shape[1]:
         return one_at_a_time
-    assert one_at_a_time.accept_prob is not None
-    assert one_at_a_time.logprobs is not None
     together, applies = _Block.of(logits, cu_rows, drafts, sampling, uniforms).verify()
-    assert together.accept_prob is not None
-    assert together.logprobs is not None
-    wide = applies.unsqueeze(1)
-    assert one_at_a_time.residual_mass is not None
-    assert together.residual_mass is not None
-    return Verdict(
-        output_ids=torch.where(wide, together.output_ids, one_at_a_time.output_ids),
-        num_accepted=torch.where(applies, together.num_accepted, one_at_a_time.num_accepted),
-        status=torch.where(applies, together.status, one_at_a_time.status),
-        stop_reason=torch.where(applies, together.stop_reason, one_at_a_time.stop_reason),
-        accept_prob=torch.where(wide, together.accept_prob, one_at_a_time.accept_prob),
-        logprobs=torch.where(wide, together.logprobs, one_at_a_time.logprobs),
-        residual_mass=torch.where(applies, together.residual_mass, one_at_a_time.residual_mass),
-    )
+    chosen: dict[str, Any] = {
+        name: torch.where(applies.view(-1, *[1] * (each.dim() - 1)), vars(together)[name], each)
+        for name, each in vars(one_at_a_time).items()
+        if isinstance(each, Tensor)
+    }
+    return replace(one_at_a_time, **chosen)
 
 
 @dataclass(frozen=True)
