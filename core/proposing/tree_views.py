@@ -15,7 +15,7 @@ def kept_places(committed: Sequence[Committed]) -> list[int]:
     """The places in the batch of the rows that survived, request by request."""
     places: list[int] = []
     for each in committed:
-        num_before = each.num_rows - each.num_drafted  # rows of committed tokens
+        num_before = each.num_rows if each.tree is None else each.num_rows - each.num_drafted  # rows of no tree
         places += range(each.first_token, each.first_token + min(num_before, each.num_kept))
         first_node = each.first_token + num_before
         places += [first_node + node for node in each.accepted_nodes[: max(each.num_kept - num_before, 0)]]
@@ -26,8 +26,8 @@ def kept_first(committed: Sequence[Committed]) -> list[int]:
     """The places in the batch of all rows, of each request those that survived before the others."""
     places: list[int] = []
     for each in committed:
-        kept = kept_places([each])
-        places += dict.fromkeys([*kept, *range(each.first_token, each.first_token + each.num_rows)])
+        every = range(each.first_token, each.first_token + each.num_rows)
+        places += every if each.tree is None else dict.fromkeys([*kept_places([each]), *every])
     return places
 
 

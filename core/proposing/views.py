@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -115,29 +115,17 @@ class ViewBuilder:
         top: TopTokens | None,
     ) -> tuple[StepView, Tensor]:
         if hidden:
-            rows = _if_not_all(self._kept_places(committed), batch)
+            rows = _if_not_all(kept_places(committed), batch)
             chosen = upload([rows], hidden[0].device)[0] if rows else None
             hidden = [(state if chosen is None else state[chosen]).to(HOST) for state in hidden]
-        kept = _kept_columns(committed)
+        kept = _columns(committed, [each.num_kept for each in committed]) | _kept_tokens(committed)
         sent = self._sent(committed, budgets, kept)
         top = top and top.on_host()
-        tops = top.fields_on_host(self._kept_places(committed)) if top else {}
+        tops = top.fields_on_host(kept_places(committed)) if top else {}
         shown = KeptTokens(**{name: sent[name] for name in kept}, hidden=tuple(hidden), most_tokens=None, **tops)
         rejected = rejected_on_host(committed, top) if top and self._shows_rejected else None
         history = HostHistory(committed) if self.needs.history else None
         return self._view(committed, sent, shown, rejected, history), sent["own_slots"]
-
-    def _kept_places(self, committed: Sequence[Committed]) -> list[int]:
-        """The places in the batch of the rows that survived."""
-        if self._draws_trees:
-            return kept_places(committed)
-        return _flat((each.first_token, each.num_kept) for each in committed)
-
-    def _computed_places(self, committed: Sequence[Committed]) -> list[int]:
-        """The places of all rows. In a tree, those that survived stand before the others."""
-        if self._draws_trees:
-            return kept_first(committed)
-        return _flat((each.first_token, each.num_rows) for each in committed)
 
     def _sent(
         self, committed: Sequence[Committed], budgets: Sequence[int], more: Mapping[str, Sequence[int]]
@@ -185,13 +173,8 @@ class ViewBuilder:
         may_pad: bool,
     ) -> tuple[StepView, Tensor]:
         new_places, new_tokens = ([], []) if self._table is None else self._table.news(committed)
-        places = _if_not_all(self._computed_places(committed), batch)
-        kept = {
-            "token_offsets": list(accumulate((each.num_rows for each in committed), initial=0)),
-            "num_kept": [each.num_kept for each in committed],
-            "kept_start": [each.first_position for each in committed],
-            "next_token_ids": _next_tokens(committed),
-        }
+        places = _if_not_all(kept_first(committed), batch)
+        kept = _columns(committed, [each.num_rows for each in committed])
         more = {"new_places": new_places, "new_tokens": new_tokens, "places": places}
         if self._shows_rejected:
             more["num_rejected"] = [each.num_drafted - each.num_accepted for each in committed]
@@ -221,42 +204,32 @@ class ViewBuilder:
         return SamplingView(**{name: sent[name] for name in self.needs.sampling}, all_greedy=all_greedy)
 
 
-def _flat(spans: Iterable[tuple[int, int]]) -> list[int]:
-    """The places in (first, number)."""
-    return [place for first, count in spans for place in range(first, first + count)]
-
-
 def _if_not_all(places: list[int], batch: Computed) -> list[int]:
     """The places in the batch that are shown; none if all of them are."""
     return [] if places == list(range(len(batch.positions))) else places
 
 
-def _kept_columns(committed: Sequence[Committed]) -> dict[str, list[int]]:
-    """Columns of the rows that survived, whose tokens the host knows."""
-    counts = [each.num_kept for each in committed]
-    positions: list[int] = []
-    token_ids: list[int] = []
+def _columns(committed: Sequence[Committed], counts: Sequence[int]) -> dict[str, list[int]]:
+    """Columns of so many rows of each request: the token after each is -1 behind those that survived."""
     next_token_ids: list[int] = []
     for each, count in zip(committed, counts, strict=True):
-        first, stop, text = each.first_position, each.first_position + count, each.request.token_ids
-        positions += range(first, stop)
-        token_ids += text[first:stop]
-        next_token_ids += text[first + 1 : stop + 1]
+        first = each.first_position + 1
+        next_token_ids += each.request.token_ids[first : first + each.num_kept]
+        next_token_ids += [-1] * (count - each.num_kept)
     return {
         "token_offsets": list(accumulate(counts, initial=0)),
-        "num_kept": counts,
+        "num_kept": [each.num_kept for each in committed],
         "kept_start": [each.first_position for each in committed],
-        "positions": positions,
-        "token_ids": token_ids,
         "next_token_ids": next_token_ids,
     }
 
 
-def _next_tokens(committed: Sequence[Committed]) -> list[int]:
-    """The token after each computed row; -1 after those that were rejected."""
-    next_token_ids: list[int] = []
+def _kept_tokens(committed: Sequence[Committed]) -> dict[str, list[int]]:
+    """Columns of the rows that survived, whose tokens the host knows."""
+    positions: list[int] = []
+    token_ids: list[int] = []
     for each in committed:
-        first = each.first_position + 1
-        next_token_ids += each.request.token_ids[first : first + each.num_kept]
-        next_token_ids += [-1] * (each.num_rows - each.num_kept)
-    return next_token_ids
+        first, stop = each.first_position, each.first_position + each.num_kept
+        positions += range(first, stop)
+        token_ids += each.request.token_ids[first:stop]
+    return {"positions": positions, "token_ids": token_ids}
