@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,38 +33,46 @@ class _Reading:
         return self.stored.attend_stored(self.layers[layer], query, spec)
 
 
+@dataclass(eq=False)
+class TargetCache:
+    """The target's cache. There is none until `use`: it is sized from the memory that a drafter leaves."""
+
+    kv: KVCache = field(init=False)
+    addressing: Addressing = field(init=False)
+    passes: EarlyPasses | None = None
+    """Keeps passes over layers off what the target computed. None: the host looks where each begins."""
+
+    def use(self, kv: KVCache, addressing: Addressing, *, runs_layers: bool = False) -> None:
+        """The target's cache is made. runs_layers: whether a proposer's passes write to it."""
+        self.kv, self.addressing = kv, addressing
+        if runs_layers and addressing.table is not None:
+            self.passes = EarlyPasses(addressing.table.pad_row, kv.device)
+
+
+@dataclass(frozen=True)
 class CachedKV:
-    """The target's keys and values. There are none until `use_cache`: a cache is sized from the memory that a drafter
-    leaves.
-    """
+    """The target's keys and values."""
 
-    _cache: KVCache
-    _addressing: Addressing
-
-    def __init__(self, declared: Collection[int]) -> None:
-        """declared: the layers that may be read."""
-        self._declared = declared
-
-    def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
-        """The target's cache is made."""
-        self._cache, self._addressing = cache, addressing
+    cache: TargetCache
+    declared: Collection[int]  # the layers that may be read
 
     def read(self, layer: int, row: int, length: int) -> tuple[Tensor, Tensor]:
         """Read keys and values of a row. Raises Refusal for a layer that was not declared."""
         self._require_declared([layer])
-        slots = self._addressing.slots_of_row(self._cache, row, length)
-        return self._cache.keys[layer][slots].clone(), self._cache.values[layer][slots].clone()
+        kv = self.cache.kv
+        slots = self.cache.addressing.slots_of_row(kv, row, length)
+        return kv.keys[layer][slots].clone(), kv.values[layer][slots].clone()
 
     def attention(self, rows: Tensor, lengths: Tensor, layers: Sequence[int]) -> Mapping[str, Any]:
         """Arguments of attention over the target's cache. Raises Refusal for a layer that was not declared."""
         self._require_declared(layers)
         one_each = torch.arange(len(rows) + 1, device=rows.device)
-        stored = self._addressing.of_rows(self._cache, rows, lengths - 1, one_each, "causal")
+        stored = self.cache.addressing.of_rows(self.cache.kv, rows, lengths - 1, one_each, "causal")
         return attention_arguments(_Reading(stored, layers))
 
     def _require_declared(self, layers: Collection[int]) -> None:
-        if not set(layers) <= set(self._declared):
-            declared = ", ".join(map(str, self._declared))
+        if not set(layers) <= set(self.declared):
+            declared = ", ".join(map(str, self.declared))
             raise Refusal(f"layers {list(layers)} of the target are read, and {declared} declared", "Needs.target_kv")
 
 
@@ -72,18 +80,12 @@ RunLayers = Callable[..., Tensor]
 """Layers that run between the target's embedding and its head: see `PartialTarget.__call__`."""
 
 
+@dataclass(frozen=True)
 class CachedLayers:
-    """Some of the target's layers. There is no cache to run over until `use_cache`."""
+    """Some of the target's layers."""
 
-    _cache: KVCache
-    _addressing: Addressing
-
-    def __init__(self, run: RunLayers) -> None:
-        self._run = run
-
-    def use_cache(self, cache: KVCache, addressing: Addressing, passes: EarlyPasses | None) -> None:
-        """The target's cache is made. passes: see `TargetAccess.passes`."""
-        self._cache, self._addressing, self._passes = cache, addressing, passes
+    cache: TargetCache
+    run: RunLayers
 
     def logits(
         self,
@@ -94,18 +96,18 @@ class CachedLayers:
         logits_rows: Tensor,
         adapted: Tensor | None = None,
     ) -> Tensor:
-        if self._passes is None:
+        if self.cache.passes is None:
             self._require_free(rows, starts)
         else:
-            starts = self._passes.behind(rows, starts)
-        context = self._addressing.of_rows(self._cache, rows, starts, cu_queries, "causal")
+            starts = self.cache.passes.behind(rows, starts)
+        context = self.cache.addressing.of_rows(self.cache.kv, rows, starts, cu_queries, "causal")
         token = torch.arange(len(token_ids), device=token_ids.device)
         owner = torch.searchsorted(cu_queries[1:], token, right=True)
-        return self._run(token_ids, starts[owner] + token - cu_queries[owner], logits_rows, context, adapted)
+        return self.run(token_ids, starts[owner] + token - cu_queries[owner], logits_rows, context, adapted)
 
     def _require_free(self, rows: Tensor, starts: Tensor) -> None:
         """Nobody writes over what the target computed. Raises ProposerError SD-E276."""
-        computed = self._addressing.num_computed(rows)
+        computed = self.cache.addressing.num_computed(rows)
         if bool((starts < computed).any()):
             raise early_pass(
                 f"starts of at least {computed.tolist()}, `KeptTokens.next_position`", str(starts.tolist())
@@ -133,29 +135,22 @@ def require(needs: Needs, extension: type[Extension], service: str) -> None:
 
 
 class TargetAccess:
-    """Keys and values, and layers. They are used after `use_cache`, and may be taken before."""
+    """Keys and values, and layers. They are used when the cache is made, and may be taken before."""
 
     def __init__(self, needs: Needs, own_layers: OwnLayers | None, grammar_of: GrammarOf | None = None) -> None:
         self.needs = needs
         self._grammar_of = grammar_of
-        read, run = needs.extension(TargetKV), needs.extension(TargetLayers)
-        self._kv = CachedKV(read.layers) if read else None
-        self._declared = run.layers if run else ()
         self._own_layers = own_layers
-        self._cache: tuple[KVCache, Addressing] | None = None
-        self._taken: list[CachedLayers] = []
-        self.passes: EarlyPasses | None = None
-        """Keeps passes over layers off what the target computed. None: the host looks where each begins."""
+        self._cache = TargetCache()
 
-    def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
+    @property
+    def passes(self) -> EarlyPasses | None:
+        """Keeps passes over layers off what the target computed, as `TargetCache.passes` does."""
+        return self._cache.passes
+
+    def use_cache(self, kv: KVCache, addressing: Addressing) -> None:
         """The target's cache is made."""
-        self._cache = cache, addressing
-        if self._kv is not None:
-            self._kv.use_cache(cache, addressing)
-        if self._declared and addressing.table is not None:
-            self.passes = EarlyPasses(addressing.table.pad_row, cache.device)
-        for each in self._taken:
-            each.use_cache(cache, addressing, self.passes)
+        self._cache.use(kv, addressing, runs_layers=self.needs.extension(TargetLayers) is not None)
 
     def grammar(self, request_id: str, doing: str) -> RequestGrammar | None:
         """The grammar of a request's output. None means that it is free. Raises Refusal if it was not asked for."""
@@ -163,16 +158,14 @@ class TargetAccess:
         return None if self._grammar_of is None else self._grammar_of(request_id)
 
     def kv(self) -> CachedKV:
-        if self._kv is None:
+        asked = self.needs.extension(TargetKV)
+        if asked is None:
             raise not_asked_for(TargetKV, "Services.target_kv")
-        return self._kv
+        return CachedKV(self._cache, asked.layers)
 
     def layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module]) -> CachedLayers:
-        undeclared = sorted(set(layers) - set(self._declared))
+        asked = self.needs.extension(TargetLayers)
+        undeclared = sorted(set(layers) - set(asked.layers if asked else ()))
         if undeclared or not layers or self._own_layers is None:
             raise not_asked_for(TargetLayers, f"layers {undeclared or list(layers)} of Services.target_layers")
-        taken = CachedLayers(self._own_layers(layers, adapter))
-        self._taken.append(taken)
-        if self._cache is not None:
-            taken.use_cache(*self._cache, self.passes)
-        return taken
+        return CachedLayers(self._cache, self._own_layers(layers, adapter))

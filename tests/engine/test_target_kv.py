@@ -15,7 +15,7 @@ from specdec.core.cache.row_table import RowTable
 from specdec.core.kernels.attention_spec import AttentionSpec
 from specdec.core.kernels.cuda.addressing import DeviceAddressing
 from specdec.core.model.attention import CONTEXT
-from specdec.core.proposing.target_access import CachedKV
+from specdec.core.proposing.target_access import CachedKV, TargetCache
 from specdec.sdk import Draft, Needs, Refusal
 from specdec.sdk.extensions import TargetKV
 
@@ -84,8 +84,9 @@ def test_each_query_sees_its_rows_committed_positions_and_a_window_the_last_of_t
         stored.copy_(torch.randn(stored.shape, generator=generator))
     before = [each.clone() for each in (*cache.keys, *cache.values)]
     addressing = addressing_of_two_rows()
-    kv = CachedKV((0,))
-    kv.use_cache(cache, addressing)
+    made = TargetCache()
+    made.use(cache, addressing)
+    kv = CachedKV(made, (0,))
     query = torch.randn(3, 4, 8, generator=generator)
     rows, lengths = torch.tensor([1, 0, 1]), torch.tensor([13, 5, 2])
     for window in (None, 4):
