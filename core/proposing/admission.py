@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from specdec.sdk.errors import Refusal
 from specdec.sdk.extensions import DraftKV, TargetKV, TargetLayers, TargetTokens
 from specdec.sdk.needs import Needs
@@ -17,14 +19,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("specdec")
 
-BYTES_PER_VALUE = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
 DISTRIBUTION_BYTES = 4  # draft probabilities are kept in float32
 TOKEN_ID_BYTES = 8
 MIB = 2**20
@@ -165,9 +159,10 @@ def _draft_kv_bytes_per_block(kv: DraftKV, target: TargetInfo) -> int:
 
 
 def _value_bytes(dtype: str) -> int:
-    if dtype not in BYTES_PER_VALUE:
-        raise Refusal(f'the dtype "{dtype}" is unknown', ", ".join(BYTES_PER_VALUE))
-    return BYTES_PER_VALUE[dtype]
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise Refusal(f'the dtype "{dtype}" is unknown', "a floating-point dtype of torch, such as bfloat16")
+    return found.itemsize
 
 
 def _distribution_bytes_per_token(needs: Needs, target: TargetInfo) -> int:
