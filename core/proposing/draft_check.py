@@ -24,6 +24,12 @@ _KINDS: dict[DistributionForm, frozenset[DistributionKind]] = {
     "dense": frozenset({DistributionKind.ONE_HOT, DistributionKind.DENSE_PROBS, DistributionKind.DENSE_LOGITS}),
     "sparse": frozenset({DistributionKind.ONE_HOT, DistributionKind.SPARSE}),
 }
+_TENSORS: dict[int, tuple[str, ...]] = {
+    DistributionKind.DENSE_PROBS: ("probs",),
+    DistributionKind.DENSE_LOGITS: ("logits",),
+    DistributionKind.SPARSE: ("sparse_ids", "sparse_probs"),
+}
+"""The fields of `DraftDistribution` that rows of a kind have."""
 _ROWS = "one row per request, in the order of step.request_ids; K is step.width"
 _WIDTH = "\na distribution is as wide as Needs.draft_vocabulary, else as the target's"
 _INTEGERS = frozenset({torch.int64, torch.int32})
@@ -201,20 +207,12 @@ class DraftChecker:
         if not self._sees_kinds:
             kinds |= self._possible_kinds(distribution)
         vocabulary = self._needs.draft_vocabulary
-        dense = (*shape, self._vocab_size if vocabulary is None else len(vocabulary))
-        sparse = (*shape, self._needs.sparse_top_m)
-        floats = set(SUM_TOLERANCE)
-        wanted = {
-            DistributionKind.DENSE_PROBS: [("probs", distribution.probs, dense, floats)],
-            DistributionKind.DENSE_LOGITS: [("logits", distribution.logits, dense, floats)],
-            DistributionKind.SPARSE: [
-                ("sparse_ids", distribution.sparse_ids, sparse, {torch.int64}),
-                ("sparse_probs", distribution.sparse_probs, sparse, floats),
-            ],
-        }
+        dense = self._vocab_size if vocabulary is None else len(vocabulary)
         for kind in kinds:
-            for name, tensor, form, dtypes in wanted[DistributionKind(kind)]:
-                self._check_form(f"distribution.{name}", tensor, form, dtypes)
+            form = (*shape, self._needs.sparse_top_m if kind == DistributionKind.SPARSE else dense)
+            for name in _TENSORS[kind]:
+                dtypes = {torch.int64} if name == "sparse_ids" else set(SUM_TOLERANCE)
+                self._check_form(f"distribution.{name}", vars(distribution)[name], form, dtypes)
         return kinds, due
 
     def _impossible(
@@ -267,13 +265,8 @@ class DraftChecker:
 
     def _possible_kinds(self, distribution: DraftDistribution) -> frozenset[int]:
         """The declared tags that the distribution brings tensors for; rows with any other count as one-hot."""
-        brought = {
-            DistributionKind.DENSE_PROBS: distribution.probs,
-            DistributionKind.DENSE_LOGITS: distribution.logits,
-            DistributionKind.SPARSE: distribution.sparse_ids,
-        }
-        declared = _KINDS[self._needs.stored_form]
-        return frozenset(kind for kind, tensor in brought.items() if tensor is not None and kind in declared)
+        brought = [kind for kind, (name, *_) in _TENSORS.items() if vars(distribution)[name] is not None]
+        return _KINDS[self._needs.stored_form].intersection(brought)
 
     def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, request_ids: Sequence[str]) -> None:
         drafted = (torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]) & rows[:, None]
