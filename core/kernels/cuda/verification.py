@@ -7,6 +7,7 @@ verdict.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from .verdict.kernel import verdict
 from .workspace import Workspace
 
 MIN_PLACES = 16  # as with MIN_TILES, for drafts of up to 15
+_Record = TypeVar("_Record", DraftDistributions, SamplingRows)
 
 
 def verify(
@@ -39,9 +41,10 @@ def verify(
     """Verify as `rejection.sampler.verify_plainly` does, to which float64 logits are left: no kernel takes them."""
     if logits.dtype == torch.float64 or not len(drafts.lengths):
         return verify_plainly(logits, cu_rows, drafts, sampling, uniforms, together=together)
-    parents, given, filters = drafts.parents, drafts.distributions, sampling.any_filter
+    parents, filters = drafts.parents, sampling.any_filter
     workspace = workspace or _own_workspace(logits, drafts)
-    cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed_sampling(sampling)
+    cu_rows, drafts, sampling = cu_rows.contiguous(), _packed_drafts(drafts), _packed(sampling)
+    given = drafts.distributions
     num_requests, num_drafts = drafts.token_ids.shape
     skip_last = parents is None and not filters
     stats = _statistics(logits, cu_rows, sampling, num_drafts, workspace, skip_last=skip_last)
@@ -57,7 +60,7 @@ def verify(
         return _verdict(outputs, sampling)
     parents, path = parents.contiguous(), workspace.paths(num_requests, num_drafts)
     replacement = None if given is None else given.replacement
-    trees = Trees(parents, parents if replacement is None else replacement.contiguous(), path)
+    trees = Trees(parents, parents if replacement is None else replacement, path)
     variant, put_back = variant._replace(block=together), replacement is not None
     tree_verdict(rows, requests, trees, distributions, scratch, outputs, variant, put_back=put_back)
     return replace(_verdict(outputs, sampling), path=path)
@@ -95,30 +98,19 @@ def _verdict(outputs: Outputs, sampling: SamplingRows) -> Verdict:
 
 
 def _packed_drafts(drafts: DraftRows) -> DraftRows:
-    """Make vectors that a kernel can index. They are copied only where they are not dense already."""
     distributions = drafts.distributions
     if distributions is not None:
-        distributions = replace(
-            distributions,
-            kind=distributions.kind.contiguous(),
-            draft_probs=_packed(distributions.draft_probs),
-            draft_logits=_packed(distributions.draft_logits),
-        )
+        _require_adjacent(distributions.draft_probs)
+        _require_adjacent(distributions.draft_logits)
+        distributions = _packed(distributions)
     token_ids = drafts.token_ids if drafts.token_ids.stride(1) == 1 else drafts.token_ids.contiguous()
     return DraftRows(token_ids, drafts.lengths.contiguous(), distributions)
 
 
-def _packed_sampling(sampling: SamplingRows) -> SamplingRows:
-    return SamplingRows(
-        temperature=sampling.temperature.contiguous(),
-        top_k=sampling.top_k.contiguous(),
-        top_p=sampling.top_p.contiguous(),
-        min_p=sampling.min_p.contiguous(),
-        seed=sampling.seed.contiguous(),
-        position=sampling.position.contiguous(),
-        all_greedy=sampling.all_greedy,
-        any_filter=sampling.any_filter,
-    )
+def _packed(record: _Record) -> _Record:
+    tensors = ((name, each) for name, each in vars(record).items() if isinstance(each, Tensor))
+    packed: dict[str, Any] = {name: each.contiguous() for name, each in tensors}
+    return replace(record, **packed)
 
 
 def _rows(logits: Tensor, cu_rows: Tensor, stats: TileStats, workspace: Workspace) -> Rows:
@@ -167,8 +159,9 @@ def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
         logits = _dense(distributions.draft_logits, stats)
     sparse = no_ids
     if distributions.sparse_ids is not None and distributions.sparse_probs is not None:
-        ids = distributions.sparse_ids.contiguous()
-        sparse = SparseDistribution(ids, distributions.sparse_probs.contiguous(), ids.shape[2], 0)
+        sparse = SparseDistribution(
+            distributions.sparse_ids, distributions.sparse_probs, distributions.sparse_ids.shape[2], 0
+        )
     probs = (
         nothing
         if distributions.draft_probs is None
@@ -179,7 +172,7 @@ def _distributions(drafts: DraftRows, workspace: Workspace) -> Distributions:
         probs,
         logits,
         sparse,
-        any_tensor if distributions.t2d is None else distributions.t2d.contiguous(),
+        any_tensor if distributions.t2d is None else distributions.t2d,
     )
 
 
@@ -188,13 +181,12 @@ def _dense(values: Tensor, stats: TileStats) -> DenseDistribution:
     return DenseDistribution(values, 0, size, size, stats.maxima, stats.sums, stats.maxima.shape[-1], 0)
 
 
-def _packed(values: Tensor | None) -> Tensor | None:
-    """Dense distributions [B, K, Vd] without gaps, as those of an engine are."""
+def _require_adjacent(values: Tensor | None) -> None:
+    """Raise ValueError for dense distributions [B, K, Vd] with gaps between their entries, as no engine has them."""
     if values is not None and values.shape[2] > 1 and values.stride(2) != 1:
         raise ValueError(
             f"expected draft distributions with a contiguous last dimension, got strides {values.stride()}"
         )
-    return None if values is None else values.contiguous()
 
 
 def _splits(stats: TileStats, drawn: bool, filters: bool) -> int:
