@@ -199,6 +199,10 @@ class Hosted:
                 request.finish_reason = FinishReason(end.reason)
         self._progress.finish([request])
 
+    def names(self, prefix: str) -> list[str]:
+        """Those of the requests that are held and begin so, sorted."""
+        return sorted(name for name in self._texts if name.startswith(prefix))
+
     def figures(self) -> dict[str, float]:
         """The proposer's own, by its own names. Raises ProposerError."""
         if "metrics" not in self._loaded.methods:

@@ -49,7 +49,7 @@ logger = logging.getLogger("specdec")
 TICK_MS = 1000
 """The longest time between two looks at silent clients."""
 
-WAITING_MESSAGES = 256
+WAITING_MESSAGES = 16
 """Of one client, in each direction: a client that sends more waits, one that reads fewer is forgotten."""
 
 
@@ -156,13 +156,9 @@ class Server:
         elif isinstance(said, Call):
             return self._called(said)
         elif isinstance(said, Start):
-            name = session.name_of(said.request_id)
-            session.requests.add(name)
-            self._hosted.start(name, said)
+            self._hosted.start(session.name_of(said.request_id), said)
         elif isinstance(said, End):
-            name = session.name_of(said.request_id)
-            session.requests.discard(name)
-            self._hosted.end(name, said)
+            self._hosted.end(session.name_of(said.request_id), said)
         return None
 
     def _welcome(self, client: ClientId, hello: Hello) -> ToClient:
@@ -213,12 +209,13 @@ class Server:
             if session:
                 logger.info("%s is gone", session.label)
 
-    def _forget(self, name: str) -> None:
-        """The proposer's part of a request whose client is gone. What it raises is of interest to nobody else."""
-        try:
-            self._hosted.end(name)
-        except ProposerError as error:
-            logger.warning("%s", error)
+    def _forget(self, session: Session) -> None:
+        """The proposer's part of a client that is gone. What it raises is of interest to nobody else."""
+        for name in self._hosted.names(session.prefix):
+            try:
+                self._hosted.end(name)
+            except ProposerError as error:
+                logger.warning("%s", error)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from specdec.sdk.wire import Hello
@@ -26,11 +26,15 @@ class Session:
     number: int
     hello: Hello
     last_heard: float  # seconds
-    requests: set[str] = field(default_factory=set)  # names here
 
     def name_of(self, request_id: str) -> str:
         """A request's name in the server. Names sort by client, and within a client by its own ids."""
-        return f"{self.number:06}/{request_id}"
+        return f"{self.prefix}{request_id}"
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its requests begin with, and those of no other client."""
+        return f"{self.number:06}/"
 
     @property
     def label(self) -> str:
@@ -40,8 +44,8 @@ class Session:
 class Sessions:
     """The clients that said hello and have neither left nor fallen silent."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float], end: Callable[[str], None]) -> None:
-        """clock: seconds, growing. end: forgets a request by its name here."""
+    def __init__(self, limits: Limits, clock: Callable[[], float], end: Callable[[Session], None]) -> None:
+        """clock: seconds, growing. end: forgets the requests of a client that is gone."""
         self._limits, self._clock, self._end = limits, clock, end
         self._by_id: dict[ClientId, Session] = {}
         self._last_number = 0
@@ -69,8 +73,8 @@ class Sessions:
     def close(self, client: ClientId) -> Session | None:
         """Forget a client and its requests. None: there was none."""
         session = self._by_id.pop(client, None)
-        for name in sorted(session.requests) if session else ():
-            self._end(name)
+        if session is not None:
+            self._end(session)
         return session
 
     def evict(self) -> list[Session]:

@@ -35,7 +35,7 @@ from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import Failed, as_error
 
-from .connection import Connection
+from .connection import Connection, LostError
 
 RETRY_MS = 10
 """Between two looks for the socket of a process that starts."""
@@ -44,7 +44,7 @@ LONGEST_DIRECTORY = 80
 """In bytes: a socket's path has 107 at most."""
 
 KILL_SECONDS = 3.0
-"""In which a keeper ends a process. One that does not is ended itself."""
+"""In which a keeper ends a process. One that does not is killed itself, and its process with it."""
 
 GRACE_SECONDS = 10.0
 MOST_REPORT = 2**20
@@ -81,6 +81,7 @@ class Child:
         self._is_new = False  # nobody was connected to it
         self._started_at = 0.0
         self._reports: list[Report] = []  # of the newest process
+        self._ends_by: float | None = None  # seconds; None: it was not told to end
 
     def begin(self) -> None:
         """Start it, and wait until it listens. Raises what its proposer raised, or ProposerError SD-E335."""
@@ -97,9 +98,12 @@ class Child:
             raise error
 
     def connect(self) -> Connection:
-        """A new connection to a new process, which may not listen yet."""
-        if not self._is_new:
-            self._start()
+        """A new connection to a new process, which may not listen yet. Raises LostError where none can be started."""
+        try:
+            if not self._is_new:
+                self._start()
+        except OSError as error:  # no memory for a process, no room for its directory
+            raise LostError(f"it cannot be started: {error}") from error
         self._is_new = False
         return Connection(socket_of(self._there.directory, self._number), RETRY_MS)
 
@@ -110,17 +114,16 @@ class Child:
         late = not self._reports and time.monotonic() - self._started_at > self._start_seconds
         return ended or late or self._keeper is None
 
-    def fate(self) -> str:
-        """How it ended. It is ended for that, if it had not."""
-        if self._keeper is not None and not self._has_ended():
-            self._keeper.say(KILL)
-            end = time.monotonic() + KILL_SECONDS
-            while not self._has_ended() and self._read(end - time.monotonic()):
-                pass
-            if not self._has_ended():
-                self._drop_keeper()
+    def fate(self, seconds: float) -> str | None:
+        """How it ended. It is ended for that, if it had not. None: that takes longer than so many seconds."""
+        end = time.monotonic() + seconds
+        while self._is_ending():
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            self._read(min(left, KILL_SECONDS))
         self._is_new = False
-        return "\n".join(map(_as_text, self._reports)) or "it ended, and so did its keeper"
+        return "\n".join(filter(None, map(_as_text, self._reports))) or "it ended, and so did its keeper"
 
     def close(self) -> None:
         """End it, in time to save what it has to. Raises the error of its end."""
@@ -133,6 +136,20 @@ class Child:
         failed = [each for each in self._reports if isinstance(each, Failed)]
         if failed and self._number:
             raise as_error(failed[0], self._plugin)
+
+    def _is_ending(self) -> bool:
+        """Whether it is still there. It is told to end once, and killed if it does not."""
+        self._read(0)
+        if self._keeper is not None and not self._has_ended():
+            if self._ends_by is None:
+                self._keeper.say(KILL)
+                self._ends_by = time.monotonic() + KILL_SECONDS
+            if time.monotonic() < self._ends_by:
+                return True
+            self._keeper.kill()
+            self._drop_keeper()
+        self._ends_by = None
+        return False
 
     @property
     def _there(self) -> _Keeper:
@@ -171,11 +188,14 @@ class Child:
         if any(isinstance(each, Ready) for each in self._reports):
             return None
         if not self._reports and self._keeper is not None:
-            facts = {"because": f"it did not listen within {self._start_seconds:g} s", "stands": self.fate()}
+            facts = {"because": f"it did not listen within {self._start_seconds:g} s", "stands": self._end()}
         else:
-            facts = {"because": self.fate()}
+            facts = {"because": self._end()}
         facts["fix"] = "try it without isolation, in a process that may end: specdec check names the call"
         return ProposerError("SD-E335", "the process of a proposer did not start", facts, plugin=self._plugin)
+
+    def _end(self) -> str:
+        return self.fate(2 * KILL_SECONDS) or "it does not end"
 
     def _drop_keeper(self) -> None:
         if self._keeper is not None:
@@ -221,6 +241,10 @@ class _Keeper:
             return [read_report(line) for line in lines]
         except msgspec.DecodeError:
             return None
+
+    def kill(self) -> None:
+        """End it at once. Its process ends with it."""
+        self._process.kill()
 
     def close(self) -> None:
         """It is gone when this returns."""

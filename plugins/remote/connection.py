@@ -16,6 +16,9 @@ from specdec.sdk.wire import MAX_MESSAGE_BYTES, UNREADABLE, ToClient, ToServer, 
 WAITING_MESSAGES = 4096
 """That the server has not taken yet. One that takes no more is lost."""
 
+UNREAD_MESSAGES = 16
+"""Of the server's. One that sends more waits: it answers one question at a time, and may not fill the memory here."""
+
 RETRY_MS = 100
 """Between two attempts to reach a server that is not there."""
 
@@ -28,6 +31,10 @@ class LostError(Exception):
     """The connection cannot be used any more. Its text says why."""
 
 
+class ClosedError(LostError):
+    """The other side has gone."""
+
+
 class Connection:
     """To a server at an address, which may not be there yet."""
 
@@ -38,7 +45,7 @@ class Connection:
         self._socket.linger = 0
         self._socket.reconnect_ivl = retry_ms
         self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.set_hwm(WAITING_MESSAGES)
+        self._socket.sndhwm, self._socket.rcvhwm = WAITING_MESSAGES, UNREAD_MESSAGES
         if key is not None:
             self._socket.curve_publickey, self._socket.curve_secretkey = key.public.encode(), key.secret.encode()
             self._socket.curve_serverkey = key.server.encode()
@@ -74,8 +81,9 @@ class Connection:
                 continue
             if ready:
                 event = recv_monitor_message(self._monitor)["event"]
-                failed = event & HANDSHAKE_FAILED
-                raise LostError("the keys of the two sides do not fit" if failed else "it closed the connection")
+                if event & HANDSHAKE_FAILED:
+                    raise LostError("the keys of the two sides do not fit")
+                raise ClosedError("it closed the connection")
             return None
 
     def close(self) -> None:

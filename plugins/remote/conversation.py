@@ -56,7 +56,7 @@ class Conversation:
         self._texts: dict[str, Text] = {}  # by request id
         self._question: _Question | None = None
         self._number = self._step = 0
-        self._errors: list[SpecdecError] = []
+        self._error: SpecdecError | None = None  # the newest that was not raised yet
         self._figures_there: dict[str, float] = {}  # as they were told last
         self._drafter.begin(self._options.start_seconds)
 
@@ -84,8 +84,9 @@ class Conversation:
         begin = time.monotonic()
         self._wait(step, begin + self._longest())
         self._waited += time.monotonic() - begin
-        if self._errors:
-            raise self._errors.pop(0)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         history = step.history
         assert history is not None, "declared in needs"
         drafts: list[list[int]] = []
@@ -167,7 +168,7 @@ class Conversation:
                 self._take(answer)
                 if not was_for_this_step:
                     self._ask(step)
-            elif time.monotonic() >= end:
+            if time.monotonic() >= end:
                 self._is_up()
                 return
 
@@ -212,7 +213,7 @@ class Conversation:
         question = self._question
         if isinstance(answer, Failed):
             self.figures["errors"] += 1
-            self._errors.append(as_error(answer, self._plugin))
+            self._error = as_error(answer, self._plugin)
             if question is not None and answer.number == question.number:
                 self._question = None
                 for request_id in question.request_ids:

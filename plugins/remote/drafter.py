@@ -5,21 +5,29 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from specdec.sdk.errors import ConfigError, message
 from specdec.sdk.keys import ClientKey
 from specdec.sdk.wire import Bye, Drafts, Failed, Hello, Refused, Returned, ToServer, Unknown, Welcome
 
-from .connection import Connection, LostError
+from .connection import ClosedError, Connection, LostError
 
 logger = logging.getLogger("specdec")
 
+NO_FACTS: Mapping[str, str] = MappingProxyType({})
 FIRST_PAUSE = 0.25
 LONGEST_PAUSE = 30.0
 PROVEN_AFTER = 16
-"""Answers after which a drafter that came back counts as well again: its next pause is the first one."""
+"""Answers after which a drafter that came back counts as well again: its next pause is the first one.
+
+For one that only ended, the first answer is enough: it works, and its end costs no step. A hang or nonsense does.
+"""
+FATE_SECONDS = 5.0
+"""The longest that the start waits for how a drafter ended. Steps wait for none."""
 
 
 class Place(Protocol):
@@ -38,8 +46,11 @@ class Place(Protocol):
         """Whether it is known that the drafter will not answer."""
         ...
 
-    def fate(self) -> str:
-        """What is known of its end; empty: nothing. A drafter that belongs to the place has ended when it returns."""
+    def fate(self, seconds: float) -> str | None:
+        """What is known of its end; empty: nothing. None: it does not end within so many seconds, and is asked again.
+
+        A drafter that belongs to the place is ended by it.
+        """
         ...
 
     def close(self) -> None:
@@ -60,10 +71,20 @@ class At:
     def has_failed(self) -> bool:
         return False
 
-    def fate(self) -> str:
+    def fate(self, seconds: float) -> str:
         return ""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """What there is to say of an outage, once it is known how the drafter ended."""
+
+    reason: str
+    facts: Mapping[str, str]
+    was_up: bool
+    pause: float  # seconds
 
 
 class Drafter:
@@ -81,6 +102,7 @@ class Drafter:
         self._pauses = 0  # since it was last well
         self._answers = 0  # since it came back
         self._next_try = 0.0
+        self._loss: _Loss | None = None  # of a drafter that has not ended yet
         self.num_draft_tokens = 0  # the most that it drafts
         self.first_words: ToServer | None = None  # behind the hello of each connection
 
@@ -100,6 +122,8 @@ class Drafter:
     @property
     def is_up(self) -> bool:
         """Whether it can be asked. Tries to reach one that was lost, and never waits."""
+        if self._loss is not None and not self._has_ended(self._loss):
+            return False
         if not self._up and self._connection is None and self._clock() >= self._next_try:
             try:
                 self._connect()
@@ -128,40 +152,41 @@ class Drafter:
             return None
         try:
             answer = self._connection.receive(seconds)
+        except ClosedError as error:
+            self.lose(str(error), proven_after=1)
+            return None
         except LostError as error:
             self.lose(str(error))
             return None
         if isinstance(answer, Drafts | Failed | Returned):
-            self._answers += 1
-            if self._answers == PROVEN_AFTER:
-                self._pauses = 0
+            self._answers += isinstance(answer, Drafts)
             return answer
-        if isinstance(answer, Welcome):
+        if isinstance(answer, Welcome) and not self._up:
             self._welcomed(answer)
             self._figures["returns"] += 1
             logger.info("%s is back", self._place.label)
+        elif isinstance(answer, Welcome):
+            self.lose("it welcomed this engine again")
         elif isinstance(answer, Refused):
-            self.lose(f"{answer.code} {answer.summary}", **answer.facts)
+            self.lose(f"{answer.code} {answer.summary}", answer.facts)
         elif isinstance(answer, Unknown):
             self.lose("it does not know this engine any more")
         return None
 
-    def lose(self, reason: str, **facts: str) -> None:
-        """It cannot be used: end it, say so, and try again later."""
+    def lose(self, reason: str, facts: Mapping[str, str] = NO_FACTS, *, proven_after: int = PROVEN_AFTER) -> None:
+        """It cannot be used: end it, say so, and try again later, at once if it was well."""
         connection, self._connection = self._connection, None
         was_up, self._up = self._up, False
         if connection is not None:
             connection.close()
-        reason = self._place.fate() or reason
+        self._figures["outages"] += was_up
+        if self._answers >= proven_after:
+            self._pauses = 0
         pause = min(FIRST_PAUSE * (2**self._pauses - 1), LONGEST_PAUSE)
         self._pauses, self._answers = self._pauses + 1, 0
         self._next_try = self._clock() + pause
-        if was_up:
-            self._figures["outages"] += 1
-            facts |= {"because": reason, "effect": "decoding goes on without drafts until it is back"}
-            logger.warning("%s", message("SD-W331", f"{self._place.label} is lost", facts))
-        else:
-            logger.debug("%s is not back: %s; next try in %.2f s", self._place.label, reason, pause)
+        self._loss = _Loss(reason, facts, was_up, pause)
+        self._has_ended(self._loss)
 
     def close(self) -> None:
         """Leave it, and end what is the place's."""
@@ -170,6 +195,21 @@ class Drafter:
             self._connection = None
         self._up = False
         self._place.close()
+
+    def _has_ended(self, loss: _Loss) -> bool:
+        """Whether it is gone, which is said then."""
+        fate = self._place.fate(0)
+        if fate is None:
+            return False
+        self._loss, label = None, self._place.label
+        if loss.was_up:
+            end = {"end": fate} if fate else {}
+            effect = "decoding goes on without drafts until it is back"
+            facts = {**loss.facts, "because": loss.reason, **end, "effect": effect}
+            logger.warning("%s", message("SD-W331", f"{label} is lost", facts))
+        else:
+            logger.debug("%s is not back: %s %s; next try in %.2f s", label, loss.reason, fate, loss.pause)
+        return True
 
     @property
     def _open(self) -> Connection:
@@ -189,7 +229,7 @@ class Drafter:
 
     def _not_there(self, reason: str) -> ConfigError:
         facts = {
-            "because": self._place.fate() or reason,
+            "because": self._place.fate(FATE_SECONDS) or reason,
             "fix": "specdec serve-proposer NAME --target MODEL --listen ADDRESS",
         }
         self.close()

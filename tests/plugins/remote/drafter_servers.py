@@ -50,9 +50,12 @@ def serving(hosted, address, limits=None, clock=None, key=None) -> Iterator[Serv
 class Client:
     """Whoever reaches the socket."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, **options: int) -> None:
+        """options: of the socket."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
+        for name, value in options.items():
+            setattr(self.socket, name, value)
         self.socket.connect(address)
 
     def say(self, said) -> None:

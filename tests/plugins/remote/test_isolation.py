@@ -290,34 +290,6 @@ def test_what_is_beyond_its_memory_is_an_error_of_the_proposer(plain) -> None:
 
 
 @pytest.mark.slow
-def test_killed_every_fifty_steps_at_batch_eight_with_preemption() -> None:
-    prompts = [f"{prompt}# {number}\n" for number in range(4) for prompt in PROMPTS[:2]]
-    few = {"max_num_seqs": 8, "num_kv_blocks": 40, "block_size": 16, "max_model_len": 256}
-    params = SamplingParams(temperature=0, max_tokens=160, ignore_eos=True)
-    expected = texts(engine(**few), prompts, params)
-    llm = engine(NGRAM | {"isolation": "process"}, **few)
-    for round_ in range(3):
-        for prompt in prompts:
-            llm.engine.add_request(prompt, params, f"{round_}-{len(llm.engine._requests)}")
-        requests = dict(llm.engine._requests)
-        for step in range(10_000):
-            if step % 50 == 20:
-                for child in processes_of(llm)[1]:
-                    os.kill(child, signal.SIGKILL)
-            if not llm.engine.step():
-                break
-        assert [list(each.token_ids[len(each.prompt_token_ids) :]) for each in requests.values()] == expected
-        until(lambda: proposer_of(llm)._conversation._drafter.is_up)
-    shown = figures(llm)
-    assert shown["restarts"] >= shown["outages"] == shown["returns"] >= 3
-    assert shown["asked"] > shown["in_time"] > 0
-    pid, children, directory = processes_of(llm)
-    llm.close()
-    assert not any(map(is_alive, [pid, *children]))
-    assert not directory.exists()
-
-
-@pytest.mark.slow
 def test_a_keeper_that_is_killed_is_started_again_and_nothing_of_it_is_left(plain) -> None:
     llm = engine(NGRAM | {"isolation": "process"})
     pid, [child], directory = processes_of(llm)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from inside import proposer_of
 from specdec import LLM, SamplingParams
 from specdec.plugins.remote.texts import Text
 from specdec.sdk import ConfigError, Draft, ProposerError
-from specdec.sdk.wire import Ask, Drafted, Drafts, Hello, Welcome, at_server, encode
+from specdec.sdk.wire import Ask, Drafted, Drafts, Failed, Hello, Refused, Returned, Welcome, at_server, encode
 
 PROMPTS = ["def read_lines(path):\n", "class Stack:\n    def push(self, x):\n", "import os\nimport sys\n"]
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
@@ -173,13 +174,45 @@ def wrong(ask):
         lambda ask: [],
         lambda ask: [wrong(ask)],
         lambda ask: [wrong(ask)] * 3,
+        lambda ask: [encode(Refused("SD-E332", "no", {"reason": "so", "self": "it", "because": "of that"}))],
+        lambda ask: [encode(Welcome(1, "again", 4))] * 50,
+        lambda ask: [encode(Returned(ask.number, {"x": 1.0, "no name": float("nan")}))] * 50,
+        lambda ask: [*[encode(Failed(0, "SD-E210", "it raised"))] * 50, wrong(ask)],
+        lambda ask: [encode(Failed(ask.number, "SD-E110", "it raised", {"self": "it"}, kind="PluginLoadError"))],
+        lambda ask: [encode(Failed(ask.number, "SD-E110", "it raised", {"reason": "so"}, kind="Refusal"))],
     ],
-    ids=["bytes", "number", "token", "names", "lengths", "enormous", "silent", "wrong", "thrice"],
+    ids=[
+        *("bytes", "number", "token", "names", "lengths", "enormous", "silent", "wrong", "thrice"),
+        *("refuses", "welcomes", "returns", "fails", "fails to load", "refuses it"),
+    ],
 )
 def test_a_hostile_server_costs_drafts_alone(answer, address, plain) -> None:
     with stub(address, answer):
-        llm = engine(remote(address, hang_seconds=0.1))
+        llm = engine(remote(address, hang_seconds=0.1) | {"on_proposer_error": "skip_step"})
         assert texts(llm) == plain
+        shown = figures(llm)
+        assert shown["asked"] >= shown["in_time"] + shown["late"]
+        assert shown["outages"] - 1 <= shown["returns"] <= shown["outages"]
+        llm.close()
+
+
+def test_a_server_that_never_stops_talking_keeps_no_step_beyond_its_deadline(address, plain) -> None:
+    """For seconds, its answers follow each other faster than the engine reads them."""
+
+    def answer(ask):
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            yield encode(Returned(0))
+
+    with stub(address, answer):
+        llm = engine(remote(address, deadline_ms=20, hang_seconds=20))
+        conversation, waits = proposer_of(llm)._conversation, [0.0]
+        llm.engine.add_request(PROMPTS[0], GREEDY, "a")
+        request = llm.engine._requests["a"]
+        while llm.engine.step():
+            waits.append(conversation._waited)
+        assert list(request.token_ids[len(request.prompt_token_ids) :]) == plain[0]
+        assert max(later - sooner for sooner, later in pairwise(waits)) < 1.5
         llm.close()
 
 

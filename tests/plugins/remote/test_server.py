@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import stat
+import tracemalloc
 
 import pytest
 from drafter_servers import Client, hosted_with, serving
@@ -192,8 +193,7 @@ def test_a_message_beyond_the_limit_ends_the_connection_alone(served, address) -
 
 
 def test_a_client_that_never_reads_is_forgotten_and_others_are_served(served, address) -> None:
-    with Client(address) as slow, Client(address) as good:
-        slow.socket.set_hwm(1)
+    with Client(address, rcvhwm=1) as slow, Client(address) as good:
         slow.hello()
         for number in range(2000):
             slow.say(Ask(number, [Row("x" * 500, 0, [1], 1)] if number % 2 else []))
@@ -231,19 +231,46 @@ def test_an_error_of_the_proposer_goes_to_its_client_and_requests_begin_anew(tmp
         assert drafts_of(client, 2, Row("a", 3, [5], 2)) == [(DRAFTED, 4, [5, 5])]
 
 
-def test_silent_clients_are_forgotten_with_their_requests() -> None:
+def test_requests_of_a_client_that_is_gone_are_ended_and_those_of_others_are_not(tmp_path) -> None:
+    address, hosted = f"ipc://{tmp_path}/socket", hosted_with(NGRAM)
+    with serving(hosted, address), Client(address) as one, Client(address) as two:
+        for client in (one, two):
+            client.hello()
+            client.say(Start("b", REPEATING)), client.say(Start("a", REPEATING))
+            drafts_of(client, 1, Row("a", 7, [3], 4))
+        assert hosted.names("") == ["000001/a", "000001/b", "000002/a", "000002/b"]
+        one.say(Bye())
+        drafts_of(two, 2, Row("a", 8, [4], 4)), drafts_of(two, 3, Row("a", 9, [5], 4))
+        assert hosted.names("") == ["000002/a", "000002/b"]
+
+
+def test_requests_that_find_no_slot_leave_nothing_in_the_server(tmp_path) -> None:
+    address = f"ipc://{tmp_path}/socket"
+    with serving(hosted_with(NGRAM, max_num_seqs=1), address), Client(address) as client:
+        client.hello()
+        client.say(Start("a", REPEATING))
+        drafts_of(client, 1, Row("a", 7, [3], 4))
+        tracemalloc.start()
+        for number in range(4000):
+            client.say(Start(f"{number:0500}", REPEATING))
+        assert drafts_of(client, 2, Row("a", 8, [4], 4)) == [(DRAFTED, 9, [5, 1, 2, 3])]
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert kept < 2**19, "4000 names of 500 bytes are 2 MB"
+
+
+def test_silent_clients_are_forgotten() -> None:
     now, ended = [0.0], []
     sessions = Sessions(Limits(max_sessions=2, idle_seconds=10), lambda: now[0], ended.append)
     hello = Hello(1, 10, 10, 1)
     old = sessions.open(b"old", hello)
     assert isinstance(old, Session)
-    old.requests |= {old.name_of("b"), old.name_of("a")}
     now[0] = 8.0
     sessions.open(b"new", hello)
     assert sessions.open(b"third", hello) is None
     now[0] = 11.0
     assert sessions.open(b"third", hello) is not None, "the old one gave way"
-    assert ended == [old.name_of("a"), old.name_of("b")]
+    assert ended == [old]
     assert sessions.get(b"old") is None
 
 

@@ -1,0 +1,117 @@
+"""A drafter that is lost comes back: at once if it was well, and else after pauses that grow. No step waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+import zmq
+from test_remote import stub, until
+
+from specdec.plugins.remote.connection import UNREAD_MESSAGES, Connection
+from specdec.plugins.remote.drafter import FIRST_PAUSE, PROVEN_AFTER, At, Drafter
+from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Hello, Returned, encode
+
+
+class Clock:
+    """Stands still."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def address(tmp_path) -> str:
+    return f"ipc://{tmp_path}/socket"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lost(address, clock):
+    """A drafter that was reached, and whose server is gone."""
+    drafter = Drafter(At(address), Hello(PROTOCOL, 10, 10, 1), Counter(), clock)
+    with stub(address, answered):
+        drafter.begin(10)
+    until(lambda: drafter.receive(0) is None and not drafter._up)
+    yield drafter
+    drafter.close()
+
+
+def answered(ask):
+    return [encode(Drafts(ask.number, []))]
+
+
+def ask(drafter, number=1):
+    """Its answer."""
+    drafter.send(Ask(number, []))
+    return drafter.receive(10)
+
+
+def ends(drafter) -> None:
+    until(lambda: drafter.receive(0) is None and not drafter._up)
+
+
+def test_one_that_answered_comes_back_at_once_however_often_it_ends(lost, address) -> None:
+    """The clock stands still, so there is no pause."""
+    for _ in range(6):
+        with stub(address, answered):
+            until(lambda: lost.is_up)
+            assert isinstance(ask(lost), Drafts)
+        ends(lost)
+    assert lost._figures == {"outages": 7, "returns": 6}
+
+
+def test_one_that_ends_before_it_answers_comes_back_after_pauses_that_grow(lost, address, clock) -> None:
+    pauses = []
+    for _ in range(4):
+        with stub(address, answered):
+            until(lambda: lost.is_up)
+        ends(lost)
+        pauses.append(lost._next_try - clock.now)
+        assert not lost.is_up
+        clock.now = lost._next_try
+    assert pauses == [FIRST_PAUSE * each for each in (1, 3, 7, 15)]
+
+
+@pytest.mark.parametrize("talk", [lambda asked: [b"nonsense"], lambda asked: [encode(Returned(asked.number))]])
+def test_one_that_talks_nonsense_or_hangs_has_to_answer_more_often(lost, address, clock, talk) -> None:
+    """Each time it costs the texts sent anew, or a wait."""
+
+    def answers(asked):
+        return answered(asked) if asked.number else talk(asked)
+
+    for pause, num_answers in ((1, 1), (3, 3), (0, PROVEN_AFTER)):
+        with stub(address, answers):
+            until(lambda: lost.is_up)
+            assert all(isinstance(ask(lost), Drafts) for _ in range(num_answers))
+            if isinstance(ask(lost, 0), Returned):
+                lost.lose("it has not answered")
+            assert not lost._up
+        assert lost._next_try - clock.now == FIRST_PAUSE * pause
+        clock.now = lost._next_try
+
+
+def test_a_server_cannot_fill_the_memory_of_an_engine_that_does_not_read(address) -> None:
+    large = bytes(2**20)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
+        server.linger, server.sndhwm, server.router_mandatory = 0, 1, True
+        server.bind(address)
+        connection = Connection(address)
+        connection.send(Hello(PROTOCOL, 10, 10, 1))
+        client, _ = server.recv_multipart()
+        sent, end = 0, time.monotonic() + 3
+        while time.monotonic() < end and sent < 200:
+            try:
+                server.send_multipart([client, large], zmq.DONTWAIT)
+                sent += 1
+            except zmq.Again:
+                time.sleep(0.01)
+        connection.close()
+    assert UNREAD_MESSAGES <= sent < 4 * UNREAD_MESSAGES
