@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -10,10 +11,13 @@ from pydantic import BaseModel, Field
 
 from specdec.sdk import (
     ConfigError,
+    Draft,
     Needs,
     ProposerConfig,
+    ProposerError,
     Refusal,
     Services,
+    StepView,
     TargetInfo,
     hookimpl,
 )
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from .child import Child
 
 PROCESS = "process"
+OUT_OF_MEMORY = re.compile("MemoryError|allocate memory|not enough memory")
+"""Python's error, and torch's, which has no class of its own."""
 Outcomes = Annotated[int, Field(ge=0, le=MOST_OUTCOMES)]
 FIGURES = "process_"
 """What the names of figures about the process begin with; others are the proposer's own."""
@@ -140,6 +146,16 @@ class IsolatedProposer(AsksElsewhere):
         )
         self._child.begin()
         self._conversation = Conversation(self._child, self.config, target, self._inner.plugin)
+
+    def propose(self, step: StepView[Any]) -> Draft:
+        """Its answer, as far as it came. Raises the ProposerError of its process, which names a limit that it met."""
+        try:
+            return super().propose(step)
+        except ProposerError as error:
+            limit = self._isolation.memory_mib
+            if limit is not None and OUT_OF_MEMORY.search(error.summary):
+                error.facts["limit"] = f"memory_mib: {limit}"
+            raise
 
     def metrics(self) -> Mapping[str, float]:
         """The proposer's own, and behind `process_` what `RemoteProposer.metrics` shows, with `process_restarts`."""

@@ -1,11 +1,13 @@
-"""Changed messages: ten thousand to a server that runs, and five hundred to an engine that drafts."""
+"""Changed messages: ten thousand to a server that runs, and ten thousand to an engine that drafts."""
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
 from drafter_servers import Client, hosted_with, serving
+from test_containment import mebibytes_of
 from test_remote import GREEDY, PROMPTS, engine, remote, stub, texts
 
 from specdec.plugins.remote import drafter
@@ -30,8 +32,11 @@ from specdec.sdk.wire import (
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "proposer_config": {"prompt_lookup_min": 1}}
 REPEATING = [1, 2, 3, 4, 5, 1, 2]
-TO_SERVER = 10_000
-TO_ENGINE = 500  # most of them end a connection, and it is made anew
+MANY = 10_000
+SETTLED = 2_000
+"""Messages after which nothing grows any more."""
+MOST_GROWTH = 32
+"""In mebibytes."""
 
 pytestmark = pytest.mark.full
 
@@ -61,8 +66,11 @@ def test_a_server_serves_on() -> None:
         Call(4, "metrics"),
         Bye(),
     ]
-    with serving(hosted_with(NGRAM), "tcp://127.0.0.1:*") as server, Client(server.address) as bad:
-        for number in range(TO_SERVER):
+    hosted, settled = hosted_with(NGRAM), 0
+    with serving(hosted, "tcp://127.0.0.1:*") as server, Client(server.address) as bad:
+        for number in range(MANY):
+            if number == SETTLED:
+                settled = mebibytes_of(os.getpid())
             bad.say(changed(encode(chance.choice(messages)), chance))
             while bad.hear(0) is not None:
                 pass
@@ -73,6 +81,8 @@ def test_a_server_serves_on() -> None:
                     good.say(Ask(1, [Row("a", 7, [3], 1)]))
                     assert good.hear() == Drafts(1, [Drafted("a", 8, [4], DRAFTED)], good_micros)
                     good.say(Bye())
+        assert len(hosted.names("")) <= 8
+        assert mebibytes_of(os.getpid()) - settled < MOST_GROWTH
 
 
 class _Any:
@@ -87,7 +97,7 @@ good_micros = _Any()
 
 def test_an_engine_writes_its_text(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(drafter, "FIRST_PAUSE", 0.0)  # or pauses between connections would take the time
-    plain, chance, sent = texts(engine()), random.Random(3), [0]
+    plain, chance, sent, settled = texts(engine()), random.Random(3), [0], 0
 
     def answers(ask):
         sent[0] += 1
@@ -96,7 +106,8 @@ def test_an_engine_writes_its_text(tmp_path, monkeypatch) -> None:
             Drafts(ask.number, rows),
             Drafts(ask.number, rows, 3),
             Failed(ask.number, "SD-E210", "it raised", {"where": "x.py:3"}),
-            Refused("SD-E332", "no", {}),
+            Failed(ask.number, "SD-E110", "it raised", {"reason": "so"}, ("n", "m:C", "d", "1"), "Refusal"),
+            Refused("SD-E332", "no", {"reason": "so", "self": "it"}),
             Unknown(),
             Returned(ask.number, {"x": 1.0}),
             Welcome(1, "again", 4),
@@ -107,6 +118,10 @@ def test_an_engine_writes_its_text(tmp_path, monkeypatch) -> None:
     with stub(address, answers):
         config = remote(address, hang_seconds=0.02) | {"on_proposer_error": "skip_step"}
         llm = engine(config)
-        while sent[0] < TO_ENGINE:
+        while sent[0] < MANY:
             assert texts(llm, PROMPTS, GREEDY) == plain
+            llm.get_metrics()
+            if not settled and sent[0] >= SETTLED:
+                settled = mebibytes_of(os.getpid())
+        assert mebibytes_of(os.getpid()) - settled < MOST_GROWTH
         llm.close()
