@@ -200,7 +200,7 @@ class Hosted:
         self._progress.finish([request])
 
     def names(self, prefix: str) -> list[str]:
-        """Those of the requests that are held and begin so, sorted."""
+        """Sorted names of the requests that are held, where they begin with `prefix`."""
         return sorted(name for name in self._texts if name.startswith(prefix))
 
     def figures(self) -> dict[str, float]:
