@@ -120,7 +120,8 @@ def test_an_engine_writes_its_text(tmp_path, monkeypatch) -> None:
         llm = engine(config)
         while sent[0] < MANY:
             assert texts(llm, PROMPTS, GREEDY) == plain
-            llm.get_metrics()
+            if chance.random() < 0.02:  # waits a second for an answer that seldom comes
+                llm.get_metrics()
             if not settled and sent[0] >= SETTLED:
                 settled = mebibytes_of(os.getpid())
         assert mebibytes_of(os.getpid()) - settled < MOST_GROWTH
