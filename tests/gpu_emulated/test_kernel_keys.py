@@ -61,7 +61,7 @@ def printed(cases):
         text=True,
         env=environment | {"PYTHONPATH": os.pathsep.join(helpers)},
         check=False,
-        timeout=500,
+        timeout=3000,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
