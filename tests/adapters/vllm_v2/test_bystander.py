@@ -29,6 +29,12 @@ BROKEN = {
 }
 
 
+GRAMMARS = """
+class StructuredOutputManager:
+    def validate_tokens(self, request, spec_tokens): return spec_tokens
+    def grammar_bitmask(self, requests, structured_output_request_ids, scheduled_spec_decode_tokens): return None
+"""
+
 WHOLE = """
 class SpeculativeConfig:
     def __post_init__(self): pass
@@ -55,6 +61,7 @@ def run(code, config, folder):
     runner.mkdir(parents=True)
     (folder / "vllm" / "config.py").write_text(config)
     (runner / "__init__.py").write_text("def init_speculator(): pass")
+    (folder / "vllm" / "v1" / "structured_output.py").write_text(GRAMMARS)
     return subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
