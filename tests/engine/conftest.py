@@ -10,12 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import specdec
-
 sys.path.insert(0, str(Path(__file__).parent))  # proposers are named by class path, helpers imported by name
 
-TINY = (Path(specdec.__file__).parent / "assets" / "tiny").resolve()
-NUM_REFERENCE_TOKENS = 48
+from engine_helpers import TINY, generate
 
 
 @pytest.fixture(scope="session")
@@ -54,11 +51,3 @@ def truth(reference_model, prompts):
 def sequences(prompts, truth):
     """Prompts with their greedy continuations: what a proposer that knows the truth is told."""
     return [[*prompt, *output] for prompt, output in zip(prompts, truth, strict=True)]
-
-
-def generate(model, prompt):
-    with torch.inference_mode():
-        output = model.generate(
-            torch.tensor([prompt]), max_new_tokens=NUM_REFERENCE_TOKENS, do_sample=False, pad_token_id=0
-        )
-    return output[0, len(prompt) :].tolist()

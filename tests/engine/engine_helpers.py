@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
+import specdec
 from specdec import LLM, SamplingParams
 
+TINY = (Path(specdec.__file__).parent / "assets" / "tiny").resolve()
+NUM_REFERENCE_TOKENS = 48
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 
 
@@ -75,3 +79,12 @@ def difference(ours, theirs, prompt, model):
         f"with margin {float(best.values[0] - best.values[1]):.2e}, "
         f"logit of ours {float(logits[ours[at]]):.6f}, of the best {float(best.values[0]):.6f}"
     )
+
+
+def generate(model, prompt):
+    """What greedy `generate` of transformers appends."""
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=NUM_REFERENCE_TOKENS, do_sample=False, pad_token_id=0
+        )
+    return output[0, len(prompt) :].tolist()

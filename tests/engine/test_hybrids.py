@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import TINY, generate
-from engine_helpers import GREEDY, assert_same_tokens, checked_step, counter, make_llm, run, tokens
+from engine_helpers import GREEDY, TINY, assert_same_tokens, checked_step, counter, generate, make_llm, run, tokens
 from inside import target_of, verify_with
 from transformers import AutoModelForCausalLM
 

@@ -193,3 +193,9 @@ def test_modules_that_tests_import_by_name_have_names_of_their_own() -> None:
     helpers = [path.name for folder in folders for path in folder.glob("*.py")]
     named = [name for name in helpers if name != "conftest.py" and not name.startswith("test_")]
     assert len(named) == len(set(named)), sorted(name for name in set(named) if named.count(name) > 1)
+
+
+def test_no_test_imports_a_conftest_by_name() -> None:
+    """Which of several it would get depends on the order in which tests are collected."""
+    said = re.compile(r"^(from|import) conftest\b", re.MULTILINE)
+    assert not [path.name for path in (ROOT / "tests").rglob("*.py") if said.search(path.read_text())]

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from served_vllm import serve
+from served_vllm import client_of, serve
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +36,3 @@ def documented_server(started):
 def ask(openai, documented_server):
     """Completions of the documented server."""
     return client_of(openai, documented_server)
-
-
-def client_of(openai, server):
-    """The one call that the tests need: a greedy completion. Other parameters as the client takes them."""
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0)
-    greedy = {"model": "tiny", "temperature": 0, "max_tokens": 32}
-    return lambda prompt, **asked: client.completions.create(prompt=prompt, **greedy | asked)

@@ -129,3 +129,10 @@ def serve(target, directory, proposer=None, specdec=None, path=(), **environment
         with suppress(ProcessLookupError):  # all of them have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def client_of(openai, server):
+    """The one call that the tests need: a greedy completion. Other parameters as the client takes them."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=300, max_retries=0)
+    greedy = {"model": "tiny", "temperature": 0, "max_tokens": 32}
+    return lambda prompt, **asked: client.completions.create(prompt=prompt, **greedy | asked)

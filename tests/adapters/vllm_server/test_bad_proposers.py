@@ -5,8 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import client_of
-from served_vllm import until
+from served_vllm import client_of, until
 from vllm_process import with_interpreted_triton
 
 pytestmark = pytest.mark.full
