@@ -114,14 +114,15 @@ class ViewBuilder:
         hidden: Sequence[Tensor],
         top: TopTokens | None,
     ) -> tuple[StepView, Tensor]:
+        places = kept_places(committed) if hidden or top else []
         if hidden:
-            rows = _if_not_all(kept_places(committed), batch)
+            rows = _if_not_all(places, batch)
             chosen = upload([rows], hidden[0].device)[0] if rows else None
             hidden = [(state if chosen is None else state[chosen]).to(HOST) for state in hidden]
         kept = _columns(committed, [each.num_kept for each in committed]) | _kept_tokens(committed)
         sent = self._sent(committed, budgets, kept)
         top = top and top.on_host()
-        tops = top.fields_on_host(kept_places(committed)) if top else {}
+        tops = top.fields_on_host(places) if top else {}
         shown = KeptTokens(**{name: sent[name] for name in kept}, hidden=tuple(hidden), most_tokens=None, **tops)
         rejected = rejected_on_host(committed, top) if top and self._shows_rejected else None
         history = HostHistory(committed) if self.needs.history else None

@@ -11,6 +11,7 @@ from engine_helpers import make_llm
 from inside import target_of
 from scripts.small_models import WINDOW, small_config, small_model
 from scripts.target_sweep import RECORD
+from transformers import LlamaForCausalLM
 
 from specdec.core.cache.host_addressing import CacheView, HostAddressing
 from specdec.core.model import target as target_module
@@ -106,6 +107,13 @@ def test_a_window_that_is_only_in_the_mask_is_said_for_its_layer(save, monkeypat
 def test_a_window_that_neither_call_nor_mask_names_is_refused(save):
     with pytest.raises(UnsupportedModelError, match=r"SD-E141 (.|\n)*without a window"):
         load(save("moshi"))
+
+
+def test_attention_in_another_dtype_than_the_model_is_refused(save, monkeypatch):
+    """Its class keeps all but the embedding in float32, as some do."""
+    monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", {"layers", "norm", "lm_head"})
+    with pytest.raises(UnsupportedModelError, match=r"SD-E141 (.|\n)*computes in torch.float32 where .*bfloat16"):
+        load(save("llama"), dtype="bfloat16")
 
 
 def test_windows_are_exceeded_by_the_text(save):
