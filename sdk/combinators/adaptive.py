@@ -83,7 +83,7 @@ class Adaptive(Combinator):
     def observe(self, step: StepView) -> None:
         """Count what was accepted, and show the part the step."""
         self._count(step)
-        self._each(lambda part: part.call("observe", part.view(step, self._budget(step))))
+        self._each(lambda part: part.observe(step, self._budget(step)))
 
     def propose(self, step: StepView) -> Draft:
         """The part's draft within the policy's lengths."""

@@ -30,7 +30,7 @@ class Chain(Combinator):
     def observe(self, step: StepView) -> None:
         """Show every part the step."""
         author = self._drafted_by[step.slots]
-        self._each(lambda part: part.call("observe", part.view(step, step.budget, author == part.index)))
+        self._each(lambda part: part.observe(step, step.budget, author == part.index))
 
     def propose(self, step: StepView) -> Draft:
         """Ask each part for the rows that are still without a draft."""
@@ -39,13 +39,15 @@ class Chain(Combinator):
         missing = step.budget
         pieces: list[Piece] = []
         for part in self.members:
-            if missing.device.type == "cpu" and not bool(missing.any()):
-                break
             draft = _moved(part.propose(step, missing, author == part.index), step.budget.device)
             used = (draft.lengths > 0) & (missing > 0)
+            if used.is_cpu and not bool(used.any()):
+                continue
             pieces.append(Piece(draft, used))
             missing = torch.where(used, 0, missing)
             drafted_by = torch.where(used, part.index, drafted_by)
+            if missing.is_cpu and not bool(missing.any()):
+                break
         self._drafted_by[step.slots] = drafted_by
         return merged_draft(pieces, len(step), self.merged, step.width, step.budget.device)
 

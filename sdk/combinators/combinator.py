@@ -41,7 +41,7 @@ class Combinator(ProposerBase):
 
     parts: ClassVar[tuple[type[Proposer], ...]] = ()
     Options: ClassVar[type[StrictModel]] = StrictModel
-    RequestOptions: ClassVar[type[StrictModel]] = StrictModel
+    RequestOptions: ClassVar[type[StrictModel] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -52,7 +52,8 @@ class Combinator(ProposerBase):
         per_request: dict[str, Any] = {
             name: (model, Field(default_factory=model)) for name, model in asked.items() if model is not None
         }
-        cls.RequestOptions = create_model("RequestOptions", __base__=StrictModel, **per_request)
+        if per_request:
+            cls.RequestOptions = create_model("RequestOptions", __base__=StrictModel, **per_request)
 
     @classmethod
     def of(cls, *parts: type[Proposer]) -> type[Self]:

@@ -95,6 +95,8 @@ def merged_draft(pieces: Sequence[Piece], num_requests: int, whole: Needs, width
     """One draft [B, width] with each row and its distribution from the piece that uses it; the rows of no piece are
     empty.
     """
+    if len(pieces) == 1 and pieces[0].draft.token_ids.shape[1] == width and pieces[0].draft.distribution is None:
+        return pieces[0].draft  # rows that it does not draft have no length
     token_ids = torch.full((num_requests, width), PADDING_TOKEN_ID, device=device)
     lengths = torch.zeros(num_requests, dtype=torch.int64, device=device)
     for piece in pieces:

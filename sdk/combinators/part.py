@@ -125,9 +125,14 @@ class Part:
 
     def request(self, request: RequestView) -> RequestView:
         """The request as this part is shown it: with the section of its options that is the part's."""
-        section = self.name
-        options = getattr(request.options, section, None)  # only parts that declare RequestOptions have a section
-        return replace(request, options=options)
+        if request.options is None:
+            return request
+        return replace(request, options=getattr(request.options, self.name, None))  # None: the part declares none
+
+    def observe(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> None:
+        """Show it the step, if it looks at steps. Arguments as of `view`."""
+        if self.has("observe"):
+            self.call("observe", self.view(step, budget, mine))
 
     def propose(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> Draft:
         """The part's draft, as wide as the part drafts. Arguments as of `view`. Raises ValueError for another form."""
@@ -144,21 +149,35 @@ class Part:
         `budget` [B] replaces the step's. `mine` [B] bool: rows whose draft of this step was the part's; the others
         count as not drafted. None: all of them.
         """
-        budget = budget.clamp(max=self.num_draft_tokens)
+        num_drafted, num_accepted = step.num_drafted, step.num_accepted
+        if mine is not None:
+            num_drafted, num_accepted = num_drafted * mine, num_accepted * mine
         own = replace(
             step,
             width=self.num_draft_tokens,
-            budget=torch.where(budget >= self.needs.min_draft_tokens, budget, 0),
-            kept=replace(step.kept, hidden=self._hidden(step.kept), **self._top(step.kept)),
+            budget=self._budget(budget, step.width),
+            num_drafted=num_drafted,
+            num_accepted=num_accepted,
+            kept=self._kept(step.kept),
             sampling=self._sampling(step.sampling),
             requests=tuple([self.request(request) for request in step.requests]),
             history=step.history if self.needs.history else None,
             rejected=self._rejected(step.rejected),
         )
-        if mine is not None:
-            drafted, accepted = torch.where(mine, step.num_drafted, 0), torch.where(mine, step.num_accepted, 0)
-            own = replace(own, num_drafted=drafted, num_accepted=accepted)
         return host_form(own) if self._changes_form else own
+
+    def _budget(self, budget: Tensor, width: int) -> Tensor:
+        """What the part can use of a budget [B] below `width`. Small tensors cost a host more than these questions."""
+        if self.num_draft_tokens < width:
+            budget = budget.clamp(max=self.num_draft_tokens)
+        fewest = self.needs.min_draft_tokens
+        return torch.where(budget >= fewest, budget, 0) if fewest > 1 else budget
+
+    def _kept(self, kept: KeptTokens) -> KeptTokens:
+        """The kept tokens, with what the part declared beside them."""
+        if not kept.hidden and kept.top_ids is None:
+            return kept
+        return replace(kept, hidden=self._hidden(kept), **self._top(kept))
 
     def _hidden(self, kept: KeptTokens) -> tuple[Tensor, ...]:
         """The part's own states, in its order."""
