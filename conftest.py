@@ -16,6 +16,7 @@ import tempfile
 from contextlib import chdir
 from functools import cache, cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ SLOW_PAGES = {  # in .ci/run too
 }
 PROMPT = "$ "
 FOR_PYTEST = "tests/"
+NO_CASES = SimpleNamespace(indices={})  # of a test without parameters
 SAVED_AS = re.compile(r"# (\S+\.py)\n")
 
 
@@ -134,13 +136,14 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Blocks of long pages carry the markers that slow tests carry; what is slow runs in .ci/run, unless it is full."""
+    """Blocks of long pages carry the markers that slow tests carry. Of a slow test's cases .ci/run runs the first."""
     if item.path.name in LONG_PAGES:
         item.add_marker("full")
     is_slow = item.path.name in SLOW_PAGES or item.get_closest_marker("slow")
     if is_slow and not item.get_closest_marker("full"):
-        item.add_marker("ci")
         item.add_marker("full")
+        if not any(getattr(item, "callspec", NO_CASES).indices.values()):
+            item.add_marker("ci")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

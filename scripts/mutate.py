@@ -183,7 +183,7 @@ class Laboratory:
 
 
 def _is_run(item: pytest.Item) -> bool:
-    is_slow = item.get_closest_marker("ci") is not None
+    is_slow = item.get_closest_marker("slow") is not None
     return item.get_closest_marker("full") is None or (is_slow and item.path.name in SETTINGS["slow"])
 
 

@@ -151,6 +151,7 @@ def test_states_of_compiled_layers_are_refused_before_and_after_the_drafter_was_
         own.generate(prompts[0], custom_generate=early, **GREEDY)
 
 
+@pytest.mark.slow
 def test_layers_with_states_are_refused_where_they_run_compiled():
     hybrid = loaded("tiny/hybrid")
     compile_in_place(hybrid)
@@ -158,6 +159,7 @@ def test_layers_with_states_are_refused_where_they_run_compiled():
         speculative(hybrid, NGRAM)
 
 
+@pytest.mark.slow
 def test_proposers_that_read_tokens_draft_for_a_compiled_model(own, prompts):
     text = own.generate(prompts[0], **GREEDY)
     compile_forward(own)

@@ -255,6 +255,7 @@ def test_info_schema_is_the_json_schema_of_the_options(specdec, install):
     assert schema["required"] == ["corpus"]
 
 
+@pytest.mark.slow
 def test_info_finds_a_proposer_that_a_hook_plugin_registers(specdec, install):
     install("dist-x", plugins=["hooks = h_mod"], module="x_mod", source=ECHO)
     source = "from specdec.sdk import hookimpl\n@hookimpl\ndef register_proposers(registry):\n"
@@ -265,6 +266,7 @@ def test_info_finds_a_proposer_that_a_hook_plugin_registers(specdec, install):
     assert json.loads(finished.stdout)["distribution"] == "dist-x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "code"), [("ecco", "SD-E101"), ("absent_pkg:Echo", "SD-E102"), ("x_mod.Ecco", "SD-E102")]
 )
@@ -298,6 +300,7 @@ def test_usage_errors_end_with_exit_code_two(specdec, arguments, environment):
     assert specdec(*arguments, **environment).returncode == 2
 
 
+@pytest.mark.slow
 def test_interrupt_ends_with_exit_code_130(install, site, tmp_path):
     source = f"open({str(tmp_path / 'started')!r}, 'w').close()\nimport time\ntime.sleep(60)"
     install("dist-x", proposers=["echo = x_mod:Echo"], module="x_mod", source=source)
@@ -378,6 +381,7 @@ def test_doctor_finds_links_that_were_checked_out_as_text(tmp_path):
     assert "core.symlinks true" in found.fix
 
 
+@pytest.mark.slow
 def test_doctor_reports_unusable_plugins_and_exits_with_four(specdec, install):
     install("dist-x", proposers=["echo = x_mod:Echo", "odd = not a path"])
     install("dist-y", proposers=["echo = y_mod:Echo"])
@@ -389,6 +393,7 @@ def test_doctor_reports_unusable_plugins_and_exits_with_four(specdec, install):
     assert found["plugin nobody"]["status"] == "note"
 
 
+@pytest.mark.slow
 def test_doctor_is_content_with_blocked_plugins(specdec, install):
     install("dist-x", proposers=["echo = x_mod:Echo"])
     finished = specdec("-p", "no:echo", "doctor", "--json")

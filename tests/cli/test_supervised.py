@@ -67,6 +67,7 @@ def test_a_crash_while_generating_names_the_line_and_the_proposer(tmp_path):
     assert printed == ""
 
 
+@pytest.mark.slow
 def test_the_status_of_a_command_that_comes_to_its_end_is_its_own(tmp_path):
     assert run("--version", cwd=tmp_path)[0] == 0
     status, _, told = run("explain", "SD-E000", cwd=tmp_path)

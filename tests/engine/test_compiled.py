@@ -125,6 +125,7 @@ def test_first_party_drafters_of_a_compiled_target(drafter, target_path, prompts
     assert "SD-W303" not in caplog.text, "every pass was compiled"
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_target_runs_as_it_is(model_path, own_prompts, caplog, monkeypatch, tmp_path):
     caplog.set_level("INFO", "specdec")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -200,6 +201,7 @@ def test_what_is_no_tensor_is_part_of_what_is_compiled():
     assert forward.num_compiled == 6
 
 
+@pytest.mark.slow
 @needs_a_compiler
 def test_a_function_takes_in_the_networks_that_it_calls():
     torch.manual_seed(0)

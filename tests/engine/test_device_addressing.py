@@ -62,6 +62,7 @@ def generate(llm, prompts):
     return tokens(llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_greedy_equals_transformers(name, prompts, truth, sequences, reference_model):
     options = {"sequences": sequences, "wrong_every": 3, "ragged": True}

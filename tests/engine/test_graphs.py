@@ -81,6 +81,7 @@ PASSES = {"eagle": 2, "eagle3": 2, "draft": 2, "dflash": 2, "medusa": 1}
 """Recorded pieces of a greedy decoding step: what is made of the committed rows, and the draft of all K tokens."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_unless("eagle3", PASSES))
 def test_passes_of_a_drafter_are_replayed_and_draft_the_same(name, capturer, prompts, truth, target_path, monkeypatch):
     """Three requests in a shape for four: the row that is computed twice changes nothing."""

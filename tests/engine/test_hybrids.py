@@ -62,6 +62,7 @@ QUICK = "none", "mtp"
 MARKED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in PROPOSERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARKED)
 def test_greedy_text_is_that_of_transformers(name, texts, truth, known, hybrid):
     assert_same_tokens(served(hybrid_llm(name, known), texts), truth, texts, hybrid)

@@ -414,6 +414,7 @@ def check(prompts, truth, sequences, tokenizer):
     return lambda run: nothing_is_lost(run, prompts, truth, sequences, tokenizer)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=QUIET)
 @given(run=runs())
 def test_nothing_is_lost(run, check):

@@ -84,6 +84,7 @@ def params_of(request):
     return SamplingParams(seed=1, ignore_eos=True, **{name: request[name] for name in names})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [name if name in QUICK else pytest.param(name, marks=FULL) for name in DRAFTERS])
 @given(batches=st.lists(st.lists(REQUESTS, min_size=1, max_size=3), min_size=1, max_size=3), scarce=st.booleans())
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -246,6 +247,7 @@ def test_blocks_of_a_step_that_the_proposer_failed_to_see_are_not_found(num_fail
     assert llm.engine.get_request("second").num_cached_tokens == num_found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, "forced"])
 def test_text_of_a_form_is_that_without_shared_blocks(drafter):
     """A request that goes on behind shared blocks after a preemption stands in its grammar where it stood."""
@@ -263,6 +265,7 @@ def test_text_of_a_form_is_that_without_shared_blocks(drafter):
     assert counter(llm, "prefix_cache_hits") > 0
 
 
+@pytest.mark.slow
 def test_a_drafter_elsewhere_drafts_behind_a_shared_prefix_too():
     """It has the whole text, and blocks of its own."""
     drafter = DRAFTERS["draft_model"] | {"num_speculative_tokens": 3}

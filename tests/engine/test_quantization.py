@@ -38,6 +38,7 @@ def token_ids(llm, prompts):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "draft"), covering([None, *QUANTIZATIONS], [None, *reversed(QUANTIZATIONS)]))
 def test_target_and_drafter_are_quantised_each_on_its_own(target, draft, target_path, prompts):
     config = DRAFTER | {"model": str(target_path), "quantization": draft}
@@ -53,6 +54,7 @@ def test_target_and_drafter_are_quantised_each_on_its_own(target, draft, target_
         assert counter(llm, "spec_decode_num_accepted_tokens") > 0.8 * counter(llm, "spec_decode_num_draft_tokens")
 
 
+@pytest.mark.slow
 def test_checkpoint_that_is_stored_quantised_is_served_as_it_is(target_path, tmp_path, prompts):
     int8 = TorchAoConfig(torchao.Int8WeightOnlyConfig())
     model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32, quantization_config=int8)

@@ -20,6 +20,7 @@ def run(prompts, params, **settings):
     return [output.outputs[0].token_ids for output in outputs], accepted / drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["block", "typical"])
 def test_greedy_requests_are_verified_exactly_by_every_rule(method, prompts):
     assert run(prompts, GREEDY, rejection_sample_method=method)[0] == run(prompts, GREEDY)[0]

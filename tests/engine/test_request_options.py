@@ -116,6 +116,7 @@ def test_a_wrong_request_is_refused_by_name_and_touches_nobody(cls, section, wor
     assert len(request.output_token_ids) == 3
 
 
+@pytest.mark.slow
 def test_an_option_that_stands_beside_the_section_is_refused_with_its_place():
     with pytest.raises(RequestError, match=r"(?s)beside extra_args.*fix +extra_args\[\"specdec\"\]\['limit'\]"):
         served(Watching, extra_args={"limit": 7})

@@ -405,6 +405,7 @@ def test_two_streams_take_turns(drafting, prompts, truth):
     assert found == {0: truth[0], 1: truth[1]}
 
 
+@pytest.mark.slow
 def test_an_aborted_request_keeps_its_tokens_and_the_others_go_on(prompts, truth, sequences):
     engine = make_llm("Scripted", options={"sequences": sequences}, max_num_seqs=2).engine
     for index in range(3):
@@ -545,6 +546,7 @@ def test_penalties_equal_plain_decoding_with_and_without_drafts(name, llm, ngram
     assert counter(wrong, "spec_decode_num_accepted_tokens") > 0
 
 
+@pytest.mark.slow
 def test_bias_equals_plain_decoding_with_and_without_drafts(llm, drafting, ngram, prompts, truth, reference_model):
     bias = {truth[0][0]: -100.0, truth[0][3]: -5.0, 17: 4.0}
     params = GREEDY.replace(max_tokens=24, logit_bias=bias)

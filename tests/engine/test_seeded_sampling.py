@@ -164,6 +164,7 @@ def test_outputs_of_one_prompt_differ_and_repeat(plain_llm, prompts):
     assert len({output.token_ids for output in first.outputs}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["probs", "logits", "sparse", "mixed"])
 def test_reported_distributions_give_one_text_per_seed_in_any_batch(kind, prompts, sampled_sequences):
     llm = make_llm(

@@ -62,6 +62,7 @@ def speculate(cls: type, **settings) -> LLM:
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{}, {"max_num_batched_tokens": 16}, {"num_kv_blocks": 18, "max_num_seqs": 6, "block_size": 16}],
@@ -88,6 +89,7 @@ def test_embedding_and_head_are_the_targets(reference_model):
     assert (services.dtype, services.device.type) == (torch.float32, "cpu")
 
 
+@pytest.mark.slow
 def test_checkpoint_files_load_as_tensors_and_as_a_model(target_path, tmp_path):
     speculate(KvKeeper)
     services = KvKeeper.last.services
@@ -107,11 +109,13 @@ class Undeclared(KvKeeper):
     needs = Needs(history=True)
 
 
+@pytest.mark.slow
 def test_draft_kv_that_was_not_declared_is_refused_at_bind():
     with pytest.raises(Refusal, match="draft_kv belongs to draft_kv@1"):
         speculate(Undeclared)
 
 
+@pytest.mark.slow
 def test_draft_kv_counts_against_the_cache_budget():
     budget = {"kv_cache_memory_gib": 0.01}
     plain = kv_capacity_of(LLM("tiny", max_model_len=256, **budget))

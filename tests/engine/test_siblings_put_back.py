@@ -71,6 +71,7 @@ def chi_square(llm, expected: dict[tuple[int, int], float]) -> float:
     return sum((found[text] - COUNT * prob) ** 2 / (COUNT * prob) for text, prob in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["standard", "block"])
 def test_the_output_has_the_targets_distribution(rule, expected):
     speculative = {

@@ -203,6 +203,7 @@ def test_undeclared_fields_are_not_materialised(prompts, sequences):
     assert proposer_of(llm).seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ["plain", "preempting"])
 def test_a_host_proposer_is_given_the_tokens_so_far(settings, prompts, sequences):
     llm = make_llm("Echo", **SETTINGS[settings])
@@ -326,6 +327,7 @@ def uniforms(recorder):
     return {(each.request_id, each.committed_length): each.uniforms for step in recorder.steps for each in step}
 
 
+@pytest.mark.slow
 def test_draft_numbers_depend_on_the_request_alone(prompts, sequences):
     together = uniforms(record(prompts[:3], sequences)[1])
     chunked = uniforms(record(prompts[:3], sequences, **SETTINGS["chunked"])[1])

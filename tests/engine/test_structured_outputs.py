@@ -91,6 +91,7 @@ def plain_texts():
         }
 
 
+@pytest.mark.slow
 def test_what_ends_has_the_form_that_was_asked_for(plain_texts):
     ended = Counter()
     for (kind, _), found in plain_texts.items():
@@ -102,6 +103,7 @@ def test_what_ends_has_the_form_that_was_asked_for(plain_texts):
     assert set(ended) == set(ASKED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PROPOSERS if name != "plain"])
 def test_the_text_is_plain_decodings_with_any_drafts(plain_texts, name):
     with drafting(name) as llm:
@@ -343,6 +345,7 @@ def chances(model, compiled, vocabulary, prompt):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["standard", "block"])
 def test_drawn_drafts_follow_the_distribution_under_the_grammar(rule, backend, tokenizer, reference_model):
     """A chi-square test with fixed seeds. The draft model knows nothing of the grammar."""

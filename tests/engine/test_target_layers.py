@@ -128,6 +128,7 @@ def test_fewer_layers_draft_as_a_model_without_the_others_does(asked, plain, ref
     assert_exact(llm, reference_model, layers)
 
 
+@pytest.mark.slow
 def test_an_adapter_changes_the_drafts_and_nothing_else(asked, plain, reference_model):
     layers, added = (0, 1, 2, 3, 4), term()
     llm = make_llm("test_target_layers:Adapted", k=K, options={"layers": layers})
