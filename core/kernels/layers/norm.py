@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-_SCALES = (1e-4, 1e-2, 1.0, 100.0)  # the small ones tell epsilons apart
+_SCALES = torch.tensor([1e-4, 1e-2, 1.0, 100.0])  # the small ones tell epsilons apart
 
 
 class Spelled(nn.Module):
@@ -79,12 +79,10 @@ def _other_form(module: nn.Module, dtype: torch.dtype | None) -> Spelled | None:
     if len(inspect.signature(module.forward).parameters) != 1:
         return None
     inputs = torch.randn(8, weight.numel(), generator=torch.Generator().manual_seed(0)) + 0.3
+    inputs = (inputs * _SCALES[:, None, None]).to(weight.dtype)
     here = nn.Parameter(weight.detach().cpu(), requires_grad=False)  # a device may round otherwise, and is not asked
     forms = zip(_FORMS[weight.dtype](here, epsilons), _FORMS[weight.dtype](weight, epsilons), strict=True)
-    for shown, form in forms:
-        if all(_agree(module, shown, (inputs * scale).to(weight.dtype)) for scale in _SCALES):
-            return form
-    return None
+    return next((form for shown, form in forms if _agree(module, shown, inputs)), None)
 
 
 def _fused(weight: nn.Parameter, epsilons: set[float]) -> Iterator[Spelled]:
