@@ -44,6 +44,16 @@ class Model:
         return target_distribution(self.logits(prefix), self.params)
 
 
+@dataclass
+class Masked(Model):
+    """A grammar refuses one or two of the three tokens after every prefix, and never the likeliest."""
+
+    def logits(self, prefix: Sequence[int]) -> Tensor:
+        logits = super().logits(prefix)
+        order = logits.argsort()
+        return logits.index_fill(0, order[: 1 + int(order[0]) % 2], -torch.inf)
+
+
 Drawn = Callable[[Model], Iterator[tuple[Nodes, float]]]
 
 
