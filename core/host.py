@@ -22,6 +22,7 @@ from .config.speculative_config import SpeculativeConfig as SpeculativeConfig
 from .engine.assembly import parts_of as parts_of
 from .engine.device import profile_of as profile_of
 from .engine.exporters import prometheus_text as prometheus_text
+from .engine.grammars import Grammars as Grammars
 from .engine.plan import target_info as target_info
 from .engine.verifier_checkpoint import with_verifier as with_verifier
 from .engine.view import EngineView as EngineView
@@ -55,6 +56,7 @@ from .proposing.target_access import TargetAccess as TargetAccess
 from .proposing.top_tokens import TopTokens as TopTokens
 from .proposing.view_guard import Snapshot as Snapshot
 from .proposing.views import ViewBuilder as ViewBuilder
+from .request.grammar import RequestGrammar as RequestGrammar
 from .request.metrics import EngineMetrics as EngineMetrics
 from .request.request import Committed as Committed
 from .request.request import FinishReason as FinishReason

@@ -29,6 +29,7 @@ CAPABILITIES = (
     "the target's most likely tokens",
     "the target's keys and values",
     "the target's own layers",
+    "grammars of requests",
     "sampling parameters",
     "draft probabilities in verification",
     "sampled text follows the target's distribution",

@@ -37,11 +37,11 @@ from specdec.core.host import (
 )
 from specdec.sdk.errors import message
 from specdec.sdk.extensions import DraftKV, Trees
-from specdec.sdk.types import TargetInfo
 
 from ..best_path import PathViews, on_best_path
 from .distributions import dense_rows
 from .engine_step import EngineStep
+from .followed_grammars import FollowedGrammars
 from .rows import RequestRows, as_request
 from .shared_target import SharedTarget
 from .supervised_host import Retries, SupervisedHost
@@ -56,25 +56,25 @@ class Driver:
 
     def __init__(
         self,
-        info: TargetInfo,
         speculation: Speculation,
         observers: registry.Observers,
         target: SharedTarget,
         tokenizer: Any,
         rows: RequestRows,
         *,
+        grammars: FollowedGrammars | None = None,
         read_late: bool = False,
         watch: Watch | None = None,
         retry_after_steps: int = 0,
     ) -> None:
         """Make the proposer and bind it to the target. Raises what the proposer's constructor and `bind` raise.
 
-        read_late: whether drafts may stay unread where they are made on a device; see `propose_unread`.
-        watch: follows its calls. retry_after_steps: see `Retries`.
+        grammars: None means that the proposer reads none. read_late: whether drafts may stay unread where they are made
+        on a device; see `propose_unread`. watch: follows its calls. retry_after_steps: see `Retries`.
         """
-        plugin = speculation.loaded.plugin
+        plugin, info = speculation.loaded.plugin, speculation.info
         self._watch = watch or Watch(plugin, math.inf)
-        self.metrics = EngineMetrics(info.model, speculation.loaded.plugin.label)
+        self.metrics = EngineMetrics(info.model, plugin.label)
         self._info = info
         self._speculation = speculation
         self._on_verified = observers.on_verified
@@ -91,7 +91,9 @@ class Driver:
         self.reads_late = table is not None
         self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
         self._table: BlockTable | None = None  # of the draft KV, where a device addresses it
-        self._services = speculation.services(target, tokenizer, self._profile.backend)
+        self._grammars = grammars
+        grammar_of = None if grammars is None else grammars.of
+        self._services = speculation.services(target, tokenizer, self._profile.backend, grammar_of=grammar_of)
         host = speculation.host(
             self._services,
             self.metrics,
@@ -136,6 +138,8 @@ class Driver:
         request = self._rows.get(request_id)
         if request is not None and request.row < 0 and request.finish_reason is None:
             request.token_ids[:] = token_ids
+            if self._grammars is not None:
+                self._grammars.restart(request)
 
     def check(self, step: EngineStep) -> None:
         """Stop drafting if vLLM computed other positions than those that follow: its bookkeeping is not as known."""
@@ -292,7 +296,11 @@ class Driver:
             self._table.update((each.row, each.generation, each.request.blocks) for each in committed)
 
     def _as_request(self, request_id: str, step: EngineStep) -> Request:
-        return as_request(request_id, step.states[request_id], self._info.max_model_len, self._speculation.loaded)
+        state = step.states[request_id]
+        request = as_request(request_id, state, self._info.max_model_len, self._speculation.loaded)
+        if self._grammars is not None:
+            self._grammars.start(request, state.sampling_params.structured_outputs)
+        return request
 
     def _share(self, step: EngineStep, request_id: str, start: int, samples: bool) -> Scheduled:
         """What vLLM computed of a request, in a row. One that ended here gets none again, should vLLM run it on."""

@@ -9,13 +9,14 @@ import torch
 
 from specdec.core.host import Withheld, locate_model
 from specdec.sdk.errors import Refusal
-from specdec.sdk.extensions import KNOWN, Ahead, DraftKV
+from specdec.sdk.extensions import KNOWN, Ahead, DraftKV, Grammars
 from specdec.sdk.needs import Needs
 from specdec.sdk.ranges import MOST_NODES
 from specdec.sdk.types import TargetInfo
 
 from ..withheld import withheld
 from . import refused_drafts
+from .followed_grammars import unfollowed
 
 BLOCK_SIZE = 16
 """Of the draft KV's own blocks: vLLM's are its own."""
@@ -52,6 +53,9 @@ def withheld_by(config: Any) -> Withheld:
     """Extensions that this vLLM configuration does not have."""
     cache = "vLLM's cache is laid out for its own attention, and its layers run over that"
     found = withheld("vLLM", cache, torch.device(str(config.device_config.device)))
+    del found[Grammars.id]
+    if (why := unfollowed(config)) is not None:
+        found[Grammars.id] = why
     if config.kv_transfer_config is not None:
         reason = "prompts that another engine computed are never shown to it"
         found[DraftKV.id] = reason, "no KV connector, or a proposer without a network"

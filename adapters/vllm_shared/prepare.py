@@ -10,11 +10,12 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from specdec.core.host import Speculation, registry
-from specdec.sdk.extensions import TargetTokens
+from specdec.sdk.extensions import Grammars, TargetTokens
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
 from .driver import Driver
+from .followed_grammars import FollowedGrammars
 from .ignored_keys import refuse_ignored
 from .plan import describe_target, refuse_needs, refuse_plan, withheld_by
 from .rows import RequestRows
@@ -33,6 +34,7 @@ class Prepared:
     hooks: registry.HookPlugins
     supervision: Supervision
     tokenizer: str | None  # its directory
+    compact: bool  # whether vLLM was asked for JSON without whitespace
 
     @property
     def needs(self) -> Needs:
@@ -64,21 +66,25 @@ class Prepared:
             hooks,
             read_supervision(additional),
             None if model.skip_tokenizer_init else model.tokenizer,
+            vllm_config.structured_outputs_config.disable_any_whitespace,
         )
 
     def driver(self, target_model: Any, rows: RequestRows, *, read_late: bool = False) -> Driver:
         """Make and bind the proposer, once the target has its weights. `Driver.lay_out` follows."""
         tokenizer = None if self.tokenizer is None else AutoTokenizer.from_pretrained(self.tokenizer)
         target = SharedTarget(target_model, self.info)
+        grammars = None
+        if self.needs.extension(Grammars) is not None:
+            grammars = FollowedGrammars.load(tokenizer, self.info.vocab_size, compact=self.compact)
         watch = Watch(self.speculation.loaded.plugin, self.supervision.hang_seconds)
         watch.start()
         driver = Driver(
-            self.info,
             self.speculation,
             self.hooks.observers,
             target,
             tokenizer,
             rows,
+            grammars=grammars,
             read_late=read_late,
             watch=watch,
             retry_after_steps=self.supervision.retry_after_steps,

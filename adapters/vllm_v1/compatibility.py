@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..vllm_shared.followed_grammars import KINDS
 from ..written_for import check_engine
 
 TRIED_VERSIONS = ("0.32.0",)
@@ -55,6 +56,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     ),
     "CachedRequestState": ("prompt_token_ids", "sampling_params", "output_token_ids", "mm_features"),
     "SpecDecodeMetadata": ("num_draft_tokens",),
+    "StructuredOutputsParams": (*KINDS, "_backend"),
+    "StructuredOutputsConfig": ("backend", "disable_any_whitespace", "reasoning_parser", "enable_in_reasoning"),
 }
 """Fields of vLLM's dataclasses that are read."""
 
@@ -81,6 +84,8 @@ def differences(found: Mapping[str, Sequence[str] | None]) -> list[str]:
 
 
 def _found() -> dict[str, Sequence[str] | None]:
+    from vllm.config import StructuredOutputsConfig
+    from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -92,7 +97,8 @@ def _found() -> dict[str, Sequence[str] | None]:
     for owner, names in ((GPUModelRunner, METHODS), (StructuredOutputManager, OF_GRAMMARS)):
         found |= {name: _parameters(getattr(owner, name, None)) for name in names}
     found |= {name: _parameters(getattr(rejection_sampler, name, None)) for name in FUNCTIONS}
-    for cls in (SchedulerOutput, CachedRequestState, SpecDecodeMetadata):
+    asked_for = StructuredOutputsParams, StructuredOutputsConfig
+    for cls in (SchedulerOutput, CachedRequestState, SpecDecodeMetadata, *asked_for):
         found[cls.__name__] = tuple(field.name for field in dataclasses.fields(cls))
     return found
 

@@ -131,6 +131,22 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     ),
     "v1/kv_cache_interface.py:UniformTypeKVCacheSpecs": ("kv_cache_specs",),
     "v1/outputs.py:DraftTokenIds": ("req_ids", "draft_token_ids"),
+    "sampling_params.py:SamplingParams": ("structured_outputs",),
+    "sampling_params.py:StructuredOutputsParams": (
+        "json",
+        "json_object",
+        "regex",
+        "choice",
+        "grammar",
+        "structural_tag",
+        "_backend",
+    ),
+    "config/structured_outputs.py:StructuredOutputsConfig": (
+        "backend",
+        "disable_any_whitespace",
+        "reasoning_parser",
+        "enable_in_reasoning",
+    ),
     "config/speculative.py:": ("NgramGPUTypes",),
     "model_executor/models/extract_hidden_states.py:": ("CacheOnlyAttentionBackend",),
 }

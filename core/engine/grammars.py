@@ -15,15 +15,13 @@ from ..registry import PluginSettings, describe
 from ..registry.functions import call_offered
 from ..request.grammar import RequestGrammar
 
-MOST_SECONDS = 10.0  # of compiling one
-
 
 class Grammars:
     """The grammars of an engine's requests."""
 
-    def __init__(self, backend: str, vocabulary: Vocabulary, plugins: PluginSettings) -> None:
-        """backend: its name in the entry-point group `specdec.grammars`."""
-        self._name = backend
+    def __init__(self, backend: str, vocabulary: Vocabulary, plugins: PluginSettings, most_seconds: float = 10) -> None:
+        """backend: its name in the entry-point group `specdec.grammars`. most_seconds: of compiling one grammar."""
+        self._name, self._most_seconds = backend, most_seconds
         self._vocabulary = vocabulary
         self._plugins = plugins
         self._running: WeakValueDictionary[str, RequestGrammar] = WeakValueDictionary()
@@ -35,7 +33,7 @@ class Grammars:
     def start(self, asked: StructuredOutputs | None, request_id: str) -> RequestGrammar | None:
         """A request's grammar before its first token; None for nothing. Raises RequestError: SD-E340, SD-E341, SD-E342.
 
-        Raises PluginLoadError SD-E118, ConfigError SD-E132 where the backend cannot be had.
+        Raises what `backend` raises.
         """
         if asked is None:
             return None
@@ -43,11 +41,11 @@ class Grammars:
         if self._vocabulary.tokenizer is None:
             fix = {"fix": "a model with a tokenizer, or LLM(tokenizer=...)"}
             raise RequestError("SD-E340", f"{who} asks for structured output, and the model has no tokenizer", fix)
-        backend = self._backend
+        backend = self.backend
         try:
-            grammar = _within(MOST_SECONDS, lambda: backend.compile(asked))
+            grammar = _within(self._most_seconds, lambda: backend.compile(asked))
         except TimeoutError as error:
-            facts = {"limit": f"{MOST_SECONDS:g} s", "fix": "a smaller schema, expression or grammar"}
+            facts = {"limit": f"{self._most_seconds:g} s", "fix": "a smaller schema, expression or grammar"}
             raise RequestError("SD-E341", f"{who} asks for structured output that takes too long", facts) from error
         except Exception as error:
             given = asked.model_dump(exclude_defaults=True, by_alias=True)
@@ -61,7 +59,8 @@ class Grammars:
         return started
 
     @cached_property
-    def _backend(self) -> GrammarBackend:
+    def backend(self) -> GrammarBackend:
+        """What compiles, loaded when it is asked for. Raises PluginLoadError SD-E118, ConfigError SD-E132, SD-E343."""
         return call_offered("grammars", self._name, self._vocabulary, _as_it_is, self._plugins, ())
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEEPEST = 64  # levels of a schema
 LONGEST = 1 << 20  # characters of what is asked for
 CACHE_BYTES = 256 << 20
+COMPACT: dict[str, Any] = {"any_whitespace": False, "separators": (",", ":")}  # vLLM's form without whitespace
 
 
 class XGrammarBackend:
@@ -61,12 +62,11 @@ class XGrammarBackend:
         return CompiledGrammar(self._library, compiled, self._ordinary)
 
     def _compiled(self, asked: StructuredOutputs) -> Any:
-        compiler, any_whitespace = self._compiler, not asked.disable_any_whitespace
+        compiler, whitespace = self._compiler, COMPACT if asked.disable_any_whitespace else {}
         if asked.json_schema is not None:
-            schema = _json_text(asked.json_schema, "json")
-            return compiler.compile_json_schema(schema, any_whitespace=any_whitespace)
+            return compiler.compile_json_schema(_json_text(asked.json_schema, "json"), **whitespace)
         if asked.json_object:
-            return compiler.compile_json_schema('{"type": "object"}', any_whitespace=any_whitespace, strict_mode=False)
+            return compiler.compile_json_schema('{"type": "object"}', strict_mode=False, **whitespace)
         if asked.regex is not None:
             return compiler.compile_regex(_bounded(asked.regex))
         if asked.choice:

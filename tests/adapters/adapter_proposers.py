@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from specdec.plugins.eagle.proposer import Eagle3Proposer
+from specdec.plugins.forced import ForcedProposer
 from specdec.plugins.ngram import NgramProposer
 from specdec.sdk import (
     DistributionKind,
@@ -28,6 +29,18 @@ class LookUpThenHead(Chain):
     """A combinator of a host proposer and one with hidden states and draft KV."""
 
     parts = (NgramProposer, Eagle3Proposer)
+
+
+class ForcedThenLookUp(Chain):
+    """Drafts what a grammar forces, and else looks it up."""
+
+    parts = (ForcedProposer, NgramProposer)
+
+
+class ForcedThenHead(Chain):
+    """Drafts what a grammar forces, and else asks a head."""
+
+    parts = (ForcedProposer, Eagle3Proposer)
 
 
 class Silent:

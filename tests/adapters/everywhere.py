@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from specdec.plugins.forced import ForcedProposer
 from specdec.sdk import Draft, HostProposer, Needs, Phase, StrictModel
 from specdec.sdk.extensions import DraftKV, TargetKV, Trees
 from specdec.sdk.trees import tree_of_paths
@@ -149,6 +150,13 @@ class Witness(RepeatLast):
             assert stop == length - 1 if phase != Phase.PREFILL else stop < length
             self.events[Phase(phase).name] += 1
             self.alive[request_id] = (row, generation, stop)
+
+
+class ForcedWitness(ForcedProposer):
+    """Drafts what a grammar forces, and notes preemptions."""
+
+    def on_preempt(self, request):
+        Witness.events["preempt"] += 1
 
 
 class KVWitness(RepeatLast):

@@ -14,7 +14,7 @@ TOKENS = "abcde"
 ALLOWED = [0, 2, 3]  # the proposer `Drawn` draws the last token two times in three
 PROMPT = [1, 2, 3]
 TEMPERATURE = 0.7
-SAMPLING = {"temperature": TEMPERATURE, "max_tokens": 4, "seed": 3, "regex": "[acd]{4}"}
+SAMPLING = {"temperature": TEMPERATURE, "max_tokens": 4, "seed": 3, "structured_outputs": {"regex": "[acd]{4}"}}
 OTHER = 5  # the seed of a model whose drafts, cut before refused tokens, are biased by .18 (chi-square of one text)
 ENGINE = {"max_model_len": 32, "max_num_seqs": 50}
 

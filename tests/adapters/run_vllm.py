@@ -59,13 +59,11 @@ def images(job, batch):
 
 
 def with_grammar(settings):
-    """Sampling parameters with the regular expression that they name, as vLLM takes it."""
+    """Sampling parameters with the structured output that they name, as vLLM takes it."""
     from vllm.sampling_params import StructuredOutputsParams
 
-    others = {name: value for name, value in settings.items() if name != "regex"}
-    return others | (
-        {"structured_outputs": StructuredOutputsParams(regex=settings["regex"])} if "regex" in settings else {}
-    )
+    asked = settings.get("structured_outputs")
+    return settings if asked is None else settings | {"structured_outputs": StructuredOutputsParams(**asked)}
 
 
 def adapters(job):

@@ -9,6 +9,7 @@ from importlib.metadata import version
 import pytest
 from everywhere import Misuser, Witness
 from listener import Listener, shown
+from tool_calls import in_the_core
 
 from specdec import LLM, SamplingParams
 from specdec.sdk import ProposerError
@@ -100,6 +101,14 @@ def test_what_is_shown_of_the_target_changes_no_output(batch, plain, record, cap
     llm = make(TARGETS_VIEW[capability] | {"on_proposer_error": "raise"})
     assert generate(llm, batch) == plain
     record(llm, capability)
+
+
+def test_forced_text_is_drafted_and_changes_no_output(batch, record):
+    plain, _ = in_the_core(batch, None)
+    outputs, acceptance = in_the_core(batch, {"method": "forced", "num_speculative_tokens": 6})
+    assert outputs == plain
+    assert acceptance.num_accepted_tokens > 20
+    record(None, "grammars of requests")
 
 
 def test_no_misuse_ends_the_engine(batch, plain, record):

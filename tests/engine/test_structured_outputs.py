@@ -202,7 +202,7 @@ class Failing:
 
 def test_a_backend_that_fails_is_named_and_its_words_are_cut(tokenizer):
     grammars = EngineGrammars("mine", Vocabulary(tokenizer, len(tokenizer), frozenset()), PluginSettings())
-    grammars._backend = Failing()
+    grammars.backend = Failing()
     with pytest.raises(RequestError, match="KeyError") as caught:
         grammars.start(StructuredOutputs(regex="a" * 10_000), "7")
     assert caught.value.code == "SD-E341"

@@ -78,7 +78,7 @@ class Runner:
         torch.manual_seed(0)
         self.states_of = torch.randn(CONFIG["vocab_size"], self.width * CONFIG["hidden_size"]).to(self.device)
         rows = RequestRows.with_blocks(info, prepared.lookahead)
-        driver = Driver(info, prepared, hooks.observers, self.target, None, rows, read_late=read_late)
+        driver = Driver(prepared, hooks.observers, self.target, None, rows, read_late=read_late)
         driver.lay_out()
         logits = None
         if form != "greedy":

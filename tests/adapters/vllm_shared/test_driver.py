@@ -174,7 +174,7 @@ def make_driver(cls, policy="disable", sample="greedy", k=K, listener=None, retr
     layers = SimpleNamespace(model=model, device=torch.device("cpu"), dtype=torch.float32)
     lookahead = speculation.lookahead if speculation.loaded.needs.extension(DraftKV) else None
     rows = RequestRows.with_blocks(target, lookahead)
-    driver = Driver(target, speculation, hooks.observers, layers, None, rows, retry_after_steps=retry_after_steps)
+    driver = Driver(speculation, hooks.observers, layers, None, rows, retry_after_steps=retry_after_steps)
     driver.lay_out()
     return driver
 

@@ -72,6 +72,10 @@ def plan(**changes):
         "model_config.is_hybrid": False,
         "model_config.is_attention_free": False,
         "model_config.enable_prompt_embeds": False,
+        "model_config.skip_tokenizer_init": False,
+        "structured_outputs_config.backend": "auto",
+        "structured_outputs_config.reasoning_parser": "",
+        "structured_outputs_config.enable_in_reasoning": False,
         "speculative_config.rejection_sample_method": "standard",
         "speculative_config.draft_sample_method": "greedy",
         "additional_config": {},
@@ -165,9 +169,26 @@ def test_a_signature_that_changed_is_named(name):
 
 def test_what_vllm_does_not_show_of_its_target_is_withheld_with_the_reason():
     withheld = withheld_by(plan())
-    assert withheld.keys() == {TargetKV.id, TargetLayers.id, NewWeights.id, Grammars.id}
+    assert withheld.keys() == {TargetKV.id, TargetLayers.id, NewWeights.id}
     assert "vLLM's cache" in withheld[TargetKV.id][0]
     assert "specdec.LLM" in withheld[TargetLayers.id][1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"structured_outputs_config.backend": "guidance"}, '"guidance"'),
+        ({"structured_outputs_config.reasoning_parser": "qwen3"}, 'reasoning parser "qwen3"'),
+        ({"model_config.skip_tokenizer_init": True}, "no tokenizer"),
+    ],
+)
+def test_grammars_are_withheld_where_no_worker_can_follow_them(changed, reason):
+    assert reason in withheld_by(plan(**changed))[Grammars.id][0]
+
+
+def test_grammars_that_hold_while_it_reasons_too_begin_with_the_text():
+    settings = {"structured_outputs_config.reasoning_parser": "qwen3"}
+    assert Grammars.id not in withheld_by(plan(**settings, **{"structured_outputs_config.enable_in_reasoning": True}))
 
 
 def test_draft_kv_is_withheld_beside_a_connector_which_brings_prompts_of_another_engine():

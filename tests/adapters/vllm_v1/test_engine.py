@@ -7,8 +7,12 @@ from collections import Counter
 
 import pytest
 from grammar_of_five import ENGINE, OTHER, PROMPT, SAMPLING, chi_square, write_target
+from likely_pairs import REFUSING, TEMPERATURE, Grammar, likely_pairs
+from likely_pairs import chi_square as chi_square_of_pairs
 from listener import shown
 from lora_adapter import write_adapter
+from tool_calls import SAMPLING as SAMPLING_OF_CALLS
+from tool_calls import in_the_core
 from vllm_process import LISTENING, job_of, write_distribution
 
 from specdec import LLM, SamplingParams
@@ -290,6 +294,59 @@ def test_drawn_drafts_that_vllm_cuts_before_refused_tokens_are_biased(run_with_g
     """The control of the tests above. Drafters of vLLM's own are left as they are."""
     _, ratio = run_with_grammar(drafter, **how)
     assert ratio > 1
+
+
+@pytest.mark.parametrize("cuts", [False, True], ids=["kept", "cut"])
+def test_sampled_text_of_a_head_under_a_grammar_has_the_exact_distribution(
+    run_engine, model, prompts, tokenizer, tiny_drafter, cuts
+):
+    """Two tokens of a prompt; as the second the head mostly drafts what the grammar refuses. To cut there is biased."""
+    num_samples, prompt = 6000, prompts[0][:16]
+    pairs = likely_pairs(model, prompt, 8 / num_samples, Grammar(tokenizer, REFUSING))
+    asked = {"temperature": TEMPERATURE, "structured_outputs": {"regex": REFUSING}}
+    run = run_engine(
+        "eagle3",
+        k=2,
+        specdec={"model": tiny_drafter("eagle3")},
+        speculative=PROBABILISTIC,
+        batches=[[prompt]],
+        sampling=asked | {"n": num_samples, "max_tokens": 3, "ignore_eos": True, "seed": 7},
+        max_num_seqs=64,
+        cuts_refused=cuts,
+        **KEEPS_KV,
+    )
+    assert run["error"] is None
+    deviate = chi_square_of_pairs(Counter((one[0], one[1]) for one in run["outputs"][0][0]), num_samples, pairs)
+    assert (deviate > 3.7) == cuts, deviate
+
+
+@pytest.fixture(scope="module")
+def plain_calls(run_engine):
+    """What vLLM generates greedily under grammars without speculation."""
+    run = run_engine(sampling=SAMPLING_OF_CALLS)
+    assert run["error"] is None
+    return run["outputs"][0]
+
+
+@pytest.mark.parametrize(
+    ("proposer", "how"),
+    [(None, {}), (None, {"distributed_executor_backend": "mp"}), ("ForcedThenLookUp", {}), ("ForcedThenHead", {})],
+)
+def test_forced_text_is_drafted_as_in_the_core(run_engine, plain_calls, prompts, record, tiny_drafter, proposer, how):
+    """Requests with and without a grammar run side by side. A worker in another process is told what each asks for."""
+    specdec = {"method": "forced"} if proposer is None else {"method": f"adapter_proposers:{proposer}"}
+    specdec |= {"model": tiny_drafter("eagle3")} if proposer == "ForcedThenHead" else {}
+    run = run_engine("Configured", k=8, specdec=specdec, sampling=SAMPLING_OF_CALLS, **KEEPS_KV | how)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain_calls
+    outputs, acceptance = in_the_core(prompts, specdec | {"num_speculative_tokens": 8})
+    assert outputs == plain_calls
+    assert run["reports"][0]["errors"] == {}
+    assert counts(run)["num_accepted_draft_tokens"] == acceptance.num_accepted_tokens > 20
+    assert "not told of this grammar" not in run["log"]
+    if proposer is None:
+        assert counts(run) == {name: acceptance.as_dict()[name] for name in DRAFTED}
+    record(run, "grammars of requests")
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])

@@ -6,6 +6,9 @@ import re
 
 import pytest
 from everywhere import VOCAB_SIZE
+from tool_calls import CALL
+from tool_calls import SAMPLING as SAMPLING_OF_CALLS
+from tool_calls import in_the_core as in_the_core_under_grammars
 
 from specdec import LLM, SamplingParams
 
@@ -130,6 +133,52 @@ def test_chunks_and_preemptions_are_told_and_change_nothing(run_engine, batch, r
     assert events["PREFILL"] > 0
     told = ("start and finish are told, rows are stable", "prompts in chunks", "preemption is told")
     record(run, *told, *(["asynchronous scheduling"] if asynchronous else []))
+
+
+@pytest.fixture(scope="module")
+def plain_calls(run_engine):
+    """What vLLM generates greedily under grammars without speculation."""
+    run = run_engine(sampling=SAMPLING_OF_CALLS)
+    assert run["error"] is None
+    return run["outputs"][0]
+
+
+@pytest.mark.parametrize("proposer", ["forced", "ForcedThenLookUp", "ForcedThenHead"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_forced_text_is_drafted_as_in_the_core(
+    run_engine, plain_calls, batch, record, tiny_drafter, proposer, asynchronous
+):
+    """Requests with and without a grammar run side by side. Asynchronous scheduling fills drafts up."""
+    specdec = {"method": "forced" if proposer == "forced" else f"adapter_proposers:{proposer}"}
+    specdec |= {"model": tiny_drafter("eagle3")} if proposer == "ForcedThenHead" else {}
+    run = run_engine("Configured", k=6, specdec=specdec, sampling=SAMPLING_OF_CALLS, async_scheduling=asynchronous)
+    assert run["error"] is None
+    assert run["outputs"][0] == plain_calls
+    outputs, acceptance = in_the_core_under_grammars(batch, specdec | {"num_speculative_tokens": 6})
+    assert outputs == plain_calls
+    assert run["reports"][0]["errors"] == {}
+    assert "not told of this grammar" not in run["log"]
+    found, expected = counts(run), of_drafts(acceptance.as_dict())
+    assert found["num_accepted_draft_tokens"] >= expected["num_accepted_draft_tokens"] > 20
+    if not asynchronous:
+        assert found["num_accepted_draft_tokens"] == expected["num_accepted_draft_tokens"]
+    record(run, "grammars of requests")
+
+
+def test_a_preempted_request_begins_its_grammar_again(run_engine, batch):
+    """With asynchronous scheduling it also gives up the tokens of the step that was under way."""
+    tight = {"max_model_len": 320, "num_gpu_blocks_override": 12, "enable_prefix_caching": False}
+    asked = {"structured_outputs": {"json": CALL}, "max_tokens": 60}
+    prompts, settings = [[ids[:40] for ids in batch[:6]]], tight | {"async_scheduling": True}
+    plain_tight = run_engine(batches=prompts, sampling=asked, **settings)
+    forced = {"method": "everywhere:ForcedWitness"}
+    run = run_engine("Configured", k=6, specdec=forced, batches=prompts, sampling=asked, **settings)
+    assert run["error"] is None
+    assert run["outputs"] == plain_tight["outputs"]
+    assert run["events"]["preempt"] > 0
+    config = {"method": "forced", "num_speculative_tokens": 6}
+    _, acceptance = in_the_core_under_grammars(prompts[0], config, [asked] * 6)
+    assert counts(run)["num_accepted_draft_tokens"] > 0.9 * acceptance.num_accepted_tokens, "a preemption loses a draft"
 
 
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])

@@ -7,54 +7,38 @@ from collections import Counter
 import grammar_of_five
 import pytest
 import torch
+from likely_pairs import REFUSING, TEMPERATURE, Grammar, chi_square, likely_pairs
 from test_transformers import chi_square_of, distribution_of, small_model_of_five, tail_bound
 from transformers.generation import TemperatureLogitsWarper
 
 pytestmark = pytest.mark.full
 
 PROBABILISTIC = {"draft_sample_method": "probabilistic"}
-NUM_SAMPLES, TEMPERATURE = 600, 0.7
-LEAST = 8 / NUM_SAMPLES  # a cell of the chi-square expects eight samples at least
+NUM_SAMPLES = 600
+ASYNC = {"async_scheduling": True}
 
 
-@pytest.fixture(scope="module")
-def likely_pairs(model, batch):
-    """A prompt, and the probability of each likely pair of tokens after it. Without top_k: its kernel needs a GPU."""
-    prompt = batch[1][:16]
-
-    def following(ids):
-        with torch.inference_mode():
-            probs = (model(torch.tensor([ids])).logits[0, -1] / TEMPERATURE).softmax(dim=-1)
-        return {token: float(probs[token]) for token in (probs >= LEAST).nonzero()[:, 0].tolist()}
-
-    pairs = {(a, b): p * q for a, p in following(prompt).items() for b, q in following([*prompt, a]).items()}
-    return prompt, {pair: p for pair, p in pairs.items() if p >= LEAST}
-
-
-def chi_square(seen, pairs):
-    """Of the likely pairs and of all others together, as a deviate of the normal distribution."""
-    cells = [(seen[pair], p) for pair, p in pairs.items()]
-    cells.append((NUM_SAMPLES - sum(count for count, _ in cells), 1 - sum(pairs.values())))
-    value = sum((count - NUM_SAMPLES * p) ** 2 / (NUM_SAMPLES * p) for count, p in cells)
-    variance = 2 / (9 * len(pairs))  # Wilson and Hilferty (1931)
-    return ((value / len(pairs)) ** (1 / 3) - 1 + variance) / variance**0.5
-
-
-def test_sampled_text_follows_the_targets_distribution(run_engine, tiny_drafter, likely_pairs, record):
-    """The first token is sampled plainly, the second where a draft is verified."""
-    prompt, pairs = likely_pairs
+@pytest.mark.parametrize(("regex", "how"), [(None, {}), (REFUSING, {}), (REFUSING, ASYNC)])
+def test_sampled_text_of_a_head_follows_the_targets_distribution(
+    run_engine, model, batch, tokenizer, tiny_drafter, record, regex, how
+):
+    """The first token is sampled plainly, the second where a draft is verified. A grammar refuses likely drafts."""
+    prompt = batch[0][:16] if regex else batch[1][:16]
+    pairs = likely_pairs(model, prompt, 8 / NUM_SAMPLES, regex and Grammar(tokenizer, regex))
+    asked = {"structured_outputs": {"regex": regex}} if regex else {}
     run = run_engine(
         "eagle3",
         k=2,
         specdec={"model": tiny_drafter("eagle3")},
-        speculative={"draft_sample_method": "probabilistic"},
+        speculative=PROBABILISTIC,
         batches=[[prompt]],
-        sampling={"temperature": TEMPERATURE, "n": NUM_SAMPLES, "max_tokens": 3, "ignore_eos": True, "seed": 7},
+        sampling={"temperature": TEMPERATURE, "n": NUM_SAMPLES, "max_tokens": 3, "ignore_eos": True, "seed": 7} | asked,
         max_num_seqs=64,
+        **how,
     )
     assert run["error"] is None
     assert run["reports"][0]["num_draft_tokens"] > 0
-    deviate = chi_square(Counter((one[0], one[1]) for one in run["outputs"][0][0]), pairs)
+    deviate = chi_square(Counter((one[0], one[1]) for one in run["outputs"][0][0]), NUM_SAMPLES, pairs)
     assert deviate < 3.7, "1 in 10,000 seeds gives more"
     record(run, "sampled text follows the target's distribution")
 
@@ -126,9 +110,6 @@ def run_with_grammar(run_engine, tmp_path_factory):
         return run, grammar_of_five.chi_square(target, run["outputs"][0][0])
 
     return run
-
-
-ASYNC = {"async_scheduling": True}
 
 
 @pytest.mark.parametrize(
