@@ -39,13 +39,15 @@ def verify_synthetic(
 ) -> Verdict:
     """Accept draft i with probability rates[i], whatever it is; rates float [K] or []. Lossy, for benchmarks.
 
-    A greedy request accepts its argmax only, an id outside the vocabulary is never accepted.
+    A greedy request accepts its argmax only. An id outside the vocabulary is never accepted, nor one that is barred, as
+    by a grammar: its logit is -inf.
     """
     rows = _Rows(logits, cu_rows, drafts, sampling)
     positions = sampling.position.unsqueeze(1) + torch.arange(drafts.token_ids.shape[1], device=logits.device)
     uniforms = uniform(sampling.seed.unsqueeze(1), positions, Stream.TYPICAL)
     known = (drafts.token_ids >= 0) & (drafts.token_ids < logits.shape[1])
-    return rows.verdict((uniforms < rates.double()) & known)
+    possible = logits[rows.layout.rows[:, :-1], drafts.token_ids.where(known, 0)] > -torch.inf
+    return rows.verdict((uniforms < rates.double()) & known & possible)
 
 
 class _Rows:

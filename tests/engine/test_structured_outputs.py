@@ -112,6 +112,14 @@ def test_the_text_is_plain_decodings_with_any_drafts(plain_texts, name):
         assert counter(llm, "spec_decode_num_accepted_tokens") > 0
 
 
+def test_a_rate_of_acceptance_accepts_no_draft_that_the_grammar_refuses():
+    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": 1.0}
+    with LLM("tiny", speculative_config=PROPOSERS["model"] | synthetic, max_model_len=512) as llm:
+        found = texts(llm, ASKED["json"], temperature=1.0, max_tokens=80)
+    assert {reason for _, reason in found} <= {"stop", "length"}
+    assert all(has_its_form("json", text) for text, reason in found if reason == "stop")
+
+
 def test_rows_that_are_taken_back_and_prompts_in_chunks_change_nothing(plain_texts):
     expected = plain_texts["json", 1.0]
     with drafting("ngram", num_kv_blocks=12, block_size=8, max_num_batched_tokens=7) as llm:

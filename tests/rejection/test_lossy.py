@@ -49,9 +49,19 @@ def test_typical_acceptance_compares_with_the_entropy_of_the_row(values: list[fl
 def test_synthetic_rates_of_zero_and_one_are_certain(rates: list[float]) -> None:
     for seed in range(5):
         batch = random_batch(seed, replace(ONE_HOT, greedy=0.0, holes=False, idle=0.0))
-        verdict = verify_synthetic(batch.logits, batch.cu_rows, batch.drafts, batch.sampling, torch.tensor(rates))
+        logits = batch.logits.nan_to_num(neginf=-9.0)  # no token is barred
+        verdict = verify_synthetic(logits, batch.cu_rows, batch.drafts, batch.sampling, torch.tensor(rates))
         certain = rates.index(0.0) if 0.0 in rates else 3
         assert torch.equal(verdict.num_accepted, batch.drafts.lengths.clamp(max=certain))
+
+
+def test_synthetic_rates_accept_no_barred_token() -> None:
+    logits = torch.zeros(3, 4)
+    logits[1, 2] = -torch.inf
+    drafts = DraftRows(torch.tensor([[2, 2]]), torch.tensor([2]))
+    verdict = verify_synthetic(logits, torch.tensor([0, 3]), drafts, sampling_rows([Params()]), torch.ones(2))
+    assert int(verdict.num_accepted) == 1
+    assert int(verdict.output_ids[0, 1]) != 2
 
 
 def test_synthetic_rate_is_the_share_that_is_accepted() -> None:
