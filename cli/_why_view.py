@@ -49,9 +49,11 @@ def _parts(row: Result) -> Iterator[RenderableType]:
 
 def _losses(row: Result) -> str:
     losses = row["losses"]
+    refused = losses["misses_refused_by_grammars"]
+    by_grammars = f"; grammars refuse {refused} of them, {losses['lost_to_refused_misses']}" if refused else ""
     return (
         f"{losses['first_token_misses']} misses at the first position cost {losses['lost_to_first_token_misses']} "
-        f"draft tokens, {losses['late_misses']} later ones {losses['lost_to_late_misses']}"
+        f"draft tokens, {losses['late_misses']} later ones {losses['lost_to_late_misses']}{by_grammars}"
     )
 
 

@@ -26,6 +26,7 @@ class EngineSource:
     """A `Source` that runs our engine, with the taps as its proposer and as a listener."""
 
     measures_cost = True
+    takes_grammars = True
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:
         """Raises what an engine raises."""

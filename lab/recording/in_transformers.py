@@ -31,6 +31,7 @@ NO_END = -1  # an end of sequence that no text has
 class TransformersSource:
     """A `Source` that runs one request after the other in transformers."""
 
+    takes_grammars = False
     measures_cost = False  # a call of `generate` is not taken apart
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:

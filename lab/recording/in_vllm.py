@@ -34,6 +34,7 @@ DECIDED = {  # by recording: a prompt's every position is computed, and each ste
 class VLLMSource:
     """A `Source` that runs vLLM, with as many requests at a time as vLLM takes."""
 
+    takes_grammars = False
     measures_cost = False  # a replay is our engine's, and vLLM's steps are timed by another
 
     def __init__(self, settings: RecordSettings, plugins: PluginSettings) -> None:

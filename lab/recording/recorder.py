@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from specdec.core.registry import PluginSettings
 from specdec.sdk import ConfigError
+from specdec.sdk.structured_outputs import StructuredOutputs
 
 from ..dataset_files import PromptRow
 from ..datasets import load_dataset, of_category, spread
@@ -65,10 +66,11 @@ def record(
     """
     pyarrow()  # before a target is loaded
     rows = of_category(load_dataset(settings.dataset_name, settings.dataset_path, plugins), settings.category)
-    _refuse_forms(rows)
     rows = spread(rows, settings.num_prompts)
     progress.stage("loading")
     with closing(inside(settings, plugins)) as source:
+        if not source.takes_grammars:
+            _refuse_forms(rows)
         writer = RecordingWriter(folder, _manifest(settings, source, rows), max_disk=settings.max_disk)
         if source.texts.tokenizer is not None:
             source.texts.tokenizer.save_pretrained(folder / TOKENIZER)
@@ -76,11 +78,11 @@ def record(
 
 
 def _refuse_forms(rows: Sequence[PromptRow]) -> None:
-    """A recording keeps no grammar, so a replay would let a proposer draft what the engine refuses."""
+    """In another engine than ours nobody asks for a form."""
     asks = next((row.prompt_id for row in rows if row.structured_outputs is not None), None)
     if asks is not None:
-        facts = {"fix": "a dataset without structured_outputs; `specdec bench` takes this one"}
-        raise ConfigError("SD-E162", f"prompt {asks!r} asks for structured output, which is not recorded", facts)
+        facts = {"fix": "a dataset without structured_outputs, or --engine specdec"}
+        raise ConfigError("SD-E162", f"prompt {asks!r} asks for structured output, which is not recorded there", facts)
 
 
 def _recorded(
@@ -122,4 +124,8 @@ def _manifest(settings: RecordSettings, source: Source, rows: Sequence[PromptRow
 
 def _sha256(rows: Sequence[PromptRow]) -> str:
     """Hash of the prompts, in the order in which they run."""
-    return hashlib.sha256(json.dumps([asdict(row) for row in rows]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([asdict(row) for row in rows], default=_as_json).encode()).hexdigest()
+
+
+def _as_json(form: StructuredOutputs) -> dict[str, Any]:
+    return form.model_dump(mode="json")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from specdec.sdk.structured_outputs import StructuredOutputs
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RecordedRequest:
@@ -26,9 +28,10 @@ class RecordedRequest:
     prompt_token_ids: tuple[int, ...]  # [P]
     token_ids: tuple[int, ...]  # [T] committed, the end of sequence included
     past_token_ids: tuple[int, ...]  # what the target says after its end: drafts reach past it
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length", or "error" where its grammar allowed nothing more
     top_ids: Tensor  # [T, m] int64, the likeliest first
     top_logprobs: Tensor  # [T, m] float32
     token_logprobs: Tensor  # [T] float32, of the committed tokens
     tail_mass: Tensor  # [T] float32, the probability of every token that is not in top_ids
     entropy: Tensor  # [T] float32, in nats
+    structured_outputs: StructuredOutputs | None = None  # the form that its text has. None: it is free

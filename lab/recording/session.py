@@ -10,6 +10,7 @@ from specdec.sdk import ConfigError
 
 from ..conversation import Exchange, turn_id
 from ..dataset_files import PromptRow
+from ..prompts import params_of
 from .reader import Recording
 from .request import RecordedRequest
 from .source import Ended, Source
@@ -68,7 +69,7 @@ class RecordingSession:
         token_ids = tuple(self._source.texts.turn(row, self._said[row.prompt_id], chat=self._chat))
         if len(token_ids) > self._longest - self._sampling.max_tokens:
             return  # it and the turns after it are left out
-        params = self._sampling.replace(seed=(self._sampling.seed or 0) + number)
+        params = params_of(row, self._sampling, number)
         self._asked[request_id] = Asked(row, turn, number, token_ids, params)
         self.prompts.append(token_ids)
         self._source.add(request_id, token_ids, params)
@@ -91,7 +92,7 @@ class RecordingSession:
         if room <= 0:
             return False
         params = asked.params.replace(ignore_eos=True, stop=(), stop_token_ids=(), min_tokens=0)
-        params = params.replace(max_tokens=min(room, MOST_DRAFTS))
+        params = params.replace(max_tokens=min(room, MOST_DRAFTS), structured_outputs=None)
         name = PAST.format(ended.request_id)
         self._waiting[name] = ended
         self._source.add(name, [*asked.token_ids, *ended.token_ids], params, kept=False)
@@ -113,6 +114,7 @@ class RecordingSession:
             token_ids=ended.token_ids,
             past_token_ids=tuple(past_token_ids),
             finish_reason=ended.finish_reason,
+            structured_outputs=asked.params.structured_outputs,
             **kept.probabilities,
         )
         self._said[row.prompt_id].append(Exchange(recorded.prompt_token_ids, recorded.token_ids))

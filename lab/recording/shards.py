@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from specdec.sdk import ConfigError
 from specdec.sdk.json_files import read_text
+from specdec.sdk.structured_outputs import StructuredOutputs
 
 from .manifest import not_a_recording
 from .request import RecordedRequest
@@ -33,6 +35,7 @@ NUMBERS = ("number", "turn", "seed")
 TOKENS = ("prompt_token_ids", "token_ids", "past_token_ids")
 PER_POSITION = ("token_logprobs", "tail_mass", "entropy")
 PER_TOP = ("top_ids", "top_logprobs")
+FORM = "structured_outputs"  # as JSON; null: none. Recordings of earlier versions have no such column
 HIDDEN, LOGITS = "hidden_states", "logits"
 _NAME = re.compile(r"shard-(\d{5}|[1-9]\d{5,8})\.(parquet|safetensors|sha256)(\.tmp)?")
 
@@ -156,7 +159,7 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def _table(requests: Sequence[RecordedRequest]) -> Any:
     pa = pyarrow()
-    types = {name: pa.string() for name in TEXTS} | {name: pa.int64() for name in NUMBERS}
+    types = {name: pa.string() for name in (*TEXTS, FORM)} | {name: pa.int64() for name in NUMBERS}
     types |= {name: pa.list_(pa.int32()) for name in (*TOKENS, "top_ids")}
     types |= {name: pa.list_(pa.float32()) for name in (*PER_POSITION, "top_logprobs")}
     columns = {name: [_plain(getattr(each, name)) for each in requests] for name in types}
@@ -164,6 +167,8 @@ def _table(requests: Sequence[RecordedRequest]) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, StructuredOutputs):
+        return value.model_dump_json(by_alias=True, exclude_defaults=True)
     return value.reshape(-1).numpy() if isinstance(value, Tensor) else value
 
 
@@ -173,10 +178,11 @@ def read_shard(path: Path, top_m: int) -> list[RecordedRequest]:
     with reading(path):
         table = pa.parquet.read_table(path, memory_map=True, partitioning=None)
         columns = {name: table.column(name) for name in (*TEXTS, *NUMBERS, *TOKENS, *PER_POSITION, *PER_TOP)}
-        return [_row(columns, index, top_m) for index in range(len(table))]
+        forms = table.column(FORM).to_pylist() if FORM in table.column_names else [None] * len(table)
+        return [_row(columns, index, top_m, form) for index, form in enumerate(forms)]
 
 
-def _row(columns: Mapping[str, Any], index: int, top_m: int) -> RecordedRequest:
+def _row(columns: Mapping[str, Any], index: int, top_m: int, form: str | None) -> RecordedRequest:
     """Raises ValueError and others for what is no request."""
     values: dict[str, Any] = {name: columns[name][index].as_py() for name in (*TEXTS, *NUMBERS)}
     values |= {name: tuple(columns[name][index].as_py()) for name in TOKENS}
@@ -188,7 +194,14 @@ def _row(columns: Mapping[str, Any], index: int, top_m: int) -> RecordedRequest:
         flat = _tensor(columns[name][index]).to(dtype)
         values[name] = flat.view(length, top_m) if top_m else flat.new_zeros(length, 0)
     _require_kinds(values)
-    return RecordedRequest(**values)
+    return RecordedRequest(**values, structured_outputs=None if form is None else _form(form))
+
+
+def _form(text: str) -> StructuredOutputs:
+    try:
+        return StructuredOutputs.parse(json.loads(text), FORM)
+    except ConfigError as error:
+        raise ValueError(error.summary) from error
 
 
 def _require_kinds(values: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ class Ended:
 
     request_id: str
     token_ids: tuple[int, ...]  # [T] of output
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length" or "error"
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
 
@@ -39,6 +39,11 @@ class Source(Protocol):
 
     manifest: Manifest  # of the target and of who runs it; the recorder adds what is recorded
     texts: Texts
+
+    @property
+    def takes_grammars(self) -> bool:
+        """Whether requests may ask for structured output."""
+        ...
 
     @property
     def has_unfinished_requests(self) -> bool:

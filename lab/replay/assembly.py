@@ -56,7 +56,7 @@ class ReplayEngine(Engine):
         cannot answer, SD-E246 if `model` is another one.
         """
         self.recording = recording
-        config = _config(recording, device)
+        config = replay_config(recording, device)
         self._playback: Playback | None = None
         target = _target(recording)
         target = replace(target, checkpoint_dir=_directory(recording, target, model))
@@ -103,9 +103,10 @@ class ReplayEngine(Engine):
         return parts
 
 
-def _config(recording: Recording, device: str) -> EngineConfig:
+def replay_config(recording: Recording, device: str = "cpu") -> EngineConfig:
     """The recorded engine's settings, where they say anything about a replay."""
     kept = {"max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "max_model_len", "seed"}
+    kept |= {"structured_outputs_backend"}
     recorded = {name: value for name, value in recording.manifest.engine.items() if name in kept}
     values: dict[str, Any] = {"max_num_seqs": 1, "block_size": 16} | recorded
     values |= {"device": device, "cuda_graphs": False, "enable_profiling": True}

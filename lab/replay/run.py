@@ -172,6 +172,7 @@ def params_of(recording: Recording, request: RecordedRequest) -> SamplingParams:
     """The parameters under which it was recorded, so that it ends where it ended."""
     manifest = recording.manifest
     asked: dict[str, Any] = {"temperature": 0.0} | manifest.sampling | {"seed": request.seed, "detokenize": False}
+    asked["structured_outputs"] = request.structured_outputs
     params = SamplingParams(**asked | {"stop": ()})
     ends = {*manifest.eos_token_ids, *params.stop_token_ids}
     if request.finish_reason == "stop" and request.token_ids[-1] in ends:

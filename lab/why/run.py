@@ -20,8 +20,9 @@ from ..replay.rows import counts_of, recorded_cell, recorded_texts, request_rows
 from ..replay.run import Replayed, replay
 from ..result import SCHEMA_VERSION, acceptance_facts
 from .choices import PROBE_TEMPERATURES, ChoicesListener
+from .grammars import Refuses, refusals_of
 from .summary import why_facts
-from .trace import Choices, Traced, View, misses_of
+from .trace import Choices, Traced, View, free, misses_of
 
 Replays = Callable[..., Replayed]
 Found = dict[tuple[str, int, int], Choices]  # as of `ChoicesListener`
@@ -50,7 +51,8 @@ def run_why(
         once = partial(replay, recording, plugins=plugins, model=model, device=device)
         replayed.append(_replayed(variant, once))
     texts = recorded_texts(recording, [steps_of(run) for run, _, _ in replayed])
-    rows = [_row(recording, variant, *each, texts) for variant, each in zip(variants, replayed, strict=True)]
+    refusals = refusals_of(recording, plugins)
+    rows = [_row(recording, variant, *each, texts, refusals) for variant, each in zip(variants, replayed, strict=True)]
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "why",
@@ -90,9 +92,13 @@ def _row(
     found: Found,
     origin: str,
     texts: Mapping[str, str],
+    refusals: Mapping[str, Refuses],
 ) -> dict[str, Any]:
     steps = steps_of(replayed)
-    traced = [_traced(request, steps[request.request_id], found) for request in recording]
+    traced = [
+        _traced(request, steps[request.request_id], found, refusals.get(request.request_id, free))
+        for request in recording
+    ]
     requests = request_rows(recording, steps)
     counts = {request.request_id: counts_of(steps[request.request_id]) for request in recording}
     categories = dict.fromkeys(request.category for request in recording)
@@ -110,7 +116,7 @@ def _row(
     }
 
 
-def _traced(request: RecordedRequest, steps: Sequence[Step], found: Found) -> Traced:
+def _traced(request: RecordedRequest, steps: Sequence[Step], found: Found, refuses: Refuses) -> Traced:
     starts = list(accumulate((step.num_committed for step in steps), initial=0))
 
     def view(place: int) -> View | None:
@@ -129,4 +135,5 @@ def _traced(request: RecordedRequest, steps: Sequence[Step], found: Found) -> Tr
         steps=steps,
         target=view,
         proposer=choices,
+        refuses=refuses,
     )

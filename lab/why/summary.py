@@ -112,14 +112,17 @@ def token_class(text: str | None) -> str:
 
 
 def _losses(trials: Sequence[Trial]) -> dict[str, Any]:
-    """Whether drafts fail at once or late: draft tokens lost to misses at the first position, and to later ones."""
+    """Whether drafts fail at once, late, or by a grammar: misses of each kind, and draft tokens lost to them."""
     first = [trial for trial in trials if not trial.accepted and trial.position == 0]
     later = [trial for trial in trials if not trial.accepted and trial.position > 0]
+    refused = [trial for trial in (*first, *later) if trial.refused]
     return {
         "first_token_misses": len(first),
         "lost_to_first_token_misses": sum(trial.num_lost for trial in first),
         "late_misses": len(later),
         "lost_to_late_misses": sum(trial.num_lost for trial in later),
+        "misses_refused_by_grammars": len(refused),
+        "lost_to_refused_misses": sum(trial.num_lost for trial in refused),
     }
 
 

@@ -23,6 +23,11 @@ class Choices(NamedTuple):
     probabilities: Sequence[float] | None  # theirs; None: unknown
 
 
+def free(text_position: int, token_id: int) -> bool:
+    """What a text without a grammar refuses: nothing."""
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traced:
     """One request's steps, and where the distributions at each place can be read."""
@@ -34,6 +39,7 @@ class Traced:
     steps: Sequence[Step]
     target: Callable[[int], View | None]  # by output position; None: nothing was kept
     proposer: Callable[[int, int], Choices | None]  # by step and draft position; None: it reports none
+    refuses: Callable[[int, int], bool] = free  # whether its grammar refuses a token, by output position and token id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,11 @@ class Trial:
     def num_lost(self) -> int:
         """Draft tokens that were thrown away with it, itself included; 0 if it was accepted."""
         return 0 if self.accepted else self.num_drafted - self.position  # of a tree, the nodes beside the path
+
+    @property
+    def refused(self) -> bool:
+        """Whether the request's grammar refuses it."""
+        return self.request.refuses(self.text_position, self.draft_token_id)
 
     @property
     def context_length(self) -> int:
@@ -124,6 +135,7 @@ def _miss(trial: Trial) -> dict[str, Any]:
         "draft_token_id": trial.draft_token_id,
         "target_token_id": trial.target_token_id,
         "num_lost": trial.num_lost,
+        "refused_by_grammar": trial.refused,
         **_of_target(trial.view, trial.draft_token_id),
         **_of_proposer(trial),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from recordings import make
 
 from specdec import LLM, SamplingParams
 from specdec.core.engine.assembly import parts_of
@@ -63,8 +62,3 @@ def test_it_takes_no_path(tmp_path):
     with pytest.raises(ConfigError) as raised:
         load_dataset("tools", tmp_path)
     assert raised.value.code == "SD-E164"
-
-
-def test_recordings_refuse_what_they_do_not_keep(tmp_path):
-    with pytest.raises(ConfigError, match="not recorded"):
-        make(tmp_path / "x", dataset_name="tools")
