@@ -34,6 +34,9 @@ Count = Annotated[int, Meta(ge=0, lt=2**53)]
 Tokens = Annotated[list[Token], Meta(max_length=2**20)]
 
 
+Method = Literal["metrics", "save", "load", "update_weights"]
+
+
 class Message(msgspec.Struct, array_like=True):
     """An array that begins with the number of its kind."""
 
@@ -145,11 +148,11 @@ class Failed(Message, tag=10):
 
 
 class Call(Message, tag=11):
-    """Calls a method of the proposer. `save` and `load` are for the engine that started the process."""
+    """Calls a method of the proposer. All but `metrics` are for the engine that started the process."""
 
     number: Count
-    method: Literal["metrics", "save", "load"]
-    path: Text = ""  # a directory
+    method: Method
+    path: Text = ""  # a directory; of `update_weights`, a file of safetensors
 
 
 class Returned(Message, tag=12):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec import SamplingParams
@@ -211,8 +212,14 @@ class Hosted:
         return {name.removeprefix(prefix): value for name, value in self.host.told_metrics().items()}
 
     def call(self, method: str, path: Path) -> None:
-        """Have the proposer `save` its state to a directory, or `load` it. Raises ProposerError."""
-        self.host.must(method, path)
+        """Have the proposer `save` its state to a directory, `load` it, or take the weights of a file.
+
+        Raises ProposerError, and ConfigError for weights that do not fit.
+        """
+        if method == "update_weights":
+            self.host.update_weights(load_file(path))
+        else:
+            self.host.must(method, path)
 
     def close(self) -> None:
         """Save its state if that was asked for, and close it."""

@@ -26,6 +26,7 @@ from specdec.sdk.wire import (
     Call,
     Drafts,
     End,
+    Failed,
     Hello,
     Refused,
     Returned,
@@ -71,7 +72,8 @@ class Server:
     ) -> None:
         """Listen at once; clients wait until `serve`. Raises ConfigError SD-E333 for an address that cannot be had.
 
-        keeps_state: a client may have the proposer save and load its state. None but an engine that started it may.
+        keeps_state: a client may have the proposer save and load its state, and take weights. None but an engine that
+        started it may.
         key: who has none that fits is not let in. None means that nothing is encrypted.
         """
         require_private(address, has_key=key is not None)
@@ -187,12 +189,15 @@ class Server:
         drafts = self._hosted.step(rows)
         return Drafts(ask.number, drafts, int(1e6 * (time.perf_counter() - start)))
 
-    def _called(self, call: Call) -> Returned:
+    def _called(self, call: Call) -> Returned | Failed:
         if call.method == "metrics":
             return Returned(call.number, self._hosted.figures())
         if not self._keeps_state:
-            raise RequestError("SD-E331", "a client asks for the state of a proposer that it shares with others")
-        self._hosted.call(call.method, Path(call.path))
+            raise RequestError("SD-E331", "a client asks for what changes a proposer that it shares with others")
+        try:
+            self._hosted.call(call.method, Path(call.path))
+        except ConfigError as error:  # weights that do not fit
+            return as_failed(error, call.number)
         return Returned(call.number)
 
     def _refuse(self, client: ClientId, error: SpecdecError) -> None:

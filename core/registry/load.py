@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from specdec.sdk.config import NetworkSettings, ProposerConfig, StrictModel, unknown_keys, wrong_values
 from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
-from specdec.sdk.extensions import KNOWN, Trees
+from specdec.sdk.extensions import KNOWN, Extension, Trees
 from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.needs import Needs
 from specdec.sdk.proposer_protocol import Proposer
@@ -73,7 +73,7 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
         raise _no_trees(config.max_nodes, target, plugin)
     if config.max_nodes is None and draws_trees:  # which it says only now
         proposer_config = proposer_config.replace(max_nodes=proposer_config.num_draft_tokens)
-    methods |= check_extensions(cls, needs, KNOWN.values(), plugin)
+    methods |= check_extensions(cls, needs, _offered(target), plugin)
     logger.info("proposer %s: class %s, K=%d", plugin, plugin.target, proposer_config.num_draft_tokens)
     state_dir = _state_dir(config, plugin, methods)
     loaded = LoadedProposer(plugin, cls, proposer_config, needs, methods, state_dir, request_options)
@@ -91,8 +91,13 @@ def _isolated(loaded: LoadedProposer, isolate: Callable[..., Any], isolation: An
         raise ConfigError("SD-E132", "nobody offers this isolation", facts, plugin=plugin)
     config = config.replace(max_nodes=None)
     needs = _needs(cls, config, info, plugin)
-    methods = check_class(cls, plugin) | check_extensions(cls, needs, KNOWN.values(), plugin)
+    methods = check_class(cls, plugin) | check_extensions(cls, needs, _offered(info), plugin)
     return replace(loaded, cls=cls, config=config, needs=needs, methods=methods)
+
+
+def _offered(target: TargetInfo) -> list[type[Extension]]:
+    """The extensions whose methods are called if a class asks for them."""
+    return [each for id_, each in KNOWN.items() if id_ in target.extensions]
 
 
 def _state_dir(config: SpeculativeConfig, plugin: PluginId, methods: Collection[str]) -> Path | None:

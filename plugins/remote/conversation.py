@@ -6,12 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from specdec.sdk.config import ProposerConfig
 from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
 from specdec.sdk.types import Draft, RequestView, StepView, TargetInfo
-from specdec.sdk.wire import PROTOCOL, Ask, Call, Drafts, Failed, Hello, Returned, as_error
+from specdec.sdk.wire import PROTOCOL, Ask, Call, Drafts, Failed, Hello, Method, Returned, as_error
 
 from .drafter import Drafter, Place
 from .texts import Text, end_of, start_of
@@ -113,19 +113,20 @@ class Conversation:
             self._figures_there = returned.figures
         return self._figures_there
 
-    def call(self, method: Literal["save", "load"], path: str) -> None:
-        """Have it save its state, or load it. Raises its ProposerError, or SD-E336 if it does not answer.
+    def call(self, method: Method, path: str, again: str | None = None) -> None:
+        """Have it save its state, load it, or take weights. Raises its SpecdecError, or SD-E336 without an answer.
 
-        What is loaded is loaded again by a drafter that comes back.
+        again: what is changed. A drafter that comes back is told the newest call for each. None means that it is not.
         """
         if self._call(method, path, self._options.start_seconds) is None:
-            facts = {"asked": f"{method} {path}", "effect": "nothing was saved or loaded"}
+            facts = {"asked": f"{method} {path}", "effect": "it was not done", "fix": "again when the drafter is back"}
             raise ProposerError("SD-E336", "a drafter in another process did not answer", facts, plugin=self._plugin)
-        if method == "load":
-            self._drafter.first_words = Call(0, method, path)
+        if again is not None:
+            self._drafter.first_words.pop(again, None)
+            self._drafter.first_words[again] = Call(0, method, path)
 
-    def _call(self, method: Literal["metrics", "save", "load"], path: str, seconds: float) -> Returned | None:
-        """None: no answer came. Raises its ProposerError."""
+    def _call(self, method: Method, path: str, seconds: float) -> Returned | None:
+        """None: no answer came. Raises its SpecdecError."""
         self._number += 1
         number, end = self._number, time.monotonic() + seconds
         if not self._is_up() or not self._drafter.send(Call(number, method, path)):

@@ -104,7 +104,7 @@ class Drafter:
         self._next_try = 0.0
         self._loss: _Loss | None = None  # of a drafter that has not ended yet
         self.num_draft_tokens = 0  # the most that it drafts
-        self.first_words: ToServer | None = None  # behind the hello of each connection
+        self.first_words: dict[str, ToServer] = {}  # behind the hello of each connection, in this order
 
     def begin(self, seconds: float) -> None:
         """Reach it for the first time. Raises ConfigError SD-E334 if it does not answer, or as it refuses."""
@@ -220,8 +220,8 @@ class Drafter:
         """Raises LostError."""
         self._connection = self._place.connect()
         self._connection.send(self._hello)
-        if self.first_words is not None:
-            self._connection.send(self.first_words)
+        for each in self.first_words.values():
+            self._connection.send(each)
 
     def _welcomed(self, answer: Welcome) -> None:
         self._up = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -22,11 +22,12 @@ from specdec.sdk import (
     hookimpl,
 )
 from specdec.sdk.elsewhere import refuse_what_reads_the_target
-from specdec.sdk.extensions import MOST_OUTCOMES, Metrics, State
+from specdec.sdk.extensions import MOST_OUTCOMES, Extension, Metrics, NewWeights, State
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.proposer_protocol import Proposer
 
+from .lasting import KeepsState, TakesWeights
 from .proposer import AsksElsewhere, WaitingOptions
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ PROCESS = "process"
 OUT_OF_MEMORY = re.compile("MemoryError|allocate memory|not enough memory")
 """Python's error, and torch's, which has no class of its own."""
 Outcomes = Annotated[int, Field(ge=0, le=MOST_OUTCOMES)]
+LASTING: Mapping[Extension, type[Proposer]] = MappingProxyType({State(): KeepsState, NewWeights(): TakesWeights})
+"""The methods of extensions that a process is asked for what it shares with nobody."""
 FIGURES = "process_"
 """What the names of figures about the process begin with; others are the proposer's own."""
 
@@ -71,21 +74,23 @@ def isolate_proposer(isolation: str | Mapping[str, Any], proposer: CheckedPropos
     if missing:
         raise ConfigError("SD-E330", f"{missing} is not installed", {"fix": INSTALL_REMOTE}, plugin=proposer.plugin)
     _refuse(proposer)
-    needs, asked = proposer.needs, _asked(proposer)
+    asked = _asked(proposer)
 
     class Isolated(IsolatedProposer):
         __doc__ = f"{proposer.cls.__name__} in a process of its own."
         _inner, _isolation, _asked = proposer, options, asked
 
+    needs = proposer.needs
+    lasting = {each: cls for each, cls in LASTING.items() if needs.extension(type(each))}
     Isolated.needs = Needs(
         history=True,
         state="shared" if needs.state == "shared" else "per_request",
         deterministic=needs.deterministic and options.deadline_ms is None,
         min_draft_tokens=needs.min_draft_tokens,
         max_draft_tokens=needs.max_draft_tokens,
-        extensions=(Metrics(), State()) if needs.extension(State) else (Metrics(),),
+        extensions=(Metrics(), *lasting),
     )
-    return KeepingState.around(Isolated) if needs.extension(State) else Isolated
+    return type(Isolated.__name__, (Isolated, *lasting.values()), {})
 
 
 def _refuse(proposer: CheckedProposer) -> None:
@@ -162,20 +167,3 @@ class IsolatedProposer(AsksElsewhere):
         own = self._conversation.figures_there()
         shown = {**super().metrics(), "restarts": float(self._child.num_starts - 1)}
         return own | {FIGURES + name: value for name, value in shown.items()}
-
-
-class KeepingState(IsolatedProposer):
-    """One that has state to save, and to load again."""
-
-    @classmethod
-    def around(cls, isolated: type[IsolatedProposer]) -> type[IsolatedProposer]:
-        """The same class with these methods."""
-        return type(isolated.__name__, (isolated, cls), {})
-
-    def save(self, path: Path) -> None:
-        """The process writes it."""
-        self._conversation.call("save", str(path))
-
-    def load(self, path: Path) -> None:
-        """The process reads it, and one that is started later does too, while it is there."""
-        self._conversation.call("load", str(path))

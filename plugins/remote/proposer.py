@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pydantic import Field, model_validator
 
 from specdec.sdk import (
+    ConfigError,
     Draft,
     Needs,
     ProposerBase,
@@ -21,11 +22,13 @@ from specdec.sdk import (
     TargetInfo,
 )
 from specdec.sdk.addresses import require_private
-from specdec.sdk.extensions import Metrics
+from specdec.sdk.extensions import Metrics, NewWeights
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.keys import read_client_key
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .conversation import Conversation
 
 
@@ -108,8 +111,9 @@ class RemoteProposer(AsksElsewhere):
         missing = missing_of_remote()
         if missing:
             raise Refusal(f"{missing} is not installed", INSTALL_REMOTE)
+        asked = tuple(each for each in (Metrics(), NewWeights()) if each.id in target.extensions)
         deterministic = config.options.deadline_ms is None
-        return Needs(history=True, state="shared", deterministic=deterministic, extensions=(Metrics(),))
+        return Needs(history=True, state="shared", deterministic=deterministic, extensions=asked)
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Reach the drafter.
@@ -122,6 +126,15 @@ class RemoteProposer(AsksElsewhere):
         options = self.config.options
         key = None if options.key is None else read_client_key(Path(options.key))
         self._conversation = Conversation(At(options.address, key), self.config, target)
+
+    def update_weights(self, tensors: Mapping[str, Tensor]) -> NoReturn:
+        """Raise ConfigError SD-E227: other engines draft with it too, and its server has the checkpoint."""
+        facts = {
+            "because": f"the drafter at {self.config.options.address} is not this engine's own",
+            "fix": 'start its server again with the new checkpoint: engines find it. Or "isolation": "process" beside '
+            "the draft network's own method",
+        }
+        raise ConfigError("SD-E227", "this proposer takes no new weights from an engine", facts)
 
     def metrics(self) -> Mapping[str, float]:
         """The conversation's figures, and behind `there_` what the proposer publishes, for all of its engines."""

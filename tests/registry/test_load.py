@@ -617,6 +617,15 @@ def test_a_method_of_an_extension_that_was_not_asked_for_is_a_warning_and_not_ca
         assert "metrics" not in load(mine).methods
 
 
+def test_a_method_of_an_extension_that_is_not_offered_is_no_cause_for_a_warning(target, recwarn):
+    asks = classmethod(lambda cls, config, target: Needs(extensions=target.extensions & {"metrics@1"}))
+    mine = type("Mine", (Fine,), {"needs": asks, "metrics": lambda self: {}})
+    config = SpeculativeConfig.parse({"method": "mine", "num_speculative_tokens": 4})
+    lacking = replace(target, extensions=target.extensions - {"metrics@1"})
+    assert "metrics" not in load_proposer(ResolvedProposer(PLUGIN, mine, None), config, lacking).methods
+    assert not list(recwarn)
+
+
 def test_methods_of_extensions_that_were_asked_for_are_called(load):
     methods = {"save": lambda self, path: None, "load": lambda self, path: None, "metrics": lambda self: {}}
     mine = type("Mine", (Fine,), {"needs": Needs(extensions=(State(), Metrics())), **methods})

@@ -1,4 +1,4 @@
-"""Lets tests import `drafter_servers` by name."""
+"""Lets tests import `isolated_proposers` by name."""
 
 from __future__ import annotations
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import zmq
-from drafter_servers import Client
+from drafter_servers import Client, inner, served
 from inside import proposer_of
 from test_isolation import GREEDY, NGRAM, PROMPTS, engine, figures, is_alive, mine, processes_of, texts, until
 from test_remote import remote
@@ -214,21 +210,6 @@ def test_a_process_that_cannot_be_started_is_one_that_is_not_there(tmp_path, mon
 # A server
 
 
-@contextmanager
-def served(proposer, listen, **config):
-    """The command, its process and its address."""
-    command = [sys.executable, "-m", "specdec", "serve-proposer", proposer, "--target", "tiny", "--listen", listen]
-    asked = json.dumps({"num_speculative_tokens": 4} | config)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "-sc", asked], env=environment, **pipes) as process:
-        assert process.stdout is not None
-        try:
-            yield process, process.stdout.readline().rpartition(" at ")[2].strip()
-        finally:
-            process.kill()
-
-
 def there(llm) -> dict[str, float]:
     return {m.name.removeprefix("specdec:proposer_remote_"): m.value for m in llm.get_metrics() if "_remote_" in m.name}
 
@@ -269,11 +250,6 @@ def test_a_server_that_finds_no_room_for_its_state_says_so_and_keeps_the_earlier
     assert "File too large" in said
     assert saved
     assert saved == {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
-
-
-def inner(process) -> int:
-    """The process that serves: the command's own waits for it."""
-    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
 
 
 def mebibytes_of(pid: int) -> int:

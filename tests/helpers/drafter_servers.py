@@ -1,12 +1,16 @@
-"""A server on a thread of the tests' process, and a client that speaks to it in plain messages."""
+"""A server on a thread of the tests' process or in one of its own, and a client that speaks to it in plain messages."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 
 import zmq
 
@@ -45,6 +49,26 @@ def serving(hosted, address, limits=None, clock=None, key=None) -> Iterator[Serv
         server.close()
         os.close(reading)
         os.close(writing)
+
+
+@contextmanager
+def served(proposer, listen, **config):
+    """A process that finds what this one does, and its address."""
+    command = [sys.executable, "-m", "specdec", "serve-proposer", proposer, "--target", "tiny", "--listen", listen]
+    asked = json.dumps({"num_speculative_tokens": 4} | config)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "-sc", asked], env=environment, **pipes) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().rpartition(" at ")[2].strip()
+        finally:
+            process.kill()
+
+
+def inner(process) -> int:
+    """The process that serves: the command's own waits for it."""
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
 
 
 class Client:
