@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def served_speculation(
 
 
 class Hosted:
-    """The proposer and the requests of every client, by names that are unlike between clients.
+    """The proposer and the requests of every client, by names that begin with their client's and a slash.
 
     Requests keep their rows and draft KV while their engine preempts them: the texts stay the same.
     """
@@ -127,14 +128,14 @@ class Hosted:
         self._failed: SpecdecError | None = None  # between steps
 
     def start(self, name: str, start: Start) -> None:
-        """Take a request in, and show its prompt up to the last token. Without a free slot nothing happens.
+        """Take a request in, and show its prompt up to the last token. Without a slot for it nothing happens.
 
         Raises RequestError for options that the proposer does not take, or a prompt that does not fit; ProposerError.
         """
         self.end(name)
         self._require_tokens(start.prompt, len(start.prompt), name)
         options = self._loaded.read_request(_as_json(start.options, name), name)
-        if not self._rows.num_free:
+        if not self._rows.num_free and not self._gets_slot(name):
             return
         request = Request(
             request_id=name,
@@ -150,6 +151,15 @@ class Hosted:
         self._texts[name] = _Text(request)
         self._progress.start([request])
         self._catch_up([request])
+
+    def _gets_slot(self, name: str) -> bool:
+        """Whether the client with the most requests gives its newest one up: to a client that has two fewer or less."""
+        held = Counter(map(_client_of, self._texts))
+        (most, number), *_ = held.most_common(1)
+        if number < held[_client_of(name)] + 2:
+            return False
+        self.end(next(each for each in reversed(self._texts) if _client_of(each) == most))
+        return True
 
     def step(self, rows: Sequence[tuple[str, Row]]) -> list[Drafted]:
         """Show what was committed, and draft. Raises ProposerError, RequestError for tokens that cannot be.
@@ -319,6 +329,10 @@ class Hosted:
         budget = min(asked, self.num_draft_tokens, self.info.max_model_len - each.length)
         wanted = each.token_ids and self.host.wants_drafts_for(each.request.request_id)
         return budget if wanted and budget >= max(self._loaded.needs.min_draft_tokens, 1) else 0
+
+
+def _client_of(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def _verified(accepted: Sequence[int], answered: Sequence[int], num_drafted: int) -> list[int]:

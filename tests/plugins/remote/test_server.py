@@ -216,6 +216,26 @@ def test_requests_beyond_the_slots_are_answered_with_full(tmp_path) -> None:
         assert drafts_of(client, 2, Row("b", 7, [3], 1)) == [(DRAFTED, 8, [4])]
 
 
+def test_a_client_with_all_slots_gives_some_up_to_others_until_they_have_as_many(tmp_path) -> None:
+    address, hosted = f"ipc://{tmp_path}/socket", hosted_with(NGRAM, max_num_seqs=4)
+    with serving(hosted, address), Client(address) as many, Client(address) as few:
+        many.hello(), few.hello()
+        rows = [Row(name, 7, [3], 1) for name in "abcd"]
+        for row in rows:
+            many.say(Start(row.request_id, REPEATING))
+        assert [state for state, *_ in drafts_of(many, 1, *rows)] == [DRAFTED] * 4
+        for row in rows[:3]:
+            few.say(Start(row.request_id, REPEATING))
+        assert [state for state, *_ in drafts_of(few, 1, *rows[:3])] == [DRAFTED, DRAFTED, FULL]
+        many.say(Start("d", [*REPEATING, 3]))
+        rows = [Row(name, 8, [4], 1) for name in "abcd"]
+        assert [state for state, *_ in drafts_of(many, 2, *rows)] == [DRAFTED, DRAFTED, FULL, FULL]
+        few.say(End("a", "stop", 8, []))
+        assert drafts_of(few, 2, Row("b", 8, [4], 1)) == [(DRAFTED, 9, [5])]
+        many.say(Start("d", [*REPEATING, 3]))
+        assert drafts_of(many, 3, Row("d", 8, [4], 1)) == [(DRAFTED, 9, [5])]
+
+
 def test_an_error_of_the_proposer_goes_to_its_client_and_requests_begin_anew(tmp_path) -> None:
     address = f"ipc://{tmp_path}/socket"
     with serving(raising(), address), Client(address) as client:
