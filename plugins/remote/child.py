@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -47,7 +48,12 @@ KILL_SECONDS = 3.0
 """In which a keeper ends a process. One that does not is killed itself, and its process with it."""
 
 GRACE_SECONDS = 10.0
+NO_REPORT = "it ended, and so did its keeper"
 MOST_REPORT = 2**20
+
+
+OUT_OF_MEMORY = re.compile("MemoryError|allocate memory|not enough memory|bad_alloc|start new thread")
+"""Python's error, C++'s, and torch's, which has no class of its own; and a thread's stack that finds no room."""
 
 
 class Child:
@@ -123,7 +129,14 @@ class Child:
                 return None
             self._read(min(left, KILL_SECONDS))
         self._is_new = False
-        return "\n".join(filter(None, map(_as_text, self._reports))) or "it ended, and so did its keeper"
+        limit = self._facts["memory_mib"]
+        limited = "" if limit is None else f"; memory_mib: {limit} is its limit"
+        return "\n".join(filter(None, (_as_text(each, limited) for each in self._reports))) or NO_REPORT
+
+    def limit_met(self, text: str) -> dict[str, str]:
+        """The fact that names the limit on its memory, where this is the text of an error that comes of it."""
+        limit = self._facts["memory_mib"]
+        return {"limit": f"memory_mib: {limit}"} if limit is not None and OUT_OF_MEMORY.search(text) else {}
 
     def close(self) -> None:
         """End it, in time to save what it has to. Raises the error of its end."""
@@ -184,6 +197,7 @@ class Child:
         """The error of a start. None: it is ready."""
         failed = [each for each in self._reports if isinstance(each, Failed)]
         if failed:
+            failed[0].facts |= self.limit_met(str(as_error(failed[0])))
             return as_error(failed[0], self._plugin)
         if any(isinstance(each, Ready) for each in self._reports):
             return None
@@ -274,8 +288,8 @@ def _private_directory() -> str:
     return tempfile.mkdtemp(prefix="specdec-process-", dir="/tmp")
 
 
-def _as_text(report: Report) -> str:
+def _as_text(report: Report, limited: str) -> str:
     if isinstance(report, Ended):
         running = f", in {report.running}" if report.running else ""
-        return f"it ended {report.how}{running}" + (f"\n{report.stack}" if report.stack else "")
+        return f"it ended {report.how}{running}{limited}" + (f"\n{report.stack}" if report.stack else "")
     return str(as_error(report)) if isinstance(report, Failed) else ""

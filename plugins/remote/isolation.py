@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from .child import Child
 
 PROCESS = "process"
-OUT_OF_MEMORY = re.compile("MemoryError|allocate memory|not enough memory")
-"""Python's error, and torch's, which has no class of its own."""
 Outcomes = Annotated[int, Field(ge=0, le=MOST_OUTCOMES)]
 LASTING: Mapping[Extension, type[Proposer]] = MappingProxyType({State(): KeepsState, NewWeights(): TakesWeights})
 """The methods of extensions that a process is asked for what it shares with nobody."""
@@ -157,9 +154,7 @@ class IsolatedProposer(AsksElsewhere):
         try:
             return super().propose(step)
         except ProposerError as error:
-            limit = self._isolation.memory_mib
-            if limit is not None and OUT_OF_MEMORY.search(error.summary):
-                error.facts["limit"] = f"memory_mib: {limit}"
+            error.facts |= self._child.limit_met(str(error))
             raise
 
     def metrics(self) -> Mapping[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -105,6 +106,12 @@ def too_much():
     return len(kept)
 
 
+def aborts():
+    """As C++ does where an allocation fails that nobody expects to."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.abort()
+
+
 def forever():
     while True:
         time.sleep(1)
@@ -130,5 +137,6 @@ WAYS = {
     "hangs": forever,
     "prints": prints,
     "too_much": too_much,
+    "aborts": aborts,
     "raises": fails,
 }

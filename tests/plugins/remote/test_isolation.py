@@ -290,6 +290,20 @@ def test_what_is_beyond_its_memory_is_an_error_of_the_proposer(plain) -> None:
 
 
 @pytest.mark.slow
+def test_so_it_is_in_its_constructor() -> None:
+    with pytest.raises(PluginLoadError, match=r"SD-E116[\s\S]*allocate memory[\s\S]*limit +memory_mib: 1024"):
+        engine(mine("Ends", {"kind": "process", "memory_mib": 1024}, how="too_much", step=0))
+
+
+@pytest.mark.slow
+def test_the_end_of_a_process_that_has_a_limit_names_it(plain, caplog) -> None:
+    llm = engine(mine("Ends", {"kind": "process", "memory_mib": 4096}, how="aborts"))
+    assert texts(llm) == plain
+    assert f"by SIGABRT, in propose of {MODULE}:Ends; memory_mib: 4096 is its limit" in caplog.text
+    llm.close()
+
+
+@pytest.mark.slow
 def test_a_keeper_that_is_killed_is_started_again_and_nothing_of_it_is_left(plain) -> None:
     llm = engine(NGRAM | {"isolation": "process"})
     pid, [child], directory = processes_of(llm)
