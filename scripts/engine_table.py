@@ -50,6 +50,8 @@ CAPABILITIES = (
     "targets whose layers keep a state",
     "images in prompts",
     "requests with LoRA adapters",
+    "a drafter in a process of its own",
+    "a drafter that a server runs",
     "classes written for vLLM's custom_class",
     "candidate generators of transformers",
 )

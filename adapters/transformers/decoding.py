@@ -31,7 +31,7 @@ from specdec.core.host import (
     target_info,
 )
 from specdec.sdk.errors import ConfigError
-from specdec.sdk.extensions import DraftKV, Metrics
+from specdec.sdk.extensions import DraftKV
 from specdec.sdk.types import SamplingView, TargetInfo
 
 from ..best_path import PathViews
@@ -84,7 +84,6 @@ def speculative(
     for listener in listeners:
         hooks.add(listener, type(listener).__name__)
     missing = withheld("`generate`", "a call of `generate` brings its own cache", device)
-    missing[Metrics.id] = "nobody reads a proposer's figures here", "specdec.LLM, or Metrics() only where it is offered"
     speculation = Speculation.prepare(speculative_config, info, plugins, hooks, withheld=missing)
     if speculation is None:
         raise ConfigError("SD-E133", "speculative_config names no proposer", {"found": "None"})
@@ -201,6 +200,12 @@ class SpeculativeDecoding:
     def proposer(self) -> Any:
         """The object that drafts."""
         return self._host.proposer
+
+    def proposer_figures(self) -> dict[str, float]:
+        """The proposer's own figures between two calls, where it has any (`Metrics`): `proposer_NAME_` and its name."""
+        self._host.metrics_wanted = True
+        self._host.ask_metrics()
+        return self._host.own_metrics
 
     def close(self) -> None:
         """Close the proposer."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -23,6 +26,26 @@ from specdec.sdk import (
 from specdec.sdk.combinators import Chain
 from specdec.sdk.extensions import Trees
 from specdec.sdk.trees import draw_siblings
+
+
+class EndsOnce(NgramProposer):
+    """N-grams, until its process kills itself in its second step with drafts. The file that says so ends with it."""
+
+    class Options(NgramProposer.Options):
+        """`file`: is there while it is to do that."""
+
+        file: str
+
+    def __init__(self, config: ProposerConfig) -> None:
+        super().__init__(config)
+        self._file, self._num_steps = Path(config.options.file), 0
+
+    def propose(self, step: StepView) -> Draft:
+        self._num_steps += 1
+        if self._num_steps == 2 and self._file.exists():
+            self._file.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().propose(step)
 
 
 class LookUpThenHead(Chain):

@@ -13,15 +13,28 @@ import gc
 import json
 import os
 import sys
+import time
 import traceback
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 
-def report(worker):
+def driver_of(worker):
     """Of a worker with either model runner."""
     runner = worker.model_runner
-    return (getattr(runner, "speculator", None) or runner.drafter).driver.report()
+    return (getattr(runner, "speculator", None) or runner.drafter).driver
+
+
+def report(worker):
+    """What the driver reports, and the figures that `awaits_drafter` asks for."""
+    driver = driver_of(worker)
+    told = getattr(driver.proposer, "metrics", dict)()
+    return driver.report() | {"figures": {name.removeprefix("process_"): value for name, value in told.items()}}
+
+
+def is_up(worker):
+    """Whether its proposer's drafter, in another process, can be asked."""
+    return driver_of(worker).proposer._conversation._drafter.is_up
 
 
 def drafted(llm):
@@ -99,6 +112,8 @@ def run(job, result):
         if job["is_idle_first"]:
             llm.collective_rpc("execute_dummy_batch")
         for number, (prompts, sampling) in enumerate(zip(job["batches"], job["sampling"], strict=True)):
+            while job["awaits_drafter"] and not all(llm.collective_rpc(is_up)):
+                time.sleep(0.05)
             prompts = [{"prompt_token_ids": ids} | images(job, number) for ids in prompts]
             sampling = [SamplingParams(**with_grammar(each)) for each in sampling]
             if job["stepwise"]:

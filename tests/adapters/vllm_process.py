@@ -27,10 +27,11 @@ def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, s
     """What to run. `sampling`: of all prompts, or a list with that of each prompt of the only batch.
 
     Of `engine`: is_idle_first: workers begin with a step that keeps idle ranks in step. cuts_refused: vLLM cuts drafts
-    that a grammar refuses.
+    that a grammar refuses. awaits_drafter: no batch begins before the drafter, in another process, can be asked.
     """
     speculative, lora = engine.pop("speculative", {}), engine.pop("lora", None)
     is_idle_first, cuts_refused = engine.pop("is_idle_first", False), engine.pop("cuts_refused", False)
+    awaits_drafter = engine.pop("awaits_drafter", False)
     settings = ENGINE | (IN_PROCESS if "tensor_parallel_size" not in engine else {}) | engine
     if proposer is not None:
         named = {"model": f"specdec.adapters.vllm.{proposer}", "num_speculative_tokens": k}
@@ -46,6 +47,7 @@ def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, s
         "stepwise": stepwise,
         "is_idle_first": is_idle_first,
         "cuts_refused": cuts_refused,
+        "awaits_drafter": awaits_drafter,
         **({} if lora is None else {"lora": str(lora)}),
         "sampling": [[{"temperature": 0, "max_tokens": 48} | (one or {}) for one in batch] for batch in given],
     }
