@@ -77,6 +77,9 @@ class DraftModelProposer(MaskedProposer):
         if not has_tokenizer(checkpoint.directory):
             _check_size(facts["vocab_size"], target)
         as_text = vocabularies.way == "reencode"
+        if as_text and config.options.follow_grammars:
+            reason = f"follow_grammars takes tokens of the target, and {vocabularies}"
+            raise Refusal(reason, '"follow_grammars": false, or a draft model with the target\'s tokenizer')
         kv = cls.draft_kv(config, facts)
         if as_text:
             kv = kv.replace(lookahead=kv.lookahead + SPARE_ROWS)

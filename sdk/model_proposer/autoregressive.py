@@ -90,9 +90,11 @@ class AutoregressiveProposer(ModelProposer):
         """What a network that reads tokens alone needs to draft between steps (`Ahead`), where that is offered.
 
         kv: its draft KV. `INPUTS_ARE_SHIFTED` is False. None means that it drafts as always: nobody offers it, or
-        drafts are drawn, or trees.
+        drafts are drawn, or trees, or under grammars.
         """
-        if Ahead.id not in target.extensions or config.draft_sample_method != "greedy" or config.max_nodes is not None:
+        if Ahead.id not in target.extensions or config.draft_sample_method != "greedy":
+            return None
+        if config.max_nodes is not None or config.options.follow_grammars:
             return None
         from .ahead import kv_of_branches
 

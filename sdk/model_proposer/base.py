@@ -14,12 +14,13 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..config import NetworkSettings, ProposerConfig, StrictModel
-from ..errors import CheckpointError
-from ..extensions import Extension, Graphs, Networks, NewWeights, Trees
+from ..errors import CheckpointError, Refusal
+from ..extensions import Extension, Grammars, Graphs, Networks, NewWeights, Trees
 from ..needs import DistributionForm, Needs, needs_of
 from ..proposer_protocol import ProposerBase
 from ..services import Services
 from ..types import Draft, StepView, TargetInfo
+from .draft_masks import DraftMasks
 from .sampling import DraftSampler
 from .updates import UpdatedServices, copy_networks, other_parts
 from .vocabulary import DraftVocabulary
@@ -39,6 +40,10 @@ class ModelOptions(StrictModel):
         description="what a probabilistic draft reports: its most likely tokens, or the whole vocabulary",
     )
     sparse_top_m: int = Field(default=256, ge=1, description="tokens that a sparse draft distribution keeps")
+    follow_grammars: bool = Field(
+        default=False,
+        description="whether tokens are drawn under the grammar of a request for structured output; chains only",
+    )
 
 
 class ModelProposer(ProposerBase):
@@ -79,7 +84,7 @@ class ModelProposer(ProposerBase):
         """The needs that follow from the configuration, and those that a subclass adds.
 
         The configuration decides about placement, distribution and sampling fields, and about the extensions of this
-        base: networks, graphs, new weights where they are offered, trees where they are asked for.
+        base: networks, graphs, new weights where they are offered, trees and grammars where they are asked for.
         vocabulary: the draft vocabulary. None means the target's.
         extensions, declared: the subclass's own, such as DraftKV(...) and hidden_states=("final",).
 
@@ -89,6 +94,10 @@ class ModelProposer(ProposerBase):
         asked: list[Extension] = [Networks(), Graphs()]
         if NewWeights.id in target.extensions:
             asked.append(NewWeights())
+        if config.options.follow_grammars:
+            asked.append(Grammars())
+            if config.max_nodes is not None:
+                raise Refusal("trees are drawn without grammars", '"follow_grammars": false, or no max_nodes')
         if config.max_nodes is not None and cls.DRAFTS_TREES:
             asked.append(Trees())
         shared: dict[str, Any] = {
@@ -242,12 +251,14 @@ class ModelProposer(ProposerBase):
 
         chosen: places in the step that want drafts, [b]. None means all.
         """
+        follows = self.options.follow_grammars
         return DraftSampler(
             step,
             chosen,
             distribution_form(self.config),
             sparse_top_m=min(self.options.sparse_top_m, self.target.vocab_size),
             vocabulary=self.vocabulary,
+            masks=DraftMasks.of(self.services, step, chosen) if follows else None,
         )
 
     def wanted(self, step: StepView) -> Tensor | None:

@@ -20,7 +20,8 @@ class DraftChain:
 
     The function is `draw(rule, num_tokens, *inputs, *numbers)`. It takes `rule.drawing(numbers, num_tokens)`, calls
     `draw` on it for each token, and returns its `result()`. It has to be a function of tensors that keeps no state,
-    because a device captures it, once for each number of tokens and form of distribution (`Services.capture`).
+    because a device captures it, once for each number of tokens and form of distribution (`Services.capture`). Where
+    grammars are followed, it runs as it is.
     """
 
     def __init__(self, services: Services, draw: DrawTokens) -> None:
@@ -32,6 +33,8 @@ class DraftChain:
 
         inputs: what the function takes, tensors [b, ...] with one entry for each of these rows.
         """
+        if sampler.rule.masks is not None:
+            return sampler.draft_of(*self._draw(sampler.rule, num_tokens, *inputs, *sampler.numbers(num_tokens)))
         key = sampler.rule.form, num_tokens
         if key not in self._captured:
             self._captured[key] = self._services.capture(partial(self._draw, sampler.rule, num_tokens))

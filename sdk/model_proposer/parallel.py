@@ -92,6 +92,8 @@ class ParallelProposer(ModelProposer):
 
     def _pass(self, rule: DrawRule, num_tokens: int) -> Callable[..., tuple[Tensor, ...]]:
         """The pass for so many tokens, drawn by a rule."""
+        if rule.masks is not None:
+            return partial(self._drawn_block, rule, num_tokens)
         key = rule.form, num_tokens
         if key not in self._captured:
             self._captured[key] = self.services.capture(partial(self._drawn_block, rule, num_tokens))

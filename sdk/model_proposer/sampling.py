@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..needs import DistributionForm
 from ..types import PADDING_TOKEN_ID, DistributionKind, Draft, DraftDistribution, SamplingView, StepView
+from .draft_masks import DraftMasks
 from .most_likely import largest, most_likely, target_ids
 from .vocabulary import DraftVocabulary
 
@@ -29,6 +30,7 @@ class DraftSampler:
         do the same.
     sparse_top_m: M, the entries of a sparse distribution.
     vocabulary: the draft vocabulary. None means the target's.
+    masks: of the grammars that are followed. None means that there are none.
     """
 
     def __init__(
@@ -39,13 +41,14 @@ class DraftSampler:
         *,
         sparse_top_m: int = 0,
         vocabulary: DraftVocabulary | None = None,
+        masks: DraftMasks | None = None,
     ) -> None:
         self._step = step
         self._chosen = chosen
         sampling = None if form == "one_hot" or step.sampling is None or step.sampling.all_greedy else step.sampling
         self._sampling = {} if sampling is None else _columns_of(sampling, chosen)
         form = "one_hot" if sampling is None else form
-        self.rule: DrawRule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary)
+        self.rule: DrawRule = DrawRule(form, tuple(self._sampling), sparse_top_m, vocabulary, masks)
         self._uniforms: list[Tensor] = []
         self._drawing: Drawing | None = None
 
@@ -140,6 +143,7 @@ class DrawRule:
     columns: tuple[str, ...]  # the sampling parameters that are known of each row
     sparse_top_m: int
     vocabulary: DraftVocabulary | None
+    masks: DraftMasks | None = None  # with any, the drawing asks the host after each token, and is not captured
 
     def drawing(self, numbers: Sequence[Tensor], num_tokens: int) -> Drawing:
         """A new drawing of so many tokens, from what `DraftSampler.numbers` gave. It may be captured."""
@@ -166,14 +170,21 @@ class Drawing:
 
     def draw(self, logits: Tensor) -> Tensor:
         """The next token of every row, as target ids [b], from its logits [b, D]."""
+        masks, vocabulary = self._rule.masks, self._rule.vocabulary
+        if masks is not None:
+            logits = masks.masked(logits, [ids for ids, *_ in self._drawn], vocabulary)
         ids, *parts = self._draw(logits)
-        ids = target_ids(ids, self._rule.vocabulary)
+        ids = target_ids(ids, vocabulary)
         self._drawn.append((ids, *parts))
         return ids
 
     def draw_each(self, logits: Tensor) -> None:
         """The next n tokens of every row, from logits [b, n, D] that are known together."""
-        self._drawn += [(each,) for each in self.most_likely(logits).unbind(dim=1)]
+        if self._rule.masks is None:
+            self._drawn += [(each,) for each in self.most_likely(logits).unbind(dim=1)]
+            return
+        for each in logits.unbind(dim=1):
+            self.draw(each)
 
     def most_likely(self, logits: Tensor) -> Tensor:
         """Target ids [...] of the largest logits [..., D], which are not drawn by this."""

@@ -354,14 +354,16 @@ def chances(model, compiled, vocabulary, prompt):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("follow", [False, True], ids=["blind", "following"])
 @pytest.mark.parametrize("rule", ["standard", "block"])
-def test_drawn_drafts_follow_the_distribution_under_the_grammar(rule, backend, tokenizer, reference_model):
-    """A chi-square test with fixed seeds. The draft model knows nothing of the grammar."""
+def test_drawn_drafts_follow_the_distribution_under_the_grammar(rule, follow, backend, tokenizer, reference_model):
+    """A chi-square test with fixed seeds, of drafts that are drawn under the grammar or know nothing of it."""
     vocabulary = Vocabulary(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
     asked = StructuredOutputs(regex="[ab][abc]")
     prompt, num = tokenizer.encode("x = "), 1500
     truth = chances(reference_model, backend.compile(asked), vocabulary, prompt)
     config = PROPOSERS["model"] | {"draft_sample_method": "probabilistic", "rejection_sample_method": rule}
+    config["proposer_config"] = {"follow_grammars": follow}
     with LLM("tiny", speculative_config=config, max_model_len=64) as llm:
         params = [SamplingParams(seed=seed, max_tokens=4, structured_outputs=asked) for seed in range(num)]
         outputs = llm.generate([{"prompt_token_ids": prompt}] * num, params)

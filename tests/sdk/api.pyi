@@ -404,7 +404,7 @@ class Combinator(ProposerBase):
     config = ...
     parts: tuple[type[Proposer], ...] = ()
     Options: type[StrictModel] = StrictModel
-    RequestOptions: type[StrictModel] = StrictModel
+    RequestOptions: type[StrictModel] | None = None
     @classmethod
     def of(cls, *parts: type[Proposer]) -> type[Self]: ...
     @classmethod
@@ -721,7 +721,7 @@ class DraftInputs:
     attention: Mapping[str, Any]
 
 class DraftSampler:
-    def __init__(self, step: StepView, chosen: Tensor | None, form: DistributionForm, *, sparse_top_m: int = 0, vocabulary: DraftVocabulary | None = None) -> None: ...
+    def __init__(self, step: StepView, chosen: Tensor | None, form: DistributionForm, *, sparse_top_m: int = 0, vocabulary: DraftVocabulary | None = None, masks: DraftMasks | None = None) -> None: ...
     rule: DrawRule = ...
     @property
     def is_greedy(self) -> bool: ...
@@ -747,6 +747,7 @@ class DrawRule:
     columns: tuple[str, ...]
     sparse_top_m: int
     vocabulary: DraftVocabulary | None
+    masks: DraftMasks | None = None
     def drawing(self, numbers: Sequence[Tensor], num_tokens: int) -> Drawing: ...
 
 class Drawing:
@@ -806,6 +807,7 @@ class ModelOptions(StrictModel):
     def key_names(cls) -> frozenset[str]: ...
     draft_distribution: Literal['sparse', 'dense'] = Field(default='sparse')
     sparse_top_m: int = Field(default=256, ge=1)
+    follow_grammars: bool = Field(default=False)
 
 class ModelProposer(ProposerBase):
     api_version: str

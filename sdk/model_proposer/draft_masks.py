@@ -1,0 +1,42 @@
+"""What the grammars of requests allow at each place of their drafts, for networks that draw under them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..extensions import GrammarServices
+from ..types import StepView
+from .vocabulary import DraftVocabulary
+
+
+@dataclass(frozen=True)
+class DraftMasks:
+    """The grammars of the requests that are drafted for. They are asked on the host, once for each drawn token."""
+
+    services: GrammarServices
+    request_ids: Sequence[str]  # [b]
+
+    @classmethod
+    def of(cls, services: GrammarServices, step: StepView, chosen: Tensor | None) -> DraftMasks | None:
+        """Those of the places `chosen` [b] of a step, None for all. Returns None where no request has a grammar."""
+        names = step.request_ids if chosen is None else [step.request_ids[place] for place in chosen.tolist()]
+        return cls(services, names) if any(services.allowed(each) is not None for each in names) else None
+
+    def masked(self, logits: Tensor, drawn: Sequence[Tensor], vocabulary: DraftVocabulary | None) -> Tensor:
+        """Logits [b, D] with -inf for what may not follow. A row stays if nothing of the draft vocabulary may.
+
+        drawn: the tokens drawn before, each [b].
+        """
+        suffixes = torch.stack([*drawn], dim=1).tolist() if drawn else [()] * len(logits)
+        barred = torch.zeros(logits.shape, dtype=torch.bool)
+        for row, request_id, suffix in zip(barred, self.request_ids, suffixes, strict=True):
+            allowed = self.services.allowed(request_id, suffix)
+            if allowed is not None:
+                known = allowed if vocabulary is None else allowed[vocabulary.target_ids.cpu()]
+                if bool(known.any()):
+                    torch.logical_not(known, out=row)
+        return logits.masked_fill(barred.to(logits.device), -torch.inf)
