@@ -720,6 +720,14 @@ class DraftInputs:
     last: Tensor
     attention: Mapping[str, Any]
 
+@dataclass(frozen=True)
+class DraftMasks:
+    services: GrammarServices
+    request_ids: Sequence[str]
+    @classmethod
+    def of(cls, services: GrammarServices, step: StepView, chosen: Tensor | None) -> DraftMasks | None: ...
+    def masked(self, logits: Tensor, drawn: Sequence[Tensor], vocabulary: DraftVocabulary | None) -> Tensor: ...
+
 class DraftSampler:
     def __init__(self, step: StepView, chosen: Tensor | None, form: DistributionForm, *, sparse_top_m: int = 0, vocabulary: DraftVocabulary | None = None, masks: DraftMasks | None = None) -> None: ...
     rule: DrawRule = ...
