@@ -57,7 +57,7 @@ def run_compare_recorded(
     `comparison_facts`. Raises SpecdecError.
     """
     recording, load = Recording.open(folder), load_per_core()
-    plain = plain_seconds(recording)
+    plain = plain_seconds(recording, plugins)
     by = sort or ("speedup" if plain else "tokens_per_target_step")
     once = partial(replay, recording, plugins=plugins, model=model, device=device)
     turns = _turns(once, variants, repeat if plain else 1, progress)
@@ -95,7 +95,7 @@ def _turns(
 
 def _measured(recording: Recording, variant: Variant, repeats: Sequence[Replayed]) -> Measured:
     steps = steps_of(repeats[0])
-    seconds = [predicted_seconds(recording, steps_of(each), each.live_propose_seconds_of) for each in repeats]
+    seconds = [predicted_seconds(recording, each) for each in repeats]
     return Measured(
         variant.label,
         {**replayed_facts(variant, repeats[0]), "requests": request_rows(recording, steps)},

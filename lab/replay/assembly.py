@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig
 
 from specdec.core.config.engine_config import EngineConfig
 from specdec.core.engine.assembly import Parts, put_together
@@ -17,8 +17,9 @@ from specdec.core.engine.device import device_of, profile_of
 from specdec.core.engine.engine import Engine
 from specdec.core.engine.loaded_model import LoadedModel
 from specdec.core.engine.plan import Plan
+from specdec.core.engine.prefix_caching import PrefixCaching
 from specdec.core.engine.threads import Threads
-from specdec.core.model.model_support import locate_model
+from specdec.core.model.model_support import locate_model, state_layers
 from specdec.core.model.text_equality import TextEquality
 from specdec.core.proposing.speculation import Speculation, SpeculativeSettings
 from specdec.core.registry import LoadedProposer, PluginSettings
@@ -90,7 +91,9 @@ class ReplayEngine(Engine):
         if speculation is not None:
             _refuse(self.recording, speculation)
         dtype = getattr(torch, info.dtype)
-        plan = Plan(config, profile, str(directory or manifest.model), None, dtype, info, settings, hooks, speculation)
+        prefixes = _prefix_caching(config, info, speculation)
+        path = str(directory or manifest.model)
+        plan = Plan(config, profile, path, None, dtype, info, settings, hooks, speculation, prefixes)
         stand_in: Any = RecordedTarget(manifest, directory, dtype, profile.device)
         threads = Threads(config.num_threads, None)
         tokenizer = tokenizer_of(self.recording)
@@ -106,7 +109,7 @@ class ReplayEngine(Engine):
 def replay_config(recording: Recording, device: str = "cpu") -> EngineConfig:
     """The recorded engine's settings, where they say anything about a replay."""
     kept = {"max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "max_model_len", "seed"}
-    kept |= {"structured_outputs_backend"}
+    kept |= {"structured_outputs_backend", "enable_prefix_caching"}
     recorded = {name: value for name, value in recording.manifest.engine.items() if name in kept}
     values: dict[str, Any] = {"max_num_seqs": 1, "block_size": 16} | recorded
     values |= {"device": device, "cuda_graphs": False, "enable_profiling": True}
@@ -115,6 +118,12 @@ def replay_config(recording: Recording, device: str = "cpu") -> EngineConfig:
         return config
     longest = max((len(each.prompt_token_ids) + len(each.token_ids) for each in recording), default=1)
     return config.replace(num_kv_blocks=config.max_num_seqs * (longest // config.block_size + 8))
+
+
+def _prefix_caching(config: EngineConfig, info: TargetInfo, speculation: Speculation | None) -> PrefixCaching:
+    """Whether prefixes are shared as in a live engine. The recording engine shared none: it kept every state."""
+    needs = speculation.loaded.needs if speculation else None
+    return PrefixCaching.decide(config.enable_prefix_caching, len(state_layers(PreTrainedConfig(**info.config))), needs)
 
 
 def _target(recording: Recording) -> TargetInfo:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specdec.core.registry import PluginSettings
 from specdec.core.request.metrics import RequestMetrics
 
 from ..measure import Step
@@ -14,7 +15,7 @@ from ..recording import RecordedRequest, Recording
 from ..result import step_facts
 from ..token_texts import texts_of
 from .assembly import tokenizer_of
-from .run import Replayed
+from .run import Replayed, replay
 
 
 def steps_of(replayed: Replayed) -> dict[str, list[Step]]:
@@ -54,33 +55,30 @@ def _probabilities(request: RecordedRequest) -> list[float] | None:
     return None if any(math.isnan(each) for each in probs) else [round(each, 5) for each in probs]
 
 
-def predicted_seconds(
-    recording: Recording, steps: Mapping[str, Sequence[Step]], proposing: Callable[[str], float]
-) -> list[float] | None:
-    """Predict each request's seconds from the recorded cost of a step. proposing: a proposer's seconds, by request id.
+def predicted_seconds(recording: Recording, replayed: Replayed) -> list[float] | None:
+    """Predict each request's seconds, from the recorded cost of a step and what the replay's proposer took.
 
     None means that the cost was not recorded, or that requests ran at the same time and have no times of their own.
     """
-    manifest = recording.manifest
-    if not manifest.cost.rows or manifest.engine.get("max_num_seqs", 1) != 1:
+    if not _has_times(recording):
         return None
-    return [
-        _of_target(recording, request, steps[request.request_id]) + proposing(request.request_id)
-        for request in recording
-    ]
+    steps, cost = steps_of(replayed), recording.manifest.cost
+    found = []
+    for request in recording:
+        prompt = len(request.prompt_token_ids) - replayed.num_cached_of[request.request_id]
+        later = (1 + len(step.draft_token_ids) for step in steps[request.request_id][1:])
+        passes = cost.step_seconds(prompt) + sum(map(cost.step_seconds, later))
+        found.append(passes + replayed.live_propose_seconds_of(request.request_id))
+    return found
 
 
-def plain_seconds(recording: Recording) -> list[float] | None:
+def plain_seconds(recording: Recording, plugins: PluginSettings) -> list[float] | None:
     """Plain decoding's, predicted the same way."""
-    plain = {each.request_id: [Step((), 0, 1)] * len(each.token_ids) for each in recording}
-    return predicted_seconds(recording, plain, lambda _: 0.0)
+    return predicted_seconds(recording, replay(recording, None, plugins)) if _has_times(recording) else None
 
 
-def _of_target(recording: Recording, request: RecordedRequest, steps: Sequence[Step]) -> float:
-    """The pass of the prompt, then one pass of each step's drafts behind the newest token."""
-    cost = recording.manifest.cost
-    later = (1 + len(step.draft_token_ids) for step in steps[1:])
-    return cost.step_seconds(len(request.prompt_token_ids)) + sum(map(cost.step_seconds, later))
+def _has_times(recording: Recording) -> bool:
+    return bool(recording.manifest.cost.rows) and recording.manifest.engine.get("max_num_seqs", 1) == 1
 
 
 def recorded_texts(recording: Recording, several: Sequence[Mapping[str, Sequence[Step]]]) -> dict[str, str]:

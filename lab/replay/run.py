@@ -56,6 +56,7 @@ class Replayed:
     acceptance: RequestMetrics
     outputs: Mapping[str, tuple[int, ...]]  # by request id
     step_rows: tuple[int, ...]  # tokens computed in each step of the engine
+    num_cached_of: Mapping[str, int]  # by request id: tokens of its prompt that an earlier one had computed
     seconds: float  # of the replay
     propose_seconds_of: Mapping[str, float]  # by request id: the proposer's, without what other programs took
     num_calls_of: Mapping[str, float]  # by request id: steps of the engine, shared by the requests in them
@@ -123,6 +124,7 @@ def replay(
             acceptance=engine.metrics.acceptance,
             outputs=running.outputs,
             step_rows=tuple(running.rows),
+            num_cached_of=running.num_cached,
             seconds=seconds,
             propose_seconds_of=running.seconds,
             num_calls_of=running.num_calls,
@@ -144,6 +146,7 @@ class _Running:
         self.steps: list[ReplayedStep] = []
         self.outputs: dict[str, tuple[int, ...]] = {}
         self.rows: list[int] = []
+        self.num_cached: dict[str, int] = {}
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.num_calls: defaultdict[str, float] = defaultdict(float)
 
@@ -159,6 +162,7 @@ class _Running:
                     self.steps.append(ReplayedStep.of(each))
                 if request.finish_reason is not None:
                     self.outputs[request.request_id] = tuple(request.output_token_ids)
+                    self.num_cached[request.request_id] = request.num_cached_tokens or 0
             self.rows.append(sum(each.num_rows for each in committed))
 
     def _share(self, committed: Sequence[Committed], seconds: float) -> None:

@@ -17,7 +17,7 @@ Refuses = Callable[[int, int], bool]
 
 
 def refusals_of(recording: Recording, plugins: PluginSettings) -> Mapping[str, Refuses]:
-    """Of each request with a grammar: whether it refuses a token, by output position and token id.
+    """What tells for each request with a grammar, by its id, whether it refuses a token at an output position.
 
     Raises what `Grammars.start` raises, where what was recorded cannot be compiled here.
     """

@@ -166,12 +166,12 @@ def test_a_comparison_on_a_recording_has_the_counts_of_a_live_one(live, recorded
 
 def test_times_on_a_recording_are_those_that_a_replay_predicts(recorded):
     from specdec.lab.recording import Recording
-    from specdec.lab.replay.rows import plain_seconds, predicted_seconds, steps_of
+    from specdec.lab.replay.rows import plain_seconds, predicted_seconds
     from specdec.lab.replay.run import replay
 
     recording = Recording.open(recorded)
     replayed = replay(recording, NGRAM)
-    each = predicted_seconds(recording, steps_of(replayed), replayed.live_propose_seconds_of)
+    each = predicted_seconds(recording, replayed)
     assert sum(each) == pytest.approx(replayed.predicted_seconds(recording))
     plain = replay(recording, None).predicted_seconds(recording)
-    assert sum(plain_seconds(recording)) == pytest.approx(plain)
+    assert sum(plain_seconds(recording, PluginSettings())) == pytest.approx(plain)
