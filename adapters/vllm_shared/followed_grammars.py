@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -63,17 +65,16 @@ class FollowedGrammars:
 
     def start(self, request: Request, asked: Any) -> None:
         """Give a new request its grammar. asked: vLLM's StructuredOutputsParams, or None."""
-        if asked is None:
-            return
-        try:
-            self._asked[request] = self._read(asked)
-            self.restart(request)
-        except SpecdecError as error:
-            logger.warning("%s\n  effect  the proposer is not told of this grammar", error)
+        if asked is not None:
+            with _said():
+                self._asked[request] = self._read(asked)
+        self.restart(request)
 
     def restart(self, request: Request) -> None:
         """Have its grammar, if it has one, where the request's tokens end."""
-        request.grammar = self._grammars.start(self._asked.get(request), request.request_id)
+        request.grammar = None
+        with _said():
+            request.grammar = self._grammars.start(self._asked.get(request), request.request_id)
         if request.grammar is not None:
             for token_id in request.output_token_ids:
                 request.grammar.accept(token_id)
@@ -84,3 +85,12 @@ class FollowedGrammars:
             raise RequestError("SD-E341", f'vLLM compiles a grammar with "{asked._backend}"; workers do not', facts)
         given = {kind: value for kind in KINDS if (value := getattr(asked, kind)) is not None}
         return StructuredOutputs.parse(given | {"disable_any_whitespace": self._compact}, "structured_outputs")
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """A worker cannot refuse a request that runs: it says why nobody follows its grammar."""
+    try:
+        yield
+    except SpecdecError as error:
+        logger.warning("%s\n  effect  the proposer is not told of this grammar", error)

@@ -349,6 +349,15 @@ def test_forced_text_is_drafted_as_in_the_core(run_engine, plain_calls, prompts,
     record(run, "grammars of requests")
 
 
+def test_a_grammar_that_vllm_compiles_with_another_library_is_said_and_not_followed(run_engine, prompts):
+    even = {"structured_outputs": {"json": {"type": "integer", "multipleOf": 2}}, "max_tokens": 8}
+    run = run_engine("forced", batches=[prompts[:1]], sampling=even)
+    assert run["error"] is None
+    assert 'vLLM compiles a grammar with "guidance"; workers do not' in run["log"]
+    assert "the proposer is not told of this grammar" in run["log"]
+    assert counts(run)["num_draft_tokens"] == 0
+
+
 @pytest.mark.parametrize("method", ["ngram", "eagle3"])
 def test_two_tensor_parallel_workers_each_run_the_proposer_and_generate_what_one_does(
     run_engine, plain, record, tiny_drafter, method
