@@ -143,7 +143,8 @@ class Keeper:
 
 def main() -> None:
     """Read the order, and keep."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts every process; the engine decides
+    for each in (signal.SIGINT, signal.SIGTERM):  # a terminal and a supervisor tell every process; the engine decides
+        signal.signal(each, signal.SIG_IGN)
     reports = os.dup(1)
     os.dup2(2, 1)  # what is printed is no report
     os.set_inheritable(reports, False)

@@ -339,19 +339,25 @@ print(json.dumps([pid, *map(int, children), keeper.directory]), flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None], ids=str)
-def test_nothing_is_left_when_its_engines_process_ends(number) -> None:
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [*((each, os.kill) for each in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None)), (signal.SIGTERM, os.killpg)],
+    ids=str,
+)
+def test_nothing_is_left_when_its_engines_process_ends(number, send) -> None:
+    """Also where its keeper is sent the same signal: a supervisor ends a whole group."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "helpers")]
     config = mine("Ends", how="hangs", step=1) if number else NGRAM | {"isolation": "process"}
     then = "llm.generate('import os')" if number == signal.SIGKILL else "time.sleep(100)" if number else ""
     code = ENGINE.format(paths=paths, config=config, then=then)
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    parent = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes)
     assert parent.stdout is not None
     *pids, directory = json.loads(parent.stdout.readline())
     assert len(pids) == 2
     if number:
         time.sleep(0.5 if number == signal.SIGKILL else 0)  # it is within the call that hangs
-        parent.send_signal(number)
+        send(parent.pid, number)
     parent.wait(30)
     until(lambda: not any(map(is_alive, pids)) and not Path(directory).exists())
     parent.stdout.close()
