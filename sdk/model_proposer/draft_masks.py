@@ -22,7 +22,7 @@ class DraftMasks:
 
     @classmethod
     def of(cls, services: GrammarServices, step: StepView, chosen: Tensor | None) -> DraftMasks | None:
-        """Those of the places `chosen` [b] of a step, None for all. Returns None where no request has a grammar."""
+        """Take those of the places `chosen` [b] of a step, None for all. Returns None where no request has a grammar."""
         names = step.request_ids if chosen is None else [step.request_ids[place] for place in chosen.tolist()]
         return cls(services, names) if any(services.allowed(each) is not None for each in names) else None
 

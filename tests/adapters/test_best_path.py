@@ -75,6 +75,7 @@ TREES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
 def test_trees_change_no_text_in_transformers_and_a_path_of_them_is_accepted(model, prompts, record, name):
     decoding = speculative(model, TREES[name] | {"on_proposer_error": "raise"})
@@ -87,6 +88,7 @@ def test_trees_change_no_text_in_transformers_and_a_path_of_them_is_accepted(mod
     record(decoding)
 
 
+@pytest.mark.slow
 def test_the_path_of_a_tree_accepts_what_a_chain_does_and_the_tree_itself_more(model, prompts):
     num_steps = []
     for config in (SHIPPED["eagle3"], TREES["eagle3"]):
@@ -102,6 +104,7 @@ def test_the_path_of_a_tree_accepts_what_a_chain_does_and_the_tree_itself_more(m
     assert whole < path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("proposer", "lossless"), [("DrawnTree", True), ("LyingTree", False)])
 def test_the_path_of_a_drawn_tree_leaves_the_exact_distribution_and_a_lie_shows(five_tokens, proposer, lossless):
     config = {"method": f"adapter_proposers:{proposer}", "num_speculative_tokens": 3}

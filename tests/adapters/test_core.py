@@ -47,6 +47,7 @@ def record(shown):
     return note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [{"method": "ngram"}, {"method": "suffix", "proposer_config": WITHOUT_CORPUS}])
 def test_host_proposers_change_no_output(batch, plain, record, config):
     llm = make(config)
@@ -55,6 +56,7 @@ def test_host_proposers_change_no_output(batch, plain, record, config):
     record(llm, "host proposers", "several requests at a time")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle3", "dflash", "draft"])
 def test_draft_networks_change_no_output(batch, plain, record, name):
     llm = make({"model": f"tiny/{name}"})
@@ -63,6 +65,7 @@ def test_draft_networks_change_no_output(batch, plain, record, name):
     record(llm, "a draft network with KV of its own")
 
 
+@pytest.mark.slow
 def test_drafts_change_no_output_of_a_target_with_states(batch, record):
     expected, drafted = (
         LLM("tiny/hybrid", device="cpu", speculative_config=config, max_model_len=512)
@@ -72,6 +75,7 @@ def test_drafts_change_no_output_of_a_target_with_states(batch, record):
     record(drafted, "targets whose layers keep a state")
 
 
+@pytest.mark.slow
 def test_a_combinator_changes_no_output(batch, plain, record):
     llm = make({"method": "adapter_proposers:LookUpThenHead", "model": str(packaged("tiny/eagle3"))}, k=3)
     assert generate(llm, batch) == plain
@@ -79,6 +83,7 @@ def test_a_combinator_changes_no_output(batch, plain, record):
     record(llm, "several proposers in one (a combinator)")
 
 
+@pytest.mark.slow
 def test_hidden_states_belong_to_the_kept_rows_and_the_targets_head_is_shared(batch, plain, record):
     llm = make({"method": "everywhere:EarlyExit", "on_proposer_error": "raise"})
     assert generate(llm, batch) == plain
@@ -96,6 +101,7 @@ TARGETS_VIEW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", TARGETS_VIEW)
 def test_what_is_shown_of_the_target_changes_no_output(batch, plain, record, capability):
     llm = make(TARGETS_VIEW[capability] | {"on_proposer_error": "raise"})
@@ -103,6 +109,7 @@ def test_what_is_shown_of_the_target_changes_no_output(batch, plain, record, cap
     record(llm, capability)
 
 
+@pytest.mark.slow
 def test_forced_text_is_drafted_and_changes_no_output(batch, record):
     plain, _ = in_the_core(batch, None)
     outputs, acceptance = in_the_core(batch, {"method": "forced", "num_speculative_tokens": 6})
@@ -111,6 +118,7 @@ def test_forced_text_is_drafted_and_changes_no_output(batch, record):
     record(None, "grammars of requests")
 
 
+@pytest.mark.slow
 def test_no_misuse_ends_the_engine(batch, plain, record):
     llm = make({"method": "everywhere:Misuser", "on_proposer_error": "skip_step"})
     assert [generate(llm, batch), generate(llm, batch)] == [plain, plain]
@@ -118,6 +126,7 @@ def test_no_misuse_ends_the_engine(batch, plain, record):
     record(llm, "misuse ends nothing", "a failing proposer is handled as asked")
 
 
+@pytest.mark.slow
 def test_listeners_are_shown_the_logits_that_chose_each_token(batch, plain, record):
     llm = make({"method": "ngram"})
     Listener.seen.clear()
@@ -130,6 +139,7 @@ def test_listeners_are_shown_the_logits_that_chose_each_token(batch, plain, reco
     record(llm, "listeners are shown what was verified")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["disable", "raise"])
 def test_errors_are_handled_as_asked(batch, plain, record, policy):
     llm = make({"method": "everywhere:Misuser", "on_proposer_error": policy})
@@ -165,6 +175,7 @@ def test_sampling_parameters_are_shown(batch, record):
     record(llm, "sampling parameters")
 
 
+@pytest.mark.slow
 def test_reported_distributions_reach_the_verifier(batch, record):
     """The target drafts for itself: with its q every draft is accepted."""
     itself = {
@@ -194,6 +205,7 @@ def test_sampled_text_follows_the_targets_distribution(batch, record, two_token_
     record(llm, "sampled text follows the target's distribution")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "capability"),
     [
@@ -211,6 +223,7 @@ def test_classes_written_for_other_engines_change_no_output(batch, plain, record
     record(llm, capability)
 
 
+@pytest.mark.slow
 def test_trees_change_no_output(batch, plain, record):
     llm = make({"method": "everywhere:Tree", "on_proposer_error": "raise"})
     assert generate(llm, batch) == plain

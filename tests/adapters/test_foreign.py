@@ -80,6 +80,7 @@ def test_what_vllm_lets_stand_is_cut_to_a_draft(prompts, truth, how):
     assert texts(prompts, speculative_config=config)[0] == truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "told"),
     [

@@ -43,6 +43,7 @@ def acceptance(model, prompts, truth, config):
     return decoding.metrics.acceptance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft_model"])
 def test_a_server_drafts_as_one_process_does(model, prompts, truth, shown, config, tmp_path):
     address = f"ipc://{tmp_path}/socket"

@@ -159,6 +159,7 @@ def test_a_draft_checkpoint_that_can_be_no_file_is_refused(model):
         Checkpoint.open(model)
 
 
+@pytest.mark.slow
 def test_a_dataset_is_named_the_same_way_everywhere(tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt_token_ids": [5, 6]}\n{"messages": [{"role": "user", "content": "x"}]}\n')

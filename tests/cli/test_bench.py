@@ -57,6 +57,7 @@ def test_result_has_every_promised_key(run):
     assert run["configuration"]["speculative_config"] == json.loads(NGRAM)
 
 
+@pytest.mark.slow
 def test_speedup_is_baseline_time_over_time(run):
     total = {key: sum(repeat[key] for repeat in run["repeats"]) for key in ("seconds", "baseline_seconds")}
     assert run["speedup"] == pytest.approx(total["baseline_seconds"] / total["seconds"])

@@ -54,6 +54,7 @@ def test_several_targets_and_data_sets_make_a_matrix(tmp_path):
     assert "tiny, custom" in done.output
 
 
+@pytest.mark.slow
 def test_a_recording_is_compared_without_its_target(recording):
     done = invoke("compare", recording, "-sc", SUFFIX, "--sweep", "num_speculative_tokens=1..3", "--json")
     assert done.exit_code == 0, done.output

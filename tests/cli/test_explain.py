@@ -50,6 +50,7 @@ def test_a_check_can_be_had_as_json():
     assert told["rule"].startswith("No row gets more drafts than its budget")
 
 
+@pytest.mark.slow
 def test_an_error_says_where_more_is_told(specdec):
     finished = specdec("info", "nobody")
     assert finished.stderr.splitlines()[-1] == "more: specdec explain SD-E101"

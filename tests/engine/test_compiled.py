@@ -274,6 +274,7 @@ class Attending(nn.Module):
         return attention[CONTEXT].attend(0, heads, heads, heads, AttentionSpec(0.125)) + 1
 
 
+@pytest.mark.slow
 @needs_a_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_network_that_does_not_fit_its_cache_stays_as_it_is(dtype):

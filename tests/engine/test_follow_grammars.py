@@ -6,6 +6,7 @@ import pytest
 from engine_helpers import counter
 
 from specdec import LLM, SamplingParams
+from specdec.core.engine.assembly import parts_of
 from specdec.sdk import Refusal, hookimpl
 
 ASKED = {"json": {"type": "object", "properties": {"n": {"enum": [1, 22]}, "s": {"enum": ["ab", "b"]}}}}
@@ -25,7 +26,8 @@ class Refused:
     """Counts drafts that the grammar of their request refuses."""
 
     def __init__(self, llm):
-        self.count, self._grammars, self._vocab_size = 0, llm.engine.parts.grammars, llm.engine.parts.info.vocab_size
+        parts = parts_of(llm)
+        self.count, self._grammars, self._vocab_size = 0, parts.grammars, parts.info.vocab_size
 
     @hookimpl
     def on_verified(self, step):

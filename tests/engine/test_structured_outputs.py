@@ -120,6 +120,7 @@ def test_a_rate_of_acceptance_accepts_no_draft_that_the_grammar_refuses():
     assert all(has_its_form("json", text) for text, reason in found if reason == "stop")
 
 
+@pytest.mark.slow
 def test_rows_that_are_taken_back_and_prompts_in_chunks_change_nothing(plain_texts):
     expected = plain_texts["json", 1.0]
     with drafting("ngram", num_kv_blocks=12, block_size=8, max_num_batched_tokens=7) as llm:

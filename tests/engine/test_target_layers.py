@@ -181,6 +181,7 @@ def test_a_pass_over_what_the_target_computed_is_refused(asked):
         llm.generate(asked[:1], GREEDY)
 
 
+@pytest.mark.slow
 def test_with_a_block_table_it_is_refused_a_step_later_and_changes_no_text(asked, plain, monkeypatch):
     address_by_table(monkeypatch)
     with pytest.raises(ProposerError, match=r"(?s)SD-E276.*1 positions before in row 0.*the text is right"):

@@ -39,6 +39,7 @@ def served_both_ways(case, mtp_target, num_requests, seed=0):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SLICED, ids="-".join)
 def test_recorded_work_gives_what_it_gives_unrecorded(case, cuda, mtp_target):
     recorded, unrecorded = served_both_ways(case, mtp_target, QUICK)
@@ -53,6 +54,7 @@ def test_recorded_work_gives_it_for_a_long_time(case, seed, cuda, mtp_target):
     assert recorded == unrecorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SLICED, ids="-".join)
 def test_a_decoding_step_asks_of_the_device_what_the_table_says(case, cuda, mtp_target):
     assert figures(cuda, engine(*case, mtp_target), case[1]) == expected()["-".join(case)]

@@ -62,6 +62,7 @@ def test_kernel_with_sinks_and_chunks(mode, chunk):
     assert_agree(given, AttentionSpec(0.3, chunk=chunk, sinks=sinks_of(given)))
 
 
+@pytest.mark.slow
 def test_parts_of_keys_join_with_a_sink_and_within_a_chunk():
     given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=768, block_size=16)
     assert_agree(given, AttentionSpec(0.3, sinks=sinks_of(given)))
@@ -81,6 +82,7 @@ def test_the_plain_form_scales_by_the_sigmoid_of_the_log_sum_exp_over_the_sink()
     torch.testing.assert_close(found[0], without[0] * share[:, None])
 
 
+@pytest.mark.slow
 def test_parts_of_keys_join_to_the_whole(monkeypatch):
     """A request that ends in the second of three segments, one that needs all, and one with a window in the last."""
     given = inputs([(1, 300), (2, 530)], heads="mqa", max_keys=600, block_size=16)
@@ -138,6 +140,7 @@ def test_what_parts_leave_behind_stays_small(num_requests):
     assert most >= 8 or num_requests > 64, "drafts of seven tokens of 64 requests"
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_a_tile_and_a_program_that_goes_on_to_the_next(monkeypatch):
     *tensors, pages = inputs([(1, 20), (1, 1), (20, 27)], heads="mqa")
     assert_agree((*tensors, pages), AttentionSpec(0.2))

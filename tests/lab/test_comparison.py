@@ -108,6 +108,7 @@ def test_a_row_says_what_tells_5_percent_apart():
     assert fast["seconds"] == pytest.approx(8.2)
 
 
+@pytest.mark.slow
 def test_what_is_alike_is_not_told_apart_from_the_best_of_several():
     random = np.random.default_rng(0)
 
@@ -142,6 +143,7 @@ def test_a_row_says_how_many_rows_of_a_step_would_just_pay():
     assert plain + (row["break_even_rows_per_step"] - 1) * per_row == pytest.approx(4 * plain)
 
 
+@pytest.mark.slow
 def test_a_live_comparison_counts_what_a_benchmark_counts(live):
     settings = BenchSettings(**SMALL, speculative_config=NGRAM, baseline="off")
     alone = run_bench(settings, PluginSettings(), NoProgress())
@@ -153,6 +155,7 @@ def test_a_live_comparison_counts_what_a_benchmark_counts(live):
     assert live["baseline"]["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_a_comparison_on_a_recording_has_the_counts_of_a_live_one(live, recorded):
     asked = variants([NGRAM, {"method": "suffix", "num_speculative_tokens": 2}], [])
     found = run_compare_recorded(recorded, asked, PluginSettings(), NoProgress(), "tokens_per_target_step")

@@ -41,6 +41,7 @@ def test_drafts_at_a_position_are_those_of_an_ordinary_replay():
         )
 
 
+@pytest.mark.slow
 def test_replay_and_engine_agree_by_depth(rows):
     assert rows["replay", "held-out"] == rows["engine", "held-out"]
     assert rows["teacher-forced", "training"] == rows["teacher-forced", "held-out"]

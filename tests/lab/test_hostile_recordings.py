@@ -165,6 +165,7 @@ def test_no_manifest_makes_a_reader_raise_what_is_not_ours(written, tmp_path_fac
 HOSTILE_CELLS = [None, "", "x", -1, 2**40, [], [None], ["x"], [-1], [2**40], [1.5], [[1]], {"a": 1}]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_row_makes_a_reader_raise_what_is_not_ours(written, tmp_path_factory, data):

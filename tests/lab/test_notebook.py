@@ -14,6 +14,7 @@ CELLS = (
 )
 
 
+@pytest.mark.slow
 def test_results_are_html_and_make_reports(tmp_path):
     result = compare("tiny", [{"method": "ngram"}], sweep={"num_speculative_tokens": [1, 2]}, quiet=True, **SMALL)
     html = result._repr_html_()

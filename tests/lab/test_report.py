@@ -40,6 +40,7 @@ def data_of(page, name):
     return json.loads(re.search(rf'id="data-{name}">(.*?)</script>', page, re.DOTALL)[1])
 
 
+@pytest.mark.slow
 def test_files_lie_beside_the_page(written, result):
     assert [path.name for path in written] == ["out.html", "out.json", "out.csv", "out.acceptance.csv"]
     assert json.loads(written[1].read_text()) == json.loads(json.dumps(result))

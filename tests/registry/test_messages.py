@@ -281,6 +281,7 @@ def test_every_step(same, author, monkeypatch, needs, answers, method):
         same(name, caught.value)
 
 
+@pytest.mark.slow
 def test_too_slow(same, author, monkeypatch, caplog):
     author(RUNNING.format(needs=""))
     llm = LLM("tiny", speculative_config={"method": "mine", "num_speculative_tokens": 2}, max_model_len=256)

@@ -58,6 +58,7 @@ def test_same_verdict_as_the_torch_backend_and_the_reference(name: str) -> None:
         assert close(got, batch.verify())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [4, 16], ids=["shared", "alone"])
 def test_same_verdict_of_the_block_rule_as_the_torch_form(tile: int) -> None:
     """A request of several tiles is shared by programs, which make every residual that may be wanted."""
@@ -103,6 +104,7 @@ def test_given_uniforms_are_those_of_the_seeds() -> None:
     assert equal(with_tile(tile)(*arguments, uniforms), with_tile(tile)(*arguments))
 
 
+@pytest.mark.slow
 def test_workspace_of_a_larger_plan_is_used_again_and_again_without_a_trace() -> None:
     """Poisoned between calls; the arrival counters alone must be left as they were found: at zero."""
     workspace = Workspace.plan(9, 5, 40, torch.device("cpu"), 40, tile=4)

@@ -59,6 +59,7 @@ BLOCK_CASES = [pytest.param("dense_probs", "unit", 2, marks=pytest.mark.slow)]
 BLOCK_CASES += [pytest.param(*case, 3, marks=pytest.mark.full) for case in BLOCK_REST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "sampling", "vocab_size", "num_drafts"), CASES)
 def test_kernels_follow_the_target_distribution(drafter: str, sampling: str, vocab_size: int, num_drafts: int) -> None:
     distribution = distribution_through(with_tile(4), problem(drafter, sampling, vocab_size, num_drafts))

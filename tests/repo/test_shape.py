@@ -171,6 +171,7 @@ def steps() -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_plain_step_stays_small() -> None:
     plain, _, _ = steps()
     assert len(plain["files"]) <= 20

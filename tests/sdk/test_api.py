@@ -16,10 +16,12 @@ def package():
     return api_stub.load()
 
 
+@pytest.mark.slow
 def test_the_numbers_of_the_contract_are_raised_as_its_changes_demand(capsys):
     assert api_check.main([]) == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_stub_tells_parameters_defaults_fields_members_and_kinds(package):
     lines = [line.strip() for line in api_stub.stub(package).splitlines()]
     for line in (

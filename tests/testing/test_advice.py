@@ -55,6 +55,7 @@ def test_one_mistake_is_one_failure_and_the_other_checks_name_it(mutant):
     assert not any(result.ok for result in explained)
 
 
+@pytest.mark.slow
 def test_sparse_ids_outside_the_vocabulary_are_one_violation():
     results = check_proposer(distribution_mutants.SparseIdsOutOfRange)
     (first,) = failed(results)

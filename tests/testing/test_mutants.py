@@ -130,6 +130,7 @@ def test_every_check_has_a_mutant():
     assert {check.name for check in ALL_CHECKS} == {check for check, *_ in (*CAUGHT, *BROKEN)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("good", GOOD, ids=lambda each: each.__name__)
 def test_good_proposer_passes_every_check(good):
     results = check_proposer(good, level="full")

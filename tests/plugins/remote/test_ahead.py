@@ -91,6 +91,7 @@ def guess_of(hosted, dice):
     return guess
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [DRAFT_MODEL, DRAFT_MODEL | {"num_speculative_tokens": 1}])
 def test_prepared_drafts_are_those_that_it_makes_when_it_is_asked(config) -> None:
     ahead, plain = hosted_with(config, ahead=6), hosted_with(config)
@@ -121,6 +122,7 @@ def test_prepared_drafts_are_those_that_it_makes_when_it_is_asked(config) -> Non
     assert plain.figures() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_the_text_is_equal_and_drafts_are_ready(temperature) -> None:
     params = SamplingParams(temperature=temperature, max_tokens=40, seed=3)
@@ -137,6 +139,7 @@ def test_the_text_is_equal_and_drafts_are_ready(temperature) -> None:
         assert figures["process_errors"] == 0
 
 
+@pytest.mark.slow
 def test_without_it_nothing_is_prepared() -> None:
     isolation = {"kind": "process", "ahead": 0}
     with LLM("tiny", speculative_config=DRAFT_MODEL | {"isolation": isolation}) as llm:

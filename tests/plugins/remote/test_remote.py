@@ -196,6 +196,7 @@ def test_a_hostile_server_costs_drafts_alone(answer, address, plain) -> None:
         llm.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_never_stops_talking_keeps_no_step_beyond_its_deadline(address, plain) -> None:
     """For seconds, its answers follow each other faster than the engine reads them."""
 
@@ -216,6 +217,7 @@ def test_a_server_that_never_stops_talking_keeps_no_step_beyond_its_deadline(add
         llm.close()
 
 
+@pytest.mark.slow
 def test_text_is_equal_whenever_answers_come(address) -> None:
     """The stub knows the text and answers at once, and no step waits for it: answers come when they come."""
     prompt = PROMPTS[0]
