@@ -22,7 +22,10 @@ class DraftMasks:
 
     @classmethod
     def of(cls, services: GrammarServices, step: StepView, chosen: Tensor | None) -> DraftMasks | None:
-        """Take those of the places `chosen` [b] of a step, None for all. Returns None where no request has a grammar."""
+        """Take those of the places `chosen` [b] of a step. Returns None where none of the requests has a grammar.
+
+        chosen: None means all places.
+        """
         names = step.request_ids if chosen is None else [step.request_ids[place] for place in chosen.tolist()]
         return cls(services, names) if any(services.allowed(each) is not None for each in names) else None
 
