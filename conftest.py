@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 
 PAGES = ["README.md", "docs/*.md", "docs/*/*.md"]
-LONG_PAGES = {"conformance.md", "draft-checkpoints.md", "test-without-a-gpu.md"}  # run in .ci/full only
-SLOW_PAGES = {  # in .ci/run too
-    "first-proposer.md",
+LONG_PAGES = {  # run in .ci/full only
     "better-proposer.md",
+    "conformance.md",
+    "draft-checkpoints.md",
     "record-and-replay.md",
-    "cost-and-break-even.md",
+    "test-without-a-gpu.md",
 }
+SLOW_PAGES = {"first-proposer.md", "cost-and-break-even.md"}  # in .ci/run too
 PROMPT = "$ "
 FOR_PYTEST = "tests/"
 NO_CASES = SimpleNamespace(indices={})  # of a test without parameters

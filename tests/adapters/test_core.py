@@ -152,7 +152,7 @@ def test_errors_are_handled_as_asked(batch, plain, record, policy):
     record(llm, "a failing proposer is handled as asked")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_chunks_and_preemptions_are_told_and_change_nothing(batch, record):
     tight = {"max_num_batched_tokens": 48, "num_kv_blocks": 26, "max_model_len": 320}
     params = GREEDY.replace(max_tokens=100, ignore_eos=True)

@@ -105,7 +105,7 @@ def test_a_server_that_goes_and_comes_back_costs_drafts(model, prompts, truth, t
     assert figures["outages"] == figures["returns"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_process_that_is_killed_costs_drafts_until_it_is_back(model, prompts, truth):
     def kill(decoding):
         keeper = decoding.proposer._child._keeper._process.pid

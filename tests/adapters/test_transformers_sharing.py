@@ -159,7 +159,7 @@ def test_layers_with_states_are_refused_where_they_run_compiled():
         speculative(hybrid, NGRAM)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_proposers_that_read_tokens_draft_for_a_compiled_model(own, prompts):
     text = own.generate(prompts[0], **GREEDY)
     compile_forward(own)

@@ -45,7 +45,7 @@ def test_a_crash_names_the_check_and_the_frame(tmp_path):
     assert "in draft\n" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_hang_is_a_failure_and_the_rest_is_not_run(tmp_path):
     done = check("Loops", "--timeout", "10", cwd=tmp_path)
     assert done.returncode == 1, done.stderr

@@ -300,7 +300,7 @@ def test_usage_errors_end_with_exit_code_two(specdec, arguments, environment):
     assert specdec(*arguments, **environment).returncode == 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_interrupt_ends_with_exit_code_130(install, site, tmp_path):
     source = f"open({str(tmp_path / 'started')!r}, 'w').close()\nimport time\ntime.sleep(60)"
     install("dist-x", proposers=["echo = x_mod:Echo"], module="x_mod", source=source)

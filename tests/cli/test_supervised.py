@@ -67,7 +67,7 @@ def test_a_crash_while_generating_names_the_line_and_the_proposer(tmp_path):
     assert printed == ""
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_status_of_a_command_that_comes_to_its_end_is_its_own(tmp_path):
     assert run("--version", cwd=tmp_path)[0] == 0
     status, _, told = run("explain", "SD-E000", cwd=tmp_path)
@@ -108,7 +108,7 @@ def test_a_killed_parent_takes_the_child_with_it(tmp_path):
     process.communicate(timeout=600)  # its pipes close once the child is gone
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_interrupt_says_where_in_the_proposer_it_came(tmp_path):
     process = start(*GENERATE, *drafting("Loops"), cwd=tmp_path)
     until(process, "looping")
@@ -120,7 +120,7 @@ def test_an_interrupt_says_where_in_the_proposer_it_came(tmp_path):
     assert "hostile_proposers.py:" in told
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["SwallowsInterrupts", pytest.param("LoopsInC", marks=pytest.mark.full)])
 def test_a_second_interrupt_ends_a_proposer_that_does_not_let_the_first_pass(tmp_path, name):
     process = start(*GENERATE, *drafting(name), cwd=tmp_path)
@@ -135,7 +135,7 @@ def test_a_second_interrupt_ends_a_proposer_that_does_not_let_the_first_pass(tmp
     assert f"running  propose of hostile_proposers:{name}" in told
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_a_proposer_prints_is_no_part_of_a_result(tmp_path):
     status, printed, told = run(*GENERATE, *drafting("Prints"), cwd=tmp_path)
     assert status == 0, told
@@ -152,7 +152,7 @@ def test_the_table_of_checks_is_not_torn_by_prints(tmp_path):
     assert "printed in draft" in told
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_call_that_does_not_end_is_named_once_with_its_line(tmp_path):
     status, _, told = run("--watch", "0.5", *GENERATE, "--max-tokens", "3", *drafting("Sleeps"), cwd=tmp_path)
     assert status == 0, told
@@ -162,7 +162,7 @@ def test_a_call_that_does_not_end_is_named_once_with_its_line(tmp_path):
     assert where.endswith(" in draft")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pytest_does_not_succeed_where_a_proposer_ends_the_process(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "specdec.testing"]
     command += ["--proposer", "hostile_proposers:EndsTheProcess", "--proposer-level", "basic"]

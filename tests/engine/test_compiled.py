@@ -125,7 +125,7 @@ def test_first_party_drafters_of_a_compiled_target(drafter, target_path, prompts
     assert "SD-W303" not in caplog.text, "every pass was compiled"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_without_a_compiler_the_target_runs_as_it_is(model_path, own_prompts, caplog, monkeypatch, tmp_path):
     caplog.set_level("INFO", "specdec")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -257,7 +257,7 @@ class Echo(nn.Module):
         return rows + number
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @needs_a_compiler
 def test_a_number_that_varies_ends_compilation(caplog):
     caplog.set_level("WARNING", "specdec")

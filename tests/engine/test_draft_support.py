@@ -129,7 +129,7 @@ def test_the_host_refuses_it_in_every_step(fault, after, prompts, sequences):
     assert fault != "sparse ids out of range" or f"{FAR}, {FAR}" in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "rule"),
     covering(

@@ -72,7 +72,7 @@ def test_the_output_has_the_targets_distribution(expected, rule):
     assert chi_square(made(rejection_sample_method=rule), expected) < LIMIT
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_drafter_that_lies_about_its_distributions_is_seen(expected):
     method = f"{__name__}:Reversed"
     config = {**SETTINGS, "method": method, "draft_sample_method": "probabilistic"}

@@ -265,7 +265,7 @@ def test_text_of_a_form_is_that_without_shared_blocks(drafter):
     assert counter(llm, "prefix_cache_hits") > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_drafter_elsewhere_drafts_behind_a_shared_prefix_too():
     """It has the whole text, and blocks of its own."""
     drafter = DRAFTERS["draft_model"] | {"num_speculative_tokens": 3}

@@ -28,6 +28,7 @@ def generate(llm, params=GREEDY):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.full
 def test_engines_on_two_devices_step_in_turn(cuda):
     first, second = (engine("eagle", "sparse", None, device=f"cuda:{index}") for index in (0, 1))
     expected = [generate(llm, SAMPLED) for llm in (first, second)]
@@ -128,6 +129,7 @@ def test_steps_of_targets_with_scaled_positions_are_recorded(rope, cuda, tmp_pat
     assert counts.replays == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [("draft_model", "dense"), ("eagle3", "greedy")], ids="-".join)
 def test_the_cache_is_sized_from_what_a_drafter_leaves(case):
     with emulated_cuda(memory=192 * MIB) as cuda, plain_kernels(cuda):

@@ -60,7 +60,7 @@ def test_it_is_refused_by_name_with_the_next_step(cuda):
         texts(engine("Early"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_text_is_the_plain_one_where_steps_are_skipped(cuda):
     llm = engine("Early", "skip_step")
     assert texts(llm) == texts(engine(None))

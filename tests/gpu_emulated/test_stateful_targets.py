@@ -51,6 +51,7 @@ def test_the_host_waits_in_a_step_as_often_as_the_table_says(case, cuda):
         assert {"waits": counts.waits.total()} == expected()["-".join(case)], counts.waits
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", HYBRID_CASES, ids="-".join)
 def test_every_step_of_a_request_alone_is_replayed_and_its_text_is_that_of_a_cpu(case, cuda):
     """Each number of accepted drafts has a recording, as their inputs are read again in the next step."""
@@ -82,6 +83,7 @@ def test_plain_steps_of_requests_in_rows_that_lie_apart_are_replayed_with_one_up
     assert counts.figures() | {"nodes": 0} == {"waits": 1, "uploads": 1, "launches": 5, "replays": 1, "nodes": 0}
 
 
+@pytest.mark.full
 def test_recording_can_be_left_out(cuda):
     recorded, unrecorded = (generate(engine(*PLAIN, None, cuda_graphs=graphs)) for graphs in (True, False))
     assert recorded == unrecorded

@@ -37,6 +37,7 @@ def test_text_and_acceptance_are_those_of_a_cpu(case, graphs, cuda):
     assert found[0][1][0] > 0, "drafts are accepted"
 
 
+@pytest.mark.full
 def test_beside_drawn_trees_greedy_requests_have_their_text(cuda):
     """A device draws theirs too, so that only the number of their steps is another one."""
     prompts = [{"prompt_token_ids": prompt(engine("plain", "greedy", None, device="cpu"), index)} for index in range(3)]

@@ -52,7 +52,7 @@ def test_the_check_names_what_it_found():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_batches_of_every_size_ask_for_one_kernel_for_each_tile(tmp_path):
     """16, 32 or 64 rows of queries, keys in parts or not; numbers of requests, tokens and keys select nothing."""
     found = {each["name"]: each["warmed"] for each in reports(SCRIPT.with_name("paged_keys.py"), [], tmp_path)}

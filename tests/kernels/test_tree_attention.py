@@ -93,7 +93,7 @@ def test_the_kernel_gives_what_the_plain_form_gives(spec, monkeypatch):
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_tree_of_64_nodes_across_tiles_and_ranges(spec):
     trees = [random_parents(1, 64)[0].tolist(), random_parents(1, 30, 1)[0].tolist()]

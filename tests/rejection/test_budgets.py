@@ -45,7 +45,7 @@ def broken_budgets(report: dict[str, Any]) -> list[str]:
     return [*faults(report), *named(report, broken)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_representative_variants_keep_their_budgets(tmp_path: Path) -> None:
     found = reports(SCRIPT, SLICE, tmp_path)
     assert len(found) == len(SLICE)

@@ -66,6 +66,7 @@ def test_kernels_follow_the_target_distribution(drafter: str, sampling: str, voc
     assert distribution.total_variation <= TOLERANCE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("drafter", "sampling", "vocab_size"),
     BLOCK_CASES,

@@ -31,14 +31,14 @@ def run_closed(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_slice_of_the_suite_passes() -> None:
     said = run_closed("pytest", "-p", "closed_rooms", "-n", "0", "-q", *SLICE, "-m", "not full and not gpu")
     assert " passed" in said
     assert "failed" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("speculation", [NGRAM, EAGLE3], ids=["ngram", "eagle3"])
 def test_a_benchmark_runs_and_drafts_are_accepted(speculation: dict[str, object]) -> None:
     asked = ["--num-prompts", "2", "--output-len", "24", "--repeat", "1", "--json"]

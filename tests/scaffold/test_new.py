@@ -98,7 +98,7 @@ def test_a_generated_class_fits_the_contract(generated, kind, monkeypatch):
     assert [(each.check, each.status, each.text) for each in found if each.status != "passed"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_lookup_installs_is_listed_and_passes_its_own_tests(generated, tmp_path):
     """The other kinds, the whole kit and the speed are in test_every_kind.py."""
     environment = Environment.create(tmp_path / "environment", with_checkout=True)

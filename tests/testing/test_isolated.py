@@ -100,7 +100,7 @@ def test_the_stack_of_a_crash_is_told_where_a_library_took_the_signal() -> None:
     assert "in propose" in next(each for each in found if each.status == "failed").facts["stack"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_that_cannot_be_interrupted_is_ended_and_the_next_one_runs() -> None:
     found = check_proposer(Deaf, only=["draft_form", "every_k"], isolation="process", timeout=5)
     assert [each.facts["found"] for each in found] == ["it ended because it took longer than 5 s"] * 2
@@ -108,7 +108,7 @@ def test_one_that_cannot_be_interrupted_is_ended_and_the_next_one_runs() -> None
     assert [each.status for each in found] == ["failed", "explained"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_command_has_it_too() -> None:
     command = [sys.executable, "-m", "specdec", "check", f"{__name__}:Exits", "--level", "basic"]
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}

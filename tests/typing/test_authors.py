@@ -92,7 +92,7 @@ def test_pyright_finds_these_in_strict_mode(environment):
     assert pyright(environment, "strict") == expected("pyright", "strict")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_mypy_finds_these_without_a_plugin(environment):
     options = ("--strict", "--config-file=", "--no-pretty", f"--python-executable={environment.python}")
     found = [MYPY.match(line) for line in checked(environment, "mypy", *options, "right", "wrong").splitlines()]

@@ -80,6 +80,7 @@ def text_of(requests) -> list[list[int]]:
     return [list(each.token_ids[len(each.prompt_token_ids) :]) for each in requests]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", [150, pytest.param(2000, marks=pytest.mark.full)])
 def test_killed_fifty_steps_after_each_return_at_batch_eight_with_preemption(steps) -> None:
     expected = texts(engine(**FEW), EIGHT, LONG)
@@ -155,6 +156,7 @@ def test_one_that_goes_on_before_it_is_taken_for_lost_stays(plain) -> None:
     llm.close()
 
 
+@pytest.mark.full
 def test_a_keeper_that_is_stopped_too_is_ended_and_no_step_waits_for_it(plain) -> None:
     llm = engine(NGRAM | {"isolation": {"kind": "process", "hang_seconds": 0.3}})
     keeper, [child], directory = processes_of(llm)
@@ -174,6 +176,7 @@ def test_a_keeper_that_is_stopped_too_is_ended_and_no_step_waits_for_it(plain) -
 # A full disk
 
 
+@pytest.mark.full
 def test_state_that_finds_no_room_is_an_error_and_what_was_saved_stays(tmp_path, plain) -> None:
     llm = engine(mine("Learns"))
     _, [child], _ = processes_of(llm)
@@ -189,6 +192,7 @@ def test_state_that_finds_no_room_is_an_error_and_what_was_saved_stays(tmp_path,
     llm.close()
 
 
+@pytest.mark.full
 def test_a_process_that_cannot_be_started_is_one_that_is_not_there(tmp_path, monkeypatch, plain) -> None:
     """Its keeper is gone as well, and there is no room for the directory of another."""
     llm = engine(NGRAM | {"isolation": "process"})
@@ -214,6 +218,7 @@ def there(llm) -> dict[str, float]:
     return {m.name.removeprefix("specdec:proposer_remote_"): m.value for m in llm.get_metrics() if "_remote_" in m.name}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:*", "ipc"])
 def test_a_server_that_is_killed_and_comes_back_as_another(listen, tmp_path, plain) -> None:
     """Another process, with another proposer, at the same address: it was upgraded, or moved to another machine."""
@@ -234,6 +239,7 @@ def test_a_server_that_is_killed_and_comes_back_as_another(listen, tmp_path, pla
         llm.close()
 
 
+@pytest.mark.full
 def test_a_server_that_finds_no_room_for_its_state_says_so_and_keeps_the_earlier(tmp_path, plain) -> None:
     state = tmp_path / "state"
     for room in (True, False):
@@ -256,6 +262,7 @@ def mebibytes_of(pid: int) -> int:
     return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) // 1024
 
 
+@pytest.mark.full
 def test_a_client_that_never_reads_takes_no_memory_and_no_turns_of_others(tmp_path) -> None:
     names = [Row(f"{number:0500}", 0, [1], 1) for number in range(4000)]  # two megabytes, and the answer too
     few = {"rcvhwm": 1, "sndhwm": 4, "rcvbuf": 4096}

@@ -187,7 +187,7 @@ def test_figures_and_labels_are_the_proposers(plain) -> None:
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_error_is_that_of_one_process_with_its_line_and_traceback(plain) -> None:
     llm, inside = (engine(mine("Ends", each, how="raises")) for each in ("process", None))
     errors = []
@@ -224,20 +224,20 @@ def test_an_error_of_its_constructor_stops_the_start_as_in_one_process() -> None
     assert errors[0].facts["where"] == errors[1].facts["where"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("how", "found"), [("status", "with exit status 3"), ("segfault", "by SIGSEGV")])
 def test_a_process_that_ends_at_the_start_is_named(how, found) -> None:
     with pytest.raises(ProposerError, match=f"SD-E335[\\s\\S]*{found}, in constructing the proposer of {MODULE}"):
         engine(mine("Ends", how=how, step=0))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_process_that_never_starts_is_ended() -> None:
     with pytest.raises(ProposerError, match=r"did not listen within 12 s[\s\S]*in forever"):
         engine(mine("Ends", {"kind": "process", "start_seconds": 12}, how="hangs", step=0))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_its_state_is_saved_and_loaded_also_by_the_next_process(tmp_path, plain) -> None:
     config = mine("Learns") | {"state_dir": str(tmp_path / "state")}
     name = "specdec:proposer_learns_seen"
@@ -280,7 +280,7 @@ def test_text_is_equal_however_it_ends_and_drafts_come_back(how, plain, caplog) 
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_is_beyond_its_memory_is_an_error_of_the_proposer(plain) -> None:
     llm = engine(mine("Ends", {"kind": "process", "memory_mib": 1024}, how="too_much"))
     with pytest.raises(ProposerError, match=r"allocate memory[\s\S]*limit +memory_mib: 1024"):
@@ -303,7 +303,7 @@ def test_the_end_of_a_process_that_has_a_limit_names_it(plain, caplog) -> None:
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_keeper_that_is_killed_is_started_again_and_nothing_of_it_is_left(plain) -> None:
     llm = engine(NGRAM | {"isolation": "process"})
     pid, [child], directory = processes_of(llm)
@@ -338,7 +338,7 @@ print(json.dumps([pid, *map(int, children), keeper.directory]), flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "send"),
     [*((each, os.kill) for each in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None)), (signal.SIGTERM, os.killpg)],

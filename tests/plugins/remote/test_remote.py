@@ -315,7 +315,7 @@ def test_nobody_else_imports_the_libraries() -> None:
     assert done.stdout.strip().splitlines()[-1] == "set()"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_missing_libraries_are_asked_for_by_name() -> None:
     code = (
         "import sys; sys.modules['zmq'] = None\n"
