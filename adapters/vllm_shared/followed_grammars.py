@@ -56,7 +56,7 @@ class FollowedGrammars:
         ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         plugins = registry.PluginSettings.from_environment(os.environ)
         grammars = Grammars(BACKEND, Vocabulary(tokenizer, vocab_size, frozenset(ends)), plugins, MOST_SECONDS)
-        assert grammars.backend, "is loaded here, and not while requests wait"
+        _ = grammars.backend  # loaded here, and not while requests wait
         return cls(grammars, compact=compact)
 
     def of(self, request_id: str) -> RequestGrammar | None:

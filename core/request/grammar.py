@@ -87,7 +87,7 @@ class RequestGrammar:
                 break
             num_accepted += 1
         if num_accepted == len(suffix):
-            words = self._fill()
+            words = self._fill() if suffix else self._mask()
         if num_accepted:
             self._state.rollback(num_accepted)
         return unpacked(words[None], vocab_size)[0]

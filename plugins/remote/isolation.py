@@ -71,15 +71,9 @@ def isolate_proposer(isolation: str | Mapping[str, Any], proposer: CheckedPropos
     if missing:
         raise ConfigError("SD-E330", f"{missing} is not installed", {"fix": INSTALL_REMOTE}, plugin=proposer.plugin)
     _refuse(proposer)
-    asked = _asked(proposer)
-
-    class Isolated(IsolatedProposer):
-        __doc__ = f"{proposer.cls.__name__} in a process of its own."
-        _inner, _isolation, _asked = proposer, options, asked
-
     needs = proposer.needs
     lasting = {each: cls for each, cls in LASTING.items() if needs.extension(type(each))}
-    Isolated.needs = Needs(
+    declared = Needs(
         history=True,
         state="shared" if needs.state == "shared" else "per_request",
         deterministic=needs.deterministic and options.deadline_ms is None,
@@ -87,7 +81,9 @@ def isolate_proposer(isolation: str | Mapping[str, Any], proposer: CheckedPropos
         max_draft_tokens=needs.max_draft_tokens,
         extensions=(Metrics(), *lasting),
     )
-    return type(Isolated.__name__, (Isolated, *lasting.values()), {})
+    held = {"needs": declared, "_inner": proposer, "_isolation": options, "_asked": _asked(proposer)}
+    doc = f"{proposer.cls.__name__} in a process of its own."
+    return type("Isolated", (IsolatedProposer, *lasting.values()), {**held, "__doc__": doc, "__module__": __name__})
 
 
 def _refuse(proposer: CheckedProposer) -> None:

@@ -36,10 +36,9 @@ class DraftMasks:
         """
         suffixes = torch.stack([*drawn], dim=1).tolist() if drawn else [()] * len(logits)
         barred = torch.zeros(logits.shape, dtype=torch.bool)
+        columns = slice(None) if vocabulary is None else vocabulary.target_ids.cpu()
         for row, request_id, suffix in zip(barred, self.request_ids, suffixes, strict=True):
             allowed = self.services.allowed(request_id, suffix)
-            if allowed is not None:
-                known = allowed if vocabulary is None else allowed[vocabulary.target_ids.cpu()]
-                if bool(known.any()):
-                    torch.logical_not(known, out=row)
+            if allowed is not None and bool((known := allowed[columns]).any()):
+                torch.logical_not(known, out=row)
         return logits.masked_fill(barred.to(logits.device), -torch.inf)

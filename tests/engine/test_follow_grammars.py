@@ -7,7 +7,9 @@ from engine_helpers import counter
 
 from specdec import LLM, SamplingParams
 from specdec.core.engine.assembly import parts_of
+from specdec.core.request.grammar import RequestGrammar
 from specdec.sdk import Refusal, hookimpl
+from specdec.sdk.structured_outputs import StructuredOutputs, Vocabulary
 
 ASKED = {"json": {"type": "object", "properties": {"n": {"enum": [1, 22]}, "s": {"enum": ["ab", "b"]}}}}
 K = {"num_speculative_tokens": 3}
@@ -23,24 +25,29 @@ PROMPTS = ["def main(", "import os\n", "class A:\n    ", "x = "]
 
 
 class Refused:
-    """Counts drafts that the grammar of their request refuses."""
+    """Counts drafts that the grammar of their request refuses, by grammars of its own."""
 
     def __init__(self, llm):
         parts = parts_of(llm)
         self.count, self._grammars, self._vocab_size = 0, parts.grammars, parts.info.vocab_size
+        self._vocabulary = Vocabulary(parts.tokenizer, parts.info.vocab_size, parts.eos_token_ids)
+        self._followed = {}
 
     @hookimpl
     def on_verified(self, step):
         for each in step.requests:
-            grammar, tokens = self._grammars.of(each.request_id), each.draft_token_ids[each.num_accepted :]
-            if grammar is not None and len(each.token_ids) == each.num_accepted + 1:
-                self.count += bool(tokens) and self._is_refused(grammar, each, tokens[0])
+            if self._grammars.of(each.request_id) is not None:
+                self._follow(each)
 
-    def _is_refused(self, grammar, each, token):
-        grammar._state.rollback(1)  # the token after the accepted drafts is committed by now
-        allowed = grammar.allowed([], self._vocab_size)
-        assert grammar.accept(each.token_ids[-1])
-        return not bool(allowed[token])
+    def _follow(self, each):
+        if each.request_id not in self._followed:
+            started = self._grammars.backend.compile(StructuredOutputs(**ASKED)).start()
+            self._followed[each.request_id] = RequestGrammar(started, self._vocabulary)
+        grammar, rejected = self._followed[each.request_id], each.draft_token_ids[each.num_accepted :]
+        for place, token_id in enumerate(each.token_ids):
+            if place == each.num_accepted and rejected:
+                self.count += not bool(grammar.allowed([], self._vocab_size)[rejected[0]])
+            assert grammar.accept(token_id)
 
 
 def outputs(config, *, temperature=0.0, count_refused=False):
