@@ -42,12 +42,18 @@ class ForcedProposer(HostProposer):
         return self._encoded(list(tokens[-self._tail :]), forced)[:k] if forced else []
 
     def _encoded(self, tail: list[int], forced: str) -> list[int]:
-        """The tokens of `forced` behind `tail`, or behind as much of it as the tokenizer would write as it stands."""
+        """The tokens that the tokenizer writes for `forced` behind `tail`.
+
+        Where the tokenizer would write the tail in other tokens, those stand for it. Where a token reaches across the
+        end of the tail, `forced` is encoded alone.
+        """
         tokenizer = self._services.tokenizer
-        while tail:
-            text = tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            ids: list[int] = tokenizer.encode(text + forced, add_special_tokens=False)
-            if ids[: len(tail)] == tail:
-                return ids[len(tail) :]
-            tail = tail[1:]
-        return list(tokenizer.encode(forced, add_special_tokens=False))
+        text = tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        ids = self._ids(text + forced)
+        if ids[: len(tail)] != tail:
+            tail = self._ids(text)
+        return ids[len(tail) :] if ids[: len(tail)] == tail else self._ids(forced)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._services.tokenizer.encode(text, add_special_tokens=False)
+        return ids

@@ -1,0 +1,63 @@
+"""The tokens that stand for forced text: those that the tokenizer writes behind what is there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from specdec.plugins.forced import ForcedProposer
+from specdec.sdk.packaged import packaged
+
+
+def drafted(tokenizer, tail: list[int], forced: str, k: int = 50) -> list[int]:
+    """What it drafts where `forced` must follow `tail`."""
+    proposer = ForcedProposer(SimpleNamespace(options=ForcedProposer.Options()))
+    proposer.bind(None, SimpleNamespace(tokenizer=tokenizer, forced=lambda request_id: forced))
+    return list(proposer.draft(SimpleNamespace(request_id="0"), tail, k))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return PreTrainedTokenizerFast.from_pretrained(packaged("tiny"))
+
+
+@pytest.fixture(scope="module")
+def words():
+    """A tokenizer that writes a space in front of every text, as those of SentencePiece do."""
+    pieces = ["<unk>", "▁a", "▁b", "▁", *'ab":{}']
+    inner = Tokenizer(models.BPE({piece: place for place, piece in enumerate(pieces)}, [("▁", "a"), ("▁", "b")]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("text", ['{"name', '{"name": "', "x = 1\n\n{", '{"a": 12'])
+@pytest.mark.parametrize("forced", ['", "age": ', ": ", '"}', "}"])
+def test_they_write_the_forced_text(tiny, text, forced) -> None:
+    for tail in (tiny.encode(text), [token for each in text for token in tiny.encode(each)]):
+        assert tiny.decode([*tail, *drafted(tiny, tail, forced)]) == text + forced
+
+
+def test_behind_text_in_its_own_tokens_they_are_those_of_the_whole(tiny) -> None:
+    text, forced = '{"name', '": "search'
+    whole, tail = tiny.encode(text + forced), tiny.encode(text)
+    assert [*tail, *drafted(tiny, tail, forced)] == whole
+
+
+def test_no_space_is_put_before_them(words) -> None:
+    for tail in (words.encode('a{"b'), [words.convert_tokens_to_ids(each) for each in ("▁a", "{", '"', "b")]):
+        written = drafted(words, tail, '":b')
+        assert words.convert_ids_to_tokens(written) == ['"', ":", "b"]
+
+
+def test_of_text_in_other_tokens_none_is_drafted_again(words) -> None:
+    apart = [words.convert_tokens_to_ids(each) for each in ("▁", "a", "{")]
+    assert words.convert_ids_to_tokens(drafted(words, apart, '"b"')) == ['"', "b", '"']
+
+
+def test_they_end_with_the_budget_and_nothing_follows_where_nothing_is_forced(tiny) -> None:
+    tail = tiny.encode('{"name')
+    assert drafted(tiny, tail, '": "search', 2) == drafted(tiny, tail, '": "search')[:2]
+    assert drafted(tiny, tail, "") == []
