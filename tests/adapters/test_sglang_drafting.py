@@ -77,6 +77,7 @@ def test_what_fills_a_row_follows_nothing():
     first, second = sees.reshape(2, 4, 4).astype(int).tolist()
     assert first == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
     assert second == np.eye(4, dtype=int).tolist()
+    assert as_chains([7], [[1, 2]], 6)[0].tolist() == [7, 1, 2, 0, 0, 0]
 
 
 def test_a_request_is_committed_as_sglang_says_and_told_as_it_ends(told):
@@ -91,6 +92,7 @@ def test_a_request_is_committed_as_sglang_says_and_told_as_it_ends(told):
     report = told.report()
     assert (report["num_draft_tokens"], report["num_accepted_draft_tokens"]) == (6, 4)
     assert report["errors"] == {}
+    assert report["proposer"].endswith("Told")
     assert Told.ends == [("a", "stop", [7, 7, 9, 9, 9, 9, 2])]
     told.finish("a")  # not known any more
 

@@ -183,3 +183,14 @@ def test_nothing_is_found_that_was_forgotten_nor_what_is_appended_to_it():
     pool.release(blocks)
     served(pool, text)
     assert len(pool.find("", text)) == 2
+
+
+@pytest.mark.parametrize("num_tokens", [8, 16, 17, 24])
+def test_blocks_that_were_found_are_not_free_as_well(num_tokens):
+    pool, text = pool_of(6), [0] * 9
+    served(pool, text)
+    assert pool.extend([], 8)  # another request has two of the six
+    found = pool.find("", text)
+    can_extend = pool.can_extend(found, num_tokens)
+    pool.share(found)
+    assert (can_extend, pool.extend(found, num_tokens)) == (num_tokens <= 16, num_tokens <= 16)

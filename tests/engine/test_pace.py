@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from specdec import LLM, SamplingParams
 from specdec.core.proposing.pace import NUM_OUTLIERS, WINDOW, Pace
+from specdec.sdk import HostProposer
 from specdec.sdk.errors import PluginId
 from specdec.sdk.hooks import StepStats
 
@@ -71,3 +75,19 @@ def test_a_few_slow_steps_do_not_count(caplog):
     for step in range(WINDOW):
         pace.record(stats(num_committed=8), *((0.030, 0.025) if step % 8 == 0 else (0.010, 0.0075)))
     assert len(caplog.records) == 1
+
+
+class Dawdling(HostProposer):
+    """Takes long, and drafts what is hardly ever right."""
+
+    def draft(self, request, tokens, k):
+        """The same tokens whatever the text."""
+        time.sleep(0.02)
+        return [7] * k
+
+
+@pytest.mark.slow
+def test_an_engine_says_it_of_the_proposer_that_it_runs(caplog):
+    llm = LLM("tiny", speculative_config={"method": f"{__name__}:Dawdling", "num_speculative_tokens": 2})
+    llm.generate("def f(", SamplingParams(temperature=0, max_tokens=2 * WINDOW, ignore_eos=True))
+    assert sum("SD-W301" in record.getMessage() for record in caplog.records) == 1

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from inside import pool_of
 
 from specdec import SamplingParams
-from specdec.core.cache.block_pool import BlockPool
+from specdec.core.cache.block_pool import BlockPool, KnownBlocks
 from specdec.core.cache.row_table import RowTable
 from specdec.core.cache.state_store import StateLayout, StateStore, StateTensor
 from specdec.core.request.request import Committed, Request, Scheduled, Status
@@ -404,3 +404,54 @@ def test_drafts_are_asked_for_up_to_the_token_that_ends_a_text(max_total_tokens,
     host = SimpleNamespace(needs=Needs(), wants_drafts_for=lambda request_id: True)
     committed = Committed.now(Scheduled(request, 0, 1, 0, samples=True), [], 0, [1])
     assert draft_budgets([committed], host, most) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("params", "output_ids", "fewest"),
+    [
+        ({}, [], 1),
+        ({}, [1], 6),
+        ({"speculative": False}, [1], 1),
+        ({"num_speculative_tokens": 0}, [1], 1),
+    ],
+    ids=["in the middle of its prompt", "too few for a draft", "not speculative", "none wanted"],
+)
+def test_no_drafts_are_asked_for(params, output_ids, fewest):
+    request = request_of("a")
+    request.params = SamplingParams(**params)
+    request.commit(output_ids)
+    host = SimpleNamespace(needs=Needs(min_draft_tokens=fewest), wants_drafts_for=lambda request_id: True)
+    committed = Committed.now(Scheduled(request, 0, 1, 0, samples=bool(output_ids)), [], 0, output_ids)
+    assert draft_budgets([committed], host, 5) == [0]
+
+
+def sharing(num_batched_tokens):
+    """A scheduler whose pool knows the blocks of texts."""
+    pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, known=KnownBlocks(BLOCK_SIZE, 0))
+    return Scheduler(pool, MAX_NUM_SEQS, num_batched_tokens)
+
+
+def planned(scheduler):
+    """Names and numbers of tokens of the next step, which is computed."""
+    shares = scheduler.schedule(lambda request: 0).shares
+    for share in shares:
+        share.request.num_computed_tokens += share.num_tokens
+    return [(share.request.request_id, share.num_tokens) for share in shares]
+
+
+def test_a_request_waits_for_the_blocks_that_another_one_computes_and_begins_behind_them():
+    scheduler = sharing(64)
+    for name in "ab":
+        scheduler.add(request_of(name, num_prompt_tokens=13, max_total_tokens=20))
+    assert planned(scheduler) == [("a", 13)]
+    scheduler.running[0].commit([1])
+    assert planned(scheduler) == [("a", 1), ("b", 1)]
+
+
+def test_it_does_not_wait_for_blocks_that_are_computed_but_not_to_be_found():
+    scheduler = sharing(8)
+    scheduler.add(request_of("a", num_prompt_tokens=12, max_total_tokens=20))
+    assert planned(scheduler) == [("a", 8)]
+    scheduler.running[0].shares_blocks = False
+    scheduler.add(request_of("b", num_prompt_tokens=12, max_total_tokens=20))
+    assert planned(scheduler) == [("a", 4), ("b", 4)]

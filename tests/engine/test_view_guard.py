@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from specdec import LLM, SamplingParams
 from specdec.core.proposing.view_guard import MOST_ENTRIES, Snapshot, is_due
+from specdec.sdk import HostProposer, ProposerError
 from specdec.testing import step_view
 
 LARGE = torch.zeros(2, MOST_ENTRIES, dtype=torch.int64)
@@ -45,3 +47,27 @@ def test_reading_changes_nothing(step):
 
 def test_the_first_things_are_looked_at_and_then_one_of_many():
     assert [number for number in range(1, 600) if is_due(number)] == [*range(1, 17), 256, 512]
+
+
+class WritesOnce(HostProposer):
+    """Writes to its first step, and to no other."""
+
+    has_written = False
+
+    def propose(self, step):
+        """Drafts nothing."""
+        if not self.has_written and not step.dummy:
+            self.has_written = True
+            step.newest_token.add_(1)
+        return super().propose(step)
+
+    def draft(self, request, tokens, k):
+        """Drafts nothing."""
+        return []
+
+
+def test_a_write_to_the_first_step_is_found():
+    asked = {"method": f"{__name__}:WritesOnce", "num_speculative_tokens": 2, "on_proposer_error": "raise"}
+    llm = LLM("tiny", speculative_config=asked)
+    with pytest.raises(ProposerError, match="SD-E220"):
+        llm.generate("x", SamplingParams(temperature=0, max_tokens=3))

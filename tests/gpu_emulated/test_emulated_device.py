@@ -9,6 +9,8 @@ import torch
 from emulated_cuda import GIB, WrongDevice, emulated_cuda
 
 from specdec.core.cache.transfer import upload
+from specdec.core.proposing.top_tokens import TopTokens
+from specdec.core.runner.sampling import on_its_way
 
 
 def record(work, pool=None):
@@ -209,3 +211,23 @@ def test_lists_come_to_a_device_as_they_are_each_at_a_multiple_of_sixteen_bytes(
     assert counts.figures()["uploads"] == 1
     assert [each.tolist() for each in sent] == [*lists, *map(list, floats)]
     assert {each.storage_offset() * each.itemsize % 16 for each in sent} == {0}
+
+
+def test_the_likely_tokens_come_to_the_host_as_they_are_with_one_wait(cuda):
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
+    expected = TopTokens.of(logits, torch.tensor([0, 2]), 3, 2)
+    there = TopTokens.of(logits.to("cuda"), torch.tensor([0, 2]).to("cuda"), 3, 2)
+    with cuda.counting() as counts:
+        found = there.on_host()
+    assert counts.waits.total() == 1
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert torch.equal(found.logprobs, expected.logprobs)
+
+
+def test_log_probabilities_are_sent_to_the_host_without_a_wait(cuda):
+    packed = {"a": torch.rand(2, 4, device="cuda"), "b": torch.rand(1, 6, device="cuda")}
+    with cuda.counting() as counts:
+        coming = on_its_way(packed)
+    assert counts.waits.total() == 0
+    assert packed["a"].tolist() == coming["a"].tolist()
+    assert packed["b"].tolist() == coming["b"].tolist()

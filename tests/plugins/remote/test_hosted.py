@@ -14,6 +14,7 @@ from specdec.adapters.serving.server import told_to_end
 from specdec.adapters.serving.sessions import Limits, Sessions
 from specdec.sdk import Draft, Needs, ProposerBase
 from specdec.sdk.errors import RequestError
+from specdec.sdk.extensions import Ahead
 from specdec.sdk.wire import DRAFTED, End, Hello, Row, Start
 
 
@@ -132,3 +133,16 @@ def test_more_signals_than_a_pipe_holds_end_a_server_once() -> None:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before[0])
+
+
+class TellsExtensions(Remembers):
+    """Keeps what its engine offers."""
+
+    def bind(self, target, services):
+        self.offered = target.extensions
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 8])
+def test_drafting_ahead_is_offered_where_anything_is_prepared(ahead) -> None:
+    config = {"method": f"{__name__}:TellsExtensions", "num_speculative_tokens": 4}
+    assert (Ahead.id in hosted_with(config, ahead=ahead).host.proposer.offered) == (ahead > 0)
