@@ -132,6 +132,16 @@ def test_a_request_near_its_end_gets_no_more_drafts_than_it_can_use(told):
     assert told.propose([req]) == [[7]]
 
 
+def test_what_comes_behind_the_end_of_a_request_is_not_its_text(told):
+    req = Req("a", [5, 6], max_new_tokens=2)
+    req.output_ids.extend([7, 7])
+    assert told.propose([req]) == [[]]
+    req.output_ids.append(9)  # of a pass that was under way
+    assert told.propose([req]) == [[]]
+    told.finish("a")
+    assert Told.ends == [("a", "length", [7, 7])]
+
+
 def test_a_failing_proposer_is_asked_no_more_after_three_errors(drafting):
     failing = drafting(f"{__name__}:Fails")
     req = Req("a", [5, 6])

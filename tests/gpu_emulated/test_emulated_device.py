@@ -9,8 +9,13 @@ import torch
 from emulated_cuda import GIB, WrongDevice, emulated_cuda
 
 from specdec.core.cache.transfer import upload
+from specdec.core.proposing.draft_check import DraftChecker
 from specdec.core.proposing.top_tokens import TopTokens
 from specdec.core.runner.sampling import on_its_way
+from specdec.sdk import Draft, Needs
+from specdec.sdk.errors import PluginId
+from specdec.sdk.extensions import Trees
+from specdec.testing import step_view
 
 
 def record(work, pool=None):
@@ -231,3 +236,17 @@ def test_log_probabilities_are_sent_to_the_host_without_a_wait(cuda):
     assert counts.waits.total() == 0
     assert packed["a"].tolist() == coming["a"].tolist()
     assert packed["b"].tolist() == coming["b"].tolist()
+
+
+@pytest.mark.parametrize("parents", [None, [[-1, 0, 0]]], ids=["chain", "tree"])
+def test_a_draft_on_a_device_is_read_with_one_wait(parents, cuda):
+    needs = Needs(placement="device", extensions=() if parents is None else (Trees(),))
+    checker = DraftChecker(PluginId("mine", "mypkg:Mine", None, None), needs, 100, torch.device("cuda"), max_depth=3)
+    there = {name: torch.tensor(each, device="cuda") for name, each in (("lengths", [3]), ("token_ids", [[4, 5, 6]]))}
+    if parents is not None:
+        there["parents"] = torch.tensor(parents, device="cuda")
+    step = step_view([[1, 2]], num_draft_tokens=3)
+    with cuda.counting() as counts:
+        checked = checker.check(Draft(**there), step, [3])
+    assert counts.waits.total() == 1
+    assert checked.token_ids == [[4, 5, 6]]
