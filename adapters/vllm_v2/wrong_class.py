@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from specdec.sdk.errors import ConfigError
@@ -18,7 +19,7 @@ def refuse_wrong_class(speculative: Any) -> None:
     model, method = speculative.model, speculative.method
     if not isinstance(model, str) or model.partition(".")[0] != "specdec" or Path(model).exists():
         return
-    if not model.startswith(PREFIX) or model == PREFIX:
+    if model == PREFIX or not (model.startswith(PREFIX) or _is_drafter(model)):
         facts = {"found": f'"model": "{model}"', "fix": f'"model": "{PREFIX}NAME", where NAME is the proposer\'s name'}
         raise ConfigError("SD-E215", "vLLM's speculative_config names no class of the adapter", facts)
     if method not in (None, "custom_class"):
@@ -26,3 +27,14 @@ def refuse_wrong_class(speculative: Any) -> None:
         facts["effect"] = f'vLLM would run its own method "{method}", and no proposer of ours'
         facts["fix"] = f'"model": "{model}" alone; without "model" vLLM runs its own'
         raise ConfigError("SD-E215", "vLLM's speculative_config names a method beside the class", facts)
+
+
+def _is_drafter(model: str) -> bool:
+    """Whether it is the path of a class that goes on from the adapter's, as that which records does."""
+    from ..vllm_v1.drafter import Drafter
+
+    try:
+        found = resolve_name(model)
+    except (ImportError, AttributeError):
+        return False
+    return isinstance(found, type) and issubclass(found, Drafter)

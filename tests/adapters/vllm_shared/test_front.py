@@ -76,10 +76,12 @@ def test_such_a_key_is_refused_by_a_worker_too_whose_entry_point_did_not_see_it(
 
 
 OURS = "specdec.adapters.vllm.ngram"
+RECORDS = "specdec.lab.recording.vllm_worker.RecordingDrafter"
 
 
 @pytest.mark.parametrize(
-    ("model", "method"), [(OURS, None), (OURS, "custom_class"), ("other/model", "eagle3"), (None, "ngram")]
+    ("model", "method"),
+    [(OURS, None), (OURS, "custom_class"), (RECORDS, None), ("other/model", "eagle3"), (None, "ngram")],
 )
 def test_a_class_of_ours_alone_and_models_of_others_are_taken(model, method):
     refuse_wrong_class(SimpleNamespace(model=model, method=method))
@@ -92,6 +94,8 @@ def test_a_class_of_ours_alone_and_models_of_others_are_taken(model, method):
         ("specdec.adapters.vllm", None, "names no class of the adapter"),
         ("specdec.adapters.vllm.", None, "names no class of the adapter"),
         ("specdec.plugins.ngram", None, "names no class of the adapter"),
+        ("specdec.plugins.ngram.NgramProposer", None, "names no class of the adapter"),
+        ("specdec.no_such.Drafter", None, "names no class of the adapter"),
     ],
 )
 def test_what_vllm_would_not_run_as_a_drafter_is_refused(model, method, said):
