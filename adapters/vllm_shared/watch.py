@@ -70,7 +70,7 @@ class Watch:
             return
         frame = sys._current_frames().get(call.thread)
         if frame is not None:
-            call.told_from = max(2 * call.told_from, seconds)
+            call.told_from = 2 * seconds
             logger.warning("%s", self._said(call.method, seconds, frame))
 
     def each_time(self, other: Callable[[], None]) -> None:

@@ -48,6 +48,17 @@ class Told(Witness):
         self.ends.append((request.request_id, request.end.reason, request.end.output_token_ids))
 
 
+class Shown(RepeatLast):
+    """Keeps which positions it was shown of each request, for all its objects."""
+
+    positions: ClassVar[dict] = {}
+
+    def observe(self, step):
+        starts, counts = step.kept.kept_start.tolist(), step.kept.num_kept.tolist()
+        for name, start, count in zip(step.request_ids, starts, counts, strict=True):
+            self.positions.setdefault(name, []).append([*range(start, start + count)])
+
+
 class Fails(RepeatLast):
     def draft(self, request, tokens, k):
         raise RuntimeError("on purpose")
@@ -110,6 +121,21 @@ def test_requests_that_are_taken_back_are_preempted_and_come_again(told):
     assert told.report()["errors"] == {}
     assert Told.events["preempt"] == 1
     assert Told.events["start"] == 2
+
+
+def test_a_request_that_comes_again_is_shown_from_its_first_token_on(drafting):
+    Shown.positions.clear()
+    shown = drafting(f"{__name__}:Shown")
+    a, b = Req("a", [5, 6]), Req("b", [4])
+    for req in (a, b):
+        req.output_ids.append(7)
+    shown.propose([a, b])
+    b.output_ids.append(7)
+    shown.propose([b])  # the request in the first row was taken back
+    a.output_ids.append(3)
+    b.output_ids.append(3)
+    shown.propose([a, b])
+    assert Shown.positions == {"a": [[0, 1], [0, 1, 2]], "b": [[0], [1], [2]]}
 
 
 def test_a_request_that_was_aborted_while_it_was_taken_back_ends_with_the_next_step(told):

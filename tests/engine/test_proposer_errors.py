@@ -346,3 +346,10 @@ def test_a_view_is_never_read_back(placement, short_prompts, short_truth, sequen
     assert_same_tokens(tokens(outputs), short_truth[:3], short_prompts[:3], reference_model)
     assert outputs[1].outputs[0].spec_decode_metrics["num_draft_tokens"] == 0
     assert errors_by_code(llm).keys() == {"SD-E202", "SD-E220"}, "the real budgets are what drafts are held to"
+
+
+def test_an_error_names_the_step_in_which_it_came(short_prompts, sequences):
+    llm = faulty(sequences, "propose", after=1, times=1)
+    with pytest.raises(ProposerError) as raised:
+        generate(llm, short_prompts[:1])
+    assert raised.value.facts["step"].startswith("2, request ")
