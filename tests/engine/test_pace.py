@@ -7,6 +7,7 @@ import time
 import pytest
 
 from specdec import LLM, SamplingParams
+from specdec.core.proposing import pace
 from specdec.core.proposing.pace import NUM_OUTLIERS, WINDOW, Pace
 from specdec.sdk import HostProposer
 from specdec.sdk.errors import PluginId
@@ -86,8 +87,8 @@ class Dawdling(HostProposer):
         return [7] * k
 
 
-@pytest.mark.slow
-def test_an_engine_says_it_of_the_proposer_that_it_runs(caplog):
+def test_an_engine_says_it_of_the_proposer_that_it_runs(caplog, monkeypatch):
+    monkeypatch.setattr(pace, "WINDOW", 2 * NUM_OUTLIERS)
     llm = LLM("tiny", speculative_config={"method": f"{__name__}:Dawdling", "num_speculative_tokens": 2})
-    llm.generate("def f(", SamplingParams(temperature=0, max_tokens=2 * WINDOW, ignore_eos=True))
+    llm.generate("def f(", SamplingParams(temperature=0, max_tokens=4 * NUM_OUTLIERS, ignore_eos=True))
     assert sum("SD-W301" in record.getMessage() for record in caplog.records) == 1
