@@ -59,6 +59,7 @@ def run(code, config, folder):
     """A process beside a vLLM with this module `vllm.config`."""
     runner = folder / "vllm" / "v1" / "worker" / "gpu" / "spec_decode"
     runner.mkdir(parents=True)
+    (folder / "vllm" / "__init__.py").touch()  # a package without it gives way to a vLLM that is installed
     (folder / "vllm" / "config.py").write_text(config)
     (runner / "__init__.py").write_text("def init_speculator(): pass")
     (folder / "vllm" / "v1" / "structured_output.py").write_text(GRAMMARS)
