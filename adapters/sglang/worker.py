@@ -13,9 +13,9 @@ from sglang.srt.speculative import ngram_worker
 from specdec.core.host import EngineConfig, load_tokenizer, target_info
 from specdec.sdk.types import TargetInfo
 
-from .algorithm import read_settings
 from .chains import as_chains
 from .drafting import Drafting
+from .settings import read_settings
 
 
 class Worker(ngram_worker.NGRAMWorker):  # type: ignore[misc]
