@@ -219,7 +219,7 @@ def _in_a_child(work: Any, seconds: float) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_CPU, (int(4 * seconds), int(4 * seconds)))
-        signal.alarm(int(40 * seconds))
+        signal.alarm(int(10 * seconds))
         found: dict[str, Any] = {"verdict": "killed", "by": "the end of the process"}
         try:
             found = work()
