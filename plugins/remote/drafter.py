@@ -121,7 +121,7 @@ class Drafter:
 
     @property
     def is_up(self) -> bool:
-        """Whether it can be asked. Tries to reach one that was lost, and never waits."""
+        """Whether it can be asked. Tries to reach one that was lost, and never waits. Each loss is a False at least."""
         if self._loss is not None and not self._has_ended(self._loss):
             return False
         if not self._up and self._connection is None and self._clock() >= self._next_try:
@@ -129,7 +129,7 @@ class Drafter:
                 self._connect()
             except LostError as error:
                 self.lose(str(error))
-        if not self._up and self._connection is not None:
+        elif not self._up and self._connection is not None:
             self.receive(0)
             if not self._up and self._place.has_failed():
                 self.lose("it did not start")

@@ -11,7 +11,7 @@ from test_remote import stub, until
 
 from specdec.plugins.remote.connection import UNREAD_MESSAGES, Connection
 from specdec.plugins.remote.drafter import FIRST_PAUSE, PROVEN_AFTER, At, Drafter
-from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Hello, Returned, encode
+from specdec.sdk.wire import PROTOCOL, Ask, Drafts, Hello, Returned, Welcome, encode
 
 
 class Clock:
@@ -96,6 +96,25 @@ def test_one_that_talks_nonsense_or_hangs_has_to_answer_more_often(lost, address
             assert not lost._up
         assert lost._next_try - clock.now == FIRST_PAUSE * pause
         clock.now = lost._next_try
+
+
+class AtOnce(At):
+    """A place whose drafter welcomes whoever connects, before anything else is done."""
+
+    def connect(self):
+        connection = super().connect()
+        connection.receive = lambda seconds: Welcome(PROTOCOL, "p", 1)
+        return connection
+
+
+def test_a_loss_is_seen_also_where_the_drafter_is_back_at_once(address, clock) -> None:
+    """Or a step would wait for the answer to a question that nobody has."""
+    drafter = Drafter(AtOnce(address), Hello(PROTOCOL, 10, 10, 1), Counter(), clock)
+    drafter.begin(10)
+    assert drafter.is_up
+    drafter.lose("so")
+    assert [drafter.is_up, drafter.is_up] == [False, True]
+    drafter.close()
 
 
 def test_a_server_cannot_fill_the_memory_of_an_engine_that_does_not_read(address) -> None:
