@@ -2,6 +2,7 @@
 
 The client begins with `Hello`, and the server answers `Welcome` or `Refused`. `Start` brings a request's prompt, each
 `Ask` what was committed since, and `End` its end. Every `Ask` is answered once, by `Drafts` or `Failed`, in order.
+Where drafts are drawn, `AskDrawn` brings what they are drawn with, and `DrawnDrafts` what they were drawn from.
 
 A later version adds fields at the end of a message, with defaults, or messages. Whoever does not know a field leaves it
 aside, so `PROTOCOL` changes only with the meaning of what is there. It needs the extra `remote`, and loads no torch.
@@ -10,13 +11,17 @@ aside, so `PROTOCOL` changes only with the meaning of what is there. It needs th
 from __future__ import annotations
 
 import traceback
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from . import errors
 from .errors import PluginId, ProposerError, Refusal, SpecdecError
+
+if TYPE_CHECKING:
+    from .needs import Needs
 
 PROTOCOL = 1
 """Both sides speak the same version, or the server refuses."""
@@ -26,6 +31,8 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 
 MOST_ROWS = 4096
 MOST_DRAFTS = 4096
+MOST_UNIFORMS = 1024
+"""Of a row: K, or the nodes of a tree."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 Text = Annotated[str, Meta(max_length=20_000)]
@@ -41,6 +48,31 @@ class Message(msgspec.Struct, array_like=True):
     """An array that begins with the number of its kind."""
 
 
+class Form(msgspec.Struct, array_like=True, frozen=True):
+    """How draft distributions are reported."""
+
+    name: Literal["dense", "sparse"]
+    width: Count  # entries for each draft, at most
+    own_vocabulary: bool = False  # the entries of a dense one are those of a draft vocabulary
+
+    @classmethod
+    def of(cls, needs: Needs, vocab_size: int) -> Form | None:
+        """That of a proposer's drafts. None means that it reports no distribution."""
+        if needs.stored_form == "sparse":
+            return cls("sparse", needs.sparse_top_m)
+        ids = needs.draft_vocabulary
+        width = vocab_size if ids is None else len(ids)
+        return cls("dense", width, ids is not None) if needs.stored_form == "dense" else None
+
+    def __str__(self) -> str:
+        of = " of a draft vocabulary" if self.own_vocabulary else ""
+        return f"{self.name} of {self.width} entries{of}"
+
+    def holds(self, other: Form) -> bool:
+        """Whether distributions of another form can be told in this one."""
+        return self == other or (self.name == other.name == "sparse" and self.width >= other.width)
+
+
 class Hello(Message, tag=1):
     """A client's first message. The server holds its requests apart from those of others."""
 
@@ -49,6 +81,7 @@ class Hello(Message, tag=1):
     max_model_len: Count
     num_draft_tokens: Count  # the most drafts of a request that the client can use
     client: Text = ""  # for people who read the server's log
+    form: Form | None = None  # of drawn drafts' distributions. None means that no drafts are to be drawn
 
 
 class Welcome(Message, tag=2):
@@ -57,6 +90,7 @@ class Welcome(Message, tag=2):
     protocol: Count
     proposer: Name  # its label
     num_draft_tokens: Count  # the most that it drafts for a request
+    num_uniforms: Annotated[int, Meta(ge=0, le=MOST_UNIFORMS)] = 0  # that drawing the drafts of a request takes
 
 
 class Refused(Message, tag=3):
@@ -98,6 +132,22 @@ class Ask(Message, tag=6):
     rows: Annotated[list[Row], Meta(max_length=MOST_ROWS)]
 
 
+class Drawing(msgspec.Struct, array_like=True, gc=False):
+    """What the draft of a row is drawn with."""
+
+    uniforms: Annotated[list[Annotated[float, Meta(gt=0, lt=1)]], Meta(max_length=MOST_UNIFORMS)]  # by draft index
+    temperature: Annotated[float, Meta(ge=0, le=1e7)] = 1.0  # 0 means greedy; here and below as in `SamplingView`
+    top_k: Count = 0
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+
+class AskDrawn(Ask, tag=13):
+    """A step of the client's engine in which drafts are drawn."""
+
+    drawings: Annotated[list[Drawing], Meta(max_length=MOST_ROWS)]  # one for each row
+
+
 class End(Message, tag=7):
     """A request ended. `tokens` from position `start` on are its last; the server may hold some too many."""
 
@@ -131,8 +181,29 @@ class Drafts(Message, tag=9):
     """The answer to an `Ask`, a draft for each of its rows."""
 
     number: Count
-    rows: Annotated[list[Drafted], Meta(max_length=MOST_ROWS)]
+    rows: Annotated[Sequence[Drafted], Meta(max_length=MOST_ROWS)]
     micros: Count = 0  # that the server worked on it
+
+
+class Distribution(msgspec.Struct, array_like=True, gc=False):
+    """What the n drafts of a row were drawn from, in m entries each. Numbers are in the machine's order of bytes."""
+
+    kind: Literal[1, 2, 3]  # DistributionKind, other than one-hot
+    dtype: Literal["float64", "float32", "bfloat16", "float16"]
+    values: bytes  # [n, m] of that type: probabilities, or logits
+    ids: bytes = b""  # [n, m] int32, of a sparse one: target ids, padded with -1
+
+
+class DrawnDraft(Drafted):
+    """A draft with its distribution."""
+
+    distribution: Distribution | None = None  # None means that the draft is one-hot
+
+
+class DrawnDrafts(Drafts, tag=14):
+    """The answer to an `AskDrawn`."""
+
+    rows: Annotated[Sequence[DrawnDraft], Meta(max_length=MOST_ROWS)]
 
 
 class Failed(Message, tag=10):
@@ -162,8 +233,8 @@ class Returned(Message, tag=12):
     figures: dict[Name, float] = {}  # of `metrics`
 
 
-ToServer = Hello | Start | Ask | End | Bye | Call
-ToClient = Welcome | Refused | Unknown | Drafts | Failed | Returned
+ToServer = Hello | Start | Ask | AskDrawn | End | Bye | Call
+ToClient = Welcome | Refused | Unknown | Drafts | DrawnDrafts | Failed | Returned
 
 encode = msgspec.msgpack.Encoder().encode
 at_server = msgspec.msgpack.Decoder(ToServer).decode

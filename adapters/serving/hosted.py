@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,14 +37,18 @@ from specdec.sdk.elsewhere import refuse_what_reads_the_target
 from specdec.sdk.errors import RequestError, SpecdecError
 from specdec.sdk.extensions import Ahead, DraftKV
 from specdec.sdk.types import TargetInfo
-from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Drafted, End, Row, Start
+from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Distribution, Drafted, Drawing, DrawnDraft, End, Form, Row, Start
 
 from ..best_path import PathViews, on_best_path
+from .drawing import distributions_of, with_drawings
 from .no_target import NoTarget
 from .outcomes import NumOutcomes
 
 CHUNK = 512
 """The most tokens of a request that the proposer is shown in a step of a long prompt."""
+
+_Answer = tuple[list[int], Distribution | None]
+"""A draft, and what it was drawn from. None means that it is one-hot, or that nobody asked."""
 
 _Share = tuple[Scheduled, list[int], list[int]]
 """A request's part of a step, the drafts that were verified, and the tokens committed."""
@@ -106,6 +110,9 @@ class Hosted:
         speculation = replace(speculation, config=speculation.config.replace(on_proposer_error="raise"))
         self.info, self.plugin = info, loaded.plugin
         self.num_draft_tokens = loaded.config.num_draft_tokens
+        draws = loaded.config.draft_sample_method == "probabilistic"
+        self.form = Form.of(loaded.needs, info.vocab_size) if draws else None  # of drawn drafts' distributions
+        self.num_uniforms = loaded.config.width if draws else 0
         self._loaded, self._lookahead = loaded, speculation.lookahead
         self._keeps_kv = loaded.needs.extension(DraftKV) is not None
         self._reads_batch = loaded.needs.placement == "device"
@@ -161,24 +168,26 @@ class Hosted:
         self.end(next(each for each in reversed(self._texts) if _client_of(each) == most))
         return True
 
-    def step(self, rows: Sequence[tuple[str, Row]]) -> list[Drafted]:
+    def step(self, rows: Sequence[tuple[str, Row]], drawings: Sequence[Drawing] = ()) -> list[Drafted]:
         """Show what was committed, and draft. Raises ProposerError, RequestError for tokens that cannot be.
 
         After a ProposerError the requests of the step are unknown: they begin anew.
+        drawings: what each row is drawn with. Empty means that none is drawn. Nothing is prepared behind drawn drafts.
         """
         known = [(self._texts[name], row) for name, row in rows if self._follows(name, row)]
+        drawn_with = dict(zip([name for name, _ in rows], drawings, strict=False))
         failed, self._failed = self._failed, None
         try:
             if failed is not None:
                 raise failed
-            drafts = self._drafted(known)
+            drafts = self._drafted(known, drawn_with)
         except SpecdecError:
             for text, _ in known:
                 self.end(text.request.request_id)
             raise
         for text, _ in known:
-            text.draft = drafts.get(text.request.request_id, [])
-        self._num_outcomes = self._outcomes.next([name for name, draft in drafts.items() if draft])
+            text.draft, _ = drafts.get(text.request.request_id, ([], None))
+        self._num_outcomes = self._outcomes.next([] if drawings else [name for name, (ids, _) in drafts.items() if ids])
         return [self._answer(name, row, drafts) for name, row in rows]
 
     @property
@@ -251,14 +260,17 @@ class Hosted:
             }
             raise RequestError("SD-E331", "a client sent a text that is none of this target's", facts)
 
-    def _answer(self, name: str, row: Row, drafts: dict[str, list[int]]) -> Drafted:
+    def _answer(self, name: str, row: Row, drafts: dict[str, _Answer]) -> Drafted:
         text, length = self._texts.get(name), row.start + len(row.tokens)
         if text is not None and length == len(text.request.token_ids):
-            return Drafted(row.request_id, length, drafts.get(name, []), DRAFTED)
+            token_ids, distribution = drafts.get(name, ([], None))
+            if distribution is not None:
+                return DrawnDraft(row.request_id, length, token_ids, DRAFTED, distribution)
+            return Drafted(row.request_id, length, token_ids, DRAFTED)
         full = text is None and not self._rows.num_free
         return Drafted(row.request_id, length, [], FULL if full else UNKNOWN)
 
-    def _drafted(self, rows: Sequence[tuple[_Text, Row]]) -> dict[str, list[int]]:
+    def _drafted(self, rows: Sequence[tuple[_Text, Row]], drawn_with: Mapping[str, Drawing]) -> dict[str, _Answer]:
         """Drafts by the request's name."""
         steps = []
         for text, row in rows:
@@ -276,9 +288,14 @@ class Hosted:
             (Scheduled(each, each.num_computed_tokens, each.num_uncomputed_tokens, len(drafts), True), drafts, outputs)
             for each, drafts, outputs, _ in steps
         ]
-        checked = self._shown(shares, [budget for *_, budget in steps])
-        chains = on_best_path(checked)[0].token_ids if checked else []
-        return dict(zip([request.request_id for request, *_ in steps], chains, strict=False))
+        names = [request.request_id for request, *_ in steps]
+        drawings = [drawn_with[name] for name in names] if drawn_with else []
+        checked = self._shown(shares, [budget for *_, budget in steps], drawings)
+        if checked is None:
+            return {}
+        chains = on_best_path(checked)[0]
+        told = distributions_of(chains) if drawings else [None] * len(names)
+        return dict(zip(names, zip(chains.token_ids, told, strict=True), strict=True))
 
     def _catch_up(self, requests: Sequence[Request]) -> None:
         """Show all but the newest tokens of texts that the proposer has not seen, at most `CHUNK` of each in a step."""
@@ -291,7 +308,9 @@ class Hosted:
             self._shown(shares, [0] * len(behind))
 
     @torch.inference_mode()
-    def _shown(self, shares: Sequence[_Share], budgets: Sequence[int]) -> CheckedDraft | None:
+    def _shown(
+        self, shares: Sequence[_Share], budgets: Sequence[int], drawings: Sequence[Drawing] = ()
+    ) -> CheckedDraft | None:
         """Show the proposer one step, and check what it drafts."""
         if not shares:
             return None
@@ -303,6 +322,8 @@ class Hosted:
             self._hold_blocks(committed)
         limited = [self._budget(each, budget) for each, budget in zip(committed, budgets, strict=True)]
         view, _ = self.host.views.build(committed, limited, batch, [])
+        if drawings:
+            view = with_drawings(view, drawings, self._loaded.needs.sampling)
         return self.host.draft(view, limited)
 
     def _batch(self, shares: Sequence[_Share]) -> _Computed:

@@ -22,9 +22,11 @@ from specdec.sdk.wire import (
     PROTOCOL,
     UNREADABLE,
     Ask,
+    AskDrawn,
     Bye,
     Call,
     Drafts,
+    DrawnDrafts,
     End,
     Failed,
     Hello,
@@ -42,6 +44,7 @@ from specdec.sdk.wire import (
 )
 
 from .door import Door
+from .drawing import drawings_of
 from .hosted import Hosted
 from .sessions import ClientId, Limits, Session, Sessions
 
@@ -165,29 +168,35 @@ class Server:
 
     def _welcome(self, client: ClientId, hello: Hello) -> ToClient:
         info, k = self._hosted.info, self._hosted.num_draft_tokens
-        wrong = {
+        wrong: dict[str, tuple[object, object, bool]] = {
             "protocol": (PROTOCOL, hello.protocol, hello.protocol != PROTOCOL),
             "vocabulary": (info.vocab_size, hello.vocab_size, hello.vocab_size != info.vocab_size),
             "max_model_len": (info.max_model_len, hello.max_model_len, hello.max_model_len > info.max_model_len),
         }
+        form = self._hosted.form
+        if hello.form is not None:
+            wrong["draft distributions"] = (form or "none", hello.form, form is None or not hello.form.holds(form))
         facts = {name: f"{here} here, {there} there" for name, (here, there, differs) in wrong.items() if differs}
         if facts:
             fix = "one version of specdec-sdk on both sides, and a server for the client's target (--target)"
+            if "draft distributions" in facts:
+                fix = '"draft_sample_method", "draft_distribution" and "sparse_top_m" alike on both sides'
             raise ConfigError("SD-E332", "the drafter is not for this engine", facts | {"fix": fix})
         session = self._sessions.open(client, hello)
         if session is None:
             facts = {"accepted": f"{self._limits.max_sessions} clients", "fix": "--max-clients, or another server"}
             raise ConfigError("SD-E332", "the drafter has too many clients", facts)
         logger.info("%s is served", session.label)
-        return Welcome(PROTOCOL, self._hosted.plugin.label, k)
+        return Welcome(PROTOCOL, self._hosted.plugin.label, k, self._hosted.num_uniforms)
 
     def _drafts(self, session: Session, ask: Ask) -> Drafts:
         start = time.perf_counter()
         rows = [(session.name_of(row.request_id), row) for row in ask.rows]
         if len(dict(rows)) < len(rows):
             raise RequestError("SD-E331", "a client asks twice for a request in one message")
-        drafts = self._hosted.step(rows)
-        return Drafts(ask.number, drafts, int(1e6 * (time.perf_counter() - start)))
+        drafts = self._hosted.step(rows, drawings_of(ask, self._hosted.num_uniforms))
+        answer: type[Drafts] = DrawnDrafts if isinstance(ask, AskDrawn) else Drafts
+        return answer(ask.number, drafts, int(1e6 * (time.perf_counter() - start)))
 
     def _called(self, call: Call) -> Returned | Failed:
         if call.method == "metrics":

@@ -103,7 +103,7 @@ class Child:
             self.close()
             raise error
 
-    def connect(self) -> Connection:
+    def connect(self, most_bytes: int) -> Connection:
         """A new connection to a new process, which may not listen yet. Raises LostError where none can be started."""
         try:
             if not self._is_new:
@@ -111,7 +111,7 @@ class Child:
         except OSError as error:  # no memory for a process, no room for its directory
             raise LostError(f"it cannot be started: {error}") from error
         self._is_new = False
-        return Connection(socket_of(self._there.directory, self._number), RETRY_MS)
+        return Connection(socket_of(self._there.directory, self._number), RETRY_MS, most_bytes=most_bytes)
 
     def has_failed(self) -> bool:
         """Whether the newest process will not answer."""

@@ -38,13 +38,19 @@ class ClosedError(LostError):
 class Connection:
     """To a server at an address, which may not be there yet."""
 
-    def __init__(self, address: str, retry_ms: int = RETRY_MS, key: ClientKey | None = None) -> None:
-        """key: of a server that has one. None means that nothing is encrypted."""
+    def __init__(
+        self,
+        address: str,
+        retry_ms: int = RETRY_MS,
+        key: ClientKey | None = None,
+        most_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """key: of a server that has one. None means that nothing is encrypted. most_bytes: of a message from there."""
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.reconnect_ivl = retry_ms
-        self._socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.set(zmq.MAXMSGSIZE, most_bytes)
         self._socket.sndhwm, self._socket.rcvhwm = WAITING_MESSAGES, UNREAD_MESSAGES
         if key is not None:
             self._socket.curve_publickey, self._socket.curve_secretkey = key.public.encode(), key.secret.encode()

@@ -5,15 +5,30 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec.sdk.config import ProposerConfig
 from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
+from specdec.sdk.needs import Needs
 from specdec.sdk.types import Draft, RequestView, StepView, TargetInfo
-from specdec.sdk.wire import PROTOCOL, Ask, Call, Drafts, Failed, Hello, Method, Returned, as_error
+from specdec.sdk.wire import (
+    PROTOCOL,
+    Ask,
+    AskDrawn,
+    Call,
+    Drafted,
+    Drafts,
+    Failed,
+    Form,
+    Hello,
+    Method,
+    Returned,
+    as_error,
+)
 
 from .drafter import Drafter, Place
+from .drawn import DrawnFrom, distribution_of, drawings_of, most_answer_bytes
 from .texts import Text, end_of, start_of
 
 FIGURES = ("asked", "in_time", "late", "rebased", "dropped", "no_slot", "errors", "outages", "returns")
@@ -34,24 +49,34 @@ class _Question:
 class Conversation:
     """One question is in flight. A step takes what is there, asks for what is new, and waits until its deadline.
 
-    An answer that comes later is re-based on what was committed since: offered if it continues the text, else dropped.
-    So is what is left of an answer. Drafts are one-hot, and the text does not depend on when they come.
+    One-hot drafts that come later are re-based on what was committed since: offered if they continue the text, else
+    dropped. So is what is left of an answer. The text does not depend on when they come. Drawn drafts are waited for,
+    and offered behind the text that they were drawn for or never (`drawn`).
     """
 
     def __init__(
-        self, place: Place, config: ProposerConfig[Any], target: TargetInfo, plugin: PluginId | None = None
+        self,
+        place: Place,
+        config: ProposerConfig[Any],
+        target: TargetInfo,
+        needs: Needs,
+        plugin: PluginId | None = None,
     ) -> None:
         """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine.
 
+        needs: those that the engine knows. Drafts are drawn if they report a distribution.
         plugin: whose errors they are. None means that the drafter says so.
         """
+        self._form = Form.of(needs, target.vocab_size)
         self._plugin = plugin
         self._options = config.options
         self.figures: Counter[str] = Counter()
         self._waited = 0.0  # seconds
         self._worked = 0.0  # seconds, of the drafter
-        hello = Hello(PROTOCOL, target.vocab_size, target.max_model_len, config.num_draft_tokens, target.model[:512])
-        self._drafter = Drafter(place, hello, self.figures)
+        k, name = config.num_draft_tokens, target.model[:512]
+        hello = Hello(PROTOCOL, target.vocab_size, target.max_model_len, k, name, self._form)
+        most_bytes = most_answer_bytes(self._form, target.max_num_seqs, k)
+        self._drafter = Drafter(place, hello, self.figures, most_bytes=most_bytes)
         self._vocab_size = target.vocab_size
         self._texts: dict[str, Text] = {}  # by request id
         self._question: _Question | None = None
@@ -90,15 +115,20 @@ class Conversation:
         history = step.history
         assert history is not None, "declared in needs"
         drafts: list[list[int]] = []
+        drawn_from: list[DrawnFrom | None] = []
         lengths = zip(step.request_ids, step.committed_length.tolist(), step.budget.tolist(), strict=True)
         for place, (request_id, length, budget) in enumerate(lengths):
             text = self._texts.get(request_id)
             if text is None or not budget:
                 drafts.append([])
+                drawn_from.append(None)
                 continue
             since = history.token_ids(place, text.length) if text.rest and text.length < length else []
             drafts.append(text.drafts(since, length, self.figures)[:budget])
-        return Draft.from_lists(drafts, step.width)
+            drawn_from.append(text.drawn_from)
+        draft = Draft.from_lists(drafts, step.width)
+        distribution = distribution_of(drawn_from, step.width, self._form)
+        return draft if distribution is None else replace(draft, distribution=distribution)
 
     def metrics(self) -> Mapping[str, float]:
         """How many questions were asked, and what became of the answers; milliseconds that steps waited."""
@@ -178,7 +208,7 @@ class Conversation:
         if self._question is not None or step.history is None:
             return
         columns = (step.committed_length, step.budget, step.num_drafted, step.num_accepted)
-        rows = []
+        rows, places = [], []
         for place, (request, *facts) in enumerate(zip(step.requests, *(c.tolist() for c in columns), strict=True)):
             length, budget, num_drafted, num_accepted = facts
             text = self._texts.get(request.request_id)
@@ -187,11 +217,14 @@ class Conversation:
             if text.sent < length:
                 new = step.history.token_ids(place, text.sent)
                 rows.append(text.row(request.request_id, new, budget, (num_drafted, num_accepted)))
+                places.append(place)
         if not rows:
             return
         self._number += 1
         names = [row.request_id for row in rows]
-        if self._drafter.send(Ask(self._number, rows)):
+        drawings = [] if self._form is None else drawings_of(step, self._drafter.num_uniforms)
+        drawn = [drawings[place] for place in places] if drawings else []
+        if self._drafter.send(AskDrawn(self._number, rows, drawn) if drawn else Ask(self._number, rows)):
             self._question = _Question(self._number, names, self._step, time.monotonic())
             self.figures["asked"] += 1
 
@@ -227,10 +260,16 @@ class Conversation:
         self._question = None
         self._worked += answer.micros / 1e6
         self.figures["in_time" if question.step == self._step else "late"] += 1
-        for row in answer.rows:
-            text = self._texts.get(row.request_id)
-            if any(token >= self._vocab_size for token in row.tokens):
-                self._drafter.lose(f"it drafted a token that is none of the target's {self._vocab_size}")
-                return
-            if text is not None and question.number >= text.first_ask:
-                text.take(row, self.figures)
+        try:
+            for row in answer.rows:
+                self._take_row(row, question.number)
+        except ValueError as error:
+            self._drafter.lose(str(error))
+
+    def _take_row(self, row: Drafted, number: int) -> None:
+        """Raises ValueError for what is no draft for this target."""
+        if any(token >= self._vocab_size for token in row.tokens):
+            raise ValueError(f"it drafted a token that is none of the target's {self._vocab_size}")
+        text = self._texts.get(row.request_id)
+        if text is not None and number >= text.first_ask:
+            text.take(row, self.figures, self._form)

@@ -12,7 +12,18 @@ from typing import Protocol
 
 from specdec.sdk.errors import ConfigError, message
 from specdec.sdk.keys import ClientKey
-from specdec.sdk.wire import Bye, Drafts, Failed, Hello, Refused, Returned, ToServer, Unknown, Welcome
+from specdec.sdk.wire import (
+    MAX_MESSAGE_BYTES,
+    Bye,
+    Drafts,
+    Failed,
+    Hello,
+    Refused,
+    Returned,
+    ToServer,
+    Unknown,
+    Welcome,
+)
 
 from .connection import ClosedError, Connection, LostError
 
@@ -38,8 +49,8 @@ class Place(Protocol):
         """For people."""
         ...
 
-    def connect(self) -> Connection:
-        """A new connection. A drafter that belongs to the place is started."""
+    def connect(self, most_bytes: int) -> Connection:
+        """A new connection, for messages up to a size. A drafter that belongs to the place is started."""
         ...
 
     def has_failed(self) -> bool:
@@ -65,8 +76,8 @@ class At:
         self._address, self._key = address, key
         self.label = f"the drafter at {address}"
 
-    def connect(self) -> Connection:
-        return Connection(self._address, key=self._key)
+    def connect(self, most_bytes: int) -> Connection:
+        return Connection(self._address, key=self._key, most_bytes=most_bytes)
 
     def has_failed(self) -> bool:
         return False
@@ -94,9 +105,15 @@ class Drafter:
     """
 
     def __init__(
-        self, place: Place, hello: Hello, figures: Counter[str], clock: Callable[[], float] = time.monotonic
+        self,
+        place: Place,
+        hello: Hello,
+        figures: Counter[str],
+        clock: Callable[[], float] = time.monotonic,
+        most_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self._place, self._hello, self._figures, self._clock = place, hello, figures, clock
+        self._most_bytes = most_bytes  # of an answer
         self._connection: Connection | None = None
         self._up = False
         self._pauses = 0  # since it was last well
@@ -104,6 +121,7 @@ class Drafter:
         self._next_try = 0.0
         self._loss: _Loss | None = None  # of a drafter that has not ended yet
         self.num_draft_tokens = 0  # the most that it drafts
+        self.num_uniforms = 0  # that it draws the drafts of a request with
         self.first_words: dict[str, ToServer] = {}  # behind the hello of each connection, in this order
 
     def begin(self, seconds: float) -> None:
@@ -218,14 +236,14 @@ class Drafter:
 
     def _connect(self) -> None:
         """Raises LostError."""
-        self._connection = self._place.connect()
+        self._connection = self._place.connect(self._most_bytes)
         self._connection.send(self._hello)
         for each in self.first_words.values():
             self._connection.send(each)
 
     def _welcomed(self, answer: Welcome) -> None:
         self._up = True
-        self.num_draft_tokens = answer.num_draft_tokens
+        self.num_draft_tokens, self.num_uniforms = answer.num_draft_tokens, answer.num_uniforms
 
     def _not_there(self, reason: str) -> ConfigError:
         facts = {

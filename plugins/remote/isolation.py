@@ -24,6 +24,7 @@ from specdec.sdk.elsewhere import refuse_what_reads_the_target
 from specdec.sdk.extensions import MOST_OUTCOMES, Extension, Metrics, NewWeights, State
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.hooks import CheckedProposer
+from specdec.sdk.needs import needs_of
 from specdec.sdk.proposer_protocol import Proposer
 
 from .lasting import KeepsState, TakesWeights
@@ -70,7 +71,7 @@ def isolate_proposer(isolation: str | Mapping[str, Any], proposer: CheckedPropos
     missing = missing_of_remote()
     if missing:
         raise ConfigError("SD-E330", f"{missing} is not installed", {"fix": INSTALL_REMOTE}, plugin=proposer.plugin)
-    _refuse(proposer)
+    _refuse(proposer, options)
     needs = proposer.needs
     lasting = {each: cls for each, cls in LASTING.items() if needs.extension(type(each))}
     declared = Needs(
@@ -80,21 +81,30 @@ def isolate_proposer(isolation: str | Mapping[str, Any], proposer: CheckedPropos
         min_draft_tokens=needs.min_draft_tokens,
         max_draft_tokens=needs.max_draft_tokens,
         extensions=(Metrics(), *lasting),
+        **_drawn(proposer),
     )
     held = {"needs": declared, "_inner": proposer, "_isolation": options, "_asked": _asked(proposer)}
     doc = f"{proposer.cls.__name__} in a process of its own."
     return type("Isolated", (IsolatedProposer, *lasting.values()), {**held, "__doc__": doc, "__module__": __name__})
 
 
-def _refuse(proposer: CheckedProposer) -> None:
+def _drawn(proposer: CheckedProposer) -> dict[str, Any]:
+    """What drawn drafts add to its needs: as in one process."""
+    if proposer.config.draft_sample_method == "greedy":
+        return {}
+    names = ("distributions", "sparse_top_m", "draft_vocabulary", "sampling")
+    return {name: getattr(proposer.needs, name) for name in names}
+
+
+def _refuse(proposer: CheckedProposer, options: IsolationOptions) -> None:
+    from .drawn import refuse_deadline
+
     refuse_what_reads_the_target(proposer.needs, proposer.plugin)
     module = proposer.plugin.target.partition(":")[0]
     if module == "__main__":
         reason = f"another process cannot import {proposer.plugin.target}, which stands in the script that runs"
         raise Refusal(reason, "the class in a module of its own", plugin=proposer.plugin)
-    if proposer.config.draft_sample_method != "greedy":
-        reason = 'draft_sample_method is "probabilistic", and drafts of another process come without a distribution'
-        raise Refusal(reason, '"draft_sample_method": "greedy"', plugin=proposer.plugin)
+    refuse_deadline(proposer.config, options.deadline_ms, proposer.plugin)
 
 
 def _asked(proposer: CheckedProposer) -> dict[str, Any]:
@@ -111,6 +121,7 @@ def _asked(proposer: CheckedProposer) -> dict[str, Any]:
         "model": config.model,
         "num_speculative_tokens": config.num_draft_tokens,
         "max_nodes": config.max_nodes,
+        "draft_sample_method": config.draft_sample_method,
         "proposer_config": written,
     }
     return asked | dict(config.network)
@@ -143,7 +154,8 @@ class IsolatedProposer(AsksElsewhere):
             start_seconds=options.start_seconds,
         )
         self._child.begin()
-        self._conversation = Conversation(self._child, self.config, target, self._inner.plugin)
+        needs = needs_of(type(self), self.config, target)
+        self._conversation = Conversation(self._child, self.config, target, needs, self._inner.plugin)
 
     def propose(self, step: StepView[Any]) -> Draft:
         """Its answer, as far as it came. Raises the ProposerError of its process, which names a limit that it met."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .conversation import Conversation
 
 
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
+
+
 class WaitingOptions(StrictModel):
     """How long an engine waits for a drafter in another process."""
 
@@ -49,6 +52,10 @@ class RemoteOptions(WaitingOptions):
 
     address: str = Field(description="where `specdec serve-proposer` listens: ipc:///PATH or tcp://HOST:PORT")
     key: str | None = Field(default=None, description="the file FILE.client that --new-key FILE wrote. None means none")
+    draft_distribution: Literal["sparse", "dense"] = Field(
+        default="sparse", description="what the server's probabilistic drafts report, as its own option says"
+    )
+    sparse_top_m: int = Field(default=256, ge=1, description="the most tokens that a sparse draft distribution has")
 
     @model_validator(mode="after")
     def _is_private(self) -> Self:
@@ -106,14 +113,23 @@ class RemoteProposer(AsksElsewhere):
     def needs(cls, config: ProposerConfig[Any], target: TargetInfo) -> Needs:
         """The tokens. What the drafter learns, it may learn from other engines too.
 
-        Raises Refusal if the libraries of the extra `remote` are not installed.
+        Raises Refusal if the libraries of the extra `remote` are not installed, or drawn drafts have a deadline.
         """
         missing = missing_of_remote()
         if missing:
             raise Refusal(f"{missing} is not installed", INSTALL_REMOTE)
+        from .drawn import refuse_deadline
+
+        options = config.options
+        refuse_deadline(config, options.deadline_ms)
+        drawn: dict[str, Any] = {}
+        if config.draft_sample_method == "probabilistic":
+            drawn = {"distributions": (options.draft_distribution,), "sampling": SAMPLING_FIELDS}
+            if options.draft_distribution == "sparse":
+                drawn["sparse_top_m"] = min(options.sparse_top_m, target.vocab_size)
         asked = tuple(each for each in (Metrics(), NewWeights()) if each.id in target.extensions)
-        deterministic = config.options.deadline_ms is None
-        return Needs(history=True, state="shared", deterministic=deterministic, extensions=asked)
+        deterministic = options.deadline_ms is None
+        return Needs(history=True, state="shared", deterministic=deterministic, extensions=asked, **drawn)
 
     def bind(self, target: TargetInfo, services: Services) -> None:
         """Reach the drafter.
@@ -125,7 +141,8 @@ class RemoteProposer(AsksElsewhere):
 
         options = self.config.options
         key = None if options.key is None else read_client_key(Path(options.key))
-        self._conversation = Conversation(At(options.address, key), self.config, target)
+        needs = self.needs(self.config, target)
+        self._conversation = Conversation(At(options.address, key), self.config, target, needs)
 
     def update_weights(self, tensors: Mapping[str, Tensor]) -> NoReturn:
         """Raise ConfigError SD-E227: other engines draft with it too, and its server has the checkpoint."""

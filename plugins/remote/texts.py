@@ -10,7 +10,9 @@ from typing import Any
 
 from specdec.sdk.late_proposer import continued
 from specdec.sdk.types import RequestView
-from specdec.sdk.wire import FULL, UNKNOWN, Drafted, End, Row, Start
+from specdec.sdk.wire import FULL, UNKNOWN, Drafted, DrawnDraft, End, Form, Row, Start
+
+from .drawn import DrawnFrom
 
 
 @dataclass(eq=False)
@@ -20,6 +22,7 @@ class Text:
     sent: int = 0  # tokens that the drafter has; 0 means that the request is to be started there
     first_ask: int = 0  # answers to earlier questions are those of another request with this id
     rest: list[int] = field(default_factory=list)  # drafts behind `length` tokens
+    drawn_from: DrawnFrom | None = None  # None means that they are one-hot
     length: int = 0
     pause: int = 0  # questions to leave out while the drafter has no slot for it
     next_pause: int = 1
@@ -30,8 +33,10 @@ class Text:
         self.sent += len(tokens)
         return row
 
-    def take(self, answer: Drafted, figures: Counter[str]) -> None:
-        """An answer to a question about this request."""
+    def take(self, answer: Drafted, figures: Counter[str], form: Form | None = None) -> None:
+        """An answer to a question about this request. form: of drawn drafts. Raises ValueError for another one."""
+        told = answer.distribution if isinstance(answer, DrawnDraft) else None
+        drawn_from = None if told is None else DrawnFrom.read(told, len(answer.tokens), form)
         if answer.state == UNKNOWN:
             self.sent = 0
         elif answer.state == FULL:
@@ -39,13 +44,17 @@ class Text:
             figures["no_slot"] += 1
         elif answer.tokens:
             self.rest, self.length, self.next_pause = answer.tokens, answer.length, 1
+            self.drawn_from = drawn_from
 
     def drafts(self, tokens: Sequence[int], length: int, figures: Counter[str]) -> list[int]:
-        """What is left behind `length` tokens. tokens: those behind the first `self.length`."""
+        """What is left behind `length` tokens. tokens: those behind the first `self.length`.
+
+        Nothing is left of a drawn draft: what was committed since tells of the values that were drawn.
+        """
         if self.rest and length != self.length:
-            rest = continued(self.rest, tokens, 0)
+            rest = continued(self.rest, tokens, 0) if self.drawn_from is None else []
             figures["rebased" if rest else "dropped"] += 1
-            self.rest = rest
+            self.rest, self.drawn_from = rest, None
         self.length = length
         return self.rest
 

@@ -62,6 +62,26 @@ def test_a_process_of_its_own_drafts_as_this_one_does(model, prompts, truth, sho
     shown(ENGINE, "a drafter in a process of its own")
 
 
+@pytest.mark.slow
+def test_a_server_draws_as_one_process_does(model, prompts, tmp_path):
+    drawn = DRAFT_MODEL | {"draft_sample_method": "probabilistic"}
+    with serving(hosted_with(drawn), f"ipc://{tmp_path}/socket") as server:
+        there = remote(server.address) | {"draft_sample_method": "probabilistic"}
+        found = [sampled(model, prompts, config) for config in (there, drawn)]
+    assert found[0] == found[1]
+    assert found[0][1].num_accepted_tokens > 0
+
+
+def sampled(model, prompts, config):
+    """Texts, and what was accepted for them."""
+    decoding, texts = speculative(model, config), []
+    for seed, ids in enumerate(prompts):
+        torch.manual_seed(seed)
+        texts.append(model.generate(ids, max_new_tokens=48, do_sample=True, custom_generate=decoding).tolist())
+    decoding.close()
+    return texts, decoding.metrics.acceptance
+
+
 class Interrupted:
     """A streamer. The drafter is lost behind four parts of the text, and back behind twelve."""
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -25,12 +26,13 @@ from specdec.sdk.wire import PROTOCOL, Hello, at_client, encode
 NUMBERS = count()
 
 
-def hosted_with(config, max_num_seqs=8, ahead=0) -> Hosted:
-    """A proposer without an engine, for the packaged target."""
+def hosted_with(config, max_num_seqs=8, ahead=0, **facts) -> Hosted:
+    """A proposer without an engine, for the packaged target; `facts`: in which another differs from it."""
     settings = PluginSettings.from_environment({})
     plan = Plan.make(EngineConfig(model="tiny", device="cpu", max_num_seqs=max_num_seqs), None, settings)
-    speculation = served_speculation(config, plan.info, settings, plan.hooks, ahead)
-    return Hosted(plan.info, speculation, plan.hooks.observers, None, ahead)
+    info = replace(plan.info, **facts)
+    speculation = served_speculation(config, info, settings, plan.hooks, ahead)
+    return Hosted(info, speculation, plan.hooks.observers, None, ahead)
 
 
 @contextmanager

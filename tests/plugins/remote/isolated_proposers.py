@@ -8,10 +8,11 @@ import resource
 import signal
 import sys
 import time
+from typing import Literal
 
 import torch
 
-from specdec.sdk import Draft, Needs, ProposerBase, StrictModel
+from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerBase, StrictModel
 from specdec.sdk.combinators import Chain
 from specdec.sdk.extensions import Metrics, State
 
@@ -38,6 +39,60 @@ class LooksUp(ProposerBase):
 
     def metrics(self):
         return {"looked": 1.0}
+
+
+class DrawsOptions(StrictModel):
+    """How a distribution is reported."""
+
+    kind: Literal["DENSE_PROBS", "DENSE_LOGITS", "SPARSE"]
+    dtype: str = "float32"
+    own_vocabulary: bool = False
+
+
+class Draws(ProposerBase):
+    """Draws from the tokens of the text, each as often as it stands there. The others are seldom, or never drawn."""
+
+    Options = DrawsOptions
+    MOST = 128
+
+    @classmethod
+    def needs(cls, config, target):
+        sparse = config.options.kind == "SPARSE"
+        vocabulary = tuple(range(0, target.vocab_size, 2)) if config.options.own_vocabulary else None
+        return Needs(
+            history=True,
+            distributions=("sparse" if sparse else "dense",),
+            sparse_top_m=cls.MOST if sparse else 0,
+            draft_vocabulary=vocabulary,
+            sampling=("temperature",),
+        )
+
+    def bind(self, target, services):
+        own = self.config.options.own_vocabulary
+        self.ids = torch.arange(0, target.vocab_size, 2 if own else 1)
+
+    def propose(self, step):
+        options, rows, tokens = self.config.options, [], []
+        for place, temperature in enumerate(step.sampling.temperature.tolist()):
+            text = torch.tensor(step.history.token_ids(place))
+            counts = (text[:, None] == self.ids).sum(0).double()
+            counts += 1e-6 if options.kind == "DENSE_LOGITS" else 0
+            counts[0] += 0.1
+            logits = (counts.log() / (temperature or 1)).to(getattr(torch, options.dtype))
+            probs = logits.double().softmax(0).to(logits.dtype)
+            sums = probs.double().cumsum(0)
+            uniforms = [float(step.random.uniform(index)[place]) for index in range(step.width)]
+            drawn = [int((sums <= uniform * sums[-1]).sum()) for uniform in uniforms]
+            rows.append((logits if options.kind == "DENSE_LOGITS" else probs).expand(step.width, -1))
+            tokens.append(self.ids[drawn])
+        table = torch.stack(rows)
+        kind = (step.sampling.temperature > 0).to(torch.uint8) * int(DistributionKind[options.kind])
+        if options.kind == "SPARSE":
+            probs, ids = table.topk(self.MOST)
+            told = {"sparse_probs": probs, "sparse_ids": ids.masked_fill(probs == 0, -1)}
+        else:
+            told = {"probs" if options.kind == "DENSE_PROBS" else "logits": table}
+        return Draft(torch.stack(tokens), step.budget, distribution=DraftDistribution(kind=kind, **told))
 
 
 class Both(Chain):

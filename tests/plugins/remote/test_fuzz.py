@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+from array import array
 
 import pytest
 from drafter_servers import Client, hosted_with, serving
+from msgspec.structs import astuple
 from test_containment import mebibytes_of
 from test_remote import GREEDY, PROMPTS, engine, remote, stub, texts
 
@@ -14,10 +16,15 @@ from specdec.plugins.remote import drafter
 from specdec.sdk.wire import (
     DRAFTED,
     Ask,
+    AskDrawn,
     Bye,
     Call,
+    Distribution,
     Drafted,
     Drafts,
+    Drawing,
+    DrawnDraft,
+    DrawnDrafts,
     End,
     Failed,
     Hello,
@@ -60,6 +67,7 @@ def test_a_server_serves_on() -> None:
         Start("b", REPEATING, "", '{"x": 1}'),
         Ask(1, [Row("a", 7, [3], 4)]),
         Ask(2, [Row("a", 8, [4, 5], 4, 4, 1), Row("b", 7, [3], 4)]),
+        AskDrawn(2, [Row("a", 8, [4, 5], 4)], [Drawing([])]),
         End("a", "stop", 8, []),
         Hello(1, 4096, 512, 4),
         Call(3, "save", "/nowhere"),
@@ -95,9 +103,12 @@ class _Any:
 good_micros = _Any()
 
 
-def test_an_engine_writes_its_text(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_an_engine_writes_its_text(method, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(drafter, "FIRST_PAUSE", 0.0)  # or pauses between connections would take the time
     plain, chance, sent, settled = texts(engine()), random.Random(3), [0], 0
+    ids, probs = array("i", [5, 6, 7, 8] * 4), array("f", [0.25] * 16)
+    told = Distribution(3, "float32", probs.tobytes(), ids.tobytes())
 
     def answers(ask):
         sent[0] += 1
@@ -105,6 +116,7 @@ def test_an_engine_writes_its_text(tmp_path, monkeypatch) -> None:
         others = [
             Drafts(ask.number, rows),
             Drafts(ask.number, rows, 3),
+            DrawnDrafts(ask.number, [DrawnDraft(*each, told) for each in map(astuple, rows)]),
             Failed(ask.number, "SD-E210", "it raised", {"where": "x.py:3"}),
             Failed(ask.number, "SD-E110", "it raised", {"reason": "so"}, ("n", "m:C", "d", "1"), "Refusal"),
             Refused("SD-E332", "no", {"reason": "so", "self": "it"}),
@@ -116,7 +128,8 @@ def test_an_engine_writes_its_text(tmp_path, monkeypatch) -> None:
 
     address = f"ipc://{tmp_path}/socket"
     with stub(address, answers):
-        config = remote(address, hang_seconds=0.02) | {"on_proposer_error": "skip_step"}
+        config = remote(address, hang_seconds=0.02)
+        config |= {"on_proposer_error": "skip_step", "draft_sample_method": method}
         llm = engine(config)
         while sent[0] < MANY:
             assert texts(llm, PROMPTS, GREEDY) == plain

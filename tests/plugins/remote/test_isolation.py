@@ -23,6 +23,13 @@ PROMPTS = ["def read_lines(path):\n", "class Stack:\n    def push(self, x):\n", 
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
 MODULE = "isolated_proposers"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+PROBABILISTIC = {"draft_sample_method": "probabilistic"}
+DRAWN = {"model": "tiny/draft", "num_speculative_tokens": 4} | PROBABILISTIC
+SAMPLED = [
+    SamplingParams(temperature=1, max_tokens=48, seed=1),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, max_tokens=40, seed=2),
+    SamplingParams(temperature=0, max_tokens=48, seed=3),
+]
 
 
 def mine(name, isolation="process", **options):
@@ -41,6 +48,12 @@ def texts(llm, prompts=PROMPTS, params=GREEDY) -> list[list[int]]:
 def lengths(llm) -> list[float]:
     outputs = llm.generate(PROMPTS, GREEDY)
     return [output.outputs[0].spec_decode_metrics["mean_acceptance_length"] for output in outputs]
+
+
+def sampled(llm, prompts=PROMPTS, params=SAMPLED) -> list[tuple[list[int], dict[str, float]]]:
+    """Texts, and what became of their drafts."""
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params)]
+    return [(list(each.token_ids), each.spec_decode_metrics) for each in outputs]
 
 
 def figures(llm) -> dict[str, float]:
@@ -109,10 +122,15 @@ def test_a_proposer_that_reads_the_target_is_refused() -> None:
         engine(mine("ReadsStates"))
 
 
-def test_drawn_drafts_are_refused() -> None:
-    asked = {"model": "tiny/draft", "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}
-    with pytest.raises(Refusal, match='"draft_sample_method": "greedy"'):
-        engine(asked | {"isolation": "process"})
+def test_drawn_drafts_with_a_deadline_are_refused() -> None:
+    with pytest.raises(Refusal, match=r'no deadline_ms, or "draft_sample_method": "greedy"'):
+        engine(DRAWN | {"isolation": {"kind": "process", "deadline_ms": 5}})
+
+
+def test_drawn_drafts_of_a_proposer_that_reports_none_are_refused_as_in_one_process() -> None:
+    for isolation in ({}, {"isolation": "process"}):
+        with pytest.raises(Refusal, match="this proposer reports no distribution of its drafts"):
+            engine(NGRAM | {"draft_sample_method": "probabilistic"} | isolation)
 
 
 def test_a_wrong_option_of_the_proposer_is_said_as_in_one_process() -> None:
@@ -173,6 +191,44 @@ def test_drafts_and_text_are_those_of_one_process(config, plain) -> None:
     if "max_nodes" not in config:
         assert lengths(llm) == lengths(engine(config))
     assert figures(llm)["in_time"] > 0
+    llm.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        DRAWN,
+        DRAWN | {"proposer_config": {"draft_distribution": "dense"}},
+        mine("Draws", None, kind="DENSE_PROBS", own_vocabulary=True) | PROBABILISTIC,
+    ],
+    ids=["sparse", "dense", "own_vocabulary"],
+)
+def test_drawn_drafts_and_what_becomes_of_them_are_those_of_one_process(config) -> None:
+    """Bit for bit: with its seeds, what is accepted is the same at every place."""
+    llm = engine(config | {"isolation": "process"})
+    found = sampled(llm)
+    assert found == sampled(engine(config))
+    assert sum(each["num_accepted_draft_tokens"] for _, each in found) > 0
+    llm.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_draws_the_same_drafts_when_it_is_back() -> None:
+    llm = engine(mine("Draws", kind="SPARSE") | PROBABILISTIC)
+    found, (_, [child], _) = sampled(llm), processes_of(llm)
+    os.kill(child, signal.SIGKILL)
+    until(lambda: not is_alive(child))
+    until(lambda: sampled(llm) and figures(llm)["up"])
+    assert sampled(llm) == found
+    assert figures(llm)["restarts"] == 1
+    llm.close()
+
+
+@pytest.mark.full
+def test_drawn_trees_are_served_as_the_paths_that_are_drawn_first() -> None:
+    llm = engine(DRAWN | {"max_nodes": 6, "isolation": "process"})
+    assert sum(each["num_accepted_draft_tokens"] for _, each in sampled(llm)) > 0
     llm.close()
 
 

@@ -101,8 +101,8 @@ def test_one_that_talks_nonsense_or_hangs_has_to_answer_more_often(lost, address
 class AtOnce(At):
     """A place whose drafter welcomes whoever connects, before anything else is done."""
 
-    def connect(self):
-        connection = super().connect()
+    def connect(self, most_bytes):
+        connection = super().connect(most_bytes)
         connection.receive = lambda seconds: Welcome(PROTOCOL, "p", 1)
         return connection
 

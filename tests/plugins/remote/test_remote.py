@@ -130,7 +130,7 @@ def until(condition) -> None:
 
 
 @contextmanager
-def stub(address, answers):
+def stub(address, answers, num_uniforms=0):
     """A server that says whatever it likes: `answers` gives bytes for each question."""
     context, ended = zmq.Context(), threading.Event()
 
@@ -142,7 +142,7 @@ def stub(address, answers):
                 if socket.poll(20):
                     client, data = socket.recv_multipart()
                     said = at_server(data)
-                    welcome = [encode(Welcome(1, "stub", 4))] if isinstance(said, Hello) else []
+                    welcome = [encode(Welcome(1, "stub", 4, num_uniforms))] if isinstance(said, Hello) else []
                     for answer in answers(said) if isinstance(said, Ask) else welcome:
                         socket.send_multipart([client, answer])
 

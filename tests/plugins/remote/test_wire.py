@@ -9,11 +9,17 @@ import pytest
 from specdec.sdk.wire import (
     UNREADABLE,
     Ask,
+    AskDrawn,
     Bye,
+    Distribution,
     Drafted,
     Drafts,
+    Drawing,
+    DrawnDraft,
+    DrawnDrafts,
     End,
     Failed,
+    Form,
     Hello,
     Refused,
     Row,
@@ -28,7 +34,9 @@ from specdec.sdk.wire import (
 TO_SERVER = [
     Hello(1, 4096, 512, 4, "an engine"),
     Start("a", [1, 2, 3], "team", '{"depth": 2}'),
+    Hello(1, 4096, 512, 4, "an engine", Form("sparse", 256)),
     Ask(7, [Row("a", 3, [4, 5], 4, 3, 1), Row("b", 0, [], 0)]),
+    AskDrawn(7, [Row("a", 3, [4, 5], 4, 3, 1)], [Drawing([0.25, 0.5], 0.7, 40, 0.9, 0.1)]),
     End("a", "stop", 5, [6]),
     Bye(),
 ]
@@ -37,6 +45,9 @@ TO_CLIENT = [
     Refused("SD-E332", "no", {"why": "so"}),
     Unknown(),
     Drafts(7, [Drafted("a", 5, [6, 7])], 120),
+    DrawnDrafts(
+        7, [DrawnDraft("a", 5, [6], 0, Distribution(3, "float32", bytes(8), bytes(8))), DrawnDraft("b", 1, [])]
+    ),
     Failed(7, "SD-E210", "it raised", {"where": "x.py:3"}, ("n", "m:C", "", "")),
 ]
 
