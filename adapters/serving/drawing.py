@@ -66,14 +66,14 @@ def distributions_of(draft: CheckedDraft) -> list[Distribution | None]:
 
 
 def _of_row(held: DraftDistribution, row: int, kind: int, length: int) -> Distribution:
-    if kind == DistributionKind.SPARSE and held.sparse_ids is not None and held.sparse_probs is not None:
-        ids, probs = held.sparse_ids[row, :length], held.sparse_probs[row, :length]
-        used = (ids >= 0).any(dim=0).nonzero()
-        count = int(used[-1]) + 1  # what filters left is in front: columns of padding are not sent
-        return _as_message(kind, probs[:, :count], _bytes(ids[:, :count].to(torch.int32)))
     dense = held.probs if kind == DistributionKind.DENSE_PROBS else held.logits
-    assert dense is not None, "the draft was checked"
-    return _as_message(kind, dense[row, :length])
+    if dense is not None and kind != DistributionKind.SPARSE:
+        return _as_message(kind, dense[row, :length])
+    assert held.sparse_ids is not None, "the draft was checked"
+    assert held.sparse_probs is not None, "the draft was checked"
+    ids, probs = held.sparse_ids[row, :length], held.sparse_probs[row, :length]
+    count = int((ids >= 0).any(dim=0).nonzero()[-1]) + 1  # behind what filters left, columns of padding are not sent
+    return _as_message(kind, probs[:, :count], _bytes(ids[:, :count].to(torch.int32)))
 
 
 def _as_message(kind: int, values: Tensor, ids: bytes = b"") -> Distribution:

@@ -9,7 +9,7 @@ from test_isolation import DRAWN, GREEDY, MODULE, PROBABILISTIC, sampled
 from test_remote import engine, figures, remote, stub, texts, wrong
 
 from specdec.plugins.remote.drawn import DrawnFrom, distribution_of, most_answer_bytes
-from specdec.sdk import ConfigError, DistributionKind, Needs, Refusal
+from specdec.sdk import ConfigError, DistributionKind, Draft, Needs, ProposerBase, Refusal
 from specdec.sdk.wire import (
     MAX_MESSAGE_BYTES,
     UNREADABLE,
@@ -121,6 +121,37 @@ def test_a_deadline_is_refused() -> None:
 
 
 # What a server is sent
+
+
+class Records(ProposerBase):
+    """Keeps what it is shown to draw with."""
+
+    needs = Needs(sampling=("temperature", "top_k", "min_p"), distributions=("dense",))
+
+    def propose(self, step):
+        self.shown = vars(step.sampling)
+        self.uniforms = [step.random.uniform(index).tolist() for index in range(2)]
+        return Draft.from_lists([[]] * len(step), step.width)
+
+
+@pytest.mark.parametrize("temperatures", [(0.5, 1), (0.5, 0), (0, 0)])
+def test_a_proposer_is_shown_what_its_engine_sent(temperatures) -> None:
+    config = {"method": f"{__name__}:Records", "num_speculative_tokens": 2} | PROBABILISTIC
+    hosted = hosted_with(config)
+    for name in "ab":
+        hosted.start(name, Start(name, [1, 2]))
+    drawings = [Drawing([0.1, 0.2], temperatures[0], 5, 0.75, 0.25), Drawing([0.3, 0.4], temperatures[1])]
+    hosted.step([(name, Row(name, 2, [3], 2)) for name in "ab"], drawings)
+    found = hosted.host.proposer
+    assert found.uniforms == [[0.1, 0.3], [0.2, 0.4]]
+    assert found.shown["temperature"].tolist() == [*temperatures]
+    assert (found.shown["top_k"].tolist(), found.shown["min_p"].tolist()) == ([5, 0], [0.25, 0])
+    assert found.shown["top_p"] is None
+    assert found.shown["all_greedy"] == (temperatures == (0, 0))
+    assert {each.dtype for each in found.shown.values() if isinstance(each, torch.Tensor)} == {
+        torch.float32,
+        torch.int64,
+    }
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ class _Any:
 good_micros = _Any()
 
 
-@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
-def test_an_engine_writes_its_text(method, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(("method", "many", "settled_at"), [("greedy", MANY, SETTLED), ("probabilistic", 400, 200)])
+def test_an_engine_writes_its_text(method, many, settled_at, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(drafter, "FIRST_PAUSE", 0.0)  # or pauses between connections would take the time
     plain, chance, sent, settled = texts(engine()), random.Random(3), [0], 0
     ids, probs = array("i", [5, 6, 7, 8] * 4), array("f", [0.25] * 16)
@@ -131,11 +131,11 @@ def test_an_engine_writes_its_text(method, tmp_path, monkeypatch) -> None:
         config = remote(address, hang_seconds=0.02)
         config |= {"on_proposer_error": "skip_step", "draft_sample_method": method}
         llm = engine(config)
-        while sent[0] < MANY:
+        while sent[0] < many:
             assert texts(llm, PROMPTS, GREEDY) == plain
             if chance.random() < 0.02:  # waits a second for an answer that seldom comes
                 llm.get_metrics()
-            if not settled and sent[0] >= SETTLED:
+            if not settled and sent[0] >= settled_at:
                 settled = mebibytes_of(os.getpid())
         assert mebibytes_of(os.getpid()) - settled < MOST_GROWTH
         llm.close()
