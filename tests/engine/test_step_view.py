@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from inside import drafts_of, proposer_of, scheduler_of
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
 from specdec.core.proposing.token_history import DeviceHistory, HostHistory
-from specdec.core.proposing.views import StepRandom
-from specdec.core.request.request import Committed, Request
-from specdec.sdk import Phase, Refusal
+from specdec.core.proposing.views import StepRandom, ViewBuilder
+from specdec.core.request.request import Committed, Request, Scheduled
+from specdec.sdk import Needs, Phase, Refusal
+from specdec.testing import fake_target_info
 
 K = 4
 NUM_PROMPTS = 4
@@ -377,3 +379,19 @@ def test_numbers_beyond_those_of_a_draft_go_on_the_same_stream():
     keys, positions = torch.tensor([11, 12]), torch.tensor([5, 9])
     few, many = StepRandom(keys, positions, 2), StepRandom(keys, positions, 6)
     assert all(torch.equal(few.uniform(index), many.uniform(index)) for index in range(5))
+
+
+def test_texts_of_all_rows_lie_apart_on_a_device():
+    info = fake_target_info(max_num_seqs=2, max_model_len=16)
+    builder = ViewBuilder(Needs(history=True, placement="device"), K, info, torch.device("cpu"))
+    texts = [list(range(13)), list(range(20, 33))]
+    shares = [
+        Scheduled(Request(str(row), text, SamplingParams(), 0, 16, frozenset(), None, row=row), 0, 12, 0, samples=False)
+        for row, text in enumerate(texts)
+    ]
+    for share in shares:
+        share.request.num_computed_tokens = 12
+    tokens, positions = torch.tensor(texts)[:, :12].reshape(-1), torch.arange(12).repeat(2)
+    batch = SimpleNamespace(token_ids=tokens, positions=positions)
+    view, _ = builder.build([Committed.now(share, [], 0, []) for share in shares], [0, 0], batch, ())
+    assert [view.history.token_ids(b) for b in range(2)] == texts
