@@ -7,6 +7,7 @@ more guess, and is verified like any other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from pydantic import Field
@@ -14,6 +15,9 @@ from pydantic import Field
 from specdec.sdk import HostProposer, Needs, ProposerConfig, RequestView, Services, StrictModel, TargetInfo
 from specdec.sdk.extensions import Grammars
 from specdec.sdk.ranges import Count
+
+MOST_KNOWN = 4096
+"""Forced texts whose tokens are remembered."""
 
 
 class ForcedProposer(HostProposer):
@@ -26,22 +30,23 @@ class ForcedProposer(HostProposer):
         """Its options."""
 
         tail: Count = Field(
-            default=8, description="tokens of the text that are encoded once more, as one may reach across its end"
+            default=1, description="tokens of the text that are encoded once more, as one may reach across its end"
         )
 
     def __init__(self, config: ProposerConfig[Options]) -> None:
         self._tail = config.options.tail
 
     def bind(self, target: TargetInfo, services: Services) -> None:
-        """Keep what knows the grammars."""
+        """Keep what knows the grammars and the tokens."""
         self._services = services
+        self._known = lru_cache(MOST_KNOWN)(self._encoded)  # requests of one schema are forced to the same text
 
     def draft(self, request: RequestView[Any], tokens: Sequence[int], k: int) -> Sequence[int]:
         """The forced text behind the last tokens, encoded with them."""
         forced = self._services.forced(request.request_id)
-        return self._encoded(list(tokens[-self._tail :]), forced)[:k] if forced else []
+        return self._known(tuple(tokens[-self._tail :]), forced)[:k] if forced else []
 
-    def _encoded(self, tail: list[int], forced: str) -> list[int]:
+    def _encoded(self, tail: tuple[int, ...], forced: str) -> tuple[int, ...]:
         """The tokens that the tokenizer writes for `forced` behind `tail`.
 
         Where the tokenizer would write the tail in other tokens, those stand for it. Where a token reaches across the
@@ -54,6 +59,5 @@ class ForcedProposer(HostProposer):
             tail = self._ids(text)
         return ids[len(tail) :] if ids[: len(tail)] == tail else self._ids(forced)
 
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._services.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._services.tokenizer.encode(text, add_special_tokens=False))
