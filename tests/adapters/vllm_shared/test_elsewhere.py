@@ -146,3 +146,15 @@ def test_a_server_that_is_killed_costs_drafts_until_another_is_there(vllm, plain
     assert in_the_core <= accepted(run) < 2 * in_the_core
     assert figures(run)["outages"] == figures(run)["returns"] == 1
     record(run, SHARED)
+
+
+def test_drafts_are_drawn_in_a_process_of_its_own_as_in_one_process(vllm, tiny_drafter):
+    itself = {"method": "draft_model", "model": tiny_drafter("draft_model")}
+    drawn = {"draft_sample_method": "probabilistic"}
+    sampling = {"temperature": 0.8, "seed": 7, "max_tokens": 32}
+    here, elsewhere = (
+        vllm.run(itself | where, sampling=sampling, speculative=drawn, enable_prefix_caching=False)
+        for where in ({}, {"isolation": "process"})
+    )
+    assert elsewhere["outputs"] == here["outputs"]
+    assert accepted(elsewhere) == accepted(here) > 0
