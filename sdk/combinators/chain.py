@@ -30,7 +30,7 @@ class Chain(Combinator):
     def observe(self, step: StepView) -> None:
         """Show every part the step."""
         author = self._drafted_by[step.slots]
-        self._each(lambda part: part.observe(step, step.budget, author == part.index))
+        self._each(lambda part: part.observe(step, step.budget, author))
 
     def propose(self, step: StepView) -> Draft:
         """Ask each part for the rows that are still without a draft."""
@@ -39,7 +39,7 @@ class Chain(Combinator):
         missing = step.budget
         pieces: list[Piece] = []
         for part in self.members:
-            draft = _moved(part.propose(step, missing, author == part.index), step.budget.device)
+            draft = _moved(part.propose(step, missing, author), step.budget.device)
             used = (draft.lengths > 0) & (missing > 0)
             if used.is_cpu and not bool(used.any()):
                 continue

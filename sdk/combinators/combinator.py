@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -166,8 +165,10 @@ class Combinator(ProposerBase):
     def _updatable(self) -> list[str]:
         return [f"{part.name}.NAME" for part in self.members if part.has("update_weights")]
 
-    def _each(self, action: Callable[[Part], object]) -> None:
+    def _each(self, action: Callable[[Part], object], first: int = 0) -> None:
         """Do something with every part in order, also where one of them raises; what was raised is raised after."""
-        with ExitStack() as every:
-            for part in reversed(self.members):
-                every.callback(action, part)
+        if first < len(self.members):
+            try:
+                action(self.members[first])
+            finally:
+                self._each(action, first + 1)

@@ -129,28 +129,29 @@ class Part:
             return request
         return replace(request, options=getattr(request.options, self.name, None))  # None: the part declares none
 
-    def observe(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> None:
+    def observe(self, step: StepView, budget: Tensor, author: Tensor | None = None) -> None:
         """Show it the step, if it looks at steps. Arguments as of `view`."""
         if self.has("observe"):
-            self.call("observe", self.view(step, budget, mine))
+            self.call("observe", self.view(step, budget, author))
 
-    def propose(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> Draft:
+    def propose(self, step: StepView, budget: Tensor, author: Tensor | None = None) -> Draft:
         """The part's draft, as wide as the part drafts. Arguments as of `view`. Raises ValueError for another form."""
-        draft = self.proposer.propose(self.view(step, budget, mine))
+        draft = self.proposer.propose(self.view(step, budget, author))
         shape = (len(step), self.num_draft_tokens)
         if tuple(draft.token_ids.shape) != shape or tuple(draft.lengths.shape) != shape[:1]:
             found = f"token_ids {tuple(draft.token_ids.shape)} and lengths {tuple(draft.lengths.shape)}"
             raise ValueError(f"its part {self.name} returned {found}, expected {shape} and {shape[:1]}")
         return draft
 
-    def view(self, step: StepView, budget: Tensor, mine: Tensor | None = None) -> StepView:
+    def view(self, step: StepView, budget: Tensor, author: Tensor | None = None) -> StepView:
         """The step as this part is shown it.
 
-        `budget` [B] replaces the step's. `mine` [B] bool: rows whose draft of this step was the part's; the others
-        count as not drafted. None: all of them.
+        `budget` [B] replaces the step's. `author` [B]: the index of the part whose draft each row had; rows
+        of others count as not drafted. None: all rows are the part's.
         """
         num_drafted, num_accepted = step.num_drafted, step.num_accepted
-        if mine is not None:
+        if author is not None:
+            mine = author == self.index
             num_drafted, num_accepted = num_drafted * mine, num_accepted * mine
         own = replace(
             step,
