@@ -55,11 +55,15 @@ def with_drawings(step: StepView, drawings: Sequence[Drawing], declared: Sequenc
 
 def distributions_of(draft: CheckedDraft) -> list[Distribution | None]:
     """What the drafts of each row were drawn from. None means that a row is one-hot, or empty."""
+    held = draft.distribution
+    if held is not None:  # a device is waited for by table, not by row
+        tables: dict[str, Any] = {name: each.cpu() for name, each in vars(held).items() if isinstance(each, Tensor)}
+        held = replace(held, **tables)
     found: list[Distribution | None] = []
     for row, report in enumerate(draft.reports):
         drawn = report is not None and report.length and report.kind != DistributionKind.ONE_HOT
-        if report is not None and draft.distribution is not None and drawn:
-            found.append(_of_row(draft.distribution, row, report.kind, report.length))
+        if report is not None and held is not None and drawn:
+            found.append(_of_row(held, row, report.kind, report.length))
         else:
             found.append(None)
     return found
@@ -83,4 +87,4 @@ def _as_message(kind: int, values: Tensor, ids: bytes = b"") -> Distribution:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()

@@ -35,6 +35,6 @@ def _is_drafter(model: str) -> bool:
 
     try:
         found = resolve_name(model)
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, ValueError):  # ValueError: it is no path of Python's
         return False
     return isinstance(found, type) and issubclass(found, Drafter)

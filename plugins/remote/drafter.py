@@ -139,7 +139,7 @@ class Drafter:
 
     @property
     def is_up(self) -> bool:
-        """Whether it can be asked. Tries to reach one that was lost, and never waits. Each loss is a False at least."""
+        """Whether it can be asked. Tries to reach one that was lost, and never waits. After a loss it is False once."""
         if self._loss is not None and not self._has_ended(self._loss):
             return False
         if not self._up and self._connection is None and self._clock() >= self._next_try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -25,14 +25,12 @@ from specdec.sdk.addresses import require_private
 from specdec.sdk.extensions import Metrics, NewWeights
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.keys import read_client_key
+from specdec.sdk.needs import SamplingField
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .conversation import Conversation
-
-
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 
 
 class WaitingOptions(StrictModel):
@@ -124,7 +122,7 @@ class RemoteProposer(AsksElsewhere):
         refuse_deadline(config, options.deadline_ms)
         drawn: dict[str, Any] = {}
         if config.draft_sample_method == "probabilistic":
-            drawn = {"distributions": (options.draft_distribution,), "sampling": SAMPLING_FIELDS}
+            drawn = {"distributions": (options.draft_distribution,), "sampling": get_args(SamplingField)}
             if options.draft_distribution == "sparse":
                 drawn["sparse_top_m"] = min(options.sparse_top_m, target.vocab_size)
         asked = tuple(each for each in (Metrics(), NewWeights()) if each.id in target.extensions)

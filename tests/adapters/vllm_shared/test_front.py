@@ -96,6 +96,8 @@ def test_a_class_of_ours_alone_and_models_of_others_are_taken(model, method):
         ("specdec.plugins.ngram", None, "names no class of the adapter"),
         ("specdec.plugins.ngram.NgramProposer", None, "names no class of the adapter"),
         ("specdec.no_such.Drafter", None, "names no class of the adapter"),
+        ("specdec.some-idea", None, "names no class of the adapter"),
+        ("specdec.", None, "names no class of the adapter"),
     ],
 )
 def test_what_vllm_would_not_run_as_a_drafter_is_refused(model, method, said):
