@@ -80,7 +80,8 @@ def test_the_parent_imports_nothing_heavy(tmp_path):
         "import os, sys\n"
         "os.fork = lambda: 0\n"  # so that what is there at the fork can be looked at
         "import specdec.testing.supervision as supervision\n"
-        "supervision._end_with_parent = lambda: print(len({'torch', 'typer', 'pydantic', 'rich'} & set(sys.modules)))\n"
+        "heavy = {'torch', 'typer', 'pydantic', 'rich'}\n"
+        "supervision._end_with_parent = lambda: print(len(heavy & set(sys.modules)), flush=True)\n"
         "import specdec.cli\n"
         "sys.argv = ['specdec', '--version']\n"
         "specdec.cli.main()\n"
