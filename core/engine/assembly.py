@@ -81,7 +81,8 @@ def put_together(plan: Plan, model: LoadedModel, stand_in: StandIn | None = None
     """
     config = plan.config
     metrics = EngineMetrics(str(config.model), plan.proposer, config.enable_profiling)
-    passes = plan.profile.capture(config.cuda_graphs, model.target, plan.info.max_num_seqs)
+    most = plan.info.max_num_seqs, config.max_num_batched_tokens
+    passes = plan.profile.capture(config.cuda_graphs, model.target, *most)
     vocabulary = Vocabulary(model.tokenizer, plan.info.vocab_size, model.eos_token_ids)
     grammars = Grammars(config.structured_outputs_backend, vocabulary, plan.plugins)
     services = _services(plan, model, passes, grammars)

@@ -38,6 +38,8 @@ TREES_OF_DEVICE = [
 ]
 """Trees of likeliest nodes, of drawn ones, and of choices that a user gave."""
 TREE_CASES = [*((name, "tree") for name in TREES_OF_HOST), *TREES_OF_DEVICE]
+FEW_TOKENS = {"max_num_batched_tokens": 72}
+"""Of a step: prompts of three requests, and fewer shapes to capture than by default."""
 NUM_NODES = 6
 """Of a tree of depth K."""
 TREE_FORMS = {
@@ -78,7 +80,7 @@ def engine(name: str, form: str, mtp_target: Path, **settings) -> LLM:
     model = str(mtp_target) if name == "mtp" else "tiny"
     if name.startswith("hybrid-"):
         model, name = str(TINY / "hybrid"), name.removeprefix("hybrid-")
-    settings = {"device": "cuda", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 3} | settings
+    settings = {"device": "cuda", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 3} | FEW_TOKENS | settings
     return LLM(model, speculative_config=speculation(name, form), **settings)
 
 

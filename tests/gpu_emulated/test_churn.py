@@ -10,6 +10,7 @@ What one step asks of the device is a golden figure: a regression shows without 
 from __future__ import annotations
 
 import pytest
+import torch
 from figures import expected, figures
 from serving import CASES, churn, engine
 
@@ -22,7 +23,12 @@ SLICED = [case if case in QUICK_CASES else pytest.param(case, marks=pytest.mark.
 
 
 def served(llm, num_requests, seed=0):
-    found = churn(llm, num_requests, seed)
+    """Whatever comes beside what, nothing is captured after the start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch.cuda.CUDAGraph, "capture_begin", lambda *args, **options: pytest.fail("captured in traffic")
+        )
+        found = churn(llm, num_requests, seed)
     assert not llm.engine.metrics.proposer_errors
     assert llm.engine.metrics.counts["num_preemptions"] > 0
     return found

@@ -8,44 +8,57 @@ MOST_TOKENS = 512  # of a captured pass: a larger one takes longer than its laun
 
 
 def batch_sizes(most: int) -> list[int]:
-    """The numbers of requests that work is captured for: 1, 2, 4, the multiples of 8, and the most there can be."""
-    return [*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most]
+    """The numbers that work is captured for, up to `most`: at most a quarter of what is computed is padding."""
+    sizes = [1]
+    while sizes[-1] < most:
+        size = (sizes[-1] + 1) * 4 // 3
+        sizes.append(min(most, size - size % (1 if size < 8 else 4 if size < 32 else 8)))
+    return sizes
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A shape of a step: so many requests with at most so many tokens each."""
+    """A shape of a step: so many requests and tokens, with so many tokens in one request at most."""
 
     num_requests: int
+    num_tokens: int
     num_queries: int
+    num_rows: int  # of logits
     num_reread: int = 0  # inputs that each request's layers with a state read again
 
-    @property
-    def num_tokens(self) -> int:
-        return self.num_requests * self.num_queries
-
-    def holds(self, num_requests: int, num_queries: int, num_reread: int | None) -> bool:
+    def holds(self, num_requests: int, num_tokens: int, num_queries: int, num_reread: int | None) -> bool:
         """Whether there is room for a pass. num_reread: of each of its requests, which are then equal.
 
         None: the target keeps no states. With states only a request alone is given drafts that it has not.
         """
-        if self.num_queries < num_queries or self.num_requests < num_requests:
+        if self.num_requests < num_requests or self.num_tokens < num_tokens or self.num_queries < num_queries:
             return False
         is_room = num_reread is None or self.num_requests == 1 or self.num_queries == num_queries
         return is_room and (num_reread or 0) == self.num_reread
 
 
-def buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
-    """Decoding and verification, the largest first: what it needs of the shared memory the others fit into."""
-    shapes = [Bucket(size, n) for size in batch_sizes(max_requests) for n in {1, num_draft_tokens + 1}]
-    small = [bucket for bucket in shapes if bucket.num_tokens <= MOST_TOKENS]
-    return sorted(small, key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)
+def buckets(max_requests: int, num_draft_tokens: int, max_tokens: int = MOST_TOKENS) -> list[Bucket]:
+    """Decoding, verification, and prompts beside both, the largest first: what it needs of the shared memory the others
+    fit into. max_tokens: of any step.
+    """
+    most, width = min(max_tokens, MOST_TOKENS), num_draft_tokens + 1
+    asked = [(size, 1) for size in batch_sizes(min(max_requests, most))]
+    asked += [(size, min(size, width)) for size in batch_sizes(min(max_requests * width, most))]
+    asked += [(size, size) for size in batch_sizes(most)]
+    shapes = {
+        Bucket(min(size, max_requests), size, queries, min(size, max_requests * width))
+        for size, queries in asked
+        if size <= max_requests * queries
+    }
+    return sorted(shapes, key=lambda bucket: (bucket.num_tokens, bucket.num_queries), reverse=True)
 
 
-def stateful_buckets(max_requests: int, num_draft_tokens: int) -> list[Bucket]:
+def stateful_buckets(max_requests: int, num_draft_tokens: int, max_tokens: int = MOST_TOKENS) -> list[Bucket]:
     """Buckets for a target whose layers keep a state: plain steps, and one request after any number of
     accepted drafts.
     """
-    alone = [Bucket(1, num_draft_tokens + 1, replayed) for replayed in range(num_draft_tokens + 1)]
-    plain = [bucket for bucket in buckets(max_requests, 0) if bucket not in alone]
-    return sorted([*plain, *alone], key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)
+    width = num_draft_tokens + 1
+    alone = [Bucket(1, width, width, width, replayed) for replayed in range(width)]
+    plain = [Bucket(size, size, 1, size) for size in batch_sizes(min(max_requests, max_tokens, MOST_TOKENS))]
+    shapes = {*plain, *alone}
+    return sorted(shapes, key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)

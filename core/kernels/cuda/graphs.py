@@ -49,7 +49,7 @@ class GraphedTarget:
         self._inputs = StaticInputs(shapes[0], most, self._table.pad_row, cache.device, num_nodes)
         self._shapes = shapes
         self._captured_passes: dict[Bucket, Work] = {}
-        self._logits: Tensor | None = None  # [most tokens, V]
+        self._logits: Tensor | None = None  # [most rows, V]
         self._hidden: tuple[Tensor, ...] = ()  # L of [most tokens, H]
 
     def capture(self, capturer: Capturer) -> None:
@@ -73,19 +73,21 @@ class GraphedTarget:
             store, num_drafts = self._cache.states, bucket.num_queries - 1
             states = EvenPass(store, rows=view.rows, num_reread=bucket.num_reread, num_drafts=num_drafts)
         output = self._target.forward(
-            ForwardInput(inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[:count], view, states)
+            ForwardInput(
+                inputs.token_ids[:count], inputs.positions[:count], inputs.logits_rows[: bucket.num_rows], view, states
+            )
         )
         if self._logits is None:  # the largest, run before anything is captured
             self._logits = torch.empty_like(output.logits)
             self._hidden = tuple([torch.empty_like(state) for state in output.hidden])
-        self._logits[:count].copy_(output.logits)
+        self._logits[: bucket.num_rows].copy_(output.logits)
         for kept, state in zip(self._hidden, output.hidden, strict=True):
             kept[:count].copy_(state)
 
     def forward(self, batch: ForwardInput) -> TargetOutput:
         """Run a pass as `TargetModel.forward` does, from a graph where one was captured."""
         assert isinstance(batch.cache, PagedView), "the view of a device"
-        bucket = self.bucket_of(batch.cache, batch.states)
+        bucket = self.bucket_of(batch.cache, len(batch.token_ids), batch.states)
         if bucket is None:
             return self._target.forward(batch)
         assert self._logits is not None, "made when the shape was captured"
@@ -95,19 +97,20 @@ class GraphedTarget:
         hidden = tuple([state[: len(batch.token_ids)] for state in self._hidden])
         return TargetOutput(self._logits[: len(batch.logits_rows)], hidden)
 
-    def bucket_of(self, view: PagedView, states: StatePass | None = None) -> Bucket | None:
+    def bucket_of(self, view: PagedView, num_tokens: int, states: StatePass | None = None) -> Bucket | None:
         """The smallest captured shape that has room for a pass; None if none has."""
         requests, most = len(view.rows), view.max_queries
         assert most is not None, "the host plans a step"
         even = None if states is None else states.even
         if states is not None and even is None:
             return None
-        fitting = [bucket for bucket in self._captured_passes if bucket.holds(requests, most, even and even[0])]
-        return min(fitting, key=lambda bucket: bucket.num_tokens, default=None)
+        num_reread = even and even[0]
+        fitting = [each for each in self._captured_passes if each.holds(requests, num_tokens, most, num_reread)]
+        return min(fitting, key=lambda bucket: (bucket.num_tokens, bucket.num_queries), default=None)
 
 
 class GraphedFunction:
-    """A function of tensors with one row per request, captured for each number of rows when it is first needed.
+    """A function of tensors with one row per request, captured for all numbers of rows when it is first called.
 
     Missing rows are copies of others: they are computed again, and what they write is written twice. The result is
     valid until the next call. Where capturing fails, and where nothing is computed because the result is a view of an
@@ -118,7 +121,7 @@ class GraphedFunction:
         self._function = function
         self._capturer: Capturer | None = capturer
         self._sizes = sizes
-        self._captured: dict[tuple[object, ...], tuple[list[Tensor], Work, Rows]] = {}
+        self._captured: dict[tuple[object, ...], dict[int, tuple[list[Tensor], Work, Rows]]] = {}  # by kind and size
         self._largest: dict[tuple[object, ...], Tensor] = {}  # what the places of all sizes are the front of
 
     def __call__(self, *tensors: Tensor) -> Rows:
@@ -127,38 +130,40 @@ class GraphedFunction:
         size = next((size for size in self._sizes if size >= count), None)
         if size is None or self._capturer is None:
             return self._function(*tensors)
-        key = (size, *((tensor.shape[1:], tensor.dtype) for tensor in tensors))
-        if key not in self._captured:
+        kind = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
+        if kind not in self._captured:
             try:
-                captured = self._capture(self._capturer, size, tensors)
+                self._captured[kind] = {each: self._capture(each, tensors) for each in reversed(self._sizes)}
             except RuntimeError as error:
-                logger.warning("a draft network cannot be captured as a CUDA graph and runs without: %s", error)
-                captured = None
-            if captured is None:
+                if not isinstance(error, _NothingComputed):
+                    logger.warning("a draft network cannot be captured as a CUDA graph and runs without: %s", error)
                 self._capturer = None
                 return self._function(*tensors)
-            self._captured[key] = captured
-        inputs, launch, results = self._captured[key]
+        inputs, launch, results = self._captured[kind][size]
         _fill(inputs, tensors)
         launch()
         return results[:count] if isinstance(results, Tensor) else tuple([each[:count] for each in results])
 
-    def _capture(
-        self, capturer: Capturer, size: int, tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Work, Rows] | None:
-        """The places of the arguments, what launches the function upon them, and where it leaves its results."""
+    def _capture(self, size: int, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Work, Rows]:
+        """The places of the arguments, what launches the function upon them, and where it leaves its results.
+
+        Raises RuntimeError where it cannot be captured.
+        """
+        assert self._capturer is not None
+        rows = torch.arange(size, device=tensors[0].device) % len(tensors[0])
         inputs = [self._place(index, size, tensor) for index, tensor in enumerate(tensors)]
-        _fill(inputs, tensors)
+        copy_together(inputs, [tensor[rows] for tensor in tensors])
         with _Computing() as computing:
             found = self._function(*inputs)
         if not computing.seen:
-            return None
+            raise _NothingComputed
         results = [self._place(f"result {index}", size, each) for index, each in enumerate(_each(found))]
 
         def work() -> None:
             copy_together(results, _each(self._function(*inputs)))
 
-        return inputs, capturer.capture(work), results[0] if isinstance(found, Tensor) else tuple(results)
+        launch = self._capturer.capture(work)
+        return inputs, launch, results[0] if isinstance(found, Tensor) else tuple(results)
 
     def _place(self, name: object, size: int, like: Tensor) -> Tensor:
         """Memory outside of the graphs' pool for so many rows."""
@@ -166,6 +171,10 @@ class GraphedFunction:
         if key not in self._largest:
             self._largest[key] = like.new_empty(self._sizes[-1], *like.shape[1:])
         return self._largest[key][:size]
+
+
+class _NothingComputed(RuntimeError):
+    """A result is a view of an argument."""
 
 
 def _each(result: Rows) -> tuple[Tensor, ...]:
@@ -198,10 +207,11 @@ def _fill(inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Passes:
-    """What an engine captures: its target's steps at the start, its proposer's passes when they are first needed."""
+    """What an engine captures: its target's steps at the start, its proposer's passes when they are first called."""
 
     capturer: Capturer | None  # None: passes run as they are
     max_num_seqs: int
+    max_tokens: int  # of a step
     required: bool  # whether a target that cannot be captured is an error
 
     @classmethod
@@ -211,20 +221,21 @@ class Passes:
         device: torch.device,
         target: TargetModel,
         max_num_seqs: int,
+        max_tokens: int,
         capturer: Callable[[torch.device], Capturer] = CudaCapturer,
     ) -> Passes:
         """asked: as `EngineConfig.cuda_graphs`. Raises ConfigError SD-E234 if the target cannot be captured then."""
         if asked is False:
-            return cls(None, max_num_seqs, required=False)
+            return cls(None, max_num_seqs, max_tokens, required=False)
         if target.waits_for_experts:
             _refuse(asked)
-            return cls(None, max_num_seqs, required=False)
-        return cls(capturer(device), max_num_seqs, required=asked is True)
+            return cls(None, max_num_seqs, max_tokens, required=False)
+        return cls(capturer(device), max_num_seqs, max_tokens, required=asked is True)
 
     @staticmethod
-    def num_tokens(max_num_seqs: int, num_draft_tokens: int) -> int:
+    def num_tokens(max_num_seqs: int, num_draft_tokens: int, max_tokens: int) -> int:
         """Tokens of the largest pass that is captured."""
-        return buckets(max_num_seqs, num_draft_tokens)[0].num_tokens
+        return buckets(max_num_seqs, num_draft_tokens, max_tokens)[0].num_tokens
 
     def target(
         self, target: Target, cache: KVCache, addressing: Addressing, num_draft_tokens: int, num_nodes: int = 0
@@ -239,8 +250,9 @@ class Passes:
         warm_up_target(target, cache, table, num_nodes)
         if self.capturer is None:
             return target
-        shapes = buckets if cache.states is None else stateful_buckets
-        graphed = GraphedTarget(target, cache, table, shapes(self.max_num_seqs, num_draft_tokens), num_nodes)
+        shapes_of = buckets if cache.states is None else stateful_buckets
+        shapes = shapes_of(self.max_num_seqs, num_draft_tokens, self.max_tokens)
+        graphed = GraphedTarget(target, cache, table, shapes, num_nodes)
         try:
             graphed.capture(self.capturer)
         except RuntimeError as error:

@@ -25,7 +25,7 @@ class StaticInputs:
 
         self.token_ids = integers(largest.num_tokens)
         self.positions = integers(largest.num_tokens)
-        self.logits_rows = integers(largest.num_tokens)
+        self.logits_rows = integers(largest.num_rows)
         self.rows = integers(max_requests)
         self.starts = integers(max_requests)
         self.cu_queries = integers(max_requests + 1)
@@ -63,7 +63,7 @@ class StaticInputs:
         for place, given, padding in (
             (self.token_ids[:count], batch.token_ids, self._zeros),
             (self.positions[:count], batch.positions, self._zeros),
-            (self.logits_rows[:count], batch.logits_rows, self._zeros),
+            (self.logits_rows[: bucket.num_rows], batch.logits_rows, self._zeros),
             (self.rows[:requests], view.rows, self._pad_rows),
             (self.starts[:requests], view.starts, self._zeros),
             (self.cu_queries[: len(view.cu_queries)], view.cu_queries, self._zeros),
