@@ -1,7 +1,11 @@
-"""Whether what runs is right: the tests that need a device, NVIDIA's checker of memory, its counters."""
+"""Whether what runs is right: the tests that need a device, NVIDIA's checker of memory, its counters.
+
+Kernels are compiled where they are first called, so tests are dealt to several processes where pytest-xdist is there.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -19,12 +23,12 @@ METRICS = "dram__throughput.avg.pct_of_peak_sustained_elapsed,gpu__time_duration
 
 def kernel_tests(run: Run) -> None:
     """tests/gpu, kernel by kernel."""
-    _tests(run, "kernels")
+    _tests(run, "kernels", *_dealt(12))
 
 
 def engine_tests(run: Run) -> None:
     """tests/gpu, whole engines."""
-    _tests(run, "engine")
+    _tests(run, "engine", *_dealt(6))
 
 
 def sanitizer(run: Run) -> None:
@@ -34,14 +38,25 @@ def sanitizer(run: Run) -> None:
 
 def counters(run: Run) -> None:
     """ncu's share of the memory's throughput of kernels that stream."""
-    _with_tool(run, "ncu", "--kernel-name", COUNTED, "--launch-count", "12", "--metrics", METRICS)
+    _with_tool(
+        run, "ncu", "--clock-control", "none", "--kernel-name", COUNTED, "--launch-count", "12", "--metrics", METRICS
+    )
+
+
+def _dealt(most: int) -> list[str]:
+    """To so many processes at most."""
+    if importlib.util.find_spec("xdist") is None:
+        return []
+    return ["-p", "xdist", "-n", str(min(most, os.cpu_count() or 1)), "--dist", "worksteal"]
 
 
 def _tests(run: Run, which: str, *options: str, before: tuple[str, ...] = ()) -> None:
-    """Counts of outcomes. Raises SystemExit where a test fails."""
+    """Counts of outcomes; what pytest prints comes as it prints it. Raises SystemExit where a test fails."""
     source = str(ROOT / "src")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", source), source])}
-    command = [*before, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some warn of one another, and a warning is an error here
+    environment.setdefault("OMP_NUM_THREADS", "1")  # of each process: there are many
+    command = [*before, sys.executable, "-u", "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider"]
     command += [
         TESTS[which],
         "--confcutdir",
@@ -52,12 +67,17 @@ def _tests(run: Run, which: str, *options: str, before: tuple[str, ...] = ()) ->
     ]
     if run.smoke:
         command += ["--collect-only"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    print(done.stdout[-20000:], done.stderr[-5000:], sep="\n", flush=True)
-    for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error|tests? collected)", done.stdout):
+    testing = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert testing.stdout is not None
+    line = ""
+    for line in testing.stdout:
+        print(line, end="", flush=True)
+    for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error|tests? collected)", line):
         run.figures.put(f"tests of {which}: {outcome}", int(count))
-    if done.returncode != 0:
-        raise SystemExit(f"{command[0]} ended with status {done.returncode}; its log is above")
+    if testing.wait() != 0:
+        raise SystemExit(f"{command[0]} ended with status {testing.returncode}; its log is above")
 
 
 def _with_tool(run: Run, tool: str, *options: str) -> None:

@@ -15,7 +15,7 @@ from . import figures
 from .run import Run, weight_bytes
 
 TARGET, SMALL = "8B", "1B"
-NUMBERS = (1, 3, 5)  # of draft tokens
+NUMBERS = (5, 3, 1)  # of draft tokens, in the order of their worth
 METHODS = {
     "EAGLE-3": "specdec.plugins.eagle.proposer:Eagle3Proposer",
     "draft model": "specdec.plugins.draft_model.proposer:DraftModelProposer",
@@ -74,7 +74,7 @@ def _put_acceptance(run: Run, llm: LLM, what: str) -> None:
 
 def _put_passes(run: Run, what: str, drafting: dict[tuple[int, int], float], floor: float) -> None:
     """floor: seconds in which the drafter's weights are read once."""
-    one, most = min(NUMBERS), max((number for number, _ in drafting), default=1)
+    one, most = min((number for number, _ in drafting), default=1), max((number for number, _ in drafting), default=1)
     for batch in run.shape(TARGET).batch_sizes:
         if most == one or (most, batch) not in drafting:
             continue

@@ -28,6 +28,8 @@ class Shape:
     batch_sizes: tuple[int, ...]
     prompt_len: int
     output_len: int
+    max_model_len: int
+    kv_gib: float | None = None  # for the largest batch, and so that the next engine finds room; None: by itself
     draft_vocab: int = 32000
 
 
@@ -35,16 +37,20 @@ LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers":
 LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
 SHAPES = {
-    "1B": Shape(LLAMA_1B | {"num_key_value_heads": 8, "vocab_size": 128256}, (1, 16, 64), 128, 128),
-    "8B": Shape(LLAMA_8B | {"num_key_value_heads": 8, "vocab_size": 128256}, (1, 16, 64), 128, 128),
-    "smoke": Shape(TINY | {"num_key_value_heads": 2, "vocab_size": 512}, (1, 2), 12, 8, 256),
+    "1B": Shape(LLAMA_1B | {"num_key_value_heads": 8, "vocab_size": 128256}, (1, 8, 64), 128, 128, 4096, 4.0),
+    "8B": Shape(LLAMA_8B | {"num_key_value_heads": 8, "vocab_size": 128256}, (1, 8, 64), 1024, 96, 131_072, 20.0),
+    "smoke": Shape(TINY | {"num_key_value_heads": 2, "vocab_size": 512}, (1, 2), 12, 8, 64, None, 256),
 }
 
 
 def config_of(shape: Shape, dtype: torch.dtype) -> LlamaConfig:
     """Of a target."""
     return LlamaConfig(
-        **shape.config, max_position_embeddings=4096, rope_theta=500000.0, tie_word_embeddings=False, dtype=dtype
+        **shape.config,
+        max_position_embeddings=shape.max_model_len,
+        rope_theta=500000.0,
+        tie_word_embeddings=False,
+        dtype=dtype,
     )
 
 

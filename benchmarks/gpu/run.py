@@ -21,7 +21,6 @@ from .figures import Figures
 from .models import SHAPES, Shape, checkpoint, eagle3_checkpoint, named
 
 BEST_OF = 10
-KV_GIB = 4.0  # for 64 requests of the shapes here, and so that the next engine finds room
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,11 @@ class Run:
         defaults = {
             "model": str(self.checkpoint(name)),
             "device": str(self.device),
-            "max_model_len": shape.prompt_len + shape.output_len,
+            "max_model_len": shape.max_model_len,
             "max_num_seqs": max(shape.batch_sizes),
             "prove_target": False,
             "enable_prefix_caching": False,  # prompts are repeated
-            "kv_cache_memory_gib": None if self.smoke else KV_GIB,
+            "kv_cache_memory_gib": shape.kv_gib,
         }
         with LLM(**defaults | settings) as llm:
             yield llm
@@ -133,13 +132,16 @@ class Run:
         return graph.replay
 
     def steps(self, llm: LLM, name: str, batch: int, **changes: Any) -> list[float]:
-        """Seconds of each decoding step of a batch, prompts and the first steps left out."""
-        params = self.params(name, **changes)
-        for prompt in self.prompts(name, batch):
-            llm.engine.add_request(prompt, params)
+        """Seconds of each decoding step of a whole batch, the first ones left out."""
+        params, engine = self.params(name, **changes), llm.engine
+        requests = [engine.get_request(engine.add_request(each, params)) for each in self.prompts(name, batch)]
+        while not all(each.output_token_ids for each in requests):
+            engine.step()
         found = []
-        while llm.engine.has_unfinished_requests:
-            found.append(self.seconds(llm.engine.step))
+        while all(each.finish_reason is None for each in requests):
+            found.append(self.seconds(engine.step))
+        while engine.has_unfinished_requests:
+            engine.step()
         return found[3:] or found
 
     def is_late(self) -> bool:

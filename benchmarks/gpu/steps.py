@@ -1,4 +1,6 @@
-"""One decoding step of the large model, looked at: its kernels, and what recording and compiling are worth."""
+"""Decoding steps of the large model, looked at: their kernels, what recording and compiling are worth, and prompts that
+come beside them.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,31 @@ def one_step(run: Run) -> None:
     del llm  # before the next one is made
     with run.engine(NAME, cuda_graphs=False) as llm:
         _put_steps(run, llm, "no graphs")
+
+
+def mixed(run: Run) -> None:
+    """A new prompt for each request that ends: most steps read a part of one beside the rows that decode."""
+    for most in (512, 2048):
+        with run.engine(NAME, max_num_batched_tokens=16 if run.smoke else most) as llm:
+            for round_name in ("the first time", "again"):
+                spent, num_tokens, steps = _serve(run, llm)
+                what = f"{NAME}, prompts beside decoding, {most} tokens a step, {round_name}"
+                run.figures.put(f"{what}: tokens/s", num_tokens / spent)
+                run.figures.put(f"{what}: a step, us", 1e6 * statistics.median(steps))
+        del llm  # before the next one is made
+
+
+def _serve(run: Run, llm: LLM) -> tuple[float, int, list[float]]:
+    """Two requests for each place, of different lengths. Seconds, tokens generated, seconds of each step."""
+    shape, engine = run.shape(NAME), llm.engine
+    count = 2 * max(shape.batch_sizes)
+    lengths = [shape.output_len * (4 + i % 5) // 8 for i in range(count)]
+    for prompt, length in zip(run.prompts(NAME, count), lengths, strict=True):
+        engine.add_request(prompt, run.params(NAME, max_tokens=length))
+    steps = []
+    while engine.has_unfinished_requests:
+        steps.append(run.seconds(engine.step))
+    return sum(steps), sum(lengths), steps
 
 
 def compiled(run: Run) -> None:

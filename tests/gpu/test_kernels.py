@@ -67,7 +67,7 @@ def test_paged_attention(mode, shapes, dim, dtype):
 
 
 def test_a_graph_of_paged_attention_follows_its_inputs():
-    *tensors, pages = paged(SHAPES["verify"], (8, 2), 64, torch.float16)
+    *tensors, pages = paged(SHAPES["decode"], (8, 2), 64, torch.float16)
     query, keys, values = (each.cuda() for each in tensors)
     pages = on_gpu(pages)
     spec = AttentionSpec(0.125)
@@ -117,10 +117,10 @@ def test_the_sampler_draws_the_ids_of_a_cpu(vocab_size, filters):
     assert different[sampling.temperature <= 0].sum() == 0
 
 
-LAST_BIT = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+LAST_BITS = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}  # it rounds twice
 
 
-@pytest.mark.parametrize("dtype", LAST_BIT, ids=str)
+@pytest.mark.parametrize("dtype", LAST_BITS, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 600])
 def test_norms(rows, dtype):
     """Of rows, and of heads in a joined product."""
@@ -129,4 +129,4 @@ def test_norms(rows, dtype):
     for each in (joined[..., :4096].contiguous(), joined[..., :4096].view(1, rows, 32, 128)):
         own = gain[: each.shape[-1]]
         found, expected = rms_norm(each, own, 1e-5), WideRMSNorm(own, own, 1e-5)(each)
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=LAST_BIT[dtype])
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=LAST_BITS[dtype])
