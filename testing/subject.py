@@ -134,15 +134,17 @@ class Subject:
         return Stage(loaded, info, world, seed=self.seed, shown=given)
 
     def llm(self, **settings: Any) -> LLM:
-        """The real engine with this proposer. Raises NotApplicable if its class cannot be imported by its path."""
+        """The real engine with this proposer, on the CPU unless `settings` say otherwise.
+
+        Raises NotApplicable if its class cannot be imported by its path.
+        """
         if not isinstance(self.asked, str) and not is_importable(self.asked):
             raise NotApplicable(f"the engine imports by path, and {self.label} is not at the top of a module")
         return LLM(
             self.target.model,
-            device="cpu",
             speculative_config=self.config,
             plugin_settings=self.plugin_settings,
-            **settings,
+            **{"device": "cpu"} | settings,
         )
 
     def need_determinism(self) -> None:

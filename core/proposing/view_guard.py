@@ -28,7 +28,7 @@ class Snapshot:
     """A view's tensors as they are now. Those on a device are not copied: to compare them would wait for it."""
 
     def __init__(self, step: StepView) -> None:
-        self._kept = [(field, tensor, _copy(tensor)) for field, tensor in _tensors(step)]
+        self._kept = [(field, tensor, _copy(tensor)) for field, tensor in tensors_of(step)]
 
     def changes(self) -> list[Change]:
         """The tensors that are different now."""
@@ -36,7 +36,8 @@ class Snapshot:
         return [Change(field, change) for field, change in found if change]
 
 
-def _tensors(step: StepView) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(step: StepView) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a view, with their names."""
     held = vars(step)  # without the properties that watch what is read
     parts = {name: vars(held[name]) if held[name] else {} for name in ("kept", "sampling", "rejected")}
     records = {"": held} | {f"{name}.": record for name, record in parts.items()}

@@ -13,9 +13,10 @@ from .isolation import CHECKS as ISOLATION
 from .machine import CHECKS as MACHINE
 from .needs import CHECKS as NEEDS
 from .obligations import CHECKS as OBLIGATIONS
+from .streams import CHECKS as STREAMS
 
 ALL_CHECKS: tuple[Check, ...] = (
-    *FORM, *ISOLATION, *HISTORY, *OBLIGATIONS, *NEEDS, *DISTRIBUTION, *END_TO_END, *GROWTH, *MACHINE,
+    *FORM, *ISOLATION, *HISTORY, *OBLIGATIONS, *NEEDS, *DISTRIBUTION, *END_TO_END, *GROWTH, *MACHINE, *STREAMS,
 )  # fmt: skip
 
 __all__ = ["ALL_CHECKS", "Check", "checks_of"]
