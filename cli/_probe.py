@@ -69,6 +69,7 @@ def import_here() -> None:
 def _verified(entry: PluginEntry) -> dict[str, str | None]:
     """Code and reason of what is wrong with it; both None if nothing is."""
     from specdec.core.registry.check import check_class
+    from specdec.core.registry.functions import import_function
     from specdec.core.registry.hooks import HookPlugins
     from specdec.core.registry.importing import import_target
 
@@ -76,9 +77,10 @@ def _verified(entry: PluginEntry) -> dict[str, str | None]:
         (row,) = HookPlugins((entry,)).entries
         return {"code": row.code, "reason": row.reason} if row.status != "ok" else _FINE
     try:
-        loaded = import_target(entry.plugin, noun_of(entry.kind))
         if entry.kind == "proposers":
-            check_class(loaded, entry.plugin)
+            check_class(import_target(entry.plugin), entry.plugin)
+        else:
+            import_function(entry.plugin, noun_of(entry.kind))
     except SpecdecError as error:
         return {"code": error.code, "reason": str(error)}
     return _FINE

@@ -39,7 +39,7 @@ TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "nu
 SHAPES = {
     "1B": Shape(LLAMA_1B | {"num_key_value_heads": 8, "vocab_size": 128256}, (1, 8, 64), 128, 128, 4096, 4.0),
     "8B": Shape(LLAMA_8B | {"num_key_value_heads": 8, "vocab_size": 128256}, (1, 8, 64), 1024, 96, 131_072, 20.0),
-    "smoke": Shape(TINY | {"num_key_value_heads": 2, "vocab_size": 512}, (1, 2), 12, 8, 64, None, 256),
+    "smoke": Shape(TINY | {"num_key_value_heads": 2, "vocab_size": 512}, (1, 2), 12, 8, 128, None, 256),
 }
 
 

@@ -137,6 +137,34 @@ def test_list_of_one_kind(specdec, install):
     assert {row["kind"] for row in rows(specdec("list", "--kind", "proposers", "--json"))} == {"proposers"}
 
 
+def test_functions_by_name_are_listed_and_probed_as_what_they_are(specdec, install):
+    groups = {
+        "specdec.datasets": ["mine = x_mod:rows", "number = x_mod:NUMBER"],
+        "specdec.metrics_exporters": ["there = x_mod:export", "gone = x_mod:exprot"],
+    }
+    install(
+        "dist-x",
+        "1.2",
+        others=groups,
+        module="x_mod",
+        source="NUMBER = 7\ndef rows(path): ...\ndef export(engine): ...",
+    )
+    listed = rows(specdec("list", "--kind", "datasets", "--json"))
+    assert {row["kind"] for row in listed} == {"datasets"}
+    assert {row["name"] for row in listed if row["distribution"] == "dist-x"} == {"mine", "number"}
+    finished = specdec("--plugins", "dist-x", "list", "--probe", "--fields", "name,status,code,reason", "--json")
+    probed = {row["name"]: row for row in rows(finished)}
+    assert {name: (row["status"], row["code"]) for name, row in probed.items()} == {
+        "mine": ("ok", None),
+        "number": ("broken", "SD-E118"),
+        "there": ("ok", None),
+        "gone": ("broken", "SD-E102"),
+    }
+    assert 'the dataset "number" cannot be called' in probed["number"]["reason"]
+    assert 'metrics exporter "gone"' in probed["gone"]["reason"]
+    assert "export" in probed["gone"]["reason"].split("exprot", 1)[1], "what was meant"
+
+
 def test_unknown_field_is_a_usage_error_with_a_suggestion(specdec):
     finished = specdec("list", "--fields", "nmae")
     assert finished.returncode == 2
@@ -383,12 +411,13 @@ def test_doctor_finds_links_that_were_checked_out_as_text(tmp_path):
 
 @pytest.mark.slow
 def test_doctor_reports_unusable_plugins_and_exits_with_four(specdec, install):
-    install("dist-x", proposers=["echo = x_mod:Echo", "odd = not a path"])
+    others = {"specdec.datasets": ["rows = not a path"]}
+    install("dist-x", proposers=["echo = x_mod:Echo", "odd = not a path"], others=others)
     install("dist-y", proposers=["echo = y_mod:Echo"])
     finished = specdec("doctor", "--json", SPECDEC_DISABLE_PLUGINS="nobody")
     assert finished.returncode == 4
     found = {row["subject"]: row for row in json.loads(finished.stdout)}
-    assert found["plugin dist-x:odd"]["status"] == "wrong"
+    assert found["plugin dist-x:odd"]["status"] == found["plugin dist-x:rows"]["status"] == "wrong"
     assert 'SPECDEC_PREFER="echo=dist-x"' in found["plugin dist-x:echo"]["fix"]
     assert found["plugin nobody"]["status"] == "note"
 
