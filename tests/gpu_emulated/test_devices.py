@@ -9,13 +9,14 @@ import shutil
 import pytest
 import torch
 from emulated_cuda import emulated_cuda, plain_kernels
-from inside import info_of, pool_of
+from inside import host_of, info_of, pool_of
 from serving import TINY, engine, prompt
 
 from specdec import LLM, SamplingParams
 from specdec.core.kernels.cuda.capture import CudaCapturer
 from specdec.core.kernels.cuda.graphs import GraphedFunction
 from specdec.sdk import ConfigError
+from specdec.sdk.extensions import DraftKV
 
 pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -133,11 +134,16 @@ def test_steps_of_targets_with_scaled_positions_are_recorded(rope, cuda, tmp_pat
 @pytest.mark.parametrize("case", [("draft_model", "dense"), ("eagle3", "greedy")], ids="-".join)
 def test_the_cache_is_sized_from_what_a_drafter_leaves(case):
     with emulated_cuda(memory=192 * MIB) as cuda, plain_kernels(cuda):
-        llm = engine(*case, None, max_num_seqs=64, max_model_len=512)
+        llm = engine(*case, None, max_num_seqs=32, max_model_len=512)
         assert generate(llm)
         heap, num_blocks = cuda.heaps[0], pool_of(llm).num_blocks
-        assert 10 < num_blocks < 64 * 512 // 16, "all that memory allows, and less than could be used"
-        assert 0.5 * heap.total < heap.peak <= 0.9 * heap.total, "the share that is given, drafter and graphs included"
+        assert 10 < num_blocks < 32 * 512 // 16, "all that memory allows, and less than could be used"
+        spec = host_of(llm).needs.extension(DraftKV)
+        gathered = 32 * 512 * 2 * spec.num_heads * spec.head_dim * 4
+        most = (
+            0.9 * heap.total + 1.5 * gathered
+        )  # by the plain kernel of a drafter's layer; the device's gathers nothing
+        assert 0.5 * heap.total < heap.peak <= most, "the share that is given, drafter and graphs included"
 
 
 ASKING = {
