@@ -24,10 +24,10 @@ SAVED = ROOT / "benchmarks" / "results" / "kernels.json"
 PAGE = ROOT / "docs" / "reference" / "kernels.md"
 KEPT = ("variant", "target", "num_warps", "registers", "shared_bytes", "stack_bytes", "local_bytes", "spills")
 
-HEAD = """# Kernels of a GPU, compiled and not run
+HEAD = """# Registers of the kernels for a GPU
 
 `python -m scripts.kernel_table` writes this page. It compiles every variant of our Triton kernels ahead of time and
-reads the machine code. No GPU ran them. `benchmarks/results/kernels.json` has each variant.
+reads the machine code. Nothing is run for it. `benchmarks/results/kernels.json` has each variant.
 
 Compiled at commit {commit} with Triton {triton}. Registers are those of a thread, shared memory is that of a program:
 the most of any variant. The last column counts variants that spill registers or use a stack.
