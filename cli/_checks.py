@@ -23,6 +23,7 @@ from ._tried import installed, said_of
 IMPORT_PACKAGE = "specdec"
 PARTS = ("core", "sdk", "adapters", "testing", "lab", "cli", "plugins", "assets")
 COMPILERS = ("c++", "g++", "clang++")
+INSTALL_TORCH = "a torch for this GPU and its driver: https://pytorch.org/get-started/locally"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ def check_device() -> Finding:
     except Exception as error:
         return Finding("device", "wrong", f"importing torch raised {type(error).__name__}: {error}", "reinstall torch")
     if not torch.cuda.is_available():
-        return Finding("device", "ok", "CPU; no CUDA device")
+        from specdec.core.engine.device import why_no_gpu
+
+        why = why_no_gpu()
+        return Finding("device", "note", why, INSTALL_TORCH) if why else Finding("device", "ok", "CPU; no CUDA device")
     names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     return Finding("device", "ok", f"CUDA {torch.version.cuda}: {names}")
 

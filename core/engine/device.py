@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,6 +26,11 @@ from .threads import Threads
 
 CpuKernels = Literal["auto", "native", "torch"]
 Working = Callable[[], AbstractContextManager[object]]
+
+logger = logging.getLogger("specdec")
+
+DRIVERS = ("/dev/nvidia0", "/dev/kfd")
+"""What drivers of GPUs put into the file system, by which one is known that torch does not see."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,8 @@ def device_of(name: str) -> torch.device:
     """The device of a name, or the best one for "auto"; one of several with its index. Raises ConfigError SD-E147."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        if why := why_no_gpu():
+            logger.warning("the CPU serves: %s", why)
     if name != "cpu" and not torch.cuda.is_available():
         raise ConfigError("SD-E147", f"device {name!r} was asked for, and torch finds no CUDA device")
     device = torch.device(name)
@@ -92,6 +101,16 @@ def device_of(name: str) -> torch.device:
     if index >= count:
         raise ConfigError("SD-E147", f"device {name!r} was asked for", {"found": f"cuda:0 to cuda:{count - 1}"})
     return torch.device("cuda", index)
+
+
+def why_no_gpu() -> str | None:
+    """Why torch does not use a GPU that is in this machine. None: it does, or none is seen."""
+    if torch.cuda.is_available() or not any(Path(driver).exists() for driver in DRIVERS):
+        return None
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else torch.version.hip and f"ROCm {torch.version.hip}"
+    if built:
+        return f"the machine has a GPU, and torch {torch.__version__} finds none: its driver may be too old for {built}"
+    return f"the machine has a GPU, and torch {torch.__version__} is a build for CPUs"
 
 
 def _of_cpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:

@@ -14,6 +14,7 @@ import typer
 from specdec.cli import _checks
 from specdec.cli._app import build_app
 from specdec.cli._probe import probe
+from specdec.core.engine import device
 from specdec.core.registry import PluginEntry, PluginSettings
 
 ECHO = '''
@@ -388,6 +389,22 @@ def test_doctor_calls_an_unsupported_or_absent_version_wrong():
     assert (old.status, absent.status) == ("wrong", "wrong")
     assert "2.9.1+cu128 (supported: >=2.11)" in old.found
     assert _checks._version("torch", "2.12.0+cpu", supported).status == "ok"
+
+
+@pytest.mark.parametrize(("cuda", "told"), [(None, "a build for CPUs"), ("13.0", "may be too old for CUDA 13.0")])
+def test_a_gpu_that_torch_does_not_use_is_named(cuda, told, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr(device, "DRIVERS", (str(tmp_path / "nvidia0"), str(tmp_path / "kfd")))
+    assert _checks.check_device().status == "ok"
+    assert device.device_of("auto").type == "cpu"
+    assert not caplog.records
+    (tmp_path / "nvidia0").touch()
+    found = _checks.check_device()
+    assert (found.status, told in found.found) == ("note", True)
+    assert "pytorch.org" in found.fix
+    assert device.device_of("auto").type == "cpu"
+    assert told in caplog.text
 
 
 def test_doctor_tells_how_to_repair_an_overwritten_import_package():
