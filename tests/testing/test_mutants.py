@@ -127,7 +127,8 @@ def test_a_broken_obligation_fails_no_other_check(check, mutant, fix):
 
 
 def test_every_check_has_a_mutant():
-    assert {check.name for check in ALL_CHECKS} == {check for check, *_ in (*CAUGHT, *BROKEN)}
+    on_a_device = {"streams"}  # tests/gpu/stream_proposers.py
+    assert {check.name for check in ALL_CHECKS} - on_a_device == {check for check, *_ in (*CAUGHT, *BROKEN)}
 
 
 @pytest.mark.slow
