@@ -15,7 +15,10 @@ import sys
 from . import ROOT
 from .run import Run
 
-TESTS = {"kernels": "tests/gpu/test_kernels.py", "engine": "tests/gpu/test_engine.py"}
+TESTS = {
+    "kernels": ["tests/gpu/test_kernels.py"],
+    "engine": ["tests/gpu/test_engine.py", "tests/gpu/test_streams.py"],
+}
 CHECKED = "test_paged_attention and decode and causal and 128 or test_the_sampler_draws and 4096"
 COUNTED = "regex:attend_pages|verdict|row_stats|rms_norm"
 METRICS = "dram__throughput.avg.pct_of_peak_sustained_elapsed,gpu__time_duration.sum"
@@ -58,7 +61,7 @@ def _tests(run: Run, which: str, *options: str, before: tuple[str, ...] = ()) ->
     environment.setdefault("OMP_NUM_THREADS", "1")  # of each process: there are many
     command = [*before, sys.executable, "-u", "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider"]
     command += [
-        TESTS[which],
+        *TESTS[which],
         "--confcutdir",
         "tests/gpu",
         "--override-ini",

@@ -74,7 +74,8 @@ def _put_acceptance(run: Run, llm: LLM, what: str) -> None:
 
 def _put_passes(run: Run, what: str, drafting: dict[tuple[int, int], float], floor: float) -> None:
     """floor: seconds in which the drafter's weights are read once."""
-    one, most = min((number for number, _ in drafting), default=1), max((number for number, _ in drafting), default=1)
+    numbers = [number for number, _ in drafting] or [1]
+    one, most = min(numbers), max(numbers)
     for batch in run.shape(TARGET).batch_sizes:
         if most == one or (most, batch) not in drafting:
             continue

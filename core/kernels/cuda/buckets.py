@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 MOST_TOKENS = 512  # of a captured pass: a larger one takes longer than its launches
@@ -50,7 +51,7 @@ def buckets(max_requests: int, num_draft_tokens: int, max_tokens: int = MOST_TOK
         for size, queries in asked
         if size <= max_requests * queries
     }
-    return sorted(shapes, key=lambda bucket: (bucket.num_tokens, bucket.num_queries), reverse=True)
+    return _largest_first(shapes)
 
 
 def stateful_buckets(max_requests: int, num_draft_tokens: int, max_tokens: int = MOST_TOKENS) -> list[Bucket]:
@@ -60,5 +61,8 @@ def stateful_buckets(max_requests: int, num_draft_tokens: int, max_tokens: int =
     width = num_draft_tokens + 1
     alone = [Bucket(1, width, width, width, replayed) for replayed in range(width)]
     plain = [Bucket(size, size, 1, size) for size in batch_sizes(min(max_requests, max_tokens, MOST_TOKENS))]
-    shapes = {*plain, *alone}
-    return sorted(shapes, key=lambda bucket: (bucket.num_tokens, bucket.num_requests), reverse=True)
+    return _largest_first({*plain, *alone})
+
+
+def _largest_first(shapes: Set[Bucket]) -> list[Bucket]:
+    return sorted(shapes, key=lambda bucket: (bucket.num_tokens, bucket.num_queries), reverse=True)

@@ -105,8 +105,8 @@ class GraphedTarget:
         if states is not None and even is None:
             return None
         num_reread = even and even[0]
-        fitting = [each for each in self._captured_passes if each.holds(requests, num_tokens, most, num_reread)]
-        return min(fitting, key=lambda bucket: (bucket.num_tokens, bucket.num_queries), default=None)
+        smallest_first = reversed(self._captured_passes)
+        return next((each for each in smallest_first if each.holds(requests, num_tokens, most, num_reread)), None)
 
 
 class GraphedFunction:
