@@ -28,7 +28,10 @@ class Scripted:
 
     def schedule(self, num_drafts: Callable[[Request], int]) -> Schedule:
         """Schedule the requests that the moves name."""
-        self._shares = [self._share(move, num_drafts) for move in self.moves]
+        self._shares, first_token = [], 0
+        for move in self.moves:
+            self._shares.append(self._share(move, num_drafts, first_token))
+            first_token += self._shares[-1].num_rows
         return Schedule(self._shares, [])
 
     def finish(self, request: Request) -> None:
@@ -64,7 +67,7 @@ class Scripted:
             path=None if paths is None else _places(paths, outputs, width),
         )
 
-    def _share(self, move: Move, num_drafts: Callable[[Request], int]) -> Scheduled:
+    def _share(self, move: Move, num_drafts: Callable[[Request], int], first_token: int) -> Scheduled:
         request = self.requests[move.name]
         if request.row < 0:
             self.rows.seat(request)
@@ -72,7 +75,7 @@ class Scripted:
         num_tokens = missing if move.num_tokens is None else min(move.num_tokens, missing)
         drafts = num_drafts(request) if num_tokens == missing else 0
         self.rows.pool.extend(request.blocks, start + num_tokens + drafts + self._lookahead)
-        return Scheduled(request, start, num_tokens, drafts, num_tokens == missing)
+        return Scheduled(request, start, num_tokens, drafts, num_tokens == missing, first_token)
 
     def _output(self, move: Move, share: Scheduled, drafts: list[int]) -> list[int]:
         """Accepted drafts and one token more; none in the middle of a prompt."""

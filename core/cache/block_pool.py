@@ -123,6 +123,8 @@ class BlockPool:
     def extend(self, blocks: list[int], num_tokens: int) -> bool:
         """Append blocks to a request's list until it holds `num_tokens`. False, and nothing, where too few are free."""
         num_missing = -(-num_tokens // self.block_size) - len(blocks)
+        if num_missing <= 0:
+            return True
         if num_missing > self.num_free:
             return False
         for _ in range(num_missing - (self.num_free - len(self._idle))):

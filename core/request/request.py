@@ -44,6 +44,15 @@ class Detokenizer:
         self._waiting: list[int] = []  # those behind these: nobody has asked for their text
         self._num_searched = 0
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether its text may end the request."""
+        return bool(self._stop)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take in more tokens. What their text ends nobody asked."""
+        self._waiting += token_ids
+
     def append(self, token_id: int, may_stop: bool = True) -> str | None:
         """Take in one more token. Returns the stop text that the output now contains, if it may stop yet."""
         self._waiting.append(token_id)
@@ -174,7 +183,8 @@ class Request:
     @cached_property
     def _looks_at_each(self) -> bool:
         """Whether a token that does not end it changes more than its tokens."""
-        return self.detokenizer is not None or self.penalised or self.grammar is not None
+        has_stop_texts = self.detokenizer is not None and self.detokenizer.may_stop
+        return has_stop_texts or self.penalised or self.grammar is not None
 
     @cached_property
     def adjusts_logits(self) -> bool:
@@ -251,6 +261,8 @@ class Request:
         room = self.max_total_tokens - len(self.token_ids)
         if not self._looks_at_each and len(token_ids) < room and self.end_token_ids.isdisjoint(token_ids):
             self.token_ids += token_ids
+            if self.detokenizer is not None:
+                self.detokenizer.extend(token_ids)
             return len(token_ids)
         for count, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
@@ -293,7 +305,7 @@ class Scheduled(NamedTuple):
     request: Request
     start: int  # position of its first token in this pass
     num_tokens: int
-    num_draft_tokens: int  # planned; those that there are may be fewer, and in a batch it is their number
+    num_draft_tokens: int  # of those that are stored for it
     samples: bool  # whether its newest token is computed, so that the next one is sampled
     first_token: int = 0  # where its tokens begin in the batch
 
@@ -339,9 +351,9 @@ class Committed(NamedTuple):
         tree: VerifiedTree | None = None,
     ) -> Committed:
         """The outcome for a request that has its tokens and stands where its KV ends."""
-        request, first, start, num_rows = share.request, share.first_token, share.start, share.num_rows
+        request, start, num_tokens, num_drafts, _, first = share
         num_kept, length = request.num_computed_tokens - start, len(request.token_ids)
-        held = request, request.row, request.generation, first, num_rows, start, num_kept
+        held = request, request.row, request.generation, first, num_tokens + num_drafts, start, num_kept
         return cls(*held, draft_token_ids, num_accepted, token_ids, length, tree)
 
     @classmethod

@@ -43,31 +43,29 @@ class Batch:
 
 
 def build_batch(
-    scheduled: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing, table: SamplingTable
+    shares: Sequence[Scheduled], store: DraftStore, cache: KVCache, addressing: Addressing, table: SamplingTable
 ) -> Batch:
     """Take the stored drafts of the scheduled requests and lay everything out, in the order of the schedule.
 
     All that a step needs on its device is sent here, in one transfer.
     """
-    taken = store.take([(share.request.row, share.request.generation, share.num_draft_tokens) for share in scheduled])
-    shares: list[Scheduled] = []
+    requests = [share.request for share in shares]
+    taken = store.take([(share.request.row, share.request.generation, share.num_draft_tokens) for share in shares])
     token_ids: list[int] = []
     positions: list[int] = []
     logits_rows: list[int] = []
     cu_rows = [0]
-    for planned, drafts in zip(scheduled, taken.token_ids, strict=True):
-        request, start, num_tokens, first_token = planned.request, planned.start, planned.num_tokens, len(token_ids)
-        shares.append(Scheduled(request, start, num_tokens, len(drafts), planned.samples, first_token))
-        token_ids += request.token_ids[start : start + num_tokens]
+    for (request, start, num_tokens, num_drafts, samples, _), drafts in zip(shares, taken.token_ids, strict=True):
+        stop = start + num_tokens
+        token_ids += request.token_ids[start:stop]
         token_ids += drafts
-        positions += range(start, start + len(token_ids) - first_token)
-        if planned.samples:
-            logits_rows += range(len(token_ids) - len(drafts) - 1, len(token_ids))
+        positions += range(start, stop + num_drafts)
+        if samples:
+            logits_rows += range(len(token_ids) - num_drafts - 1, len(token_ids))
         cu_rows.append(len(logits_rows))
     if taken.parents is not None:
         for share, parents in zip(shares, taken.parents, strict=True):
             put_by_depth(positions, share.first_draft, parents)
-    requests = [share.request for share in scheduled]
     parameters, floats = table.columns(requests)
     drafted = taken.columns([share.first_draft for share in shares])
     lists = [token_ids, positions, logits_rows, cu_rows, *parameters, *drafted]

@@ -110,7 +110,8 @@ class Scheduler:
         uncomputed = request.num_uncomputed_tokens
         num_tokens, samples = min(uncomputed, budget), uncomputed <= budget
         num_drafts = max(min(num_drafts, budget - num_tokens - behind), 0) if samples else 0
-        return Scheduled(request, request.num_computed_tokens, num_tokens, num_drafts, samples)
+        first_token = self._max_num_batched_tokens - budget
+        return Scheduled(request, request.num_computed_tokens, num_tokens, num_drafts, samples, first_token)
 
     def _reserve(self, share: Scheduled) -> bool:
         """Give the request blocks for its share. False where too few are free."""

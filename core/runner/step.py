@@ -169,17 +169,18 @@ class Runner:
         paths: Sequence[VerifiedTree] | None,
     ) -> None:
         kept = read_likely(logprobs) if logprobs else {}
-        nodes = paths or repeat(None)
+        nodes, num_bad = paths or repeat(None), 0
         with uninterrupted():  # tokens, texts and counters of a step belong together
             for share, drafts, (accepted, status, *ids), path in zip(
                 batch.shares, drafted, outcome, nodes, strict=False
             ):
                 output_ids = ids[: accepted + 1] if share.samples else []
-                self._metrics.counts["bad_logits_rows"] += bool(status & STATUS_BAD_ROW)
+                num_bad += bool(status & STATUS_BAD_ROW)
                 each = self.progress.commit(share, drafts, output_ids, path)
                 if each.request.request_id in kept:
                     each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
                 committed.append(each)
+            self._metrics.counts["bad_logits_rows"] += num_bad
             if batch.inputs.states is not None:
                 self._count_reread(batch, batch.inputs.states)
             self._count(committed)

@@ -37,8 +37,8 @@ class BlockTable:
         for row, generation, blocks in owned:
             of, count = self._sent.get(row, (generation, 0))
             same = count if of == generation else 0
-            new = [*blocks[same:], *[self._pad_block] * (count - len(blocks))]
-            if new:
+            if same != count or same != len(blocks):
+                new = [*blocks[same:], *[self._pad_block] * (count - len(blocks))]
                 first = row * self.blocks.shape[1] + same
                 places += range(first, first + len(new))
                 entries += new
