@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +18,7 @@ from specdec.sdk import (
     DistributionKind,
     Draft,
     DraftDistribution,
+    LateProposer,
     Needs,
     ProposerConfig,
     RequestView,
@@ -46,6 +49,21 @@ class EndsOnce(NgramProposer):
             self._file.unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().propose(step)
+
+
+class KnowsTheText(LateProposer):
+    """A service with latency that knows what is generated."""
+
+    class Options(LateProposer.Options):
+        """`file`: holds the whole texts, as token ids. `latency_ms`: of every answer."""
+
+        file: str
+        latency_ms: float = 0.0
+
+    def ask(self, request, tokens, k):
+        time.sleep(self.config.options.latency_ms / 1000)
+        texts = json.loads(Path(self.config.options.file).read_text())
+        return next((text[len(tokens) :][:k] for text in texts if text[: len(tokens)] == tokens), [])
 
 
 class LookUpThenHead(Chain):

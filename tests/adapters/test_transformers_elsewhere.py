@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -70,6 +71,21 @@ def test_a_server_draws_as_one_process_does(model, prompts, tmp_path):
         found = [sampled(model, prompts, config) for config in (there, drawn)]
     assert found[0] == found[1]
     assert found[0][1].num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize(("deadline_ms", "latency_ms", "kinds"), [(None, 0, {"in_time"}), (0, 4, {"late", "rebased"})])
+def test_a_service_is_waited_for_or_answers_late(model, prompts, truth, tmp_path, deadline_ms, latency_ms, kinds):
+    file = tmp_path / "texts.json"
+    file.write_text(json.dumps([text[0].tolist() for text in truth]))
+    options = {"file": str(file), "latency_ms": latency_ms, "deadline_ms": deadline_ms}
+    config = {"method": "adapter_proposers:KnowsTheText", "num_speculative_tokens": 4, "proposer_config": options}
+    decoding = speculative(model, config)
+    for ids, text in zip(prompts, truth, strict=True):
+        assert torch.equal(greedy(model, ids, custom_generate=decoding), text)
+    figures = {name: value for name, value in decoding.proposer_figures().items() if value}
+    decoding.close()
+    assert decoding.metrics.acceptance.num_accepted_tokens > 0
+    assert all(any(name.endswith(f"_{kind}") for name in figures) for kind in kinds), figures
 
 
 def sampled(model, prompts, config):
