@@ -46,6 +46,7 @@ def examine(settings: PluginSettings) -> list[Finding]:
         check_device(),
         check_compiler(),
         check_kernels(),
+        *check_gpu_kernels(),
         *check_text_equality(),
         *check_plugins(settings),
     ]
@@ -154,6 +155,25 @@ def check_kernels() -> Finding:
             "kernels for a CPU", "note", f"PyTorch's: {error.facts['because']}", "install gcc, for faster steps"
         )
     return Finding("kernels for a CPU", "ok", "native, built for this processor")
+
+
+def check_gpu_kernels() -> Iterator[Finding]:
+    """Whether our kernels for a GPU run, where torch has one."""
+    try:
+        import torch
+
+        from specdec.core.kernels.backend import BACKENDS, Unavailable, find_backend
+    except Exception:  # torch, of which another check tells
+        return
+    if not torch.cuda.is_available():
+        return
+    try:
+        find_backend(BACKENDS["cuda"][0])
+    except (ImportError, Unavailable) as error:
+        fix = "install triton, gcc and a driver for this torch: without our kernels steps take many times as long"
+        yield Finding("kernels for a GPU", "note", f"PyTorch's: {error}", fix)
+    else:
+        yield Finding("kernels for a GPU", "ok", "Triton's, which run")
 
 
 def check_text_equality() -> Iterator[Finding]:

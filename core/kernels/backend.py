@@ -1,7 +1,7 @@
 """What a kind of device computes in a way of its own, and the one table that finds these ways.
 
 A backend stands in a room of this package that nothing imports: it is loaded by its name in `BACKENDS`, for a device of
-its kind. Where it cannot be imported, PyTorch computes everything as it is written in the modules beside this one.
+its kind. Where it cannot be used, PyTorch computes everything as it is written in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "cpu": ("specdec.core.kernels.cpu.backend:CpuBackend",),
     "cuda": ("specdec.core.kernels.cuda.triton_backend:TritonBackend", "specdec.core.kernels.cuda.backend:CudaBackend"),
 }
-"""By type of device: subclasses of `Backend`, the first of which can be imported serves."""
+"""By type of device: subclasses of `Backend`. The first that can be used serves."""
 
 COMPILER = "specdec.core.kernels.compiled"
 """The module that compiles functions and passes. There is no plain form: what is not compiled runs as it is."""
@@ -55,10 +55,12 @@ class Backend:
     passes: ClassVar[Any] = None  # a class that warms passes up and captures them; None: they run as they are
 
     @classmethod
+    def require(cls) -> None:
+        """Raise Unavailable where what it computes with does not work on this machine."""
+
+    @classmethod
     def load(cls, choice: str) -> Backend:
-        """Make the backend of this machine. choice: as `EngineConfig.cpu_kernels`. Raises Unavailable where "native"
-        cannot be had.
-        """
+        """Make the backend of this machine. choice: as `EngineConfig.cpu_kernels`."""
         return cls()
 
     def serves_heads(self, dtype: torch.dtype, *sizes: int) -> bool:
@@ -89,19 +91,27 @@ class Backend:
 
 
 class Unavailable(Exception):
-    """A form cannot be had on this machine; the text says why."""
+    """A backend cannot be used on this machine; the text says why."""
+
+
+def find_backend(name: str) -> type[Backend]:
+    """A class of `BACKENDS`, imported now: an engine needs one of them at most.
+
+    Raises ImportError, as for triton, which has wheels for Linux only; Unavailable.
+    """
+    found: type[Backend] = resolve_name(name)
+    found.require()
+    return found
 
 
 @cache
 def backend_of(kind: str) -> type[Backend]:
-    """The class that serves a type of device. Imported here because an engine needs one of them at most."""
+    """The class that serves a type of device."""
     for name in BACKENDS.get(kind, ()):
         try:
-            found: type[Backend] = resolve_name(name)
-        except ImportError as error:  # triton has wheels for Linux only
-            logger.warning("%s cannot be imported (%s): a plainer form serves", name, error)
-        else:
-            return found
+            return find_backend(name)
+        except (ImportError, Unavailable) as error:
+            logger.warning("%s cannot be used (%s): a plainer form serves", name, error)
     return Backend
 
 

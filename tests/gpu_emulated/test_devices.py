@@ -13,8 +13,10 @@ from inside import host_of, info_of, pool_of
 from serving import TINY, engine, prompt
 
 from specdec import LLM, SamplingParams
+from specdec.core.kernels.backend import Unavailable, backend_of
 from specdec.core.kernels.cuda.capture import CudaCapturer
 from specdec.core.kernels.cuda.graphs import GraphedFunction
+from specdec.core.kernels.cuda.triton_backend import TritonBackend
 from specdec.sdk import ConfigError
 from specdec.sdk.extensions import DraftKV
 
@@ -54,6 +56,21 @@ def test_a_device_without_a_number_is_the_current_one(cuda):
         llm = engine("ngram", "greedy", None)
     assert generate(llm)
     assert info_of(llm).device == "cuda:1"
+
+
+def test_where_kernels_do_not_run_pytorch_writes_the_same_text(cuda, monkeypatch, caplog):
+    expected = [generate(engine(method, "greedy", None), SAMPLED) for method in ("plain", "eagle")]
+
+    def no_compiler(cls):
+        raise Unavailable("Failed to find C compiler")
+
+    monkeypatch.setattr(TritonBackend, "require", classmethod(no_compiler))
+    backend_of.cache_clear()
+    try:
+        assert [generate(engine(method, "greedy", None), SAMPLED) for method in ("plain", "eagle")] == expected
+    finally:
+        backend_of.cache_clear()
+    assert "Failed to find C compiler" in caplog.text
 
 
 def test_a_device_that_is_not_there_is_refused(cuda):

@@ -12,9 +12,8 @@ from specdec.core.kernels import attention as naive
 from specdec.core.kernels import trees as masks
 from specdec.core.kernels.attention import Span, TreeMask, attend_by_span
 from specdec.core.kernels.attention_spec import AttentionSpec
-from specdec.core.kernels.cuda import paged_attention as dispatch
 from specdec.core.kernels.cuda import tree_masks as masks_kernel
-from specdec.core.kernels.cuda.paged_attention import kernel
+from specdec.core.kernels.cuda.paged_attention import LibraryOr, kernel, varlen
 from specdec.sdk.trees import depths, path_to
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of 0 / 0 in rows that pad a tile
@@ -111,7 +110,9 @@ def test_requests_without_nodes_get_what_they_get_without_a_mask():
 
 
 def test_torchs_own_form_takes_no_trees(monkeypatch):
-    monkeypatch.setattr(dispatch, "_serving", lambda device, dtype, block_size, is_plain: lambda *given: is_plain)
+    monkeypatch.setattr(varlen, "is_served", lambda device, dtype, block_size: True)
+    monkeypatch.setattr(varlen, "attend_pages", lambda *given: "the library's")
     *given, pages = tree_inputs()
-    assert not dispatch.attend_pages(*given, pages, SPECS["all"])
-    assert dispatch.attend_pages(*given, replace(pages, tree=None), SPECS["all"])
+    attend = LibraryOr("ours", lambda *given: "ours")
+    assert attend(*given, pages, SPECS["all"]) == "ours"
+    assert attend(*given, replace(pages, tree=None), SPECS["all"]) == "the library's"

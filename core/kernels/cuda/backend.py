@@ -7,17 +7,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ..attention import attend_pages
 from ..backend import Backend, Form
 from ..layers.fused_linear import fuse_linears
 from .addressing import DeviceAddressing
 from .graphs import Passes
-from .paged_attention import attend_pages
+from .paged_attention import LibraryOr
 
 
 class CudaBackend(Backend):
     """PyTorch's products, and fewer of them."""
 
-    attend_pages: ClassVar[Callable[..., Tensor]] = staticmethod(attend_pages)
+    attend_pages: ClassVar[Callable[..., Tensor]] = LibraryOr("PyTorch, request by request", attend_pages)
     addressing: ClassVar[Form | None] = DeviceAddressing
     passes: ClassVar[Any] = Passes
 

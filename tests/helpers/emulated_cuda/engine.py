@@ -12,7 +12,6 @@ import torch
 
 from specdec.core.kernels import attention, philox, trees
 from specdec.core.kernels.cuda import rms_norm as norms
-from specdec.core.kernels.cuda.backend import CudaBackend
 from specdec.core.kernels.cuda.triton_backend import TritonBackend
 from specdec.core.kernels.layers.norm import WideRMSNorm
 from specdec.core.rejection.sampler import verify_plainly
@@ -38,10 +37,9 @@ def plain_kernels(cuda: EmulatedCuda) -> Iterator[None]:
         "tree_masks": cuda.kernel(trees.tree_masks, 1),
         "move_paths": cuda.kernel(trees.move_paths, 1),
         "verify": _verification(cuda, verify_plainly),
+        "attend_pages": cuda.kernel(attention.attend_pages, LAUNCHES["attention"]),
     }
-    attend = cuda.kernel(attention.attend_pages, LAUNCHES["attention"])
     with ExitStack() as stack:
-        stack.enter_context(patch.object(CudaBackend, "attend_pages", staticmethod(attend)))
         for name, form in forms.items():
             stack.enter_context(patch.object(TritonBackend, name, staticmethod(form)))
         stack.enter_context(patch.object(norms, "rms_norm", cuda.kernel(rms_norm, 1)))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ... import attention as plain
 from ...attention import Pages
 from ...attention_spec import AttentionSpec
 from . import varlen
@@ -17,40 +15,34 @@ from . import varlen
 logger = logging.getLogger("specdec")
 
 AttendPages = Callable[[Tensor, Tensor, Tensor, Pages, AttentionSpec], Tensor]
+Kind = tuple[torch.device, torch.dtype, int, bool]
+"""Device, dtype, block size, and whether a layer is plain."""
 
 
-def attend_pages(query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
-    """Serve `kernels.attention.attend_pages` by the best form for the device."""
-    is_plain = (
-        pages.tree is None
-        and query.shape[2] == values.shape[2]
-        and all(each is None for each in (spec.softcap, spec.chunk, spec.sinks))
-        and (spec.window is None or pages.mode == "causal")
-    )
-    attend = _serving(query.device, query.dtype, pages.block_size, is_plain)
-    return attend(query, keys, values, pages, spec)
+class LibraryOr:
+    """`kernels.attention.attend_pages` by a library's form for the layers that it serves, else by another form."""
 
+    def __init__(self, name: str, attend: AttendPages) -> None:
+        """`name`: of the other form, for the log."""
+        self._name, self._attend = name, attend
+        self._serving: dict[Kind, AttendPages] = {}
 
-@cache
-def _serving(device: torch.device, dtype: torch.dtype, block_size: int, is_plain: bool) -> AttendPages:
-    """The first form that serves such layers. It is said in the log, once for each kind of layer.
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, pages: Pages, spec: AttentionSpec) -> Tensor:
+        is_plain = (
+            pages.tree is None
+            and query.shape[2] == values.shape[2]
+            and all(each is None for each in (spec.softcap, spec.chunk, spec.sinks))
+            and (spec.window is None or pages.mode == "causal")
+        )
+        kind = query.device, query.dtype, pages.block_size, is_plain
+        attend = self._serving.get(kind) or self._choose(kind)
+        return attend(query, keys, values, pages, spec)
 
-    is_plain: no tree, one head size, no softcap, chunk or sinks, no window over a block.
-    """
-    name, attend = next(_forms(device, dtype, block_size, is_plain))
-    logger.info("%s layers in %s on %s attend by %s", "plain" if is_plain else "other", dtype, device, name)
-    return attend
-
-
-def _forms(
-    device: torch.device, dtype: torch.dtype, block_size: int, is_plain: bool
-) -> Iterator[tuple[str, AttendPages]]:
-    """Yield the forms that can serve, the best first: a library's, then our kernel, then PyTorch request by request."""
-    if is_plain and varlen.is_served(device, dtype, block_size):
-        yield varlen.NAME, varlen.attend_pages
-    try:
-        from . import warmed
-    except ImportError:  # triton has wheels for Linux only
-        yield "PyTorch, request by request", plain.attend_pages
-    else:
-        yield "our kernel in Triton", warmed.attend_pages
+    def _choose(self, kind: Kind) -> AttendPages:
+        """What serves such layers. It is said in the log, once for each kind of layer."""
+        *place, is_plain = kind
+        by_library = is_plain and varlen.is_served(*place)
+        self._serving[kind] = varlen.attend_pages if by_library else self._attend
+        name = varlen.NAME if by_library else self._name
+        logger.info("%s layers in %s on %s attend by %s", "plain" if is_plain else "other", kind[1], kind[0], name)
+        return self._serving[kind]
