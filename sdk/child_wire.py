@@ -34,6 +34,7 @@ class Order(msgspec.Struct):
     num_threads: int | None
     ahead: AheadSetting
     grace_seconds: float  # to end in, and save its state
+    states: int | None = None  # the file descriptor of SharedStates. None means that it reads no hidden states
 
 
 class Ready(Message, tag=20):

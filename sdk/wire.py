@@ -2,7 +2,8 @@
 
 The client begins with `Hello`, and the server answers `Welcome` or `Refused`. `Start` brings a request's prompt, each
 `Ask` what was committed since, and `End` its end. Every `Ask` is answered once, by `Drafts` or `Failed`, in order.
-Where drafts are drawn, `AskDrawn` brings what they are drawn with, and `DrawnDrafts` what they were drawn from.
+Where drafts are drawn, `AskDrawn` brings what they are drawn with, and `DrawnDrafts` what they were drawn from. In an
+engine's own process, `AskStates` tells of hidden states.
 
 A later version adds fields at the end of a message, with defaults, or messages. Whoever does not know a field leaves it
 aside, so `PROTOCOL` changes only with the meaning of what is there. It needs the extra `remote`, and loads no torch.
@@ -148,6 +149,12 @@ class AskDrawn(Ask, tag=13):
     drawings: Annotated[list[Drawing], Meta(max_length=MOST_ROWS)]  # one for each row
 
 
+class AskStates(AskDrawn, tag=15):
+    """A step with hidden states, which lie by row in memory that both sides have. Without drawings nothing is drawn."""
+
+    counts: Annotated[list[Count], Meta(max_length=MOST_ROWS)]  # hidden states of each row
+
+
 class End(Message, tag=7):
     """A request ended. `tokens` from position `start` on are its last; the server may hold some too many."""
 
@@ -233,7 +240,7 @@ class Returned(Message, tag=12):
     figures: dict[Name, float] = {}  # of `metrics`
 
 
-ToServer = Hello | Start | Ask | AskDrawn | End | Bye | Call
+ToServer = Hello | Start | Ask | AskDrawn | AskStates | End | Bye | Call
 ToClient = Welcome | Refused | Unknown | Drafts | DrawnDrafts | Failed | Returned
 
 encode = msgspec.msgpack.Encoder().encode

@@ -13,7 +13,7 @@ from specdec.core.host import CheckedDraft
 from specdec.sdk.errors import RequestError
 from specdec.sdk.needs import SamplingField
 from specdec.sdk.types import DistributionKind, DraftDistribution, SamplingView, StepView
-from specdec.sdk.wire import Ask, AskDrawn, Distribution, Drawing
+from specdec.sdk.wire import Ask, AskDrawn, AskStates, Distribution, Drawing
 
 DTYPES = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
 
@@ -31,7 +31,7 @@ class ToldRandom:
 
 def drawings_of(ask: Ask, num_uniforms: int) -> Sequence[Drawing]:
     """What its rows are drawn with; nothing if they are not. Raises RequestError SD-E331 for too few numbers."""
-    if not isinstance(ask, AskDrawn):
+    if not isinstance(ask, AskDrawn) or (isinstance(ask, AskStates) and not ask.drawings):
         return ()
     found = [len(each.uniforms) for each in ask.drawings]
     if found != [num_uniforms] * len(ask.rows):

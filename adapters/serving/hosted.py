@@ -36,6 +36,7 @@ from specdec.sdk.child_wire import AheadSetting
 from specdec.sdk.elsewhere import refuse_what_reads_the_target
 from specdec.sdk.errors import RequestError, SpecdecError
 from specdec.sdk.extensions import Ahead, DraftKV
+from specdec.sdk.shared_states import SharedStates
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Distribution, Drafted, Drawing, DrawnDraft, End, Form, Row, Start
 
@@ -67,6 +68,7 @@ class _Text:
 
     request: Request
     draft: list[int] = field(default_factory=list)  # what was answered last
+    states: Tensor | None = None  # [n, L*H], of its first positions that were not shown; None: nobody reads them
 
 
 def served_speculation(
@@ -100,13 +102,16 @@ class Hosted:
         observers: registry.Observers,
         tokenizer: Any,
         ahead: AheadSetting = 0,
+        states: int | None = None,
     ) -> None:
         """Make it, bind it and warm it up. `info`: of the target that is drafted for, and the number of slots.
+
+        states: the file descriptor of `SharedStates`. None means that none can be handed over.
 
         Raises Refusal if it reads more than tokens, and what its constructor, `bind` and `warmup` raise.
         """
         loaded = speculation.loaded
-        refuse_what_reads_the_target(loaded.needs, loaded.plugin)
+        refuse_what_reads_the_target(loaded.needs, loaded.plugin, shares_memory=states is not None)
         speculation = replace(speculation, config=speculation.config.replace(on_proposer_error="raise"))
         self.info, self.plugin = info, loaded.plugin
         self.num_draft_tokens = loaded.config.num_draft_tokens
@@ -115,7 +120,9 @@ class Hosted:
         self.num_uniforms = loaded.config.width if draws else 0
         self._loaded, self._lookahead = loaded, speculation.lookahead
         self._keeps_kv = loaded.needs.extension(DraftKV) is not None
-        self._reads_batch = loaded.needs.placement == "device"
+        self._num_states = len(loaded.needs.hidden_states)  # of each position
+        self._states = SharedStates(info, self._num_states, states) if self._num_states else None
+        self._reads_batch = loaded.needs.placement == "device" or self._states is not None
         target, profile = NoTarget(info), profile_of(torch.device(info.device))
         per_row = -(-(info.max_model_len + self._lookahead) // info.block_size) if self._keeps_kv else 0
         self._rows = RowTable(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
@@ -157,7 +164,8 @@ class Hosted:
         self._rows.seat(request)
         self._texts[name] = _Text(request)
         self._progress.start([request])
-        self._catch_up([request])
+        if self._states is None:
+            self._catch_up([request])
 
     def _gets_slot(self, name: str) -> bool:
         """Whether the client with the most requests gives its newest one up: to a client that has two fewer or less."""
@@ -168,13 +176,18 @@ class Hosted:
         self.end(next(each for each in reversed(self._texts) if _client_of(each) == most))
         return True
 
-    def step(self, rows: Sequence[tuple[str, Row]], drawings: Sequence[Drawing] = ()) -> list[Drafted]:
+    def step(
+        self, rows: Sequence[tuple[str, Row]], drawings: Sequence[Drawing] = (), num_states: Sequence[int] = ()
+    ) -> list[Drafted]:
         """Show what was committed, and draft. Raises ProposerError, RequestError for tokens that cannot be.
 
         After a ProposerError the requests of the step are unknown: they begin anew.
         drawings: what each row is drawn with. Empty means that none is drawn. Nothing is prepared behind drawn drafts.
+        num_states: hidden states of each row, where they are read.
         """
         known = [(self._texts[name], row) for name, row in rows if self._follows(name, row)]
+        if self._states is not None:
+            self._take_states(self._states, rows, num_states)
         drawn_with = dict(zip([name for name, _ in rows], drawings, strict=False))
         failed, self._failed = self._failed, None
         try:
@@ -277,7 +290,7 @@ class Hosted:
             request = text.request
             *before, newest = row.tokens
             drafts: list[int] = []
-            if row.num_accepted == len(before) and request.num_uncomputed_tokens == 1:
+            if row.num_accepted == len(before) and request.num_uncomputed_tokens == 1 and self._states is None:
                 drafts = _verified(before, text.draft, row.num_drafted)
             else:
                 request.token_ids += before
@@ -299,7 +312,8 @@ class Hosted:
 
     def _catch_up(self, requests: Sequence[Request]) -> None:
         """Show all but the newest tokens of texts that the proposer has not seen, at most `CHUNK` of each in a step."""
-        while behind := [each for each in requests if each.num_uncomputed_tokens > 1]:
+        longest = 1 if self._states is None else CHUNK  # where rejected drafts are not shown, one step shows all
+        while behind := [each for each in requests if each.num_uncomputed_tokens > longest]:
             counts = [min(each.num_uncomputed_tokens - 1, CHUNK) for each in behind]
             shares: list[_Share] = [
                 (Scheduled(each, each.num_computed_tokens, count, 0, False), [], [])
@@ -320,8 +334,9 @@ class Hosted:
             first += share.num_rows
         if self._keeps_kv:
             self._hold_blocks(committed)
+        hidden = [] if self._states is None else self._hidden(shares)
         limited = [self._budget(each, budget) for each, budget in zip(committed, budgets, strict=True)]
-        view, _ = self.host.views.build(committed, limited, batch, [])
+        view, _ = self.host.views.build(committed, limited, batch, hidden)
         if drawings:
             view = with_drawings(view, drawings, self._loaded.needs.sampling)
         return self.host.draft(view, limited)
@@ -339,6 +354,33 @@ class Hosted:
             torch.tensor(tokens, dtype=torch.int64, device=device),
             torch.tensor(positions, dtype=torch.int64, device=device),
         )
+
+    def _take_states(self, shared: SharedStates, rows: Sequence[tuple[str, Row]], counts: Sequence[int]) -> None:
+        """Keep those of the requests that are known. Raises RequestError unless there are as many as they lack."""
+        try:
+            parts = torch.split(shared.read(sum(counts)).to(self.info.device), [*counts])
+            pairs = list(zip(rows, parts, strict=True))
+        except ValueError as error:
+            raise RequestError("SD-E331", "a client sent no hidden states", {"because": str(error)}) from error
+        for (name, row), states in pairs:
+            text = self._texts.get(name)
+            if text is None or row.start != len(text.request.token_ids):
+                continue
+            lacking = row.start + len(row.tokens) - 1 - text.request.num_computed_tokens
+            if len(states) != lacking:
+                facts = {"request": name, "expected": lacking, "found": len(states)}
+                raise RequestError("SD-E331", "a client sent hidden states of other tokens", facts)
+            text.states = states
+
+    def _hidden(self, shares: Sequence[_Share]) -> list[Tensor]:
+        """Those of the step's tokens: L of [N, H]."""
+        parts: list[Tensor] = []
+        for share, *_ in shares:
+            text = self._texts[share.request.request_id]
+            assert text.states is not None, "they came with the step"
+            parts.append(text.states[: share.num_rows])
+            text.states = text.states[share.num_rows :]
+        return list(torch.cat(parts).chunk(self._num_states, dim=1))
 
     def _hold_blocks(self, committed: Sequence[Committed]) -> None:
         for each in committed:

@@ -22,7 +22,7 @@ from specdec.sdk.wire import (
     PROTOCOL,
     UNREADABLE,
     Ask,
-    AskDrawn,
+    AskStates,
     Bye,
     Call,
     Drafts,
@@ -194,8 +194,9 @@ class Server:
         rows = [(session.name_of(row.request_id), row) for row in ask.rows]
         if len(dict(rows)) < len(rows):
             raise RequestError("SD-E331", "a client asks twice for a request in one message")
-        drafts = self._hosted.step(rows, drawings_of(ask, self._hosted.num_uniforms))
-        answer: type[Drafts] = DrawnDrafts if isinstance(ask, AskDrawn) else Drafts
+        drawings = drawings_of(ask, self._hosted.num_uniforms)
+        drafts = self._hosted.step(rows, drawings, ask.counts if isinstance(ask, AskStates) else ())
+        answer: type[Drafts] = DrawnDrafts if drawings else Drafts
         return answer(ask.number, drafts, int(1e6 * (time.perf_counter() - start)))
 
     def _called(self, call: Call) -> Returned | Failed:

@@ -33,6 +33,7 @@ from specdec.sdk.child_wire import (
     socket_of,
 )
 from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
+from specdec.sdk.shared_states import SharedStates
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import Failed, as_error
 
@@ -70,7 +71,9 @@ class Child:
         num_threads: int | None,
         ahead: AheadSetting,
         start_seconds: float,
+        states: SharedStates | None = None,
     ) -> None:
+        """`states`: where it finds hidden states. None means that it reads none."""
         self.label = f"the process of {plugin.label}"
         self.num_starts = 0
         self._plugin, self._start_seconds = plugin, start_seconds
@@ -81,6 +84,7 @@ class Child:
             "memory_mib": memory_mib,
             "num_threads": num_threads,
             "ahead": ahead,
+            "states": None if states is None else states.descriptor,
         }
         self._keeper: _Keeper | None = None
         self._number = 0  # of the keeper's newest process
@@ -224,7 +228,11 @@ class _Keeper:
         self.directory = _private_directory()
         order = Order(directory=self.directory, import_path=list(sys.path), grace_seconds=GRACE_SECONDS, **facts)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            [sys.executable, "-m", KEEPER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=[] if order.states is None else [order.states],
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

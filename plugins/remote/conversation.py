@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from specdec.sdk.config import ProposerConfig
 from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
 from specdec.sdk.needs import Needs
+from specdec.sdk.shared_states import SharedStates
 from specdec.sdk.types import Draft, RequestView, StepView, TargetInfo
 from specdec.sdk.wire import (
     PROTOCOL,
     Ask,
     AskDrawn,
+    AskStates,
     Call,
     Drafted,
     Drafts,
@@ -61,14 +65,16 @@ class Conversation:
         target: TargetInfo,
         needs: Needs,
         plugin: PluginId | None = None,
+        states: SharedStates | None = None,
     ) -> None:
         """Reach the drafter. Raises ConfigError SD-E334 if none answers there, SD-E332 if it refuses this engine.
 
         needs: those that the engine knows. Drafts are drawn if they report a distribution.
         plugin: whose errors they are. None means that the drafter says so.
+        states: where the drafter finds hidden states. None means that it reads none.
         """
         self._form = Form.of(needs, target.vocab_size)
-        self._plugin = plugin
+        self._plugin, self._states = plugin, states
         self._options = config.options
         self.figures: Counter[str] = Counter()
         self._waited = 0.0  # seconds
@@ -100,6 +106,8 @@ class Conversation:
     def observe(self, step: StepView[Any]) -> None:
         """Take the answer that is there, and ask."""
         self._step += 1
+        if self._states is not None:
+            self._see(step)
         if self._is_up():
             self._take(self._drafter.receive(0))
             self._ask(step)
@@ -203,6 +211,15 @@ class Conversation:
                 self._is_up()
                 return
 
+    def _see(self, step: StepView[Any]) -> None:
+        """Keep the step's hidden states until they are handed over."""
+        kept = step.kept
+        parts = torch.split(kept.hidden_cat(), kept.num_kept.tolist())
+        for request_id, first, states in zip(step.request_ids, kept.kept_start.tolist(), parts, strict=True):
+            text = self._texts.get(request_id)
+            if text is not None:
+                text.see(first, states)
+
     def _ask(self, step: StepView[Any]) -> None:
         """For drafts behind all that is new, unless a question is in flight."""
         if self._question is not None or step.history is None:
@@ -214,7 +231,7 @@ class Conversation:
             text = self._texts.get(request.request_id)
             if text is None or not self._is_due(text, request):
                 continue
-            if text.sent < length:
+            if text.sent < length and (self._states is None or text.num_states == length - 1):
                 new = step.history.token_ids(place, text.sent)
                 rows.append(text.row(request.request_id, new, budget, (num_drafted, num_accepted)))
                 places.append(place)
@@ -224,16 +241,25 @@ class Conversation:
         names = [row.request_id for row in rows]
         drawings = [] if self._form is None else drawings_of(step, self._drafter.num_uniforms)
         drawn = [drawings[place] for place in places] if drawings else []
-        if self._drafter.send(AskDrawn(self._number, rows, drawn) if drawn else Ask(self._number, rows)):
+        ask = AskDrawn(self._number, rows, drawn) if drawn else Ask(self._number, rows)
+        if self._states is not None:
+            ask = AskStates(self._number, rows, drawn, self._hand_over(self._states, names))
+        if self._drafter.send(ask):
             self._question = _Question(self._number, names, self._step, time.monotonic())
             self.figures["asked"] += 1
+
+    def _hand_over(self, memory: SharedStates, request_ids: Sequence[str]) -> list[int]:
+        """Put there what the drafter lacks of these requests. Returns the hidden states of each."""
+        parts = [self._texts[request_id].hand_over() for request_id in request_ids]
+        memory.write([states for each in parts for states in each])
+        return [sum(map(len, each)) for each in parts]
 
     def _is_due(self, text: Text, request: RequestView[Any]) -> bool:
         """Whether it is asked for now. It is started at the drafter first, where that has to be done again."""
         if text.pause:
             text.pause -= 1
             return False
-        if not text.sent:
+        if not text.sent and not text.is_lost:
             self._send_start(text, request)
         return bool(text.sent)
 

@@ -31,6 +31,8 @@ from .lasting import KeepsState, TakesWeights
 from .proposer import AsksElsewhere, WaitingOptions
 
 if TYPE_CHECKING:
+    from specdec.sdk.shared_states import SharedStates
+
     from .child import Child
 
 PROCESS = "process"
@@ -76,6 +78,8 @@ def isolate_proposer(isolation: str | Mapping[str, Any], proposer: CheckedPropos
     lasting = {each: cls for each, cls in LASTING.items() if needs.extension(type(each))}
     declared = Needs(
         history=True,
+        hidden_states=needs.hidden_states,
+        whole_prompt=needs.whole_prompt or bool(needs.hidden_states),
         state="shared" if needs.state == "shared" else "per_request",
         deterministic=needs.deterministic and options.deadline_ms is None,
         min_draft_tokens=needs.min_draft_tokens,
@@ -99,7 +103,7 @@ def _drawn(proposer: CheckedProposer) -> dict[str, Any]:
 def _refuse(proposer: CheckedProposer, options: IsolationOptions) -> None:
     from .drawn import refuse_deadline
 
-    refuse_what_reads_the_target(proposer.needs, proposer.plugin)
+    refuse_what_reads_the_target(proposer.needs, proposer.plugin, shares_memory=True)
     module = proposer.plugin.target.partition(":")[0]
     if module == "__main__":
         reason = f"another process cannot import {proposer.plugin.target}, which stands in the script that runs"
@@ -142,7 +146,7 @@ class IsolatedProposer(AsksElsewhere):
         from .child import Child
         from .conversation import Conversation
 
-        options, tokenizer = self._isolation, services.tokenizer
+        options, tokenizer, states = self._isolation, services.tokenizer, self._shared_states(target)
         self._child: Child = Child(
             self._inner.plugin,
             target,
@@ -152,10 +156,18 @@ class IsolatedProposer(AsksElsewhere):
             num_threads=options.num_threads,
             ahead=options.ahead,
             start_seconds=options.start_seconds,
+            states=states,
         )
         self._child.begin()
         needs = needs_of(type(self), self.config, target)
-        self._conversation = Conversation(self._child, self.config, target, needs, self._inner.plugin)
+        self._conversation = Conversation(self._child, self.config, target, needs, self._inner.plugin, states)
+
+    def _shared_states(self, target: TargetInfo) -> SharedStates | None:
+        """None: it reads no hidden states."""
+        from specdec.sdk.shared_states import SharedStates
+
+        count = len(self._inner.needs.hidden_states)
+        return SharedStates(target, count) if count else None
 
     def propose(self, step: StepView[Any]) -> Draft:
         """Its answer, as far as it came. Raises the ProposerError of its process, which names a limit that it met."""

@@ -6,13 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.sdk.late_proposer import continued
 from specdec.sdk.types import RequestView
 from specdec.sdk.wire import FULL, UNKNOWN, Drafted, DrawnDraft, End, Form, Row, Start
 
 from .drawn import DrawnFrom
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(eq=False)
@@ -26,6 +29,27 @@ class Text:
     length: int = 0
     pause: int = 0  # questions to leave out while the drafter has no slot for it
     next_pause: int = 1
+    states: list[Tensor] = field(default_factory=list)  # [n, L*H] each, hidden states that the drafter lacks
+    num_states: int = 0  # positions whose states were seen: its first ones, without a gap
+    num_handed: int = 0  # of them, those that the drafter has, or had
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the drafter lacks states that were handed over: they are not there a second time."""
+        return not self.sent and self.num_handed > 0
+
+    def see(self, first: int, states: Tensor) -> None:
+        """The hidden states [n, L*H] of positions from `first` on. At position 0 the text begins anew."""
+        if first == 0 and self.num_states:
+            self.states, self.num_states, self.num_handed, self.sent = [], 0, 0, 0
+        if first == self.num_states and not self.is_lost:
+            self.states.append(states.clone())
+            self.num_states += len(states)
+
+    def hand_over(self) -> list[Tensor]:
+        """Take the states that the drafter lacks."""
+        states, self.states, self.num_handed = self.states, [], self.num_states
+        return states
 
     def row(self, request_id: str, tokens: Sequence[int], budget: int, counts: tuple[int, int]) -> Row:
         """What the drafter lacks. tokens: all behind the first `sent`. counts: drafts verified and accepted."""

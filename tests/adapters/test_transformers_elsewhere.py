@@ -19,6 +19,7 @@ from specdec.adapters.transformers import speculative
 ENGINE = f"transformers {transformers.__version__}, CPU"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 DRAFT_MODEL = {"model": "tiny/draft", "num_speculative_tokens": 4}
+HEAD = {"method": "eagle3", "model": "tiny/eagle3", "num_speculative_tokens": 4}
 
 
 def remote(address):
@@ -56,7 +57,7 @@ def test_a_server_drafts_as_one_process_does(model, prompts, truth, shown, confi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft_model"])
+@pytest.mark.parametrize("config", [NGRAM, DRAFT_MODEL, HEAD], ids=["ngram", "draft_model", "head"])
 def test_a_process_of_its_own_drafts_as_this_one_does(model, prompts, truth, shown, config):
     found = acceptance(model, prompts, truth, config | {"isolation": "process"})
     assert found == acceptance(model, prompts, truth, config)

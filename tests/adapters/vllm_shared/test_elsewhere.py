@@ -11,6 +11,7 @@ from drafter_servers import served
 from vllm_process import VllmProcess, job_of, with_interpreted_triton
 
 from specdec import LLM, SamplingParams
+from specdec.sdk.packaged import packaged
 
 pytestmark = pytest.mark.full
 
@@ -99,6 +100,14 @@ def test_a_process_of_its_own_drafts_as_one_process_does(vllm, plain, in_the_cor
     assert run["outputs"][0] == plain
     assert accepted(run) == in_the_core
     record(run, OWN)
+
+
+def test_a_head_in_a_process_of_its_own_drafts_as_one_process_does(vllm, plain, record):
+    head = {"method": "eagle3", "model": str(packaged("tiny/eagle3"))}
+    runs = [vllm.run(head | more) for more in ({}, {"isolation": "process"})]
+    assert [run["outputs"][0] for run in runs] == [plain, plain]
+    assert accepted(runs[0]) == accepted(runs[1]) > 0
+    record(runs[1], OWN)
 
 
 def test_a_server_drafts_as_one_process_does(vllm, plain, in_the_core, record, tmp_path):

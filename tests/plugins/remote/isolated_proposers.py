@@ -14,7 +14,7 @@ import torch
 
 from specdec.sdk import DistributionKind, Draft, DraftDistribution, Needs, ProposerBase, StrictModel
 from specdec.sdk.combinators import Chain
-from specdec.sdk.extensions import Metrics, State
+from specdec.sdk.extensions import Metrics, State, TargetTokens
 
 
 class RepeatsLast(ProposerBase):
@@ -148,10 +148,10 @@ class Learns(RepeatsLast):
         return {"seen": float(self.seen)}
 
 
-class ReadsStates(ProposerBase):
-    """Reads hidden states."""
+class ReadsLikelyTokens(ProposerBase):
+    """Reads the target's likeliest tokens."""
 
-    needs = Needs(hidden_states=("final",))
+    needs = Needs(extensions=(TargetTokens(top_k=2),))
 
     def propose(self, step): ...
 

@@ -118,8 +118,8 @@ def test_its_options_are_checked(isolation, found) -> None:
 
 
 def test_a_proposer_that_reads_the_target_is_refused() -> None:
-    with pytest.raises(Refusal, match="hidden_states"):
-        engine(mine("ReadsStates"))
+    with pytest.raises(Refusal, match="target_tokens"):
+        engine(mine("ReadsLikelyTokens"))
 
 
 def test_drawn_drafts_with_a_deadline_are_refused() -> None:
