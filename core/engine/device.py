@@ -135,7 +135,8 @@ def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
     if cpu_kernels != "auto":
         facts = {"found": cpu_kernels, "device": device, "fix": "leave it out"}
         raise ConfigError("SD-E137", "cpu_kernels chooses what a CPU computes with", facts)
-    backend = backend_of(device.type).load(cpu_kernels)
+    with torch.cuda.device(device):  # a kernel is tried, and nothing is left on another device
+        backend = backend_of(device.type).load(cpu_kernels)
     return DeviceProfile(
         device,
         backend,
