@@ -1,10 +1,11 @@
 """Write the page "capability x engine" of the docs, from what tests on real engines recorded.
 
 python -m scripts.engine_table              render docs/reference/engines.json again
-python -m scripts.engine_table NEW.json     take the engines that NEW.json has from there first
+python -m scripts.engine_table NOTES        take the engines that these notes of tests have from there first
 
 A record holds, by engine and capability, what tests showed: {"test": its id, "propose_calls": of each worker,
-"refused": the reason in the error that it provoked, or null}.
+"refused": the reason in the error that it provoked, or null}. A note is a line of JSON with one of these, its engine
+and its capability.
 """
 
 from __future__ import annotations
@@ -97,10 +98,19 @@ def _cell(shown: Sequence[Shown]) -> str:
     return f'[{word}](../../{file} "{test.partition("[")[0]}{calls}"){said}'
 
 
-def main(new: Path | None) -> None:
+def record_of(notes: Sequence[str]) -> dict[str, dict[str, list[Shown]]]:
+    """The record of notes, which came from several processes, by test."""
+    record: dict[str, dict[str, list[Shown]]] = {}
+    for note in sorted(map(json.loads, notes), key=lambda note: str(note["test"])):
+        engine, capability = note.pop("engine"), note.pop("capability")
+        record.setdefault(engine, {}).setdefault(capability, []).append(note)
+    return record
+
+
+def main(notes: Path | None) -> None:
     record = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
-    if new is not None:
-        record |= json.loads(new.read_text())
+    if notes is not None:
+        record |= record_of(notes.read_text().splitlines())
         RECORD.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
     PAGE.write_text(page(record))
 

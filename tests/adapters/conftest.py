@@ -84,12 +84,10 @@ def shown(request):
             print(f"{engine}: worker pid {pid}: {calls} calls of propose")
         if RECORD not in os.environ:
             return
-        file = Path(os.environ[RECORD])
-        record = json.loads(file.read_text()) if file.is_file() else {}
         entry = {"test": request.node.nodeid, "propose_calls": [calls for _, calls in workers], "refused": refused}
-        for capability in capabilities:
-            record.setdefault(engine, {}).setdefault(capability, []).append(entry)
-        file.write_text(json.dumps(record, indent=2) + "\n")
+        lines = [json.dumps({"engine": engine, "capability": each, **entry}) + "\n" for each in capabilities]
+        with Path(os.environ[RECORD]).open("a") as file:  # by whole lines: other processes write there too
+            file.write("".join(lines))
 
     return note
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from scripts.engine_table import CAPABILITIES, NOT_SHOWN, PAGE, RECORD, page
+from scripts.engine_table import CAPABILITIES, NOT_SHOWN, PAGE, RECORD, page, record_of
 
 
 def shown(test, *calls, refused=None):
@@ -36,3 +36,16 @@ def test_shown_and_refused_is_no_result():
     both = {"A": {"host proposers": [shown("a", 1), shown("b", refused="no")]}}
     with pytest.raises(ValueError, match="a, b"):
         page(both)
+
+
+def test_notes_of_several_processes_are_a_record_in_the_order_of_tests():
+    told = [
+        ("A", "drafts in trees", shown("b", 2)),
+        ("B", "host proposers", shown("c")),
+        ("A", "drafts in trees", shown("a")),
+    ]
+    notes = [json.dumps({"engine": engine, "capability": capability, **each}) for engine, capability, each in told]
+    assert record_of(notes) == {
+        "A": {"drafts in trees": [shown("a"), shown("b", 2)]},
+        "B": {"host proposers": [shown("c")]},
+    }
