@@ -58,6 +58,7 @@ def test_a_device_without_a_number_is_the_current_one(cuda):
     assert info_of(llm).device == "cuda:1"
 
 
+@pytest.mark.full
 def test_where_kernels_do_not_run_pytorch_writes_the_same_text(cuda, monkeypatch, caplog):
     expected = [generate(engine(method, "greedy", None), SAMPLED) for method in ("plain", "eagle")]
 

@@ -56,7 +56,7 @@ def test_drafts_are_those_of_one_process(config) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_drawn_drafts_are_those_of_one_process() -> None:
     found = []
     for isolation in ({}, PROCESS):
@@ -66,7 +66,7 @@ def test_drawn_drafts_are_those_of_one_process() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_long_prompts_in_chunks_shared_prefixes_and_preemption() -> None:
     """The states of a prompt come with its first question, and after a preemption all of them come again."""
     long, short = [*range(100, 100 + CHUNK + 90)], [*range(200, 350)]
@@ -107,7 +107,7 @@ def test_requests_that_run_when_it_is_killed_go_on_plainly_and_new_ones_get_draf
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_answers_that_come_late_leave_the_text(plain) -> None:
     llm = engine(EAGLE3 | {"isolation": {"kind": "process", "deadline_ms": 0.5}})
     assert [texts(llm) for _ in range(2)] == [plain] * 2
