@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +85,9 @@ def command(  # noqa: PLR0913 - one parameter per flag
     dtype: DtypeOption = Dtype.AUTO,
     max_model_len: MaxModelLenOption = None,
     num_threads: NumThreadsOption = None,
+    torch_compile: Annotated[
+        bool, typer.Option("--torch-compile", help="Compile draft networks at the start.")
+    ] = False,
 ) -> None:
     """Serve one proposer's drafts to engines that name its address. Ends at SIGTERM or Ctrl-C, with its state saved."""
     _require_libraries()
@@ -109,9 +112,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
     asked = _asked(proposer, speculative_config)
     speculation = served_speculation(asked, plan.info, session.settings, plan.hooks, prepares)
     tokenizer = load_tokenizer(None, plan.path, trust_remote_code=config.trust_remote_code)
-    hosted = Hosted(plan.info, speculation, plan.hooks.observers, tokenizer, prepares)
     limits = Limits(max_clients, idle_seconds)
-    with closing(hosted), closing(Server(hosted, listen, limits, key=server_key)) as server, told_to_end() as ended:
+    with plan.profile.current(), ExitStack() as open_:
+        observers = plan.hooks.observers
+        hosted = Hosted(plan.info, speculation, observers, tokenizer, prepares, torch_compile=torch_compile)
+        open_.enter_context(closing(hosted))
+        server = open_.enter_context(closing(Server(hosted, listen, limits, key=server_key)))
+        ended = open_.enter_context(told_to_end())
         print(f"{hosted.plugin} drafts for {target} at {server.address}", flush=True)
         server.serve(ended)
 

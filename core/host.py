@@ -27,6 +27,7 @@ from .engine.plan import target_info as target_info
 from .engine.verifier_checkpoint import with_verifier as with_verifier
 from .engine.view import EngineView as EngineView
 from .kernels.backend import Backend as Backend
+from .kernels.backend import compiler as compiler
 from .model.find_mixers import mixers_in as mixers_in
 from .model.forward_input import ForwardInput as ForwardInput
 from .model.hidden_states import HiddenStates as HiddenStates

@@ -35,6 +35,7 @@ class Order(msgspec.Struct):
     ahead: AheadSetting
     grace_seconds: float  # to end in, and save its state
     states: int | None = None  # the file descriptor of SharedStates. None means that it reads no hidden states
+    torch_compile: bool = False
 
 
 class Ready(Message, tag=20):

@@ -125,7 +125,8 @@ def _served(order: Order, tokenizer: Any, number: int) -> Iterator[Server]:
     settings = registry.PluginSettings.from_environment(os.environ)
     hooks = registry.load_hooks(settings)
     speculation = served_speculation(order.speculative_config, info, settings, hooks, order.ahead)
-    hosted = Hosted(info, speculation, hooks.observers, tokenizer, order.ahead, order.states)
+    asked = order.ahead, order.states
+    hosted = Hosted(info, speculation, hooks.observers, tokenizer, *asked, torch_compile=order.torch_compile)
     limits = Limits(max_sessions=2, idle_seconds=float("inf"))  # its engine, and what is left of an earlier connection
     address = socket_of(order.directory, number)
     with closing(hosted), closing(Server(hosted, address, limits, keeps_state=True)) as server:

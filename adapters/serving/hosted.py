@@ -28,6 +28,7 @@ from specdec.core.host import (
     Scheduled,
     Speculation,
     SpeculativeSettings,
+    compiler,
     prefix_of,
     profile_of,
     registry,
@@ -80,9 +81,10 @@ def served_speculation(
 ) -> Speculation:
     """The proposer that is to be served. Unless `ahead` is 0, it may prepare drafts between steps.
 
+    On a GPU "auto" means 0: drafting passes are captured there, and those between steps are not.
     Raises as `Speculation.prepare` does.
     """
-    if ahead != 0:
+    if ahead != 0 and (ahead != "auto" or torch.device(info.device).type == "cpu"):
         info = replace(info, extensions=info.extensions | {Ahead.id})
     speculation = Speculation.prepare(asked, info, settings, hooks)
     assert speculation is not None, "a proposer is named"
@@ -103,10 +105,13 @@ class Hosted:
         tokenizer: Any,
         ahead: AheadSetting = 0,
         states: int | None = None,
+        *,
+        torch_compile: bool = False,
     ) -> None:
         """Make it, bind it and warm it up. `info`: of the target that is drafted for, and the number of slots.
 
-        states: the file descriptor of `SharedStates`. None means that none can be handed over.
+        states: the file descriptor of `SharedStates`. None means that none can be handed over. torch_compile: whether
+        draft networks are compiled. On a GPU their passes are captured.
 
         Raises Refusal if it reads more than tokens, and what its constructor, `bind` and `warmup` raise.
         """
@@ -127,7 +132,14 @@ class Hosted:
         per_row = -(-(info.max_model_len + self._lookahead) // info.block_size) if self._keeps_kv else 0
         self._rows = RowTable(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
         views = PathViews(loaded.needs, self.num_draft_tokens, info, target.device)
-        services = speculation.services(target, tokenizer, profile.backend)
+        captured = profile.capture(None, False, info.max_num_seqs, 0)
+        services = speculation.services(
+            target,
+            tokenizer,
+            profile.backend,
+            capture=captured.function if captured else None,
+            compiling=compiler().CompiledFunction if torch_compile and compiler() else None,
+        )
         metrics = EngineMetrics(info.model, self.plugin.label)
         self.host = speculation.host(services, metrics, observers, target.device, views)
         addressing = profile.addressing(self._rows, info, self._lookahead)

@@ -61,13 +61,14 @@ class DeviceProfile:
         addressing: Addressing = self.table(rows, info.max_num_seqs, width, torch.device(info.device))
         return addressing
 
-    def capture(self, asked: bool | None, target: TargetModel, max_num_seqs: int, max_tokens: int) -> Any:
+    def capture(self, asked: bool | None, target_waits: bool, max_num_seqs: int, max_tokens: int) -> Any:
         """What warms passes up and captures them. None where the device has none of that.
 
-        asked: as `EngineConfig.cuda_graphs`. Raises ConfigError SD-E147, SD-E234 if they were asked for in vain.
+        asked: as `EngineConfig.cuda_graphs`. target_waits: as `TargetModel.waits_for_experts`. Raises ConfigError
+        SD-E147, SD-E234 if they were asked for in vain.
         """
         if self.passes is not None:
-            return self.passes.of(asked, self.device, target, max_num_seqs, max_tokens)
+            return self.passes.of(asked, self.device, target_waits, max_num_seqs, max_tokens)
         if asked:
             raise ConfigError("SD-E147", f"cuda_graphs were asked for, and device {str(self.device)!r} has none")
         return None

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,7 +23,6 @@ from specdec.sdk.child_wire import (
     KEEPER,
     KILL,
     START,
-    AheadSetting,
     Ended,
     Order,
     Ready,
@@ -38,6 +37,9 @@ from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import Failed, as_error
 
 from .connection import Connection, LostError
+
+if TYPE_CHECKING:
+    from .isolation import IsolationOptions
 
 RETRY_MS = 10
 """Between two looks for the socket of a process that starts."""
@@ -65,26 +67,20 @@ class Child:
         plugin: PluginId,
         target: TargetInfo,
         speculative_config: Mapping[str, Any],
-        *,
+        options: IsolationOptions,
         tokenizer: str | None,
-        memory_mib: int | None,
-        num_threads: int | None,
-        ahead: AheadSetting,
-        start_seconds: float,
         states: SharedStates | None = None,
     ) -> None:
         """`states`: where it finds hidden states. None means that it reads none."""
         self.label = f"the process of {plugin.label}"
         self.num_starts = 0
-        self._plugin, self._start_seconds = plugin, start_seconds
+        self._plugin, self._start_seconds = plugin, options.start_seconds
         self._facts = {
             "target": vars(target) | {"checkpoint_dir": target.checkpoint_dir and str(target.checkpoint_dir)},
             "speculative_config": dict(speculative_config),
             "tokenizer": tokenizer,
-            "memory_mib": memory_mib,
-            "num_threads": num_threads,
-            "ahead": ahead,
             "states": None if states is None else states.descriptor,
+            **{name: getattr(options, name) for name in ("memory_mib", "num_threads", "ahead", "torch_compile")},
         }
         self._keeper: _Keeper | None = None
         self._number = 0  # of the keeper's newest process

@@ -57,6 +57,7 @@ class IsolationOptions(WaitingOptions):
         "them. auto: as many as pay; 0: none",
     )
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads. None means PyTorch's own number")
+    torch_compile: bool = Field(default=False, description="compile draft networks there at the start")
 
 
 @hookimpl
@@ -146,18 +147,9 @@ class IsolatedProposer(AsksElsewhere):
         from .child import Child
         from .conversation import Conversation
 
-        options, tokenizer, states = self._isolation, services.tokenizer, self._shared_states(target)
-        self._child: Child = Child(
-            self._inner.plugin,
-            target,
-            self._asked,
-            tokenizer=None if tokenizer is None else tokenizer.name_or_path,
-            memory_mib=options.memory_mib,
-            num_threads=options.num_threads,
-            ahead=options.ahead,
-            start_seconds=options.start_seconds,
-            states=states,
-        )
+        tokenizer, states = services.tokenizer, self._shared_states(target)
+        name = None if tokenizer is None else tokenizer.name_or_path
+        self._child: Child = Child(self._inner.plugin, target, self._asked, self._isolation, name, states)
         self._child.begin()
         needs = needs_of(type(self), self.config, target)
         self._conversation = Conversation(self._child, self.config, target, needs, self._inner.plugin, states)

@@ -133,6 +133,8 @@ class AheadDrafter:
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Run what the step committed to requests that want no drafts; of the others it is run with the drafts."""
+        if step.dummy:  # of another text in the same slots
+            self._texts.clear()
         ends = step.kept.next_position.tolist()
         places = [place for place, budget in enumerate(step.budget.tolist()) if not budget]
         texts = [self._text(step, place) for place in places]

@@ -127,6 +127,12 @@ class AutoregressiveProposer(ModelProposer):
         self._ahead = self._ahead_drafter()
         self._trees = DraftTrees(self, self._starts, self._grow_by_levels)
 
+    def warmup(self) -> None:
+        """Warm up as `ModelProposer` does, and prepare drafts behind the last made-up step."""
+        super().warmup()
+        while self.draft_ahead(2):
+            pass
+
     @torch.inference_mode()
     def observe(self, step: StepView) -> None:
         """Run the tokens that the step committed, and keep the states that `propose` starts from."""
@@ -176,7 +182,8 @@ class AutoregressiveProposer(ModelProposer):
             return None
         from .ahead import AheadDrafter
 
-        return AheadDrafter(self._logits_after, self._kv, declared, self.vocabulary, self.target, self.services.device)
+        run = self.services.compile(self._logits_after)
+        return AheadDrafter(run, self._kv, declared, self.vocabulary, self.target, self.services.device)
 
     def _logits_after(self, token_ids: Tensor, positions: Tensor, last: Tensor, attention: Mapping[str, Any]) -> Tensor:
         return self.logits(self.first(DraftInputs(token_ids, positions, None, last, attention)))

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from drafter_servers import hosted_with
 from emulated_cuda import emulated_cuda, plain_kernels
 from inside import host_of, info_of, pool_of
 from serving import TINY, engine, prompt
@@ -19,6 +20,7 @@ from specdec.core.kernels.cuda.graphs import GraphedFunction
 from specdec.core.kernels.cuda.triton_backend import TritonBackend
 from specdec.sdk import ConfigError
 from specdec.sdk.extensions import DraftKV
+from specdec.sdk.wire import Row, Start
 
 pytestmark = pytest.mark.slow
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -72,6 +74,24 @@ def test_where_kernels_do_not_run_pytorch_writes_the_same_text(cuda, monkeypatch
     finally:
         backend_of.cache_clear()
     assert "Failed to find C compiler" in caplog.text
+
+
+@pytest.mark.full
+def test_a_drafter_that_is_served_captures_its_passes(cuda):
+    config = {"model": "tiny/draft", "num_speculative_tokens": 3}
+    drafted = {}
+    for device in ("cpu", "cuda:0"):
+        hosted = hosted_with(config, device=device)
+        hosted.start("1/a", Start("a", prompt_ids := list(range(40, 60))))
+        drafts = []
+        for length, token in enumerate((7, 8, 9), start=len(prompt_ids)):
+            with cuda.counting() as counts:
+                (answer,) = hosted.step([("1/a", Row("a", length, [token], 3))])
+            drafts.append(answer.tokens)
+        drafted[device] = drafts
+        assert (counts.figures()["replays"] > 0) == (device != "cpu")
+        hosted.close()
+    assert drafted["cpu"] == drafted["cuda:0"]
 
 
 def test_a_device_that_is_not_there_is_refused(cuda):

@@ -26,13 +26,13 @@ from specdec.sdk.wire import PROTOCOL, Hello, at_client, encode
 NUMBERS = count()
 
 
-def hosted_with(config, max_num_seqs=8, ahead=0, **facts) -> Hosted:
+def hosted_with(config, max_num_seqs=8, ahead=0, torch_compile=False, **facts) -> Hosted:
     """A proposer without an engine, for the packaged target; `facts`: in which another differs from it."""
     settings = PluginSettings.from_environment({})
     plan = Plan.make(EngineConfig(model="tiny", device="cpu", max_num_seqs=max_num_seqs), None, settings)
     info = replace(plan.info, **facts)
     speculation = served_speculation(config, info, settings, plan.hooks, ahead)
-    return Hosted(info, speculation, plan.hooks.observers, None, ahead)
+    return Hosted(info, speculation, plan.hooks.observers, None, ahead, torch_compile=torch_compile)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ...cache.addressing import Addressing
 from ...cache.kv_cache import KVCache
 from ...cache.state_store import EvenPass, StatePass
 from ...model.forward_input import ForwardInput
-from ...model.target import Target, TargetModel, TargetOutput
+from ...model.target import Target, TargetOutput
 from .block_table import BlockTable
 from .buckets import Bucket, batch_sizes, buckets, stateful_buckets
 from .capture import Capturer, CudaCapturer, Work, copy_together
@@ -219,15 +219,18 @@ class Passes:
         cls,
         asked: bool | None,
         device: torch.device,
-        target: TargetModel,
+        target_waits: bool,
         max_num_seqs: int,
         max_tokens: int,
         capturer: Callable[[torch.device], Capturer] = CudaCapturer,
     ) -> Passes:
-        """asked: as `EngineConfig.cuda_graphs`. Raises ConfigError SD-E234 if the target cannot be captured then."""
+        """asked: as `EngineConfig.cuda_graphs`. target_waits: for the device, within a pass.
+
+        Raises ConfigError SD-E234 if it was asked for and the target waits.
+        """
         if asked is False:
             return cls(None, max_num_seqs, max_tokens, required=False)
-        if target.waits_for_experts:
+        if target_waits:
             _refuse(asked)
             return cls(None, max_num_seqs, max_tokens, required=False)
         return cls(capturer(device), max_num_seqs, max_tokens, required=asked is True)

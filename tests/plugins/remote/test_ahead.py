@@ -122,6 +122,26 @@ def test_prepared_drafts_are_those_that_it_makes_when_it_is_asked(config) -> Non
     assert plain.figures() == {}
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_passes_between_steps_are_compiled_at_the_start() -> None:
+    hosted, client = hosted_with(DRAFT_MODEL, ahead=4, torch_compile=True), Client(seed=3)
+    run = hosted.host.proposer._ahead._run
+    num_compiled = run.num_compiled
+    assert run.is_compiled
+    for name in ("a", "b", "c"):
+        client.start(name, hosted)
+        client.answered[name] = None
+    for _ in range(40):
+        names = [name for name in client.texts if client.dice.random() < 0.6]
+        answers = hosted.step(client.rows(names, guess_of(hosted, client.dice)))
+        client.answered |= {row.request_id: row.tokens for row in answers}
+        while hosted.has_more_to_do:
+            hosted.draft_ahead()
+    assert run.num_compiled == num_compiled
+    assert hosted.figures()["ahead_whole"] > 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_the_text_is_equal_and_drafts_are_ready(temperature) -> None:
