@@ -35,7 +35,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Any, stop: Sequence[str], skip_special_tokens: bool) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._decode = partial(self._backend.decode, skip_special_tokens=skip_special_tokens)
-        self._stop = tuple(stop)
+        self.stop = tuple(stop)
         self._holdback = max((len(text) for text in stop), default=1) - 1
         self._settled = ""
         self._before: list[int] = []  # the last tokens that settled: the first token of a text is decoded otherwise
@@ -44,19 +44,14 @@ class Detokenizer:
         self._waiting: list[int] = []  # those behind these: nobody has asked for their text
         self._num_searched = 0
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether its text may end the request."""
-        return bool(self._stop)
-
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Take in more tokens. What their text ends nobody asked."""
+        """Take in tokens, where there are no stop texts."""
         self._waiting += token_ids
 
     def append(self, token_id: int, may_stop: bool = True) -> str | None:
         """Take in one more token. Returns the stop text that the output now contains, if it may stop yet."""
         self._waiting.append(token_id)
-        if not self._stop:
+        if not self.stop:
             return None
         self._settle()
         return self._found(may_stop)
@@ -84,7 +79,7 @@ class Detokenizer:
         decoded = (self._settled + self._rest()).rstrip(_INCOMPLETE)
         searched_from = max(self._num_searched - self._holdback, 0)
         self._num_searched = len(decoded)
-        places = [(at, text) for text in self._stop if (at := decoded.find(text, searched_from)) >= 0]
+        places = [(at, text) for text in self.stop if (at := decoded.find(text, searched_from)) >= 0]
         if not places or not may_stop:
             return None
         at, text = min(places)
@@ -183,7 +178,7 @@ class Request:
     @cached_property
     def _looks_at_each(self) -> bool:
         """Whether a token that does not end it changes more than its tokens."""
-        has_stop_texts = self.detokenizer is not None and self.detokenizer.may_stop
+        has_stop_texts = self.detokenizer is not None and bool(self.detokenizer.stop)
         return has_stop_texts or self.penalised or self.grammar is not None
 
     @cached_property

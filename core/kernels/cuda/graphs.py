@@ -224,10 +224,7 @@ class Passes:
         max_tokens: int,
         capturer: Callable[[torch.device], Capturer] = CudaCapturer,
     ) -> Passes:
-        """asked: as `EngineConfig.cuda_graphs`. target_waits: for the device, within a pass.
-
-        Raises ConfigError SD-E234 if it was asked for and the target waits.
-        """
+        """asked: as `EngineConfig.cuda_graphs`. target_waits: in its passes. Raises ConfigError SD-E234 for both."""
         if asked is False:
             return cls(None, max_num_seqs, max_tokens, required=False)
         if target_waits:
