@@ -121,6 +121,8 @@ def _served(order: Order, tokenizer: Any, number: int) -> Iterator[Server]:
     told = order.target
     places = {"checkpoint_dir": _path_or_none(told["checkpoint_dir"]), "extensions": frozenset(told["extensions"])}
     info = TargetInfo(**told | places)
+    if torch.device(info.device).type != "cpu":
+        torch.cuda.set_device(info.device)  # kernels are launched on the current one
     logging.getLogger("specdec").addFilter(_not_said_before)
     settings = registry.PluginSettings.from_environment(os.environ)
     hooks = registry.load_hooks(settings)
