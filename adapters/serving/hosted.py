@@ -37,7 +37,6 @@ from specdec.sdk.child_wire import AheadSetting
 from specdec.sdk.elsewhere import refuse_what_reads_the_target
 from specdec.sdk.errors import RequestError, SpecdecError
 from specdec.sdk.extensions import Ahead, DraftKV
-from specdec.sdk.shared_states import SharedStates
 from specdec.sdk.types import TargetInfo
 from specdec.sdk.wire import DRAFTED, FULL, UNKNOWN, Distribution, Drafted, Drawing, DrawnDraft, End, Form, Row, Start
 
@@ -45,6 +44,7 @@ from ..best_path import PathViews, on_best_path
 from .drawing import distributions_of, with_drawings
 from .no_target import NoTarget
 from .outcomes import NumOutcomes
+from .shown_states import ShownStates
 
 CHUNK = 512
 """The most tokens of a request that the proposer is shown in a step of a long prompt."""
@@ -69,7 +69,6 @@ class _Text:
 
     request: Request
     draft: list[int] = field(default_factory=list)  # what was answered last
-    states: Tensor | None = None  # [n, L*H], of its first positions that were not shown; None: nobody reads them
 
 
 def served_speculation(
@@ -125,8 +124,8 @@ class Hosted:
         self.num_uniforms = loaded.config.width if draws else 0
         self._loaded, self._lookahead = loaded, speculation.lookahead
         self._keeps_kv = loaded.needs.extension(DraftKV) is not None
-        self._num_states = len(loaded.needs.hidden_states)  # of each position
-        self._states = SharedStates(info, self._num_states, states) if self._num_states else None
+        num_states = len(loaded.needs.hidden_states)
+        self._states = ShownStates(info, num_states, states) if num_states else None
         self._reads_batch = loaded.needs.placement == "device" or self._states is not None
         target, profile = NoTarget(info), profile_of(torch.device(info.device))
         per_row = -(-(info.max_model_len + self._lookahead) // info.block_size) if self._keeps_kv else 0
@@ -199,7 +198,7 @@ class Hosted:
         """
         known = [(self._texts[name], row) for name, row in rows if self._follows(name, row)]
         if self._states is not None:
-            self._take_states(self._states, rows, num_states)
+            self._states.take(rows, num_states, {name: text.request for name, text in self._texts.items()})
         drawn_with = dict(zip([name for name, _ in rows], drawings, strict=False))
         failed, self._failed = self._failed, None
         try:
@@ -346,7 +345,7 @@ class Hosted:
             first += share.num_rows
         if self._keeps_kv:
             self._hold_blocks(committed)
-        hidden = [] if self._states is None else self._hidden(shares)
+        hidden = [] if self._states is None else self._states.of([share for share, *_ in shares])
         limited = [self._budget(each, budget) for each, budget in zip(committed, budgets, strict=True)]
         view, _ = self.host.views.build(committed, limited, batch, hidden)
         if drawings:
@@ -366,33 +365,6 @@ class Hosted:
             torch.tensor(tokens, dtype=torch.int64, device=device),
             torch.tensor(positions, dtype=torch.int64, device=device),
         )
-
-    def _take_states(self, shared: SharedStates, rows: Sequence[tuple[str, Row]], counts: Sequence[int]) -> None:
-        """Keep those of the requests that are known. Raises RequestError unless there are as many as they lack."""
-        try:
-            parts = torch.split(shared.read(sum(counts)).to(self.info.device), [*counts])
-            pairs = list(zip(rows, parts, strict=True))
-        except ValueError as error:
-            raise RequestError("SD-E331", "a client sent no hidden states", {"because": str(error)}) from error
-        for (name, row), states in pairs:
-            text = self._texts.get(name)
-            if text is None or row.start != len(text.request.token_ids):
-                continue
-            lacking = row.start + len(row.tokens) - 1 - text.request.num_computed_tokens
-            if len(states) != lacking:
-                facts = {"request": name, "expected": lacking, "found": len(states)}
-                raise RequestError("SD-E331", "a client sent hidden states of other tokens", facts)
-            text.states = states
-
-    def _hidden(self, shares: Sequence[_Share]) -> list[Tensor]:
-        """Those of the step's tokens: L of [N, H]."""
-        parts: list[Tensor] = []
-        for share, *_ in shares:
-            text = self._texts[share.request.request_id]
-            assert text.states is not None, "they came with the step"
-            parts.append(text.states[: share.num_rows])
-            text.states = text.states[share.num_rows :]
-        return list(torch.cat(parts).chunk(self._num_states, dim=1))
 
     def _hold_blocks(self, committed: Sequence[Committed]) -> None:
         for each in committed:

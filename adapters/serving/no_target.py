@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import Refusal
 from specdec.sdk.types import TargetInfo
+
+from ..target_tables import embedding_and_head
 
 
 class NoTarget:
@@ -26,49 +24,18 @@ class NoTarget:
         self._directory = info.checkpoint_dir
 
     def get_input_embeddings(self) -> Callable[[Tensor], Tensor]:
-        return lambda token_ids: functional.embedding(token_ids, self._embedding)
+        return lambda token_ids: self._tables[0](token_ids)
 
     def get_output_embeddings(self) -> Callable[[Tensor], Tensor]:
-        return lambda hidden: functional.linear(hidden, self._head)
+        return lambda hidden: self._tables[1](hidden)
 
     @cached_property
-    def _embedding(self) -> Tensor:  # [V, H]
-        return self._table("embedding", nn.Embedding, self._weightless.get_input_embeddings())
-
-    @cached_property
-    def _head(self) -> Tensor:  # [V, H]
-        return self._table("lm_head", nn.Linear, self._weightless.get_output_embeddings())
-
-    @cached_property
-    def _checkpoint(self) -> Checkpoint:
-        if self._directory is None:
-            raise _refusal("embedding or lm_head", "there is no checkpoint of it")
-        return Checkpoint.open(self._directory)
-
-    @cached_property
-    def _weightless(self) -> Any:
-        """The target's modules, without numbers."""
-        directory = self._checkpoint.directory
+    def _tables(self) -> tuple[nn.Module, nn.Module]:
+        """Raises Refusal where they cannot be had."""
         try:
-            with torch.device("meta"):
-                return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
-        except Exception as error:  # whatever modelling code and its configuration raise
-            raise _refusal("embedding or lm_head", f"{type(error).__name__}: {error}") from error
-
-    def _table(self, name: str, kind: type[nn.Module], module: nn.Module) -> Tensor:
-        """The weight of a module that does nothing but look up, or multiply."""
-        if type(module) is not kind or getattr(module, "bias", None) is not None:
-            raise _refusal(name, f"it is a {type(module).__name__} that does more than its table says")
-        every = self._weightless.named_parameters(remove_duplicate=False)
-        paths = [path for path, weight in every if weight is module.weight]
-        stored = next((path for path in paths if path in self._checkpoint.shapes), None)
-        if stored is None:
-            raise _refusal(name, f"its checkpoint has none of the tensors {', '.join(paths)}")
-        return self._checkpoint.tensor(stored).to(self.device, self.dtype)
-
-
-def _refusal(name: str, reason: str) -> Refusal:
-    return Refusal(
-        f"it uses the target's {name}, which cannot be read in another process: {reason}",
-        "tables of its own, or the engine's process",
-    )
+            if self._directory is None:
+                raise FileNotFoundError("there is no checkpoint of it")
+            return embedding_and_head(self._directory, self.dtype, self.device)
+        except Exception as error:  # whatever files, configurations and modelling code raise
+            reason = f"it uses the target's embedding or lm_head, and the target runs in another process: {error}"
+            raise Refusal(reason, "tables of its own, or the engine's process") from error

@@ -136,7 +136,7 @@ def _of_gpu(device: torch.device, cpu_kernels: CpuKernels) -> DeviceProfile:
     if cpu_kernels != "auto":
         facts = {"found": cpu_kernels, "device": device, "fix": "leave it out"}
         raise ConfigError("SD-E137", "cpu_kernels chooses what a CPU computes with", facts)
-    with torch.cuda.device(device):  # a kernel is tried, and nothing is left on another device
+    with torch.cuda.device(device) if torch.cuda.is_available() else nullcontext():  # where a kernel is tried
         backend = backend_of(device.type).load(cpu_kernels)
     return DeviceProfile(
         device,

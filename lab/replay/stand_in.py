@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoConfig
 
+from specdec.adapters.target_tables import embedding_and_head
 from specdec.core.model.hidden_states import HiddenState
-from specdec.core.proposing.draft_networks import load_tensors
 from specdec.sdk import ConfigError
 
 from ..recording import Manifest, fingerprint
@@ -23,6 +23,7 @@ class RecordedTarget:
 
     layer_shapes: Sequence[Any] = ()  # nothing is cached
     mixers = None  # and no layer keeps a state
+    waits_for_experts = False
 
     def __init__(self, manifest: Manifest, directory: Path | None, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
@@ -82,22 +83,3 @@ def require_same_tokenizer(manifest: Manifest, tokenizer: Any) -> None:
             "fix": "use the recorded model's tokenizer, or record with this one",
         }
         raise ConfigError("SD-E246", "the recording is of another tokenizer", facts)
-
-
-def embedding_and_head(directory: Path, dtype: torch.dtype, device: torch.device) -> tuple[nn.Module, nn.Module]:
-    """The two modules of a checkpoint, and no layer of it where its tensors have their usual names."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=dtype)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    names = {id(module): name for name, module in model.named_modules()}
-    tensors = load_tensors(directory, (names[id(embedding)], names[id(head)]), device)
-    weights = [tensors.get(f"{names[id(module)]}.weight") for module in (embedding, head)]
-    if weights[1] is None and model.config.get_text_config().tie_word_embeddings:
-        weights[1] = weights[0]
-    if any(weight is None for weight in weights) or any(True for _ in embedding.buffers()) or head.bias is not None:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
-        return model.get_input_embeddings(), model.get_output_embeddings()
-    for module, weight in zip((embedding, head), weights, strict=True):
-        assert weight is not None, "seen to above"
-        module.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)
-    return embedding.eval(), head.eval()

@@ -39,7 +39,7 @@ from specdec.sdk.wire import Failed, as_error
 from .connection import Connection, LostError
 
 if TYPE_CHECKING:
-    from .isolation import IsolationOptions
+    from .proposer import IsolationOptions
 
 RETRY_MS = 10
 """Between two looks for the socket of a process that starts."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from specdec.sdk import (
     ConfigError,
@@ -21,14 +21,14 @@ from specdec.sdk import (
     hookimpl,
 )
 from specdec.sdk.elsewhere import refuse_what_reads_the_target
-from specdec.sdk.extensions import MOST_OUTCOMES, Extension, Metrics, NewWeights, State
+from specdec.sdk.extensions import Extension, Metrics, NewWeights, State
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.needs import needs_of
 from specdec.sdk.proposer_protocol import Proposer
 
 from .lasting import KeepsState, TakesWeights
-from .proposer import AsksElsewhere, WaitingOptions
+from .proposer import AsksElsewhere, IsolationOptions
 
 if TYPE_CHECKING:
     from specdec.sdk.shared_states import SharedStates
@@ -36,28 +36,10 @@ if TYPE_CHECKING:
     from .child import Child
 
 PROCESS = "process"
-Outcomes = Annotated[int, Field(ge=0, le=MOST_OUTCOMES)]
 LASTING: Mapping[Extension, type[Proposer]] = MappingProxyType({State(): KeepsState, NewWeights(): TakesWeights})
 """The methods of extensions that a process is asked for what it shares with nobody."""
 FIGURES = "process_"
 """What the names of figures about the process begin with; others are the proposer's own."""
-
-
-class IsolationOptions(WaitingOptions):
-    """The keys of `"isolation": {"kind": "process"}`."""
-
-    kind: Literal["process"]
-    start_seconds: float = Field(default=300.0, gt=0, description="the longest that it may take to start")
-    memory_mib: int | None = Field(
-        default=None, ge=1, description="the most memory that it may take beyond its libraries. None means no limit"
-    )
-    ahead: Literal["auto"] | Outcomes = Field(
-        default="auto",
-        description="outcomes of a request's drafts that the next drafts are prepared for while the target verifies "
-        "them. auto: as many as pay; 0: none",
-    )
-    num_threads: int | None = Field(default=None, ge=1, description="CPU threads. None means PyTorch's own number")
-    torch_compile: bool = Field(default=False, description="compile draft networks there at the start")
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -22,7 +22,7 @@ from specdec.sdk import (
     TargetInfo,
 )
 from specdec.sdk.addresses import require_private
-from specdec.sdk.extensions import Metrics, NewWeights
+from specdec.sdk.extensions import MOST_OUTCOMES, Metrics, NewWeights
 from specdec.sdk.extras import INSTALL_REMOTE, missing_of_remote
 from specdec.sdk.keys import read_client_key
 from specdec.sdk.needs import SamplingField
@@ -59,6 +59,23 @@ class RemoteOptions(WaitingOptions):
     def _is_private(self) -> Self:
         require_private(self.address, has_key=self.key is not None)
         return self
+
+
+class IsolationOptions(WaitingOptions):
+    """The keys of `"isolation": {"kind": "process"}`."""
+
+    kind: Literal["process"]
+    start_seconds: float = Field(default=300.0, gt=0, description="the longest that it may take to start")
+    memory_mib: int | None = Field(
+        default=None, ge=1, description="the most memory that it may take beyond its libraries. None means no limit"
+    )
+    ahead: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_OUTCOMES)] = Field(
+        default="auto",
+        description="outcomes of a request's drafts that the next drafts are prepared for while the target verifies "
+        "them. auto: as many as pay; 0: none",
+    )
+    num_threads: int | None = Field(default=None, ge=1, description="CPU threads. None means PyTorch's own number")
+    torch_compile: bool = Field(default=False, description="compile draft networks there at the start")
 
 
 class AsksElsewhere(ProposerBase):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from drafter_servers import hosted_with
+from inside import target_of
 from test_isolation import SAMPLED, engine, figures, processes_of, sampled, texts, until
 
 from specdec import SamplingParams
@@ -172,7 +173,7 @@ def test_a_server_has_no_memory_with_its_clients() -> None:
 
 def test_the_tables_are_the_targets() -> None:
     plain, target = engine(), NoTarget(info(dtype="float32"))
-    model = plain.engine.parts.runner._target.model
+    model = target_of(plain).model
     ids, states = torch.arange(40), torch.randn(5, model.config.hidden_size)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     with torch.inference_mode():
