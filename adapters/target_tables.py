@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specdec.sdk.checkpoint import Checkpoint, read_tensors
+from specdec.sdk.checkpoint import load_tensors
 
 
 def embedding_and_head(directory: Path, dtype: torch.dtype, device: torch.device) -> tuple[nn.Module, nn.Module]:
@@ -21,9 +21,7 @@ def embedding_and_head(directory: Path, dtype: torch.dtype, device: torch.device
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     names = {id(module): name for name, module in model.named_modules()}
     wanted = names[id(embedding)], names[id(head)]
-    tensors: dict[str, Tensor] = {}
-    for file in Checkpoint(directory, {}).weight_files:
-        tensors |= read_tensors(file, wanted, str(device))
+    tensors = load_tensors(directory, wanted, str(device))
     weights = [tensors.get(f"{name}.weight") for name in wanted]
     if weights[1] is None and model.config.get_text_config().tie_word_embeddings:
         weights[1] = weights[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,12 +113,13 @@ def command(  # noqa: PLR0913 - one parameter per flag
     speculation = served_speculation(asked, plan.info, session.settings, plan.hooks, prepares)
     tokenizer = load_tokenizer(None, plan.path, trust_remote_code=config.trust_remote_code)
     limits = Limits(max_clients, idle_seconds)
-    with plan.profile.current(), ExitStack() as open_:
-        observers = plan.hooks.observers
-        hosted = Hosted(plan.info, speculation, observers, tokenizer, prepares, torch_compile=torch_compile)
-        open_.enter_context(closing(hosted))
-        server = open_.enter_context(closing(Server(hosted, listen, limits, key=server_key)))
-        ended = open_.enter_context(told_to_end())
+    told = plan.info, speculation, plan.hooks.observers, tokenizer, prepares
+    with (
+        plan.profile.current(),
+        closing(Hosted(*told, torch_compile=torch_compile)) as hosted,
+        closing(Server(hosted, listen, limits, key=server_key)) as server,
+        told_to_end() as ended,
+    ):
         print(f"{hosted.plugin} drafts for {target} at {server.address}", flush=True)
         server.serve(ended)
 

@@ -159,6 +159,14 @@ def read_tensors(file: Path, prefixes: tuple[str, ...], device: str = "cpu") -> 
             return {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefixes)}  # noqa: SIM118
 
 
+def load_tensors(directory: Path, prefixes: tuple[str, ...], device: str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a checkpoint whose names start with one of `prefixes`. Raises CheckpointError SD-E146."""
+    tensors: dict[str, Tensor] = {}
+    for file in Checkpoint(directory, {}).weight_files:
+        tensors |= read_tensors(file, prefixes, device)
+    return tensors
+
+
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     from safetensors import safe_open
 

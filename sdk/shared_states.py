@@ -33,11 +33,11 @@ class SharedStates:
 
     def write(self, parts: Sequence[Tensor]) -> None:
         """Write the rows [n, width] of each part, one part behind the other."""
-        rows = torch.cat([*parts])
-        size = rows.numel() * rows.itemsize
+        count = sum(map(len, parts))
+        size = count * self._width * self._dtype.itemsize
         if size > os.fstat(self.descriptor).st_size:
             os.ftruncate(self.descriptor, size)
-        self._rows(len(rows)).copy_(rows)
+        torch.cat([*parts], out=self._rows(count))
 
     def read(self, count: int) -> Tensor:
         """A copy of the first `count` rows. Raises ValueError if there are fewer."""

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from specdec.core.host import registry
+from specdec.core.host import profile_of, registry
 from specdec.sdk.child_wire import Order, Ready, as_line, socket_of
 from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
 from specdec.sdk.types import TargetInfo
@@ -121,17 +121,18 @@ def _served(order: Order, tokenizer: Any, number: int) -> Iterator[Server]:
     told = order.target
     places = {"checkpoint_dir": _path_or_none(told["checkpoint_dir"]), "extensions": frozenset(told["extensions"])}
     info = TargetInfo(**told | places)
-    if torch.device(info.device).type != "cpu":
-        torch.cuda.set_device(info.device)  # kernels are launched on the current one
     logging.getLogger("specdec").addFilter(_not_said_before)
     settings = registry.PluginSettings.from_environment(os.environ)
     hooks = registry.load_hooks(settings)
     speculation = served_speculation(order.speculative_config, info, settings, hooks, order.ahead)
-    asked = order.ahead, order.states
-    hosted = Hosted(info, speculation, hooks.observers, tokenizer, *asked, torch_compile=order.torch_compile)
+    asked = info, speculation, hooks.observers, tokenizer, order.ahead, order.states
     limits = Limits(max_sessions=2, idle_seconds=float("inf"))  # its engine, and what is left of an earlier connection
     address = socket_of(order.directory, number)
-    with closing(hosted), closing(Server(hosted, address, limits, keeps_state=True)) as server:
+    with (
+        profile_of(torch.device(info.device)).current(),
+        closing(Hosted(*asked, torch_compile=order.torch_compile)) as hosted,
+        closing(Server(hosted, address, limits, keeps_state=True)) as server,
+    ):
         yield server
 
 

@@ -112,7 +112,7 @@ class Hosted:
         states: the file descriptor of `SharedStates`. None means that none can be handed over. torch_compile: whether
         draft networks are compiled. On a GPU their passes are captured.
 
-        Raises Refusal if it reads more than tokens, and what its constructor, `bind` and `warmup` raise.
+        Raises Refusal if it reads what cannot be handed over, and what its constructor, `bind` and `warmup` raise.
         """
         loaded = speculation.loaded
         refuse_what_reads_the_target(loaded.needs, loaded.plugin, shares_memory=states is not None)
@@ -198,7 +198,7 @@ class Hosted:
         """
         known = [(self._texts[name], row) for name, row in rows if self._follows(name, row)]
         if self._states is not None:
-            self._states.take(rows, num_states, {name: text.request for name, text in self._texts.items()})
+            self._states.take(rows, num_states, {text.request.request_id: text.request for text, _ in known})
         drawn_with = dict(zip([name for name, _ in rows], drawings, strict=False))
         failed, self._failed = self._failed, None
         try:

@@ -26,7 +26,7 @@ class ShownStates:
     def take(self, rows: Sequence[tuple[str, Row]], counts: Sequence[int], requests: Mapping[str, Request]) -> None:
         """Read what came with a step: so many for each row of a request's name.
 
-        requests: those that are known. Raises RequestError unless there are as many as their tokens lack.
+        requests: those that the rows continue. Raises RequestError unless there are as many as their tokens lack.
         """
         self._waiting.clear()
         try:
@@ -36,7 +36,7 @@ class ShownStates:
             raise RequestError("SD-E331", "a client sent no hidden states", {"because": str(error)}) from error
         for (name, row), states in pairs:
             request = requests.get(name)
-            if request is None or row.start != len(request.token_ids):
+            if request is None:
                 continue
             lacking = row.start + len(row.tokens) - 1 - request.num_computed_tokens
             if len(states) != lacking:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from specdec.sdk.checkpoint import Checkpoint, read_tensors
 from specdec.sdk.config import NetworkSettings
 from specdec.sdk.errors import ConfigError, Refusal, UnsupportedModelError
 from specdec.sdk.model_proposer.updates import require_fit
@@ -84,14 +82,6 @@ def finish(network: nn.Module, settings: NetworkSettings, device: torch.device, 
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(_dtype(settings))
     prepare(network, settings.quantization, backend)
-
-
-def load_tensors(directory: Path, prefixes: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:
-    """The tensors of a checkpoint directory whose names start with one of `prefixes`. Raises ConfigError SD-E146."""
-    tensors: dict[str, Tensor] = {}
-    for file in Checkpoint(directory, {}).weight_files:
-        tensors |= read_tensors(file, prefixes, str(device))
-    return tensors
 
 
 def _dtype(settings: NetworkSettings) -> torch.dtype:

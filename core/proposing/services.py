@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from specdec.sdk.checkpoint import load_tensors
 from specdec.sdk.checkpoint import logit_scale as stated_logit_scale
 from specdec.sdk.config import NetworkSettings
 from specdec.sdk.extensions import (
@@ -194,7 +195,7 @@ class EngineServices:
 
     def load_tensors(self, checkpoint: str | Path, prefixes: Sequence[str] = ("",)) -> dict[str, Tensor]:
         """The tensors whose names start with one of `prefixes`. Raises ConfigError SD-E146."""
-        return draft_networks.load_tensors(Path(checkpoint), tuple(prefixes), self.device)
+        return load_tensors(Path(checkpoint), tuple(prefixes), str(self.device))
 
     def draft_kv(self) -> DraftKVStore:
         """The store of what `DraftKV` asked for."""

@@ -61,10 +61,6 @@ class Scheduler:
         self._draft_lookahead = draft_lookahead
         self._states = states
 
-    @property
-    def has_requests(self) -> bool:
-        return bool(self.waiting or self.running)
-
     def add(self, request: Request) -> None:
         """Queue a new request."""
         self.waiting.append(request)

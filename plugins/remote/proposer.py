@@ -72,7 +72,7 @@ class IsolationOptions(WaitingOptions):
     ahead: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_OUTCOMES)] = Field(
         default="auto",
         description="outcomes of a request's drafts that the next drafts are prepared for while the target verifies "
-        "them. auto: as many as pay; 0: none",
+        "them. auto: as many as pay, on a CPU; 0: none",
     )
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads. None means PyTorch's own number")
     torch_compile: bool = Field(default=False, description="compile draft networks there at the start")

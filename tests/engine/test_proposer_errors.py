@@ -100,7 +100,7 @@ def errors_by_code(llm):
 def assert_nothing_left(llm):
     engine = llm.engine
     assert not engine.has_unfinished_requests
-    assert not scheduler_of(engine).has_requests
+    assert not [*scheduler_of(engine).waiting, *scheduler_of(engine).running]
     assert pool_of(engine).num_free == pool_of(engine).num_blocks
     engine.check_integrity()
 

@@ -134,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.advance(choice)
         assert not self.alive
-        assert not self.scheduler.has_requests
+        assert not [*self.scheduler.waiting, *self.scheduler.running]
         assert self.scheduler.pool.num_free == NUM_BLOCKS
         self.scheduler.check_integrity()
 

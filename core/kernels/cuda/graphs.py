@@ -224,7 +224,7 @@ class Passes:
         max_tokens: int,
         capturer: Callable[[torch.device], Capturer] = CudaCapturer,
     ) -> Passes:
-        """asked: as `EngineConfig.cuda_graphs`. target_waits: in its passes. Raises ConfigError SD-E234 for both."""
+        """asked: as `EngineConfig.cuda_graphs`. target_waits: in passes. Raises ConfigError SD-E234 if both hold."""
         if asked is False:
             return cls(None, max_num_seqs, max_tokens, required=False)
         if target_waits:
