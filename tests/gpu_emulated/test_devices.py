@@ -233,6 +233,7 @@ def test_experts_that_wait_are_not_captured_and_one_warning_says_so(cuda, caplog
         experts(moe_backend="eager", cuda_graphs=True)
 
 
+@pytest.mark.full
 def test_experts_in_one_product_are_recorded_and_a_step_waits_once(cuda):
     llm = experts(moe_backend="batched_mm", cuda_graphs=True)
     llm.engine.add_request(prompt(llm, 0), GREEDY)

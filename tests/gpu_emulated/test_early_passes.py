@@ -54,7 +54,7 @@ def texts(llm: LLM) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_is_refused_by_name_with_the_next_step(cuda):
     with pytest.raises(ProposerError, match=r"(?s)SD-E276.*Early.*next_position.*2 positions before in row 0"):
         texts(engine("Early"))

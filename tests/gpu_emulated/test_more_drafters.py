@@ -63,7 +63,7 @@ MADE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("form", ["greedy", "sparse"])
 @pytest.mark.parametrize("name", MADE)
 def test_recorded_work_gives_what_it_gives_unrecorded(name, form, cuda, tmp_path):

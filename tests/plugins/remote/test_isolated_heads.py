@@ -86,7 +86,7 @@ def test_long_prompts_in_chunks_shared_prefixes_and_preemption() -> None:
     assert accepted > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_requests_that_run_when_it_is_killed_go_on_plainly_and_new_ones_get_drafts(plain) -> None:
     llm = engine(EAGLE3 | PROCESS)
     for number, prompt in enumerate(range(3)):

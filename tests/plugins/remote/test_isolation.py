@@ -154,7 +154,7 @@ def test_missing_libraries_are_asked_for_by_name() -> None:
     assert 'pip install "specdec-sdk[remote]"' in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_class_of_the_script_itself_is_refused(tmp_path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -232,7 +232,7 @@ def test_drawn_trees_are_served_as_the_paths_that_are_drawn_first() -> None:
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_figures_and_labels_are_the_proposers(plain) -> None:
     llm, inside = engine(mine("LooksUp")), engine(mine("LooksUp", None))
     texts(llm), texts(inside)
@@ -260,7 +260,7 @@ def test_an_error_is_that_of_one_process_with_its_line_and_traceback(plain) -> N
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_errors_follow_the_policy(plain) -> None:
     llm = engine(mine("Ends", how="raises") | {"on_proposer_error": "skip_step"})
     assert texts(llm) == plain
@@ -345,13 +345,13 @@ def test_what_is_beyond_its_memory_is_an_error_of_the_proposer(plain) -> None:
     llm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_so_it_is_in_its_constructor() -> None:
     with pytest.raises(PluginLoadError, match=r"SD-E116[\s\S]*allocate memory[\s\S]*limit +memory_mib: 1024"):
         engine(mine("Ends", {"kind": "process", "memory_mib": 1024}, how="too_much", step=0))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_end_of_a_process_that_has_a_limit_names_it(plain, caplog) -> None:
     llm = engine(mine("Ends", {"kind": "process", "memory_mib": 4096}, how="aborts"))
     assert texts(llm) == plain

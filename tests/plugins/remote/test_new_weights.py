@@ -33,7 +33,7 @@ def folder_of(llm: LLM) -> Path:
     return proposer_of(llm)._folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_they_reach_a_process_and_the_one_that_follows_it() -> None:
     apart, inside = (engine(DRAFT_MODEL | more) for more in ({"isolation": {"kind": "process", "ahead": 0}}, {}))
     before = lengths(inside)
