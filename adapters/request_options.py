@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from annotated_types import Ge, Le
 from pydantic import BaseModel
 
+from specdec import SamplingParams
 from specdec.core.host import registry
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.config import unknown_keys
 from specdec.sdk.errors import PluginId, RequestError
-from specdec.sdk.ranges import LimitOrZero
+from specdec.sdk.ranges import INT64_MAX, LimitOrZero
+
+logger = logging.getLogger("specdec")
 
 
 class RequestLimits(StrictModel):
@@ -54,6 +59,31 @@ def read_request(
 def no_drafts(loaded: registry.LoadedProposer, request_id: str) -> RequestOptions:
     """Options of a request that runs and cannot be refused any more: it gets no drafts."""
     return RequestOptions(loaded.read_request(None, request_id), RequestLimits(speculative=False))
+
+
+def sampled_alike(request_id: str, plugin: PluginId, **theirs: Any) -> SamplingParams:
+    """How another engine samples a request that it has accepted. It verifies by itself: only the proposer reads this.
+
+    A number beyond our range becomes the nearest one in it. A request that cannot be read even so gets no drafts.
+    """
+    try:
+        return SamplingParams(**{name: _in_range(name, value) for name, value in theirs.items()})
+    except ConfigError as error:
+        logger.warning("%s\n  effect  no drafts for this request", _refused(error, request_id, plugin))
+        return SamplingParams(max_tokens=INT64_MAX, speculative=False)
+
+
+def _in_range(name: str, value: Any) -> Any:
+    """The nearest value that the field takes. One without a range is returned as it is."""
+    if value is None:
+        return None
+    for limit in SamplingParams.model_fields[name].metadata:
+        match limit:
+            case Ge(ge=least):
+                value = max(value, least)
+            case Le(le=most):
+                value = min(value, most)
+    return value
 
 
 def _mapping(section: object) -> Mapping[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from specdec import SamplingParams
 from specdec.core.host import (
     BlockPool,
     Committed,
@@ -34,7 +33,7 @@ from specdec.sdk.extensions import Ahead, DraftKV, Metrics, TargetTokens
 from specdec.sdk.types import TargetInfo
 
 from ..best_path import PathViews, on_best_path
-from ..request_options import no_drafts, read_request
+from ..request_options import no_drafts, read_request, sampled_alike
 from ..serving.no_target import NoTarget
 from ..withheld import withheld
 
@@ -182,7 +181,9 @@ def as_request(req: Any, loaded: registry.LoadedProposer, info: TargetInfo) -> R
         logger.warning("%s\n  effect  no drafts for this request", error)
         options, limits = no_drafts(loaded, req.rid)
     greedy = theirs.top_k == 1  # SGLang writes a temperature of 0 so
-    params = SamplingParams(
+    params = sampled_alike(
+        req.rid,
+        loaded.plugin,
         temperature=0.0 if greedy else theirs.temperature,
         top_k=0 if greedy or theirs.top_k >= info.vocab_size else theirs.top_k,
         top_p=theirs.top_p,

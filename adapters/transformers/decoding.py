@@ -38,7 +38,7 @@ from ..best_path import PathViews
 from ..withheld import withheld
 from .call import Call
 from .compiled import as_generated
-from .refusals import refused
+from .refusals import refuse_spread_weights, refused
 from .target import GenerateTarget
 from .text import Text
 
@@ -156,6 +156,7 @@ class SpeculativeDecoding:
         """
         if model is not self._target.model:
             raise ConfigError("SD-E198", "this decoding was made for another model", {"fix": "speculative(model, ...)"})
+        refuse_spread_weights(model)
         if not self._turn.acquire(blocking=False):
             raise refused("a call while another one runs with the same decoding", "a speculative(...) for each thread")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
 from transformers import DynamicCache
 from transformers.generation import (
     EncoderNoRepeatNGramLogitsProcessor,
@@ -13,6 +13,7 @@ from transformers.generation import (
     GenerationMode,
     PrefixConstrainedLogitsProcessor,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from specdec.sdk.errors import RequestError
 
@@ -27,6 +28,17 @@ _COUNTING_ROWS = (
     PrefixConstrainedLogitsProcessor,
 )
 """Processors that ask which row of the batch they are given. Here each row is processed by itself."""
+
+
+def refuse_spread_weights(model: Any) -> None:
+    """Raise RequestError SD-E197 for layers whose weights every pass collects from other processes.
+
+    All of these have to make equally many passes. Here that depends on what is accepted, so some would wait for ever.
+    """
+    is_spread = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+    if is_spread and distributed.is_initialized() and distributed.get_world_size() > 1:
+        found = f"weights that {distributed.get_world_size()} processes share (ZeRO-3 or FSDP)"
+        raise refused(found, "a model that is whole in each process")
 
 
 def refuse_settings(settings: Any) -> None:

@@ -123,12 +123,16 @@ class Driver:
     def begin_step(self, finished: Iterable[str], preempted: Iterable[str]) -> None:
         """Handle what ended or lost its KV since the last step, before anything of the new step is computed."""
         self._host.ask_metrics()
-        self._progress.finish(self._rows.remove(finished))
+        self.finish(finished)
         requests = [self._rows.get(request_id) for request_id in preempted]
         lost = [request for request in requests if request is not None and request.row >= 0]
         for request in lost:
             self._rows.unseat(request)
         self._progress.preempt(lost)
+
+    def finish(self, request_ids: Iterable[str]) -> None:
+        """Forget requests: they ended, or go on as others."""
+        self._progress.finish(self._rows.remove(request_ids))
 
     def resume(self, request_id: str, token_ids: Sequence[int]) -> None:
         """A preempted request comes back with the tokens that vLLM's scheduler knew when it planned the preemption.

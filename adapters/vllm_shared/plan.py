@@ -64,6 +64,9 @@ def withheld_by(config: Any) -> Withheld:
 
 def refuse_needs(needs: Needs, config: Any) -> None:
     """Raise Refusal for needs that this vLLM configuration cannot meet."""
+    if needs.placement == "device" and config.model_config.enable_sleep_mode:
+        reason = "sleep at level 2 throws away what it has on the GPU, and vLLM reloads the target's weights alone"
+        raise Refusal(reason, "enable_sleep_mode=False, or a proposer that runs on the host, such as ngram")
     if needs.whole_prompt:
         refuse_cached_prompts("it has to see whole prompts (whole_prompt)", config)
         if config.kv_transfer_config is not None:

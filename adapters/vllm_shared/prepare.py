@@ -46,8 +46,11 @@ class Prepared:
         return self.needs.extension(TargetTokens) is not None or bool(self.hooks.observers.on_verified.get_hookimpls())
 
     @classmethod
-    def of(cls, method: str | None, vllm_config: Any) -> Prepared:
-        """`method`: the proposer's name; None: as additional_config says. Raises ConfigError, Refusal, ..."""
+    def of(cls, method: str | None, vllm_config: Any, *, in_worker: bool = True) -> Prepared:
+        """`method`: the proposer's name; None: as additional_config says. Raises ConfigError, Refusal, ...
+
+        `in_worker`: no other process may ask a GPU for its memory. That would initialise CUDA in it, and keep memory.
+        """
         refuse_plan(vllm_config)
         asked, additional = vllm_config.speculative_config, vllm_config.additional_config
         refuse_ignored(asked)
@@ -56,7 +59,7 @@ class Prepared:
         hooks = registry.load_hooks(plugin_settings)
         info = describe_target(vllm_config)
         withheld = withheld_by(vllm_config)
-        speculation = Speculation.prepare(config, info, plugin_settings, hooks, withheld=withheld)
+        speculation = Speculation.prepare(config, info, plugin_settings, hooks, withheld=withheld, allocates=in_worker)
         assert speculation is not None, "a config was given"
         refuse_needs(speculation.loaded.needs, vllm_config)
         model = vllm_config.model_config

@@ -42,7 +42,7 @@ def _checked(
         if extra_args and is_ours(config.speculative_config):
             if processor not in known:
                 method = method_of(config.speculative_config.model)
-                known[processor] = Prepared.of(method, config).speculation.loaded
+                known[processor] = Prepared.of(method, config, in_worker=False).speculation.loaded
             try:
                 read_request(known[processor], extra_args, request_id)
             except RequestError as error:

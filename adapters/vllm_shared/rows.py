@@ -7,13 +7,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-from specdec import SamplingParams
 from specdec.core.host import BlockPool, Request, RowTable, registry
 from specdec.sdk import TargetInfo
 from specdec.sdk.errors import RequestError, message
 from specdec.sdk.extensions import DraftKV
 
-from ..request_options import RequestOptions, no_drafts, read_request
+from ..request_options import RequestOptions, no_drafts, read_request, sampled_alike
 
 logger = logging.getLogger("specdec")
 
@@ -73,7 +72,9 @@ def as_request(request_id: str, state: Any, max_model_len: int, loaded: registry
     if theirs.eos_token_id is not None:
         ends.add(theirs.eos_token_id)
     options, limits = _asked(loaded, theirs.extra_args, request_id)
-    params = SamplingParams(
+    params = sampled_alike(
+        request_id,
+        loaded.plugin,
         temperature=theirs.temperature,
         top_k=theirs.top_k,
         top_p=theirs.top_p,

@@ -12,7 +12,7 @@ from ..vllm_shared.driver import Driver
 from ..vllm_shared.engine_step import EngineStep
 from ..vllm_shared.unread_drafts import UnreadDrafts
 from .agreement import Agreement
-from .distributions import put_logits
+from .distributions import put_certain, put_logits
 from .step import Outputs, StepReader
 
 
@@ -64,6 +64,7 @@ class Drafting:
         unread = self._unread = self._driver.propose_unread(step, sampled)
         slots = self._reader.keep_unread(step, unread, last_sampled[rows])
         if self._draft_logits is not None:
+            put_certain(self._draft_logits, rows, slots)  # vLLM verifies every slot, also of requests without drafts
             drafted = slots[unread.places]
             q = dense_slots(unread.distributions, drafted, unread.token_ids >= 0, self._draft_logits.shape[-1])
             put_logits(self._draft_logits, rows[unread.places], q, temperature[rows[unread.places]])

@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from ..vllm_shared.driver import Driver
 from ..vllm_shared.wrapping import wrap
-from .requests import Requests
+from .requests import WARM_UP, Requests
 
 
 class Speculator(Protocol):
@@ -47,8 +47,12 @@ def _finish_requests(speculator: Speculator, original: Callable[..., Any], runne
 
 
 def _add_requests(speculator: Speculator, original: Callable[..., Any], runner: Any, scheduled: Any) -> Any:
-    speculator.requests.add(scheduled.scheduled_new_reqs)
-    for new in scheduled.scheduled_new_reqs:
+    news = [new for new in scheduled.scheduled_new_reqs if not new.req_id.startswith(WARM_UP)]
+    ended = speculator.requests.with_next_turn(news)
+    speculator.driver.finish(ended)
+    speculator.requests.end(ended, ())
+    speculator.requests.add(news)
+    for new in news:
         speculator.driver.resume(new.req_id, new.prefill_token_ids)
     return original(runner, scheduled)
 

@@ -15,7 +15,7 @@ def plan_of(vllm_config: Any) -> dict[str, object]:
     from ..vllm import method_of
     from ..vllm_shared.prepare import Prepared
 
-    needs = Prepared.of(method_of(vllm_config.speculative_config.model), vllm_config).needs
+    needs = Prepared.of(method_of(vllm_config.speculative_config.model), vllm_config, in_worker=False).needs
     kv = needs.extension(DraftKV)
     return {
         "lookahead": needs.lookahead if kv else 0,

@@ -112,9 +112,10 @@ class Speculator(DraftModelSpeculator):  # type: ignore[misc]
     ) -> Tensor:
         """Drafts [B, K] int64 in the order of vLLM's batch, where each slot holds a token id.
 
-        A dummy run has no requests: its rows are those of others. The proposer is shown a step without any.
+        A dummy run has no requests: its rows are those of others, or vLLM made them up to warm up. The proposer is
+        shown a step without any.
         """
-        if dummy_run:
+        if dummy_run or not self.requests.keys() >= set(input_batch.req_ids):
             if self._laid_out and not is_profile:
                 self.driver.idle()
             return torch.zeros(input_batch.num_reqs, self.num_speculative_steps, dtype=torch.int64, device=self.device)

@@ -53,10 +53,12 @@ class Speculation:
         hooks: HookPlugins,
         *,
         withheld: Withheld | None = None,
+        allocates: bool = True,
     ) -> Speculation | None:
         """Resolve, check and admit what the user asked for; None if nothing. Raises ConfigError, PluginLoadError.
 
-        `withheld`: see `admit`. They are taken out of `info.extensions`.
+        `withheld`: see `admit`. They are taken out of `info.extensions`. `allocates`: whether the proposer will run in
+        this process. If not, the device is not asked how much memory it has.
         """
         if asked is None:
             return None
@@ -78,7 +80,7 @@ class Speculation:
         info = replace(info, extensions=info.extensions - set(withheld or ()))
         loaded = load_proposer(registry.resolve(config), config, info)
         config = config.replace(num_speculative_tokens=loaded.config.num_draft_tokens)
-        budget = spare_memory(torch.device(info.device))
+        budget = spare_memory(torch.device(info.device)) if allocates else None
         return cls(config, loaded, admit(loaded, info, distribution_budget_bytes=budget, withheld=withheld), info)
 
     def require_cached(self, layers: Sequence[LayerShape]) -> None:

@@ -158,6 +158,14 @@ class Drawn:
         return self.distribution
 
 
+class DrawnOnDevice(Drawn):
+    """Keeps its drafts where they are made."""
+
+    @classmethod
+    def needs(cls, config: ProposerConfig, target: TargetInfo) -> Needs:
+        return super().needs(config, target).replace(placement="device")
+
+
 class Lying(Drawn):
     """Draws from another distribution than it reports."""
 

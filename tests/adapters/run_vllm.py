@@ -37,6 +37,16 @@ def is_up(worker):
     return driver_of(worker).proposer._conversation._drafter.is_up
 
 
+def warm_up(worker):
+    """As vLLM does on a GPU: with requests that it makes up."""
+    from vllm.v1.worker.gpu.warmup import warmup_kernels
+
+    warmup_kernels(worker.model_runner, worker.execute_model, worker.sample_tokens)
+
+
+BEGINNINGS = {"an idle step": "execute_dummy_batch", "a warm-up": warm_up}
+
+
 def drafted(llm):
     """What gives a request's drafts, by its name in vLLM and its state in the scheduler."""
     if not llm.llm_engine.vllm_config.use_v2_model_runner:
@@ -109,8 +119,8 @@ def run(job, result):
     llm = LLM(**job["engine"])
     try:
         result["v2"] = llm.llm_engine.vllm_config.use_v2_model_runner
-        if job["is_idle_first"]:
-            llm.collective_rpc("execute_dummy_batch")
+        if job["begins_with"]:
+            llm.collective_rpc(BEGINNINGS[job["begins_with"]])
         for number, (prompts, sampling) in enumerate(zip(job["batches"], job["sampling"], strict=True)):
             while job["awaits_drafter"] and not all(llm.collective_rpc(is_up)):
                 time.sleep(0.05)

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from specdec.adapters.request_options import RequestLimits, read_request
+from specdec import SamplingParams
+from specdec.adapters.request_options import RequestLimits, read_request, sampled_alike
 from specdec.core.registry import LoadedProposer
 from specdec.core.registry.request_options import read_request_options
 from specdec.sdk import StrictModel
@@ -73,3 +74,16 @@ def test_what_is_wrong_is_refused_by_name_and_without_raw_validation_text(sectio
     assert len(text) < 1000
     assert "validation error" not in text
     assert "pydantic" not in text
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"top_k": 2**31, "top_p": 1e-40}, {"top_k": 2**31 - 1, "top_p": 1e-30}),
+        ({"temperature": 1e9, "max_tokens": 2**70}, {"temperature": 1e6, "max_tokens": 2**63 - 1}),
+        ({"max_tokens": 0, "top_k": -1}, {"max_tokens": 1, "top_k": 0}),
+        ({"temperature": float("nan")}, {"max_tokens": 2**63 - 1, "speculative": False}),
+    ],
+)
+def test_sampling_that_an_engine_has_accepted_ends_nothing_here(theirs, ours):
+    assert sampled_alike("r1", PLUGIN, **theirs) == SamplingParams(**ours)

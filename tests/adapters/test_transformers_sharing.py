@@ -6,6 +6,8 @@ from threading import Thread, current_thread, main_thread
 
 import pytest
 import torch
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 from transformers.generation import LogitsProcessor, LogitsProcessorList
 
@@ -29,6 +31,23 @@ def loaded(name):
     model = AutoModelForCausalLM.from_pretrained(packaged(name), dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     return model
+
+
+@pytest.fixture
+def two_ranks():
+    """This process as one of two."""
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    distributed.destroy_process_group()
+
+
+def test_weights_that_several_processes_share_are_refused_because_these_take_different_numbers_of_steps(own, two_ranks):
+    decoding = speculative(own, NGRAM)
+    ids = torch.tensor([[1, 2, 3]])
+    assert own.generate(ids, custom_generate=decoding, **GREEDY).shape[1] > 3
+    own._is_fsdp_managed_module = True  # as transformers marks it
+    with pytest.raises(RequestError, match=r"SD-E197(?s:.*)2 processes"):
+        own.generate(ids, custom_generate=decoding, **GREEDY)
 
 
 class Meanwhile(LogitsProcessor):

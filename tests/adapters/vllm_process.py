@@ -26,11 +26,11 @@ IN_PROCESS = {"distributed_executor_backend": "uni"}  # the run's process is the
 def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, sampling=None, stepwise=False, **engine):
     """What to run. `sampling`: of all prompts, or a list with that of each prompt of the only batch.
 
-    Of `engine`: is_idle_first: workers begin with a step that keeps idle ranks in step. cuts_refused: vLLM cuts drafts
-    that a grammar refuses. awaits_drafter: no batch begins before the drafter, in another process, can be asked.
+    Of `engine`: begins_with: what workers do first (`BEGINNINGS` of run_vllm.py). cuts_refused: vLLM cuts drafts that a
+    grammar refuses. awaits_drafter: no batch begins before the drafter, in another process, can be asked.
     """
     speculative, lora = engine.pop("speculative", {}), engine.pop("lora", None)
-    is_idle_first, cuts_refused = engine.pop("is_idle_first", False), engine.pop("cuts_refused", False)
+    begins_with, cuts_refused = engine.pop("begins_with", None), engine.pop("cuts_refused", False)
     awaits_drafter = engine.pop("awaits_drafter", False)
     settings = ENGINE | (IN_PROCESS if "tensor_parallel_size" not in engine else {}) | engine
     if proposer is not None:
@@ -45,7 +45,7 @@ def job_of(target, prompts, proposer=None, *, k=4, specdec=None, batches=None, s
         "engine": {"model": str(target)} | settings,
         "batches": batches,
         "stepwise": stepwise,
-        "is_idle_first": is_idle_first,
+        "begins_with": begins_with,
         "cuts_refused": cuts_refused,
         "awaits_drafter": awaits_drafter,
         **({} if lora is None else {"lora": str(lora)}),

@@ -72,6 +72,7 @@ def plan(**changes):
         "model_config.is_hybrid": False,
         "model_config.is_attention_free": False,
         "model_config.enable_prompt_embeds": False,
+        "model_config.enable_sleep_mode": False,
         "model_config.skip_tokenizer_init": False,
         "structured_outputs_config.backend": "auto",
         "structured_outputs_config.reasoning_parser": "",
@@ -135,6 +136,13 @@ def test_data_parallel_ranks_of_a_dense_target_are_independent_and_those_of_expe
 def test_a_plan_that_a_runner_or_a_need_cannot_live_in_is_refused(refuse, field, value, reason):
     with pytest.raises(Refusal, match=reason):
         refuse(KEEPS_KV, plan(**{field: value}))
+
+
+def test_what_sleep_would_throw_away_is_refused():
+    asleep = plan(**{"model_config.enable_sleep_mode": True})
+    refuse_needs(Needs(), asleep)
+    with pytest.raises(Refusal, match=r"(?s)level 2.*enable_sleep_mode=False"):
+        refuse_needs(Needs(placement="device"), asleep)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ IGNORED = {
 }  # keys of vLLM's own speculative_config, with a value that is not the default
 
 
+def asks_for_memory(device):
+    raise AssertionError("memory is a matter of the workers")
+
+
 def configured(target, model, keys=None, **more):
     from vllm.engine.arg_utils import EngineArgs
 
@@ -45,6 +49,9 @@ def main(target, out):
 
     result = {"plain": configured(target, None), "other": configured(target, "some.Proposer")}
     result["host imports"] = [name for name in sys.modules if name.startswith("specdec.core")]
+    from specdec.core import device_memory
+
+    device_memory.free_memory = asks_for_memory  # it would initialise CUDA in this process
     result["ours"] = configured(target, OURS)
     eagle = {"additional_config": {"specdec": {"model": "tiny/eagle3"}}}
     result["draft kv"] = configured(target, "specdec.adapters.vllm.eagle3", **eagle)

@@ -299,9 +299,27 @@ def test_a_request_at_the_longest_length_costs_nobody_else_drafts(run_engine, ba
 
 def test_a_run_that_keeps_idle_ranks_in_step_is_a_dummy_step(run_engine, plain):
     witness = {"method": "everywhere:SeesIdleSteps", "on_proposer_error": "raise"}
-    run = run_engine("Configured", specdec=witness, is_idle_first=True)
+    run = run_engine("Configured", specdec=witness, begins_with="an idle step")
     assert run["error"] is None, run["log"][-4000:]
     assert run["outputs"][0] == plain
+
+
+@pytest.mark.parametrize("method", ["everywhere:Witness", "eagle3"])
+def test_requests_that_vllm_makes_up_are_shown_to_no_proposer(run_engine, plain, tiny_drafter, method):
+    specdec = {"method": method, "on_proposer_error": "raise"}
+    specdec |= {"model": tiny_drafter(method)} if method == "eagle3" else {}
+    run = run_engine("Configured", specdec=specdec, begins_with="a warm-up", async_scheduling=True)
+    assert run["error"] is None, run["error"]
+    assert run["outputs"][0] == plain
+    if method != "eagle3":
+        assert run["events"]["start"] == run["events"]["finish"] == len(plain)
+
+
+def test_a_sampling_that_vllm_takes_and_we_would_not_ends_nothing(run_engine, batch):
+    odd = [{"temperature": 1.0, "top_k": 2**31 + 5, "seed": 1}, {"temperature": 3.0, "top_p": 1e-35, "seed": 1}]
+    run = run_engine("ngram", batches=[batch[:2]], sampling=odd)
+    assert run["error"] is None, run["error"]
+    assert run["outputs"] == run_engine(batches=[batch[:2]], sampling=odd)["outputs"]
 
 
 REFUSED = {

@@ -82,6 +82,34 @@ def test_samples_have_the_exact_distribution_of_three_tokens_and_a_mild_lie_abou
         record(run, "sampled text follows the target's distribution", "draft probabilities in verification")
 
 
+@pytest.mark.parametrize("options", [{"speculative": False}, {}], ids=["without drafts", "with drafts"])
+def test_slots_that_vllm_verifies_without_a_draft_change_no_distribution(run_engine, target_of_five, options):
+    """With drafts that stay on the device vLLM verifies K slots of each request, also where nothing was drafted."""
+    directory, target = target_of_five
+    num_samples, prompt = 400, [1, 2, 3]
+    sampling = {"temperature": TEMPERATURE, "n": num_samples, "max_tokens": 4, "seed": 3, "detokenize": False}
+    run = run_engine(
+        "Configured",
+        k=2,
+        specdec={"method": "adapter_proposers:DrawnOnDevice", "on_proposer_error": "raise"},
+        speculative=PROBABILISTIC,
+        batches=[[prompt]],
+        sampling=sampling | {"extra_args": {"specdec": options}},
+        model=str(directory),
+        skip_tokenizer_init=True,
+        max_model_len=32,
+        max_num_seqs=50,
+        **ASYNC,
+    )
+    assert run["error"] is None
+    counts = torch.zeros(5, 5, 5)
+    for text, seen in Counter(tuple(one[:3]) for one in run["outputs"][0][0]).items():
+        counts[text] = seen
+    distribution = distribution_of(target, torch.tensor([prompt]), 3, TemperatureLogitsWarper(TEMPERATURE))
+    statistic, degrees = chi_square_of(counts, distribution)
+    assert statistic <= tail_bound(degrees), statistic
+
+
 @pytest.fixture(scope="module")
 def run_with_grammar(run_engine, tmp_path_factory):
     """Sample texts under a grammar with drawn drafts. Returns the run, and its chi-square against the exact truth."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.adapters.vllm_v2.distributions import put_logits
+from specdec.adapters.vllm_v2.distributions import put_certain, put_logits
 from specdec.adapters.vllm_v2.requests import Requests, Running
 from specdec.adapters.vllm_v2.step import Outputs, StepReader
 
@@ -89,6 +89,16 @@ def test_the_verifier_finds_q_by_row_when_it_divides_by_the_temperature(temperat
     assert (logits[[1, 3]] == 7).all(), "requests that skip the step keep theirs"
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_slots_of_requests_without_drafts_are_certain_whatever_stood_in_their_rows(temperature):
+    logits, rows, slots = torch.randn(4, K, V), torch.tensor([2, 0]), torch.tensor([[1, 5, 5], [10, 0, 3]])
+    others = logits[[1, 3]]
+    put_certain(logits, rows, slots)
+    q = (logits[rows] / temperature).softmax(dim=-1)
+    assert torch.equal(q, torch.nn.functional.one_hot(slots, V).float())
+    assert torch.equal(logits[[1, 3]], others)
+
+
 def test_a_greedy_request_has_certain_slots():
     logits = torch.zeros(1, K, V)
     certain = torch.nn.functional.one_hot(torch.tensor([[4, 5, 5]]), V).float()
@@ -122,4 +132,18 @@ def test_blocks_are_those_of_the_draft_layers_group_and_new_after_preemption():
     assert requests["a"].blocks == [8]
     assert requests["a"].prompt_token_ids == [1, 2, 3], "outputs are no part of the prompt"
     requests.end(["a"], ())
+    assert requests == {}
+
+
+def test_a_longer_prompt_of_a_request_that_runs_is_the_next_turn_of_a_session():
+    requests = Requests()
+    requests.add([new("a", [1, 2, 3], 3), new("b", [1], 1)])
+    news = [new("a", [1, 2, 3, 4, 5], 5), new("b", [1, 2], 1), new("c", [1], 1)]
+    assert requests.with_next_turn(news) == ["a"], "b comes back after preemption, with an output; c is new"
+
+
+def test_requests_that_vllm_makes_up_have_no_blocks_here():
+    requests = Requests()
+    requests.group = 1
+    requests.extend(SimpleNamespace(req_ids=["_warmup_0_"], new_block_ids=[([98], [7])]))
     assert requests == {}
