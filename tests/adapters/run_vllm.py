@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 
@@ -38,9 +39,11 @@ def is_up(worker):
 
 
 def warm_up(worker):
-    """As vLLM does on a GPU: with requests that it makes up."""
+    """As vLLM does on a GPU: with requests that it makes up. Triton's interpreter fails in its kernel for top-k."""
+    from vllm import SamplingParams
     from vllm.v1.worker.gpu.warmup import warmup_kernels
 
+    SamplingParams.for_sampler_warmup = partial(SamplingParams, temperature=0.5)
     warmup_kernels(worker.model_runner, worker.execute_model, worker.sample_tokens)
 
 
