@@ -65,7 +65,7 @@ class DraftChecker:
         self._draws_trees, self._max_depth = needs.extension(Trees) is not None, max_depth
         self._on_host = self._device.type == "cpu"
         self._sees_kinds = self._on_host and not read_late
-        self._num_checked_distributions = 0
+        self._num_distributions, self._was_wrong = 0, False
         vocabulary = needs.draft_vocabulary
         self._t2d = None if vocabulary is None else target_to_draft(vocabulary, vocab_size, self._device)
 
@@ -136,12 +136,14 @@ class DraftChecker:
 
     def _check_form(self, field: str, found: object, shape: tuple[int, ...], dtypes: Set[torch.dtype]) -> None:
         if not isinstance(found, Tensor):
-            facts = {"expected": f"tensor {shape}", "found": type(found).__name__}
+            facts = {"expected": f"tensor {shape}", "found": f"{type(found).__module__}.{type(found).__qualname__}"}
+            facts["fix"] = "torch.as_tensor(...); DraftDistribution.kind says which of its tensors a row has"
             raise self._error("SD-E201", f"Draft.{field} is no tensor", facts)
         if found.shape == shape and found.dtype in dtypes and self._lies_right(found):
             return
         transposed = "   looks transposed" if len(shape) == 2 and tuple(found.shape) == shape[::-1] else ""
-        kind, width = torch.int64 if torch.int64 in dtypes else torch.float32, _WIDTH if len(shape) > 2 else ""
+        kind = next(each for each in (torch.int64, torch.float32, torch.uint8) if each in dtypes)
+        width = _WIDTH if len(shape) > 2 else ""
         said = (
             ("shape", found.shape == shape, shape, f"{tuple(found.shape)}{transposed}", _ROWS + width),
             ("dtype", found.dtype in dtypes, " or ".join(sorted(map(str, dtypes))), found.dtype, f"{field}.to({kind})"),
@@ -201,8 +203,8 @@ class DraftChecker:
             raise self._error("SD-E204", "Draft.distribution is no DraftDistribution", facts)
         shape = (len(step), step.width)
         self._check_form("distribution.kind", distribution.kind, shape[:1], {torch.uint8})
-        self._num_checked_distributions += 1
-        due = is_due(self._num_checked_distributions)
+        self._num_distributions += 1
+        due = self._on_host or self._was_wrong or is_due(self._num_distributions)  # a look at a device waits for it
         kinds = self._kinds_of(distribution) if due or self._sees_kinds else frozenset()
         if not self._sees_kinds:
             kinds |= self._possible_kinds(distribution)
@@ -238,12 +240,19 @@ class DraftChecker:
     def _check_sums(self, draft: Draft, request_ids: Sequence[str]) -> None:
         distribution = draft.distribution
         assert distribution is not None, "there is one to check"
-        for kind, probs in (
-            (DistributionKind.DENSE_PROBS, distribution.probs),
-            (DistributionKind.SPARSE, distribution.sparse_probs),
+        drafted = torch.arange(draft.token_ids.shape[1], device=self._device) < draft.lengths[:, None]
+        for kind, values, facts_of in (
+            (DistributionKind.DENSE_PROBS, distribution.probs, _amiss_in_probabilities),
+            (DistributionKind.SPARSE, distribution.sparse_probs, _amiss_in_probabilities),
+            (DistributionKind.DENSE_LOGITS, distribution.logits, _amiss_in_logits),
         ):
-            if probs is not None:
-                self._check_probabilities(probs, distribution.kind == kind, draft, request_ids)
+            if values is None:
+                continue
+            facts = facts_of(values, drafted & (distribution.kind == kind)[:, None], request_ids)
+            if facts is not None:
+                self._was_wrong = True
+                facts["why"] = "verification with a wrong distribution silently changes what is generated"
+                raise self._error("SD-E205", "a reported draft distribution is not a probability distribution", facts)
 
     def _kinds_of(self, distribution: DraftDistribution) -> frozenset[int]:
         """The tags of its rows; waits for them."""
@@ -268,32 +277,6 @@ class DraftChecker:
         brought = [kind for kind, (name, *_) in _TENSORS.items() if vars(distribution)[name] is not None]
         return _KINDS[self._needs.stored_form].intersection(brought)
 
-    def _check_probabilities(self, probs: Tensor, rows: Tensor, draft: Draft, request_ids: Sequence[str]) -> None:
-        drafted = (torch.arange(probs.shape[1], device=probs.device) < draft.lengths[:, None]) & rows[:, None]
-        used = probs[drafted].double()
-        if not len(used):
-            return
-        tolerance = SUM_TOLERANCE[probs.dtype]
-        sums, least = used.sum(dim=-1), used.amin(dim=-1)
-        wrong = ((sums - 1).abs() <= tolerance).logical_and(least >= 0).logical_not()
-        if not bool(wrong.any()):
-            return
-        off = (sums - 1).abs().maximum(-least).nan_to_num(nan=torch.inf)
-        worst = int(off.argmax())
-        b, position = drafted.nonzero()[worst].tolist()
-        num_bad = int((~used[worst].isfinite()).sum())
-        raise self._error(
-            "SD-E205",
-            "a reported draft distribution is not a probability distribution",
-            {
-                "worst": f"request {request_ids[b]!r}, draft position {position}: sum {float(sums[worst]):.4f}, "
-                f"least entry {float(least[worst]):.4g}, {num_bad} not finite",
-                "expected": f"sum 1 (tolerance {tolerance:g} for {probs.dtype}), no entry below 0",
-                "likely": "a filter was applied without renormalising, or these are logits",
-                "why": "verification with a wrong distribution silently changes what is generated",
-            },
-        )
-
     def _read(self, draft: Draft, kinds: frozenset[int]) -> list[DraftReport]:
         """Read one report per request. A device is waited for once."""
         if kinds or not self._on_host:
@@ -312,10 +295,45 @@ class DraftChecker:
 
 
 def _plain(held: _Held) -> _Held:
-    """Replace subclasses of Tensor by plain tensors of the same memory: `tolist` of a subclass may answer something
-    else.
+    """Replace subclasses of Tensor, whose `tolist` may answer something else, and tensors with a gradient, which the
+    engine's cannot take in, by plain tensors of the same memory.
     """
-    found = vars(held).items()
-    odd = {name: each for name, each in found if isinstance(each, Tensor) and type(each) is not Tensor}
-    plain: dict[str, Any] = {name: Tensor.as_subclass(each, Tensor) for name, each in odd.items()}
+    tensors = {name: each for name, each in vars(held).items() if isinstance(each, Tensor)}
+    odd = {name: each for name, each in tensors.items() if type(each) is not Tensor or each.requires_grad}
+    plain: dict[str, Any] = {name: Tensor.as_subclass(each.detach(), Tensor) for name, each in odd.items()}
     return replace(held, **plain) if plain else held
+
+
+def _amiss_in_probabilities(probs: Tensor, used: Tensor, request_ids: Sequence[str]) -> dict[str, object] | None:
+    """What is wrong with the worst row of probs [B, K, V], of those in use [B, K]; None: nothing."""
+    tolerance = SUM_TOLERANCE[probs.dtype]
+    sums = probs.sum(dim=-1, dtype=torch.promote_types(probs.dtype, torch.float32))
+    least = probs.amin(dim=-1)
+    right = ((sums - 1).abs() <= tolerance) & (least >= 0)
+    if bool((right | ~used).all()):
+        return None
+    off = (sums - 1).abs().maximum(-least).nan_to_num(nan=torch.inf, posinf=torch.inf).where(used, -1.0)
+    b, position = divmod(int(off.argmax()), off.shape[1])
+    num_bad = int((~probs[b, position].isfinite()).sum())
+    return {
+        "worst": f"request {request_ids[b]!r}, draft position {position}: sum {float(sums[b, position]):.4f}, "
+        f"least entry {float(least[b, position]):.4g}, {num_bad} not finite",
+        "expected": f"sum 1 (tolerance {tolerance:g} for {probs.dtype}), no entry below 0",
+        "likely": "a division by 0, or an overflow in half precision"
+        if num_bad
+        else "a filter was applied without renormalising, or these are logits",
+    }
+
+
+def _amiss_in_logits(logits: Tensor, used: Tensor, request_ids: Sequence[str]) -> dict[str, object] | None:
+    """The same of logits [B, K, V]."""
+    largest = logits.amax(dim=-1)  # NaN if one is
+    wrong = ~largest.isfinite() & used
+    if not bool(wrong.any()):
+        return None
+    b, position = wrong.nonzero()[0].tolist()
+    return {
+        "first": f"request {request_ids[b]!r}, draft position {position}: the largest logit is {largest[b, position]}",
+        "expected": "logits that are numbers or -inf, and one of them finite",
+        "likely": "an overflow in half precision, or a mask that leaves no token",
+    }

@@ -45,7 +45,10 @@ def _wrong(
             return "SD-E291", "a node hangs from no earlier node", {**facts, "fix": fix}
         if (parent, token) in seen and not may_repeat:
             facts = {"node": node, "parent": parent, "token": token}
-            fix = "draw each sibling from what the earlier ones leave, or say DraftDistribution(replacement=True)"
+            fix = (
+                "merge equal siblings (tree_of_paths does); drawn ones: draw each from what the earlier ones leave, or "
+            )
+            fix += "say DraftDistribution(replacement=True)"
             return "SD-E292", "two siblings have the same token", {**facts, "fix": fix}
         seen.add((parent, token))
     deepest = max(depths(parents), default=0)

@@ -138,8 +138,10 @@ def _described(entry: PluginEntry) -> str:
 
 
 def _class_path_hint(name: str) -> str:
-    module, dot, attribute = name.rpartition(".")
-    path = f"{module}:{attribute}" if dot else "package.module:Class"
+    """The class path that was meant, if it can be told: ./my/module.py:Class, or package.module.Class."""
+    file, _, attribute = name.removeprefix("./").replace(".py:", ":").replace("/", ".").rpartition(":")
+    meant = f"{file}:{attribute}" if file else ":".join(name.rsplit(".", 1))
+    path = meant if WITH_COLON.fullmatch(meant) else "package.module:Class"
     return f'a class of your own is "method": "{path}"'
 
 

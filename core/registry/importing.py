@@ -51,13 +51,15 @@ def _cannot_load(plugin: PluginId, noun: str, facts: dict[str, str | None]) -> P
 def _module_missing(missing: str, plugin: PluginId, noun: str) -> PluginLoadError:
     parent_name, _, last = missing.rpartition(".")
     parent = sys.modules.get(parent_name)
-    siblings = {item.name for item in pkgutil.iter_modules(parent.__path__ if parent else None)}
+    siblings = {item.name for item in pkgutil.iter_modules(getattr(parent, "__path__", []) if parent else None)}
     suggestion = did_you_mean(last, siblings, cutoff=0.75)
     suggestion = suggestion and f"{parent_name}.{suggestion}".lstrip(".")
     facts = {
         "module": f'there is no module "{missing}"' + (f" in {_file(parent)}" if parent else " on the import path"),
         "did you mean": suggestion,
-        "fix": "install the distribution that has it, or correct the name"
+        "fix": "write the module's name without .py"
+        if last == "py"
+        else "install the distribution that has it, or correct the name"
         + ("" if plugin.distribution else "; a checkpoint is written as a path (./name) or as owner/name"),
     }
     return _cannot_load(plugin, noun, facts)

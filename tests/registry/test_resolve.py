@@ -122,6 +122,25 @@ def test_dotted_method_is_told_to_use_a_colon():
     assert '"method": "pkg.mod:Mine"' in str(refused(method="pkg.mod.Mine"))
 
 
+@pytest.mark.parametrize("written", ["./pkg/mod.py:Mine", "pkg/mod.py:Mine", "./pkg/mod:Mine"])
+def test_a_file_is_told_to_be_a_module(written):
+    assert '"method": "pkg.mod:Mine"' in str(refused(method=written))
+
+
+@pytest.mark.parametrize("written", ["pkg..Mine", ".pkg:Mine", "pkg mod"])
+def test_what_resembles_no_class_path_is_told_how_one_is_written(written):
+    assert '"method": "package.module:Class"' in str(refused(method=written))
+
+
+@pytest.mark.parametrize("written", ["x_mod.py:Mine", "x_mod.deeper:Mine"])
+def test_below_a_module_that_is_no_package_there_is_nothing(write_module, written):
+    write_module("x_mod", "class Mine: ...\n")
+    error = refused(method=written)
+    assert error.code == "SD-E102"
+    assert f'no module "{written.partition(":")[0]}"' in str(error)
+    assert ("without .py" in str(error)) == (".py" in written)
+
+
 def test_absent_module_is_named():
     error = refused(model="absent_pkg.Mine")
     assert error.code == "SD-E102"
