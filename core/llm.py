@@ -106,7 +106,7 @@ class LLM:
                     raise
         finally:
             for request_id in readers:
-                del self.engine.listeners[request_id]
+                self.engine.listeners.pop(request_id, None)
             self._abort(submitted)
 
     def chat(
@@ -232,8 +232,13 @@ class LLM:
         if params.n > 1:
             seeds = [None if params.seed is None else _wrapped(params.seed + index) for index in range(params.n)]
             each = [params.replace(n=1, seed=seed) for seed in seeds]
-        request_ids = [self.engine.add_request(prompt, one) for one in each]
-        found = _Prompt([self.engine.get_request(request_id) for request_id in request_ids])
+        found = _Prompt([])
+        try:
+            for one in each:
+                found.requests.append(self.engine.get_request(self.engine.add_request(prompt, one)))
+        except BaseException:
+            self._abort([found])
+            raise
         self._prompts[found.request_id] = found
         return found
 

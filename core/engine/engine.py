@@ -179,7 +179,8 @@ class Engine:
 
     def _notify(self, committed: Sequence[Committed]) -> None:
         for each in committed:
-            if listener := self.listeners.get(each.request.request_id):
+            name, has_ended = each.request.request_id, each.request.finish_reason is not None
+            if listener := self.listeners.pop(name, None) if has_ended else self.listeners.get(name):
                 listener(each)
 
     def _tell_finished(self, ended: Sequence[Request]) -> None:
@@ -213,9 +214,12 @@ class Engine:
                     host.ask_metrics()
 
     def _end(self, requests: Sequence[Request]) -> None:
-        ended = [request for request in requests if self._requests.pop(request.request_id, None) is request]
-        for request in ended:
-            request.abort()
+        ended: list[Request] = []
+        for request in requests:
+            if self._requests.get(request.request_id) is request:  # not one that has its id by now
+                del self._requests[request.request_id]
+                request.abort()
+                ended.append(request)
         try:
             with self.parts.working():
                 self.parts.runner.finish(ended)
@@ -251,17 +255,19 @@ class Engine:
         with self._turn.taken("update_proposer_weights", alone=True), self.parts.working():
             self._host("SD-E227", "there is no proposer that could take weights").update_weights(tensors)
             self.parts.drafts.clear()
-            self.parts.scheduler.pool.forget_all()  # draft KV of the old weights, which outlives its requests there
+            self.parts.scheduler.forget_blocks()  # draft KV of the old weights outlives its requests there
 
     def reset_prefix_cache(self) -> None:
         """Do what `LLM.reset_prefix_cache` says."""
         with self._turn.taken("reset_prefix_cache", alone=True):
-            self.parts.scheduler.pool.forget_all()
+            self.parts.scheduler.forget_blocks()
 
     def _stateful(self) -> ProposerHost:
         return self._host("SD-E179", "there is no proposer whose state could be kept")
 
     def _host(self, code: str, summary: str) -> ProposerHost:
+        if self._closed:
+            raise RequestError("SD-E169", "the engine is closed, and so is its proposer", {"fix": "make a new one"})
         if self.parts.host is None:
             raise ConfigError(code, summary, {"found": "no speculative_config", "fix": "give one"})
         return self.parts.host

@@ -56,8 +56,8 @@ class RequestGrammar:
     def masks(self, drafts: Sequence[int], parents: Sequence[int] | None = None) -> Tensor:
         """Which tokens may follow the newest token and each of n drafts: bits, [n + 1, num_words] int32.
 
-        parents: as of `Draft`. None means a chain. Nothing is barred behind a draft that is refused, or that ends the
-        text: no token is taken from there.
+        parents: as of `Draft`. None means a chain. Nothing is barred behind a draft that is refused, or that no token
+        may follow: none is taken from there.
         """
         rows = torch.full((len(drafts) + 1, self._num_words), _ANY, dtype=torch.int32)
         rows[0] = self._mask()
@@ -76,6 +76,8 @@ class RequestGrammar:
             if drafts[child] >= 0 and self._state.accept(drafts[child]):
                 if not self._state.has_ended:
                     self._state.fill(rows[child + 1])
+                    if not bool(rows[child + 1].any()):
+                        rows[child + 1] = _ANY
                     self._fill_behind(child, children, drafts, rows)
                 self._state.rollback(1)
 

@@ -135,7 +135,7 @@ class Request:
     num_cached_tokens: int | None = None  # that it did not compute when it began; None: nobody looked for any
     blocks: list[int] = field(default_factory=list)
     num_known_blocks: int = 0  # of these, those that others can find
-    shares_blocks: bool = True  # False: the draft KV of some of them may have gaps
+    shares_blocks: bool = True  # False: they are forgotten, or the draft KV of some of them may have gaps
     logprobs: list[dict[int, float]] = field(default_factory=list)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     output_counts: Counter[int] = field(default_factory=Counter)  # kept for penalised requests only
@@ -260,17 +260,25 @@ class Request:
                 self.detokenizer.extend(token_ids)
             return len(token_ids)
         for count, token_id in enumerate(token_ids, start=1):
+            refused = self.grammar is not None and not self.grammar.accept(token_id)
+            if refused and self._is_stuck():  # an accepted draft led here, and this was sampled behind it
+                return count - 1
             self.token_ids.append(token_id)
             if self.penalised:
                 self.output_counts[token_id] += 1
-            if self._ends_with(token_id):
+            if self._ends_with(token_id, refused=refused):
                 return count
-        if self.grammar is not None and self.grammar.is_stuck:
-            self._finish(FinishReason.STOP if self.grammar.may_end else FinishReason.ERROR, None)
+        self._is_stuck()
         return len(token_ids)
 
-    def _ends_with(self, token_id: int) -> bool:
-        refused = self.grammar is not None and not self.grammar.accept(token_id)
+    def _is_stuck(self) -> bool:
+        """Whether the grammar lets no token follow, which ends the request."""
+        if self.grammar is None or not self.grammar.is_stuck:
+            return False
+        self._finish(FinishReason.STOP if self.grammar.may_end else FinishReason.ERROR, None)
+        return True
+
+    def _ends_with(self, token_id: int, *, refused: bool) -> bool:
         may_stop = len(self.token_ids) - len(self.prompt_token_ids) > self.params.min_tokens
         may_stop = may_stop or (self.grammar is not None and self.grammar.has_ended)
         ended_by_token = may_stop and token_id in self.end_token_ids

@@ -168,10 +168,16 @@ class Scheduler:
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         elif request.status is Status.RUNNING:
-            if self.pool.known and self.pool.known.learns_at_ends:
+            if self.pool.known and self.pool.known.learns_at_ends and request.shares_blocks:
                 self._learn(request)
             self._rows.unseat(request)
         request.status = Status.FINISHED
+
+    def forget_blocks(self) -> None:
+        """No text finds a block that holds something now, nor what running requests write behind those."""
+        self.pool.forget_all()
+        for request in self.running:
+            request.shares_blocks = False
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless blocks and rows are each owned once and the step's invariant holds."""

@@ -302,6 +302,20 @@ def test_reset_prefix_cache_forgets_all_but_what_runs():
     assert output.num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("num_steps", [1, 2])
+@pytest.mark.parametrize("drafter", ["plain", "eagle3"])
+def test_what_runs_leaves_nothing_that_was_computed_before_it_was_forgotten(drafter, num_steps):
+    """After one step the blocks of a prompt are computed, and nobody has learned of them."""
+    llm, prompt = make_llm_of(drafter), text(0, 4 * BLOCK + 1)
+    llm.engine.add_request({"prompt_token_ids": prompt}, SHORT, "runs")
+    for _ in range(num_steps):
+        checked_step(llm.engine)
+    llm.reset_prefix_cache() if drafter == "plain" else llm.update_proposer_weights({})
+    run(llm.engine)
+    [output] = llm.generate(asked([prompt]), SHORT)
+    assert output.num_cached_tokens == 0
+
+
 def test_new_weights_of_a_drafter_leave_no_draft_kv_of_the_old_ones():
     llm, prompt = make_llm_of("eagle3"), text(0, 4 * BLOCK + 1)
     llm.generate(asked([prompt]), SHORT)

@@ -446,6 +446,57 @@ def test_a_prompt_aborted_while_it_is_generated_gives_what_there_is(prompts, tru
     assert not llm.engine.has_unfinished_requests
 
 
+def test_an_abort_that_comes_too_late_ends_no_other_request_of_the_same_id(prompts, truth):
+    """It is aborted while its last step runs, and its id is in use again when that is carried out."""
+    engine = make_llm().engine
+
+    class Retries:
+        @hookimpl
+        def on_verified(self, step):
+            if not late.finish_reason:
+                engine.abort("x")
+
+        @hookimpl
+        def on_request_finished(self, request, metrics):
+            if len(request.end.output_token_ids) == 2:
+                engine.add_request(prompts[1], GREEDY.replace(max_tokens=5), "x")
+
+    engine.add_request(prompts[0], GREEDY.replace(max_tokens=2), "x")
+    late = engine.get_request("x")
+    engine.step()
+    listen(engine, Retries())
+    engine.step()
+    assert late.finish_reason.value == "length"
+    assert run(engine)["x"].output_token_ids == truth[1][:5]
+
+
+def test_outputs_of_a_prompt_that_was_not_queued_whole_are_not_left_behind(prompts, monkeypatch):
+    llm = make_llm()
+    add, added = llm.engine.add_request, []
+
+    def interrupted(*args):
+        if len(added) == 2:
+            raise KeyboardInterrupt
+        added.append(add(*args))
+        return added[-1]
+
+    monkeypatch.setattr(llm.engine, "add_request", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(ids(prompts[0]), GREEDY.replace(n=4))
+    assert len(added) == 2
+    assert not llm.engine.has_unfinished_requests
+
+
+def test_a_stream_shows_nothing_of_a_request_that_gets_the_id_of_one_that_ended(prompts, truth):
+    llm = make_llm()
+    several = [{"prompt_token_ids": prompt} for prompt in prompts[:2]]
+    stream = llm.stream(several, [GREEDY.replace(max_tokens=1), GREEDY.replace(max_tokens=6)])
+    first = next(stream)
+    llm.engine.add_request(prompts[2], GREEDY.replace(max_tokens=4), first.request_id)
+    shown = [first, *stream]
+    assert [each.token_ids for each in shown if each.request_id == first.request_id] == [tuple(truth[0][:1])]
+
+
 class Listener:
     """Counts what observers are told."""
 
@@ -485,6 +536,18 @@ def test_a_closed_engine_takes_no_requests(prompts):
     assert not llm.engine.has_unfinished_requests
     with pytest.raises(SpecdecError, match="closed"):
         llm.generate(ids(prompts[0]), GREEDY)
+
+
+def test_a_closed_engine_asks_nothing_of_its_proposer(tmp_path):
+    llm = make_llm("Scripted")
+    llm.close()
+    for call in (
+        lambda: llm.update_proposer_weights({}),
+        lambda: llm.save_proposer_state(tmp_path),
+        lambda: llm.load_proposer_state(tmp_path),
+    ):
+        with pytest.raises(RequestError, match="SD-E169"):
+            call()
 
 
 # -- what is sampled ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections import Counter
 
 import pytest
@@ -184,6 +185,34 @@ def test_a_model_without_an_end_of_sequence_stops_where_nothing_may_follow(token
     token_ids = tokenizer.encode("yes", add_special_tokens=False)
     assert request.commit(token_ids) == len(token_ids)
     assert request.finish_reason is FinishReason.STOP
+
+
+def test_what_was_sampled_behind_an_accepted_draft_that_nothing_may_follow_is_left_out(tokenizer):
+    request = request_under(tokenizer, {"choice": ["yes"]}, frozenset())
+    token_ids = tokenizer.encode("yes", add_special_tokens=False)
+    assert (request.grammar.masks(token_ids)[-1] == -1).all(), "nothing is barred where no token is taken"
+    assert request.commit([*token_ids, 0]) == len(token_ids)
+    assert request.output_token_ids == token_ids
+    assert request.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_without_an_end_of_sequence_drafts_change_nothing_where_the_text_is_complete(
+    target_path, tmp_path, temperature
+):
+    shutil.copytree(target_path, tmp_path, dirs_exist_ok=True)
+    for file in ("config.json", "generation_config.json"):
+        (tmp_path / file).write_text(json.dumps(json.loads((tmp_path / file).read_text()) | {"eos_token_id": None}))
+    params = SamplingParams(temperature=temperature, seed=4, structured_outputs={"choice": ["no", "none of it"]})
+    outputs = []
+    for method in (None, "forced"):
+        asked = method and {"method": method, "num_speculative_tokens": 6}
+        llm = LLM(str(tmp_path), speculative_config=asked, max_model_len=256)
+        [output] = llm.generate(["Answer: "], params.replace(max_tokens=40))
+        outputs.append((output.outputs[0].token_ids, output.outputs[0].finish_reason))
+        assert counter(llm, "bad_logits_rows") == 0
+    assert outputs[0] == outputs[1]
+    assert outputs[0][1] == "stop"
 
 
 def test_a_token_that_the_grammar_refuses_ends_its_request_as_an_error(tokenizer):
