@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import io
 import tokenize
@@ -42,7 +43,8 @@ def keys(model: type[BaseModel]) -> str:
     for name, schema in properties.items():
         field = model.model_fields[name]
         default = "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
-        rows.append((f"`{name}`", _kind(schema), default, field.description or ""))
+        shown = field.alias or name  # as a user writes it
+        rows.append((f"`{shown}`", _kind(schema), default, field.description or ""))
     return table(("key", "takes", "default", ""), rows)
 
 
@@ -99,10 +101,21 @@ def _signature(node: ast.FunctionDef) -> str:
     returned = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
     if "property" in kinds:
         return f"`{node.name}{returned.replace(' ->', ':')}`"
-    arguments = ast.unparse(node.args).removeprefix("self").removeprefix("cls").removeprefix(", ")
+    arguments = ast.unparse(_without_receiver(node.args))
     note = " (classmethod)" if "classmethod" in kinds else ""
     note += " (the first answer counts)" if "firstresult=True" in map(ast.unparse, _decorator_keywords(node)) else ""
     return f"`{node.name}({arguments}){returned}`{note}"
+
+
+def _without_receiver(arguments: ast.arguments) -> ast.arguments:
+    """Without `self` or `cls`. A parameter of that name that has an annotation is one like others."""
+    shown = copy.copy(arguments)
+    for name in ("posonlyargs", "args"):
+        listed = getattr(arguments, name)
+        if listed and listed[0].arg in ("self", "cls") and listed[0].annotation is None:
+            setattr(shown, name, listed[1:])
+            break
+    return shown
 
 
 def _decorator_keywords(node: ast.FunctionDef) -> Iterator[ast.keyword]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
@@ -11,6 +12,8 @@ from specdec.sdk.explanations import Explanation, explanations
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "errors.md"
 WIDTH = 120
+WORD = re.compile(r"(?!(?:pyarrow|propose)\b)[a-z-]+,?")
+"""What a sentence may begin with in capitals; identifiers and names of libraries keep their form."""
 HEADER = """\
 # Error codes
 
@@ -30,11 +33,19 @@ def page() -> str:
 def _section(each: Explanation) -> str:
     parts = [
         f"### {each.code}",
-        f"**{each.title[0].upper()}{each.title[1:]}** ({_carrier(each.error)})",
-        *(fill(text, WIDTH) for text in (each.means, f"**Why it matters.** {each.why}", f"**Fix.** {each.fix}")),
+        f"**{_as_sentence(each.title)}** ({_carrier(each.error)})",
+        *(
+            fill(text, WIDTH, break_on_hyphens=False)
+            for text in (each.means, f"**Why it matters.** {each.why}", f"**Fix.** {each.fix}")
+        ),
     ]
     parts += [f"{label}:\n\n```text\n{code}\n```" for label, code in (("Bad", each.bad), ("Good", each.good)) if code]
     return "\n\n".join(parts) + "\n"
+
+
+def _as_sentence(title: str) -> str:
+    """With a capital at its beginning, unless that is a name in code or of a library."""
+    return title[0].upper() + title[1:] if WORD.fullmatch(title.split()[0]) else title
 
 
 def _carrier(error: str) -> str:

@@ -180,8 +180,23 @@ def configuration() -> str:
     ]
     for entry in sorted(importlib_metadata.distribution(OURS).entry_points.select(group=PROPOSERS)):
         sections.append(f"### {entry.name}\n\n{keys(entry.load().Options)}\n")
-    sections.append(_vllm_keys())
+    sections += [SETTINGS_IN_VLLM, _vllm_keys()]
     return "\n".join(sections)
+
+
+SETTINGS_IN_VLLM = """## Settings inside vLLM
+
+`additional_config["specdec"]` of vLLM takes the keys of [speculative_config](#speculative_config), without
+`num_speculative_tokens`, `draft_sample_method` and `rejection_sample_method`, which are keys of vLLM's own
+`speculative_config`. The default of `on_proposer_error` is `disable` there. It also takes:
+
+| key | takes | default |  |
+| --- | --- | --- | --- |
+| `retry_after_steps` | integer at least 0 | `1000` | steps until a switched-off proposer is called again; 0: never |
+| `hang_seconds` | number above 0 | `30.0` | a call of the proposer that has not returned by then is named in the log |
+
+[How to run a proposer inside vLLM](../how-to/run-in-vllm.md) has examples.
+"""
 
 
 def _vllm_keys() -> str:
@@ -236,7 +251,22 @@ def command_line() -> str:
     command = get_command(build_app())
     context = command.make_context("specdec", ["list"], resilient_parsing=True)
     text = get_docs_for_click(obj=command, ctx=context, name="specdec", title="Command line")
-    return text.replace("```console\n$ ", "```text\n").rstrip() + "\n" + WRITTEN
+    return text.replace("```console\n$ ", "```text\n").rstrip() + "\n" + EXIT_CODES + WRITTEN
+
+
+EXIT_CODES = """
+## Exit codes
+
+All commands use the same codes. `specdec explain CODE` says which one an error has.
+
+| code | meaning |
+|---|---|
+| 0 | it is done. Of `check`: every check passed, was skipped, or failed as expected |
+| 1 | a check of `check` failed; outputs that should equal plain decoding's differ; a proposer failed; a bug of ours |
+| 2 | a wrong argument, setting, file or request |
+| 3 | a proposer or plugin cannot be found, imported or called, or does not fit the engine or the target |
+| 4 | the target cannot be served. `doctor`: something is wrong with this machine or installation |
+"""
 
 
 def _homes(package: ModuleType) -> Sequence[ModuleType]:

@@ -162,7 +162,9 @@ class StructuredOutputs(StrictModel):
     grammar: str | None = Field(default=None, min_length=1, description="a context-free grammar in GBNF")
     structural_tag: str | dict[str, Any] | None = Field(default=None, description="tags, and what stands between them")
     disable_any_whitespace: bool = Field(default=False, description="JSON with one fixed way to put whitespace")
-    disable_additional_properties: bool = Field(default=False, description="JSON without keys that no schema names")
+    disable_additional_properties: bool = Field(
+        default=False, description="accepted for vLLM's sake: objects never have keys that their schema does not name"
+    )
     whitespace_pattern: str | None = Field(default=None, description="what may stand between the tokens of JSON")
 
     @classmethod

@@ -59,7 +59,7 @@ class TargetInfo:
 class RequestEnd:
     """How a request ended."""
 
-    reason: str  # "stop", "length" or "abort"; unknown values may appear
+    reason: str  # "stop", "length", "abort" or "error"; unknown values may appear
     output_token_ids: Sequence[int]  # every token of the output; steps have not shown the last of them
     num_drafted: int  # tokens, over the whole request
     num_accepted: int

@@ -61,7 +61,7 @@ class ProposerConformance:
             metafunc.parametrize("check", as_parameters(cls.level, cls.expected_failures))
 
     def test_conforms(self, check: Check, subject: Subject, conformance_run: Run, pytestconfig: pytest.Config) -> None:
-        """The distribution of the check holds."""
+        """The rule of the check holds."""
         require(check, subject, conformance_run, pytestconfig)
 
 

@@ -33,5 +33,5 @@ def run_of(pytestconfig: pytest.Config) -> Callable[[str], Run]:
 
 
 def test_proposer(check: Check, subject: Subject, run_of: Callable[[str], Run], pytestconfig: pytest.Config) -> None:
-    """The distribution of the check holds for the proposer."""
+    """The rule of the check holds for the proposer."""
     require(check, subject, run_of(subject.label), pytestconfig)

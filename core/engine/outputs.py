@@ -13,7 +13,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str  # "stop", "length" or "abort"
+    finish_reason: str  # "stop", "length", "abort" or "error"
     stop_reason: int | str | None  # the token id or text that stopped it; None for end of sequence and length
     logprobs: tuple[dict[int, float], ...] | None
     spec_decode_metrics: dict[str, Any]
