@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from specdec.testing.checks import Check
 
 EXIT_FAILED = 1
-NAME_WIDTH = 31
 STDERR = 2  # its file descriptor
 WORDS = {"unexpected_pass": "FAILED", "failed": "FAILED", "expected_failure": "expected failure"}
 
@@ -130,10 +129,12 @@ class _Announcer:
             faulthandler.enable(STDERR)
 
     def __call__(self, check: Check) -> None:
+        from specdec.testing.checks import ALL_CHECKS
         from specdec.testing.time_limit import GRACE_S
 
         if self._shown:
-            print(f"{check.name:<{NAME_WIDTH}}", end="", flush=True)
+            width = 2 + max(len(each.name) for each in ALL_CHECKS)
+            print(f"{check.name:<{width}}", end="", flush=True)
         if self._timeout:
             faulthandler.dump_traceback_later(self._timeout + GRACE_S, exit=True, file=STDERR)
 

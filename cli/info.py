@@ -52,7 +52,7 @@ def command(
         "distribution": plugin.distribution,
         "version": plugin.version,
         "api": getattr(cls, "api_version", None),
-        "summary": (inspect.getdoc(cls) or "").partition("\n")[0] or None,
+        "summary": inspect.cleandoc(cls.__doc__ or "").partition("\n")[0] or None,
         "needs": needs.model_dump(mode="json", exclude_defaults=True) if needs else "computed from config and target",
         "methods": sorted({"propose", *methods}),
         "options": _options(options),

@@ -68,7 +68,7 @@ def unknown_keys(
     plugin: PluginId | None = None,
 ) -> ConfigError:
     """The error for keys that nobody declares. `answers`: what to say of some, instead of the key that is closest."""
-    hints = {key: did_you_mean(key, known) for key in unknown}
+    hints = {key: did_you_mean(key, known, cutoff=0.75) for key in unknown}  # a word of another engine is no typo
     facts = {key: f"did you mean {hint!r}?" if hint else "unknown" for key, hint in hints.items()}
     facts |= {key: answer for key, answer in (answers or {}).items() if key in unknown}
     accepted = ", ".join(sorted(known)) or "none"
@@ -81,7 +81,8 @@ def wrong_values(where: str, error: ValidationError, *, plugin: PluginId | None 
     """The error for values of the wrong type or out of range: one fact per key, with its path."""
     facts: dict[str, str] = {}
     for item in error.errors():
-        path = ".".join(str(part) for part in item["loc"]) or where
+        parts = [str(part) for part in item["loc"]]
+        path = ".".join(part for part in parts if "[" not in part) or where  # pydantic's own words for a union have one
         missing = item["type"] == "missing"
         found = "" if missing else f"; found {item['input']!r}"
         facts[path] = f"{item['msg'].removeprefix('Value error, ')}{found}"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Literal, TypeVar
 
 from specdec.sdk.calls import right_call
-from specdec.sdk.errors import PluginId, ProposerError, SpecdecError
+from specdec.sdk.errors import PluginId, ProposerError, Refusal, SpecdecError
 
 from ..registry.attribution import FIELDS, author_frame, describe, is_complete, undeclared
 from ..request.metrics import EngineMetrics
@@ -81,6 +81,8 @@ class ContainedCalls:
         sys.audit("specdec.call", self.plugin, method)
         try:
             return call()
+        except Refusal as refusal:
+            raise refusal.attributed_on(self.plugin) from refusal
         except BaseException as error:  # an interrupt is the user's
             if isinstance(error, KeyboardInterrupt) or (isinstance(error, SpecdecError) and is_complete(error)):
                 raise

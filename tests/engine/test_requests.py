@@ -11,7 +11,7 @@ import torch
 from engine_helpers import GREEDY, assert_same_tokens, counter, difference, make_llm, run, tokens
 from inside import listen, pool_of, scheduler_of
 
-from specdec import SamplingParams
+from specdec import LLM, SamplingParams
 from specdec.sdk import ConfigError, Refusal, SpecdecError, hookimpl
 from specdec.sdk.errors import RequestError
 
@@ -66,6 +66,18 @@ def test_unusable_settings_are_named(settings, culprits):
     with pytest.raises(ConfigError) as caught:
         make_llm(**settings)
     assert all(culprit in str(caught.value) for culprit in culprits)
+
+
+def test_a_word_that_is_far_from_all_is_called_unknown():
+    """Another engine's name for something else is no typo, and would lead astray."""
+    with pytest.raises(ConfigError, match="allowed_token_ids  unknown"):
+        SamplingParams(allowed_token_ids=[1])
+
+
+def test_a_value_of_the_wrong_type_is_told_by_its_field_alone():
+    with pytest.raises(ConfigError, match="SD-E132") as caught:
+        LLM(None)
+    assert set(caught.value.facts) == {"model.str", "model"}
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,9 @@ class Undeclared(KvKeeper):
 
 @pytest.mark.slow
 def test_draft_kv_that_was_not_declared_is_refused_at_bind():
-    with pytest.raises(Refusal, match="draft_kv belongs to draft_kv@1"):
+    with pytest.raises(Refusal, match="draft_kv belongs to draft_kv@1") as refused:
         speculate(Undeclared)
+    assert "Undeclared" in str(refused.value).partition("\n")[0]
 
 
 @pytest.mark.slow
