@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from specdec.sdk.needs import Needs
 
 
+SDK = "specdec.sdk"
+
+
 def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     """The lifecycle methods that a proposer class implements.
 
@@ -32,6 +35,8 @@ def check_class(candidate: Any, plugin: PluginId) -> frozenset[str]:
     check_callable(candidate, "propose", _arguments(Proposer.propose), plugin)
     for name in sorted(implemented):
         check_callable(candidate, name, _arguments(getattr(ProposerBase, name)), plugin)
+    for name, arguments in _left_to_write(candidate).items():
+        check_callable(candidate, name, arguments, plugin)
     _warn_about_near_misses(candidate, LIFECYCLE_METHODS, plugin)
     return implemented
 
@@ -94,6 +99,18 @@ def _check_complete(cls: type, plugin: PluginId) -> None:
     raise PluginLoadError("SD-E110", f"{cls.__name__} is not a proposer: no method {absent}", facts, plugin=plugin)
 
 
+def _left_to_write(cls: type) -> dict[str, tuple[str, ...]]:
+    """What bases of the SDK leave to be written and call with a fixed number of arguments, such as `draft`."""
+    bases = [base for base in cls.__mro__ if base.__module__.startswith(SDK)]
+    called = {name: getattr(base, name) for base in bases for name in sorted(getattr(base, "__abstractmethods__", ()))}
+    found = {name: inspect.signature(function).parameters for name, function in called.items()}
+    return {
+        name: tuple(held)
+        for name, held in found.items()
+        if all(each.kind != each.VAR_POSITIONAL for each in held.values())
+    }
+
+
 def _check_constructor(cls: type, plugin: PluginId) -> None:
     if _accepts(cls, 1):
         return
@@ -119,8 +136,9 @@ def _warn_about_near_misses(cls: type, optional: Sequence[str], plugin: PluginId
     """What the class calls itself is a helper of its own, and what it implements was not misspelt."""
     functions = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
     known = {*optional, *(name for each in functions for name in each.__code__.co_names)}
-    absent = [name for name in optional if own_attribute(cls, name) is None]
-    for name, method in _public_methods(cls).items():
+    written = _public_methods(cls)
+    absent = [name for name in optional if name not in written]
+    for name, method in written.items():
         if name in known:
             continue
         event = name.startswith("on_") and optional is LIFECYCLE_METHODS
@@ -132,7 +150,7 @@ def _warn_about_near_misses(cls: type, optional: Sequence[str], plugin: PluginId
 
 def _public_methods(cls: type) -> dict[str, Any]:
     """Public methods of a class by name, those of the SDK's own bases apart."""
-    bases = [base for base in reversed(cls.__mro__) if not base.__module__.startswith(("specdec.sdk", "builtins"))]
+    bases = [base for base in reversed(cls.__mro__) if not base.__module__.startswith((SDK, "builtins"))]
     stored = {name: value for base in bases for name, value in vars(base).items()}
     return {
         name: value

@@ -9,7 +9,17 @@ from pydantic import BaseModel, Field, field_validator
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import PluginSettings, ResolvedProposer, construct, load_proposer
 from specdec.core.registry.discovery import discover
-from specdec.sdk import ConfigError, HostProposer, Needs, Proposer, ProposerBase, Refusal, StrictModel, lifecycle
+from specdec.sdk import (
+    ConfigError,
+    HostProposer,
+    LateProposer,
+    Needs,
+    Proposer,
+    ProposerBase,
+    Refusal,
+    StrictModel,
+    lifecycle,
+)
 from specdec.sdk.config import NetworkSettings
 from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecWarning
 from specdec.sdk.extensions import Metrics, State, Trees
@@ -319,6 +329,33 @@ def test_near_miss_of_a_lifecycle_name_is_a_warning(load, name, meant):
     with pytest.warns(SpecdecWarning, match=f"{name} .*did you mean {meant}") as caught:
         load(mine)
     assert "dist-x:mine 0.3.1" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("name", ["onfinish", "on_end"])
+def test_what_a_base_of_the_sdk_implements_may_be_misspelt_too(load, name):
+    mine = type(
+        "Mine", (HostProposer,), {"draft": lambda self, request, tokens, k: [], name: lambda self, request: None}
+    )
+    with pytest.warns(SpecdecWarning, match=f"{name} .*did you mean on_finish"):
+        load(mine)
+
+
+async def deferred(self, request, tokens, k):
+    return []
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "written"),
+    [
+        (HostProposer, "draft", lambda self, tokens: []),
+        (HostProposer, "draft", deferred),
+        (LateProposer, "ask", lambda self, request: []),
+    ],
+)
+def test_what_a_base_of_the_sdk_calls_is_held_to_its_arguments_at_load(refused, base, name, written):
+    error = refused(type("Mine", (base,), {name: written}))
+    assert error.code == "SD-E111"
+    assert f"{name}(self, request, tokens, k)" in str(error)
 
 
 def test_event_of_another_name_is_a_warning_too(load):
