@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from . import registry as registry
 from . import rejection as rejection
-from .cache.addressing import BlockTable as BlockTable
+from .cache.addressing import Addressing as Addressing
+from .cache.addressing import CacheView as CacheView
 from .cache.block_pool import BlockPool as BlockPool
-from .cache.host_addressing import CacheView as CacheView
-from .cache.host_addressing import HostAddressing as HostAddressing
 from .cache.kv_cache import KVCache as KVCache
 from .cache.kv_cache import LayerShape as LayerShape
 from .cache.row_table import RowTable as RowTable

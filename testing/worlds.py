@@ -12,9 +12,9 @@ from torch import Tensor
 
 from specdec import LLM, SamplingParams
 from specdec.core.host import (
+    Addressing,
     BlockDraftKV,
     EngineServices,
-    HostAddressing,
     KVCache,
     LayerShape,
     PartialTarget,
@@ -118,7 +118,7 @@ class RealTarget:
     def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
         """The engine's services, with draft KV on the rows' blocks."""
         parts = parts_of(self.llm)
-        addressing = HostAddressing(rows, parts.backend)
+        addressing = Addressing(rows, parts.backend)
         store, spec = None, needs.extension(DraftKV)
         if spec is not None:
             dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)

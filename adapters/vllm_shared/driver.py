@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from specdec.core.host import (
-    BlockTable,
     CheckedDraft,
     Committed,
     DraftReport,
@@ -90,7 +89,7 @@ class Driver:
         table = speculation.draft_table(target.device) if read_late and not self._draws_trees else None
         self.reads_late = table is not None
         self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
-        self._table: BlockTable | None = None  # of the draft KV, where a device addresses it
+        self._table: Any = None  # of the draft KV, where a device addresses it
         self._grammars = grammars
         grammar_of = None if grammars is None else grammars.of
         self._services = speculation.services(target, tokenizer, self._profile.backend, grammar_of=grammar_of)
