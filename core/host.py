@@ -46,13 +46,12 @@ from .proposing.draft_store import TakenDrafts as TakenDrafts
 from .proposing.draft_table import CheckedDraft as CheckedDraft
 from .proposing.draft_table import DraftReport as DraftReport
 from .proposing.proposer_host import ProposerHost as ProposerHost
-from .proposing.services import BlockDraftKV as BlockDraftKV
 from .proposing.services import EngineServices as EngineServices
 from .proposing.services import KVStorage as KVStorage
+from .proposing.services import Lent as Lent
 from .proposing.services import logit_scale as logit_scale
 from .proposing.speculation import Speculation as Speculation
 from .proposing.speculation import SpeculativeSettings as SpeculativeSettings
-from .proposing.target_access import TargetAccess as TargetAccess
 from .proposing.top_tokens import TopTokens as TopTokens
 from .proposing.view_guard import Snapshot as Snapshot
 from .proposing.view_guard import tensors_of as tensors_of

@@ -21,7 +21,9 @@ from specdec.core.host import (
     Committed,
     DistributionBuffers,
     EngineMetrics,
+    EngineServices,
     FinishReason,
+    Lent,
     Request,
     RequestProgress,
     RowTable,
@@ -132,13 +134,11 @@ class Hosted:
         self._rows = RowTable(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
         views = PathViews(loaded.needs, self.num_draft_tokens, info, target.device)
         captured = profile.capture(None, False, info.max_num_seqs, 0)
-        services = speculation.services(
-            target,
-            tokenizer,
-            profile.backend,
+        lent = Lent(
             capture=captured.function if captured else None,
             compiling=compiler().CompiledFunction if torch_compile and compiler() else None,
         )
+        services = EngineServices(info, loaded.needs, target, tokenizer, profile.backend, lent=lent)
         metrics = EngineMetrics(info.model, self.plugin.label)
         self.host = speculation.host(services, metrics, observers, target.device, views)
         addressing = profile.addressing(self._rows, info, self._lookahead)

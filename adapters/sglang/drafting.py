@@ -19,6 +19,7 @@ from specdec.core.host import (
     Committed,
     DistributionBuffers,
     EngineMetrics,
+    EngineServices,
     FinishReason,
     Request,
     RequestProgress,
@@ -68,7 +69,7 @@ class Drafting:
         target = NoTarget(info)
         views = PathViews(loaded.needs, loaded.config.width, info, target.device)
         self.metrics = EngineMetrics(info.model, loaded.plugin.label)
-        services = speculation.services(target, tokenizer, profile_of(target.device).backend)
+        services = EngineServices(info, loaded.needs, target, tokenizer, profile_of(target.device).backend)
         self._host = speculation.host(services, self.metrics, observers, target.device, views)
         self._host.warm_up()
         self._info, self._loaded = info, loaded

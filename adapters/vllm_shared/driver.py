@@ -21,7 +21,9 @@ from specdec.core.host import (
     DraftReport,
     DraftStore,
     EngineMetrics,
+    EngineServices,
     KVStorage,
+    Lent,
     Request,
     RequestProgress,
     Scheduled,
@@ -91,8 +93,8 @@ class Driver:
         self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
         self._table: Any = None  # of the draft KV, where a device addresses it
         self._grammars = grammars
-        grammar_of = None if grammars is None else grammars.of
-        self._services = speculation.services(target, tokenizer, self._profile.backend, grammar_of=grammar_of)
+        lent = Lent(grammar_of=None if grammars is None else grammars.of)
+        self._services = EngineServices(info, needs, target, tokenizer, self._profile.backend, lent=lent)
         host = speculation.host(
             self._services,
             self.metrics,
