@@ -24,7 +24,6 @@ from .engine.exporters import prometheus_text as prometheus_text
 from .engine.grammars import Grammars as Grammars
 from .engine.plan import target_info as target_info
 from .engine.verifier_checkpoint import with_verifier as with_verifier
-from .engine.view import EngineView as EngineView
 from .kernels.backend import Backend as Backend
 from .kernels.backend import compiler as compiler
 from .model.find_mixers import mixers_in as mixers_in
