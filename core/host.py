@@ -54,6 +54,7 @@ from .proposing.speculation import SpeculativeSettings as SpeculativeSettings
 from .proposing.top_tokens import TopTokens as TopTokens
 from .proposing.view_guard import Snapshot as Snapshot
 from .proposing.view_guard import tensors_of as tensors_of
+from .proposing.views import Computed as Computed
 from .proposing.views import ViewBuilder as ViewBuilder
 from .request.grammar import RequestGrammar as RequestGrammar
 from .request.metrics import EngineMetrics as EngineMetrics

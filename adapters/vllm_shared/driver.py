@@ -18,6 +18,7 @@ from torch import Tensor
 from specdec.core.host import (
     CheckedDraft,
     Committed,
+    Computed,
     DraftReport,
     DraftStore,
     EngineMetrics,
@@ -203,7 +204,8 @@ class Driver:
         if not self._draws_trees:
             most = min(most, step.num_draft_tokens)
         top = self._top(step, sampled) if self._num_top else None
-        return going_on, self._progress.propose(going_on, most, step, step.hidden, top)
+        computed = Computed(step.token_ids, step.positions, step.hidden, top)
+        return going_on, self._progress.propose(going_on, most, computed)
 
     def _top(self, step: EngineStep, sampled: Sequence[list[int]]) -> TopTokens:
         """The likeliest tokens after each token whose logits chose something. vLLM computes logits in the middle of a

@@ -21,6 +21,7 @@ from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.top_tokens import TopTokens
+from ..proposing.views import Computed
 from ..rejection import STATUS_BAD_ROW, Verdict, VerificationRule, verify
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
@@ -107,7 +108,9 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.progress.propose(going_on, self._host.width, batch.inputs, output.hidden, top)
+                inputs = batch.inputs
+                computed = Computed(inputs.token_ids, inputs.positions, output.hidden, top)
+                self.progress.propose(going_on, self._host.width, computed)
             if batch.numbers.shape[1]:
                 names = [share.request.request_id for share in batch.shares]
                 self.progress.check_late(names, batch.taken, reports)
