@@ -24,7 +24,7 @@ class Asked:
         if asked is None:
             raise ConfigError("SD-E133", "there is no speculative_config to hand over", {"fix": "-sc '{...}'"})
         config = SpeculativeConfig.parse(asked)
-        resolved = registry.Registry.discover(plugins, registry.load_hooks(plugins).registrations).resolve(config)
+        resolved = registry.Registry.discover(plugins, registry.load_hooks(plugins)).resolve(config)
         registry.check_class(resolved.cls, resolved.plugin)
         return cls(str(packaged(str(target)) or target), config, resolved)
 

@@ -60,7 +60,7 @@ class Speculation:
         config = SpeculativeConfig.parse(asked)
         experts_settings(config.moe_backend)
         check_quantization(config.quantization, WHERE)
-        registry = Registry.discover(settings, hooks.registrations)
+        registry = Registry.discover(settings, hooks)
         if config.rejection_sample_method in LOSSY:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',

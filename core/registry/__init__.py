@@ -6,7 +6,6 @@ from .attribution import author_frame as author_frame
 from .attribution import describe as describe
 from .attribution import is_complete as is_complete
 from .catalog import CLASS_PATH_METHOD as CLASS_PATH_METHOD
-from .catalog import Registrations as Registrations
 from .catalog import Registry as Registry
 from .catalog import ResolvedProposer as ResolvedProposer
 from .check import check_class as check_class
