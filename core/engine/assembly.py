@@ -29,8 +29,7 @@ from .device import Working
 from .grammars import Grammars
 from .loaded_model import LoadedModel
 from .paged_cache import PagedCache
-from .plan import Plan
-from .prefix_caching import PrefixCaching
+from .plan import Plan, PrefixCaching
 from .threads import Threads
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]

@@ -12,7 +12,7 @@ from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
-from ..device_memory import CudaMemory, DeviceMemory, free_memory, spare_memory
+from ..device_memory import CudaMemory, free_memory, spare_memory
 from ..model.target import TargetModel
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def left_by_a_step(
     config: EngineConfig,
     target: TargetModel,
     num_captured: int = 0,
-    memory: Callable[[torch.device], DeviceMemory] = CudaMemory,
+    memory: Callable[[torch.device], CudaMemory] = CudaMemory,
 ) -> int:
     """The share of a device that the user gives, less what is there now, the largest step, and what is captured.
 
