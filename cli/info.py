@@ -32,10 +32,10 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Show one proposer: where it comes from, what it needs, and which options it has. Imports that one."""
-    from specdec.core.registry.check import check_class
     from specdec.core.registry.importing import import_target
     from specdec.core.registry.load import options_model, static_needs
-    from specdec.core.registry.request_options import request_options_model
+    from specdec.sdk.check import check_class
+    from specdec.sdk.request_options import request_options_model
 
     session: Session = ctx.obj
     plugin, hooks = _who(target, session)

@@ -11,21 +11,21 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from specdec.sdk.check import check_callable, check_class, check_extensions
 from specdec.sdk.config import NetworkSettings, ProposerConfig, StrictModel, unknown_keys, wrong_values
 from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
 from specdec.sdk.extensions import KNOWN, Extension, Trees
 from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.needs import Needs
 from specdec.sdk.proposer_protocol import Proposer
+from specdec.sdk.request_options import read_request_options, request_options_model
 from specdec.sdk.types import TargetInfo
 
 from ..config.speculative_config import SpeculativeConfig
 from .attribution import attributing
 from .catalog import ResolvedProposer
-from .check import check_callable, check_class, check_extensions
 from .hooks import HookPlugins
 from .proposer_state import as_path, find_state, has_state, require_state
-from .request_options import read_request_options, request_options_model
 
 logger = logging.getLogger("specdec")
 
