@@ -103,8 +103,6 @@ def _total_rows(result: Result) -> Iterator[tuple[str, str, str]]:
         yield "Draft acceptance rate", f"{100 * result['draft_acceptance_rate']:.1f} %", counts
     if result["drafted_trees"]:
         yield from _tree_rows(result["drafted_trees"])
-    if result["num_replayed_rows"]:
-        yield "Rows read again", str(result["num_replayed_rows"]), "accepted drafts, by layers that keep a state"
     yield "Tokens per second", f"{result['tokens_per_second']:.1f}", _repeats_remark(result)
     if result["speedup"] is None:
         return

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec.core.config.settings_text import as_mapping
 from specdec.sdk import ConfigError
+from specdec.sdk.json_files import as_mapping
 
 from ._output import Format
 

@@ -68,10 +68,10 @@ def import_here() -> None:
 
 def _verified(entry: PluginEntry) -> dict[str, str | None]:
     """Code and reason of what is wrong with it; both None if nothing is."""
-    from specdec.core.registry.check import check_class
     from specdec.core.registry.functions import import_function
     from specdec.core.registry.hooks import HookPlugins
     from specdec.core.registry.importing import import_target
+    from specdec.sdk.check import check_class
 
     if entry.kind == "plugins":
         (row,) = HookPlugins((entry,)).entries

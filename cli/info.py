@@ -16,7 +16,7 @@ from ._output import JsonOption
 from ._session import Session
 
 if TYPE_CHECKING:
-    from specdec.core.registry import Registrations
+    from specdec.core.registry import HookPlugins
 
 NO_OPTIONS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -32,14 +32,14 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Show one proposer: where it comes from, what it needs, and which options it has. Imports that one."""
-    from specdec.core.registry.check import check_class
     from specdec.core.registry.importing import import_target
     from specdec.core.registry.load import options_model, static_needs
-    from specdec.core.registry.request_options import request_options_model
+    from specdec.sdk.check import check_class
+    from specdec.sdk.request_options import request_options_model
 
     session: Session = ctx.obj
-    plugin, registrations = _who(target, session)
-    cls = registrations.adapt_proposer(import_target(plugin))
+    plugin, hooks = _who(target, session)
+    cls = hooks.adapted(import_target(plugin))
     methods = check_class(cls, plugin)
     options = options_model(cls, plugin)
     if schema:
@@ -66,7 +66,7 @@ def command(
         _show(facts, session)
 
 
-def _who(target: str, session: Session) -> tuple[PluginId, Registrations]:
+def _who(target: str, session: Session) -> tuple[PluginId, HookPlugins]:
     """Hook plugins are loaded only for what no entry point offers."""
     from specdec.core.registry import Registry
     from specdec.core.registry.class_path import class_path
@@ -74,9 +74,9 @@ def _who(target: str, session: Session) -> tuple[PluginId, Registrations]:
 
     registry = Registry.discover(session.settings)
     if registry.find(target) is None:
-        registry = Registry.discover(session.settings, load_hooks(session.settings).registrations)
+        registry = Registry.discover(session.settings, load_hooks(session.settings))
         target = class_path(target) or target
-    return registry.plugin(target), registry.registrations
+    return registry.plugin(target), registry.hooks
 
 
 def _options(model: type[BaseModel] | None) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specdec.core.config.settings_text import as_mapping
+from specdec.sdk.json_files import as_mapping
 
 from ._engine_options import (
     ChatOption,

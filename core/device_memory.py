@@ -5,23 +5,10 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Protocol
 
 import psutil
 import torch
 from torch import Tensor
-
-
-class DeviceMemory(Protocol):
-    """What sizing asks of a device."""
-
-    def total(self) -> int:
-        """Bytes there are."""
-        ...
-
-    def peak(self, work: Callable[[], object]) -> int:
-        """Bytes in use at most while the work runs, those of other processes and libraries included."""
-        ...
 
 
 class CudaMemory:
@@ -31,9 +18,11 @@ class CudaMemory:
         self._device = device
 
     def total(self) -> int:
+        """Bytes there are."""
         return torch.cuda.mem_get_info(self._device)[1]
 
     def peak(self, work: Callable[[], object]) -> int:
+        """Bytes in use at most while the work runs, those of other processes and libraries included."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         work()

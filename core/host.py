@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from . import registry as registry
 from . import rejection as rejection
-from .cache.addressing import BlockTable as BlockTable
+from .cache.addressing import Addressing as Addressing
+from .cache.addressing import CacheView as CacheView
 from .cache.block_pool import BlockPool as BlockPool
-from .cache.host_addressing import CacheView as CacheView
-from .cache.host_addressing import HostAddressing as HostAddressing
 from .cache.kv_cache import KVCache as KVCache
 from .cache.kv_cache import LayerShape as LayerShape
 from .cache.row_table import RowTable as RowTable
+from .cache.state_store import StateLayout as StateLayout
 from .cache.state_store import StatePass as StatePass
 from .cache.state_store import StateStore as StateStore
 from .cache.transfer import upload as upload
@@ -25,7 +25,6 @@ from .engine.exporters import prometheus_text as prometheus_text
 from .engine.grammars import Grammars as Grammars
 from .engine.plan import target_info as target_info
 from .engine.verifier_checkpoint import with_verifier as with_verifier
-from .engine.view import EngineView as EngineView
 from .kernels.backend import Backend as Backend
 from .kernels.backend import compiler as compiler
 from .model.find_mixers import mixers_in as mixers_in
@@ -47,16 +46,16 @@ from .proposing.draft_store import TakenDrafts as TakenDrafts
 from .proposing.draft_table import CheckedDraft as CheckedDraft
 from .proposing.draft_table import DraftReport as DraftReport
 from .proposing.proposer_host import ProposerHost as ProposerHost
-from .proposing.services import BlockDraftKV as BlockDraftKV
 from .proposing.services import EngineServices as EngineServices
 from .proposing.services import KVStorage as KVStorage
+from .proposing.services import Lent as Lent
 from .proposing.services import logit_scale as logit_scale
 from .proposing.speculation import Speculation as Speculation
 from .proposing.speculation import SpeculativeSettings as SpeculativeSettings
-from .proposing.target_access import TargetAccess as TargetAccess
 from .proposing.top_tokens import TopTokens as TopTokens
 from .proposing.view_guard import Snapshot as Snapshot
 from .proposing.view_guard import tensors_of as tensors_of
+from .proposing.views import Computed as Computed
 from .proposing.views import ViewBuilder as ViewBuilder
 from .request.grammar import RequestGrammar as RequestGrammar
 from .request.metrics import EngineMetrics as EngineMetrics

@@ -78,7 +78,6 @@ def acceptance_facts(counts: RequestMetrics) -> dict[str, Any]:
         "num_draft_tokens": counts.num_draft_tokens,
         "num_accepted_tokens": counts.num_accepted_tokens,
         "num_output_tokens": counts.num_committed_tokens,
-        "num_replayed_rows": counts.num_replayed_rows,
         "drafted_trees": tree_facts(counts),
     }
 

@@ -15,7 +15,6 @@ from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.engine.engine import Engine
 from specdec.core.engine.verifier_checkpoint import with_verifier
-from specdec.core.host import EngineView
 from specdec.core.proposing.speculation import SpeculativeSettings
 from specdec.core.registry import PluginSettings
 from specdec.core.registry.proposer_state import as_path, has_state
@@ -161,7 +160,7 @@ def _engines(
     if not settings.runs_plain_beside:
         return engine, None
     plain = start(None)
-    assert EngineView.of(plain.engine).host is None, "outputs and times are compared with plain decoding's"
+    assert plain.engine.parts.host is None, "outputs and times are compared with plain decoding's"
     return engine, plain
 
 
@@ -179,14 +178,14 @@ def built(config: EngineConfig, asked: SpeculativeSettings, plugins: PluginSetti
 
 def own_figures(engine: Engine) -> dict[str, float]:
     """What the proposer publishes of itself, since its engine was built."""
-    host = EngineView.of(engine).host
+    host = engine.parts.host
     engine.get_metrics()
     return dict(host.own_metrics) if host else {}
 
 
 def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -> dict[str, Any]:
     """The settings that a result names beside the proposer, and what the engine made of them."""
-    info = EngineView.of(engine).info
+    info = engine.parts.info
     return {
         "model": str(settings.engine.model),
         "dtype": info.dtype,
@@ -203,7 +202,7 @@ def configuration_facts(settings: RunSettings, engine: Engine, chosen: Chosen) -
 
 def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, Any]:
     """Which proposer the engine has, and its settings with the draft length that it came to."""
-    host = EngineView.of(engine).host
+    host = engine.parts.host
     if host is None:
         return {"proposer": None, "speculative_config": None, "source_sha256": None}
     settings = SpeculativeConfig.parse(asked).replace(num_speculative_tokens=host.loaded.config.num_draft_tokens)
@@ -216,8 +215,8 @@ def speculation_facts(asked: SpeculativeSettings, engine: Engine) -> dict[str, A
 
 def environment_facts(engine: Engine) -> dict[str, Any]:
     """The machine, and the threads that the engine uses."""
-    view = EngineView.of(engine)
-    return environment(view.device) | {"threads": view.num_threads}
+    parts = engine.parts
+    return environment(parts.target.device) | {"threads": parts.threads.count}
 
 
 def _reference(earlier: EarlierRun | None, repeats: Sequence[Repeat]) -> _Reference | None:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from specdec import SamplingParams
 from specdec.core.host import (
+    Addressing,
     BlockPool,
     DistributionBuffers,
     DraftStore,
     EngineMetrics,
-    HostAddressing,
     KVCache,
     Request,
     RowTable,
@@ -83,7 +83,7 @@ class Stage:
             DraftStore(DistributionBuffers.none(), keeps_trees=loaded.needs.extension(Trees) is not None),
             metrics,
             self._host,
-            addressing=HostAddressing(rows, profile_of(CPU, "torch").backend),
+            addressing=Addressing(rows, profile_of(CPU, "torch").backend),
             rule=self._scripted.verify,
         )
 

@@ -67,12 +67,12 @@ class Subject:
     @cached_property
     def resolved(self) -> registry.ResolvedProposer:
         """The class, and who to blame. Raises PluginLoadError or ConfigError, as the engine does."""
-        registrations = registry.load_hooks(self.plugin_settings).registrations
+        hooks = registry.load_hooks(self.plugin_settings)
         if isinstance(self.asked, str):
-            return registry.Registry.discover(self.plugin_settings, registrations).resolve(self._given)
-        cls = registrations.adapt_proposer(self.asked)
+            return registry.Registry.discover(self.plugin_settings, hooks).resolve(self._given)
+        cls = hooks.adapted(self.asked)
         plugin = PluginId(self.asked.__name__, self.label)
-        return registry.ResolvedProposer(plugin, cls, self._given.model, registrations)
+        return registry.ResolvedProposer(plugin, cls, self._given.model, hooks)
 
     @cached_property
     def needs(self) -> Needs:

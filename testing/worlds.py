@@ -12,14 +12,13 @@ from torch import Tensor
 
 from specdec import LLM, SamplingParams
 from specdec.core.host import (
-    BlockDraftKV,
+    Addressing,
     EngineServices,
-    HostAddressing,
     KVCache,
     LayerShape,
+    Lent,
     PartialTarget,
     RowTable,
-    TargetAccess,
     parts_of,
     with_verifier,
 )
@@ -58,10 +57,10 @@ class World(Protocol):
 class _WatchedServices(EngineServices):
     """The engine's own services, which remember what was asked for."""
 
-    def __init__(self, info: TargetInfo, llm: LLM, store: BlockDraftKV | None, needs: Needs, uses: Uses) -> None:
+    def __init__(self, info: TargetInfo, llm: LLM, needs: Needs, uses: Uses) -> None:
         parts = parts_of(llm)
-        access = TargetAccess(needs, partial(PartialTarget, parts.target))
-        super().__init__(info, parts.target, parts.tokenizer, store, parts.backend, access=access)
+        lent = Lent(own_layers=partial(PartialTarget, parts.target))
+        super().__init__(info, needs, parts.target, parts.tokenizer, parts.backend, lent=lent)
         self._uses = uses
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -117,13 +116,9 @@ class RealTarget:
 
     def services(self, info: TargetInfo, needs: Needs, rows: RowTable, cache: KVCache, uses: Uses) -> Services:
         """The engine's services, with draft KV on the rows' blocks."""
-        parts = parts_of(self.llm)
-        addressing = HostAddressing(rows, parts.backend)
-        store, spec = None, needs.extension(DraftKV)
-        if spec is not None:
-            dtype = parts.target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            store = BlockDraftKV(spec, dtype, parts.target.device).lay_out(rows.pool.num_blocks, addressing)
-        services = _WatchedServices(info, self.llm, store, needs, uses)
+        addressing = Addressing(rows, parts_of(self.llm).backend)
+        services = _WatchedServices(info, self.llm, needs, uses)
+        services.lay_out_draft_kv(rows.pool.num_blocks, addressing)
         services.use_cache(cache, addressing)
         return services
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.core.host import SpeculativeConfig, SpeculativeSettings, registry, with_verifier
+from specdec.sdk.check import check_class
 from specdec.sdk.errors import ConfigError, PluginId
 from specdec.sdk.packaged import packaged
 
@@ -24,8 +25,8 @@ class Asked:
         if asked is None:
             raise ConfigError("SD-E133", "there is no speculative_config to hand over", {"fix": "-sc '{...}'"})
         config = SpeculativeConfig.parse(asked)
-        resolved = registry.Registry.discover(plugins, registry.load_hooks(plugins).registrations).resolve(config)
-        registry.check_class(resolved.cls, resolved.plugin)
+        resolved = registry.Registry.discover(plugins, registry.load_hooks(plugins)).resolve(config)
+        check_class(resolved.cls, resolved.plugin)
         return cls(str(packaged(str(target)) or target), config, resolved)
 
     @property

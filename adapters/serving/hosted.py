@@ -8,20 +8,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from specdec import SamplingParams
 from specdec.core.host import (
     BlockPool,
     CheckedDraft,
     Committed,
+    Computed,
     DistributionBuffers,
     EngineMetrics,
+    EngineServices,
     FinishReason,
+    Lent,
     Request,
     RequestProgress,
     RowTable,
@@ -56,11 +58,6 @@ _Share = tuple[Scheduled, list[int], list[int]]
 """A request's part of a step, the drafts that were verified, and the tokens committed."""
 
 REASONS = {each.value for each in FinishReason}
-
-
-class _Computed(NamedTuple):
-    token_ids: Tensor  # [N] int64
-    positions: Tensor  # [N] int64
 
 
 @dataclass(eq=False)
@@ -132,13 +129,11 @@ class Hosted:
         self._rows = RowTable(info.max_num_seqs, BlockPool(info.max_num_seqs * per_row, info.block_size, per_row))
         views = PathViews(loaded.needs, self.num_draft_tokens, info, target.device)
         captured = profile.capture(None, False, info.max_num_seqs, 0)
-        services = speculation.services(
-            target,
-            tokenizer,
-            profile.backend,
+        lent = Lent(
             capture=captured.function if captured else None,
             compiling=compiler().CompiledFunction if torch_compile and compiler() else None,
         )
+        services = EngineServices(info, loaded.needs, target, tokenizer, profile.backend, lent=lent)
         metrics = EngineMetrics(info.model, self.plugin.label)
         self.host = speculation.host(services, metrics, observers, target.device, views)
         addressing = profile.addressing(self._rows, info, self._lookahead)
@@ -345,15 +340,14 @@ class Hosted:
             first += share.num_rows
         if self._keeps_kv:
             self._hold_blocks(committed)
-        hidden = [] if self._states is None else self._states.of([share for share, *_ in shares])
         limited = [self._budget(each, budget) for each, budget in zip(committed, budgets, strict=True)]
-        view, _ = self.host.views.build(committed, limited, batch, hidden)
+        view, _ = self.host.views.build(committed, limited, batch)
         if drawings:
             view = with_drawings(view, drawings, self._loaded.needs.sampling)
         return self.host.draft(view, limited)
 
-    def _batch(self, shares: Sequence[_Share]) -> _Computed:
-        """The tokens of the step, where the proposer is shown them with the rejected ones between."""
+    def _batch(self, shares: Sequence[_Share]) -> Computed:
+        """The step's states, and its tokens where the proposer is shown them with the rejected ones between."""
         tokens: list[int] = []
         positions: list[int] = []
         if self._reads_batch:
@@ -361,9 +355,10 @@ class Hosted:
                 tokens += [*share.request.token_ids[share.start : share.start + share.num_tokens], *drafts]
                 positions += range(share.start, share.start + share.num_tokens + len(drafts))
         device = torch.device(self.info.device)
-        return _Computed(
+        return Computed(
             torch.tensor(tokens, dtype=torch.int64, device=device),
             torch.tensor(positions, dtype=torch.int64, device=device),
+            [] if self._states is None else self._states.of([share for share, *_ in shares]),
         )
 
     def _hold_blocks(self, committed: Sequence[Committed]) -> None:

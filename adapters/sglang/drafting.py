@@ -8,16 +8,17 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from specdec.core.host import (
     BlockPool,
     Committed,
+    Computed,
     DistributionBuffers,
     EngineMetrics,
+    EngineServices,
     FinishReason,
     Request,
     RequestProgress,
@@ -42,13 +43,6 @@ logger = logging.getLogger("specdec")
 _REST = "specdec.LLM, or a proposer that reads tokens alone"
 
 
-class _Computed(NamedTuple):
-    """Stands for the computed tokens of a step, which nobody reads: a host proposer is shown what was committed."""
-
-    token_ids: Tensor  # [0] int64
-    positions: Tensor  # [0] int64
-
-
 @dataclass(eq=False)
 class _Text:
     """A request of SGLang's, and ours for it."""
@@ -67,7 +61,7 @@ class Drafting:
         target = NoTarget(info)
         views = PathViews(loaded.needs, loaded.config.width, info, target.device)
         self.metrics = EngineMetrics(info.model, loaded.plugin.label)
-        services = speculation.services(target, tokenizer, profile_of(target.device).backend)
+        services = EngineServices(info, loaded.needs, target, tokenizer, profile_of(target.device).backend)
         self._host = speculation.host(services, self.metrics, observers, target.device, views)
         self._host.warm_up()
         self._info, self._loaded = info, loaded
@@ -95,8 +89,8 @@ class Drafting:
         self._progress.start([text.request for text in texts])
         committed = [self._commit(text) for text in texts]
         going_on = [each for each in committed if each is not None and each.request.finish_reason is None]
-        nothing = torch.zeros(0, dtype=torch.int64)
-        checked = self._progress.propose(going_on, self._loaded.config.width, _Computed(nothing, nothing), [])
+        nothing = torch.zeros(0, dtype=torch.int64)  # a host proposer is shown what was committed
+        checked = self._progress.propose(going_on, self._loaded.config.width, Computed(nothing, nothing))
         chains = on_best_path(checked)[0].token_ids if checked else [[] for _ in going_on]
         drafts = dict(zip([each.request.request_id for each in going_on], chains, strict=True))
         for text in texts:

@@ -18,6 +18,7 @@ from specdec.core.host import (
     Committed,
     EngineConfig,
     EngineMetrics,
+    EngineServices,
     KVCache,
     Request,
     Runner,
@@ -119,7 +120,7 @@ class SpeculativeDecoding:
         self._scheduler = _Planning(pool, info.max_num_seqs, whole_prompts, speculation.lookahead)
         self._scheduler.target = self._target
         addressing = profile.addressing(self._scheduler, info, speculation.lookahead)
-        services = speculation.services(self._target, tokenizer, profile.backend)
+        services = EngineServices(info, needs, self._target, tokenizer, profile.backend)
         self._host = speculation.host(services, self.metrics, observers, model.device, self._views)
         services.lay_out_draft_kv(num_blocks, addressing)
         self._host.warm_up()

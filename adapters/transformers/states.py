@@ -5,11 +5,12 @@ A pass computes drafts on a copy of the state, and the next one reads the inputs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import (
     CacheLayerMixin,
@@ -18,7 +19,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from specdec.core.host import Backend, Mixers, StatePass, StateStore, mixers_in
+from specdec.core.host import Backend, Mixers, StateLayout, StatePass, StateStore, mixers_in
 from specdec.sdk.errors import ConfigError
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
@@ -71,7 +72,18 @@ class States:
     def hand_over(self, cache: DynamicCache, num_accepted: int) -> None:
         """Give the cache the states after the accepted drafts of the last pass."""
         with torch.no_grad():
-            self._mixers.hand_over(cache, self.store, 0, num_accepted)
+            for mixer, kept, inputs in zip(self._mixers.each, self.store.tensors, self.store.inputs, strict=True):
+                states = [state[:1].clone() for state in kept]
+                if num_accepted:
+                    mixer.advance(inputs[:1, :num_accepted], states, mixer.others, decodes=True)
+                _put_into(cache.layers[mixer.layer], mixer.layout, states)
+
+
+def _put_into(layer: Any, layout: StateLayout, states: Sequence[Tensor]) -> None:
+    """Make these the states that transformers' cache layer holds."""
+    for tensor, state in zip(layout.tensors, states, strict=True):
+        update = layer.update_conv_state if tensor.kind == "conv" else layer.update_recurrent_state
+        update(state, tensor.index)
 
 
 def _replaced(model: Any) -> dict[str, Any]:

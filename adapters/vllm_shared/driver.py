@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from specdec.core.host import (
-    BlockTable,
     CheckedDraft,
     Committed,
+    Computed,
     DraftReport,
     DraftStore,
     EngineMetrics,
+    EngineServices,
     KVStorage,
+    Lent,
     Request,
     RequestProgress,
     Scheduled,
@@ -90,10 +92,10 @@ class Driver:
         table = speculation.draft_table(target.device) if read_late and not self._draws_trees else None
         self.reads_late = table is not None
         self._drafts = views.store(buffers) if table is None else DraftStore(buffers, table)
-        self._table: BlockTable | None = None  # of the draft KV, where a device addresses it
+        self._table: Any = None  # of the draft KV, where a device addresses it
         self._grammars = grammars
-        grammar_of = None if grammars is None else grammars.of
-        self._services = speculation.services(target, tokenizer, self._profile.backend, grammar_of=grammar_of)
+        lent = Lent(grammar_of=None if grammars is None else grammars.of)
+        self._services = EngineServices(info, needs, target, tokenizer, self._profile.backend, lent=lent)
         host = speculation.host(
             self._services,
             self.metrics,
@@ -206,7 +208,8 @@ class Driver:
         if not self._draws_trees:
             most = min(most, step.num_draft_tokens)
         top = self._top(step, sampled) if self._num_top else None
-        return going_on, self._progress.propose(going_on, most, step, step.hidden, top)
+        computed = Computed(step.token_ids, step.positions, step.hidden, top)
+        return going_on, self._progress.propose(going_on, most, computed)
 
     def _top(self, step: EngineStep, sampled: Sequence[list[int]]) -> TopTokens:
         """The likeliest tokens after each token whose logits chose something. vLLM computes logits in the middle of a

@@ -102,10 +102,6 @@ class StatePass:
             return None
         return num_reread, num_drafts
 
-    def reread_by_row(self) -> dict[int, int]:
-        """Inputs of each request that every module reads again."""
-        return {member.row: member.num_reread for group in self.kept for member in group.members}
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvenPass(StatePass):

@@ -10,9 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from specdec.sdk.config import DraftSampleMethod, wrong_values
 from specdec.sdk.errors import ConfigError
+from specdec.sdk.json_files import as_mapping
 from specdec.sdk.ranges import DraftLength, Share, TreeSize
-
-from .settings_text import as_mapping
 
 WHERE = "speculative_config"
 EXAMPLE = '{"method": "NAME", "num_speculative_tokens": 4}'

@@ -17,7 +17,7 @@ from ..model.target import Target, TargetModel
 from ..model.text_equality import TextEquality
 from ..proposing.draft_store import DistributionBuffers, DraftStore
 from ..proposing.proposer_host import ProposerHost
-from ..proposing.services import EngineServices
+from ..proposing.services import EngineServices, Lent
 from ..proposing.speculation import SpeculativeSettings
 from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins
@@ -29,8 +29,7 @@ from .device import Working
 from .grammars import Grammars
 from .loaded_model import LoadedModel
 from .paged_cache import PagedCache
-from .plan import Plan
-from .prefix_caching import PrefixCaching
+from .plan import Plan, PrefixCaching
 from .threads import Threads
 
 StandIn = Callable[[Scheduler], tuple[Target, Scheduling, VerificationRule]]
@@ -137,15 +136,19 @@ def _services(plan: Plan, model: LoadedModel, passes: Any, grammars: Grammars) -
     if speculation is None:
         return None
     speculation.require_cached(model.target.layer_shapes)
-    return speculation.services(
+    return EngineServices(
+        speculation.info,
+        speculation.loaded.needs,
         model.target,
         model.tokenizer,
         plan.profile.backend,
         config.moe_backend,
-        passes.function if passes else None,
-        plan.compiler.CompiledFunction if plan.compiler else None,
-        model.own_layers,
-        grammars.of,
+        Lent(
+            capture=passes.function if passes else None,
+            compiling=plan.compiler.CompiledFunction if plan.compiler else None,
+            own_layers=model.own_layers,
+            grammar_of=grammars.of,
+        ),
     )
 
 

@@ -16,7 +16,6 @@ from specdec.sdk.errors import ConfigError
 from specdec.sdk.types import TargetInfo
 
 from ..cache.addressing import Addressing, Rows
-from ..cache.host_addressing import HostAddressing
 from ..config.engine_config import EngineConfig
 from ..kernels.backend import Backend, Form, backend_of
 from ..model.target import TargetModel
@@ -56,7 +55,7 @@ class DeviceProfile:
     def addressing(self, rows: Rows, info: TargetInfo, lookahead: int) -> Addressing:
         """How passes find the blocks of these rows. lookahead: positions past the newest token that drafts write."""
         if self.table is None:
-            return HostAddressing(rows, self.backend)
+            return Addressing(rows, self.backend)
         width = -(-(info.max_model_len + lookahead) // rows.pool.block_size)
         addressing: Addressing = self.table(rows, info.max_num_seqs, width, torch.device(info.device))
         return addressing

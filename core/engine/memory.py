@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,31 +12,22 @@ from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
 
 from ..config.engine_config import EngineConfig
-from ..device_memory import CudaMemory, DeviceMemory, free_memory, spare_memory
+from ..device_memory import CudaMemory, free_memory, spare_memory
 from ..model.target import TargetModel
 
+if TYPE_CHECKING:
+    from .plan import Plan
 
-def num_kv_blocks(
-    config: EngineConfig,
-    info: TargetInfo,
-    target: TargetModel,
-    draft_kv_bytes_per_block: int,
-    kv_budget: Callable[[EngineConfig, TargetModel, int], int],
-    lookahead: int = 0,
-    num_captured: int = 0,
-    num_drafts: int = 0,
-) -> int:
+
+def num_kv_blocks(plan: Plan, target: TargetModel) -> int:
     """The number asked for; else what all rows can use, within the memory that is given or left. Draft KV and states
     are included.
-
-    draft_kv_bytes_per_block: beside the target's own. kv_budget: bytes where the user names none. lookahead: positions
-    past a request's newest token that its draft pass writes. num_captured: tokens of passes that are captured after, at
-    most, the target's and the drafter's together. num_drafts: the most of a request.
     """
-    states = _state_bytes(config, target, num_drafts)
-    usable = config.max_num_seqs * -(-(info.max_model_len + lookahead) // config.block_size)
+    config = plan.config
+    states = _state_bytes(config, target, plan.width)
+    usable = config.max_num_seqs * -(-(plan.info.max_model_len + plan.lookahead) // config.block_size)
     per_block = config.block_size * sum(shape.bytes_per_token(target.dtype) for shape in target.layer_shapes)
-    per_block += draft_kv_bytes_per_block
+    per_block += plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
     per_block = max(per_block, 1)  # layers that keep a state alone have nothing in blocks
     if config.num_kv_blocks is not None:
         require_memory("num_kv_blocks", config.num_kv_blocks, per_block, target.device)
@@ -43,7 +35,7 @@ def num_kv_blocks(
     if config.kv_cache_memory_gib is not None:
         budget = int(config.kv_cache_memory_gib * 2**30)
     else:
-        budget = kv_budget(config, target, num_captured) - states
+        budget = plan.profile.kv_budget(config, target, plan.num_captured_tokens) - states
     affordable = budget // per_block
     if affordable < 1:
         facts = {"budget": f"{budget} bytes", "one block": f"{per_block} bytes"}
@@ -90,12 +82,12 @@ def left_by_a_step(
     config: EngineConfig,
     target: TargetModel,
     num_captured: int = 0,
-    memory: Callable[[torch.device], DeviceMemory] = CudaMemory,
+    memory: Callable[[torch.device], CudaMemory] = CudaMemory,
 ) -> int:
     """The share of a device that the user gives, less what is there now, the largest step, and what is captured.
 
     A drafter is bound before: its weights and its drafts' distributions count as there. Captured passes keep memory of
-    their own, which a pass over as many tokens is the measure of. num_captured: see `num_kv_blocks`.
+    their own, which a pass over as many tokens (`num_captured`) is the measure of.
     """
     device = memory(target.device)
     num_rows = min(config.max_num_batched_tokens, config.max_num_seqs * ROWS_PER_REQUEST)

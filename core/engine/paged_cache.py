@@ -61,11 +61,7 @@ class PagedCache:
     def for_requests(cls, plan: Plan, target: TargetModel) -> PagedCache:
         """Make a cache as large as the configuration and the memory allow. Raises ConfigError SD-E150, SD-E178."""
         config, info, lookahead = plan.config, plan.info, plan.lookahead
-        draft_kv = plan.speculation.admission.draft_kv_bytes_per_block if plan.speculation else 0
-        kv_budget, captured = plan.profile.kv_budget, plan.num_captured_tokens
-        num_drafts = plan.width
-        num_blocks = num_kv_blocks(config, info, target, draft_kv, kv_budget, lookahead, captured, num_drafts)
+        num_blocks = num_kv_blocks(plan, target)
         longest_request = -(-(info.max_model_len + lookahead) // config.block_size)
         pool = BlockPool(num_blocks, config.block_size, region_size=longest_request, known=plan.known_blocks())
-        most = config.max_num_batched_tokens
-        return cls.build(plan.profile, info, target, pool, most, lookahead, num_drafts)
+        return cls.build(plan.profile, info, target, pool, config.max_num_batched_tokens, lookahead, plan.width)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from specdec.sdk.errors import ConfigError, UnsupportedModelError
 from specdec.sdk.extensions import KNOWN, Ahead, DraftKV, Trees
+from specdec.sdk.needs import Needs
 from specdec.sdk.ranges import MOST_NODES
 from specdec.sdk.types import TargetInfo
 
@@ -27,7 +29,31 @@ from ..registry import PluginSettings
 from ..registry.hooks import HookPlugins, load_hooks
 from .device import DeviceProfile, device_of, profile_of
 from .memory import bytes_per_row, require_memory
-from .prefix_caching import OFF, PrefixCaching
+
+logger = logging.getLogger("specdec")
+
+
+@dataclass(frozen=True)
+class PrefixCaching:
+    """Whether requests that begin alike share KV blocks, and why not."""
+
+    enabled: bool
+    because: str
+
+    @classmethod
+    def decide(cls, asked: bool | None, num_state_layers: int, needs: Needs | None) -> Self:
+        """asked: as `EngineConfig.enable_prefix_caching`. Raises ConfigError SD-E338 where it was asked for in vain."""
+        obstacle = None
+        if num_state_layers:
+            obstacle = f"{num_state_layers} layers of the target keep a state, which lies in no block"
+        elif needs is not None and needs.whole_prompt:
+            obstacle = "the proposer has to see whole prompts (Needs.whole_prompt)"
+        if obstacle and asked:
+            facts = {"because": obstacle, "fix": "leave enable_prefix_caching out"}
+            raise ConfigError("SD-E338", "enable_prefix_caching was asked for, and prefixes cannot be shared", facts)
+        if asked is False:
+            return cls(False, "enable_prefix_caching=False")
+        return cls(False, obstacle) if obstacle else cls(True, "all that layers keep of a token is in its block")
 
 
 @dataclass(frozen=True)
@@ -43,7 +69,7 @@ class Plan:
     plugins: PluginSettings  # which of them may be used
     hooks: HookPlugins
     speculation: Speculation | None  # None: plain decoding
-    prefix_caching: PrefixCaching = OFF
+    prefix_caching: PrefixCaching
 
     @classmethod
     def make(cls, config: EngineConfig, speculative_config: SpeculativeSettings, settings: PluginSettings) -> Plan:
@@ -64,7 +90,7 @@ class Plan:
         require_memory("max_num_seqs", config.max_num_seqs, per_row, profile.device)
         num_state_layers = len(state_layers(text_config(hf_config)))
         prefixes = PrefixCaching.decide(config.enable_prefix_caching, num_state_layers, needs)
-        prefixes.tell()
+        logger.info("prefix caching is %s: %s", "on" if prefixes.enabled else "off", prefixes.because)
         return cls(config, profile, path, hf_config, dtype, info, settings, hooks, speculation, prefixes)
 
     @property

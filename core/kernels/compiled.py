@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from specdec.sdk.errors import ConfigError, message
 
-from ..cache.host_addressing import CacheView
+from ..cache.addressing import CacheView
 from ..cache.kv_cache import KVCache
 from ..model.attention import CONTEXT
 from ..model.target import TargetModel

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
 
 from specdec.sdk.errors import message
 
-from ..cache.state_store import EvenPass, Group, StateLayout, StatePass, StateStore, StateTensor
+from ..cache.state_store import EvenPass, Group, StateLayout, StatePass, StateTensor
 from .few_tokens import Rule, for_few_tokens
 
 _INERT = {"position_ids", "cache_position"}  # tensors that a recurrence does not read
@@ -132,12 +132,6 @@ class Mixer:
         outputs = [self.advance(part, states, self.others, is_fresh=i == 0) for i, part in enumerate(parts)]
         return torch.cat(outputs, dim=1) if interrupted else outputs[0]
 
-    def put_into(self, layer: Any, states: Sequence[Tensor]) -> None:
-        """Make these the states that transformers' cache layer holds."""
-        for layout, state in zip(self.layout.tensors, states, strict=True):
-            update = layer.update_conv_state if layout.kind == "conv" else layer.update_recurrent_state
-            update(state, layout.index)
-
     def _show(self, states: Sequence[Tensor], is_fresh: bool) -> None:
         lane = self._lane
         for layout, state in zip(self.layout.tensors, states, strict=True):
@@ -164,29 +158,29 @@ class Mixers:
     """All modules of a model that keep a state. They compute a pass as `serving` says; None: as one new text."""
 
     def __init__(self, mixers: Sequence[Mixer]) -> None:
-        self._mixers = mixers
+        self.each = mixers
         self.serving: StatePass | None = None
 
     def install(self) -> None:
         """Make the modules compute ragged batches from here on."""
-        for place, mixer in enumerate(self._mixers):
+        for place, mixer in enumerate(self.each):
             mixer.module.forward = self._forward(place, mixer)
 
     def remove(self) -> None:
         """Make the modules compute what they did before."""
-        for mixer in self._mixers:
+        for mixer in self.each:
             mixer.restore()
 
     @property
     def layouts(self) -> list[StateLayout]:
         """The layout of each module's state."""
-        return [mixer.layout for mixer in self._mixers]
+        return [mixer.layout for mixer in self.each]
 
     def exchange(self, kernels: Mapping[str, Rule]) -> None:
         """Exchange operators as `Mixer.exchange` does. Warns, SD-W307, for each class of modules that a form cannot be
         run for.
         """
-        failures = {type(mixer.module).__name__: mixer.exchange(kernels) for mixer in self._mixers}
+        failures = {type(mixer.module).__name__: mixer.exchange(kernels) for mixer in self.each}
         for name, failure in failures.items():
             if failure is not None:
                 facts = {"layer": name, "error": f"{type(failure).__name__}: {failure}"}
@@ -201,14 +195,6 @@ class Mixers:
                 yield
             finally:
                 self.serving = None
-
-    def hand_over(self, cache: Cache, store: StateStore, row: int, num_accepted: int) -> None:
-        """Give transformers' cache the states of a row after its accepted drafts."""
-        for mixer, kept, inputs in zip(self._mixers, store.tensors, store.inputs, strict=True):
-            states = [state[row : row + 1].clone() for state in kept]
-            if num_accepted:
-                mixer.advance(inputs[row : row + 1, :num_accepted], states, mixer.others, decodes=True)
-            mixer.put_into(cache.layers[mixer.layer], states)
 
     def _forward(self, place: int, mixer: Mixer) -> Forward:
         inner = mixer.module.forward

@@ -33,8 +33,6 @@ class Admission:
 
     distribution_bytes: int  # draft distributions of every row between two steps; 0 where no distribution is kept
     draft_kv_bytes_per_block: int  # beside the target's own, for each KV block
-    hidden_bytes_per_token: int  # hidden states shown for each kept token
-    top_k_bytes_per_token: int = 0  # the target's most likely tokens, likewise
 
     @property
     def keeps_distribution(self) -> bool:
@@ -60,13 +58,10 @@ def admit(
     except Refusal as refusal:
         raise refusal.attributed_on(loaded.plugin) from None
     logger.info(
-        "proposer %s: draft distributions %.1f MiB, draft KV %d bytes per block, hidden states %d bytes per token, "
-        "the target's most likely tokens %d bytes per token",
+        "proposer %s: draft distributions %.1f MiB, draft KV %d bytes per block",
         loaded.plugin,
         admission.distribution_bytes / MIB,
         admission.draft_kv_bytes_per_block,
-        admission.hidden_bytes_per_token,
-        admission.top_k_bytes_per_token,
     )
     return admission
 
@@ -77,7 +72,7 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     _check_draft_vocabulary(needs, target)
     _check_top_k(needs, target)
     _check_target_kv(needs, target)
-    draft_kv, tokens = needs.extension(DraftKV), needs.extension(TargetTokens)
+    draft_kv = needs.extension(DraftKV)
     probabilistic = loaded.config.draft_sample_method == "probabilistic"
     if len(set(needs.distributions)) > 1:
         raise Refusal("its drafts report distributions of two forms", "one form: this engine keeps one")
@@ -91,8 +86,6 @@ def _admit(loaded: LoadedProposer, target: TargetInfo, distribution_budget_bytes
     return Admission(
         distribution_bytes=distribution_bytes,
         draft_kv_bytes_per_block=_draft_kv_bytes_per_block(draft_kv, target) if draft_kv else 0,
-        hidden_bytes_per_token=len(needs.hidden_states) * target.hidden_size * _value_bytes(target.dtype),
-        top_k_bytes_per_token=(tokens.top_k if tokens else 0) * (TOKEN_ID_BYTES + DISTRIBUTION_BYTES),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -16,10 +17,13 @@ from specdec.sdk.extensions import (
     AttentionMode,
     DraftKV,
     DraftKVStore,
+    Grammars,
     Graphs,
     LayerRunner,
     Networks,
+    TargetKV,
     TargetKVReader,
+    TargetLayers,
 )
 from specdec.sdk.needs import Needs
 from specdec.sdk.types import TargetInfo
@@ -29,9 +33,10 @@ from ..cache.kv_cache import KVCache, LayerShape
 from ..kernels.backend import Backend
 from ..model.attention import attention_arguments
 from ..model.rotary import freeze_tables
+from ..request.grammar import RequestGrammar
 from . import draft_networks
 from .early_passes import EarlyPasses
-from .target_access import TargetAccess, not_asked_for, require
+from .target_access import CachedKV, CachedLayers, OwnLayers, TargetCache, not_asked_for, require
 
 
 class LayerSource(Protocol):
@@ -60,7 +65,8 @@ class BlockDraftKV:
     _addressing: Addressing
 
     def __init__(self, spec: DraftKV, dtype: torch.dtype, device: torch.device) -> None:
-        self._spec, self._dtype, self._device = spec, dtype, device
+        self._spec, self._device = spec, device
+        self._dtype = dtype if spec.dtype is None else getattr(torch, spec.dtype)
 
     def lay_out(self, num_blocks: int, addressing: Addressing, storage: KVStorage | None = None) -> Self:
         """Allocate it. `num_blocks`: those of the pool; what the addressing needs beyond them is added.
@@ -98,36 +104,42 @@ class BlockDraftKV:
         return attention_arguments(self._addressing.of_rows(self._cache, rows, starts, cu_queries, mode, parents))
 
 
+@dataclass(frozen=True)
+class Lent:
+    """What an engine has for a proposer beside its target. None: it has nothing of the kind."""
+
+    capture: Capture | None = None  # makes a captured form of a function of tensors
+    compiling: Compile | None = None  # makes a compiled form of a function of tensors
+    own_layers: OwnLayers | None = None  # runs some of the target's layers
+    grammar_of: Callable[[str], RequestGrammar | None] | None = None  # by a request's id; its None: output is free
+
+
 class EngineServices:
-    """`specdec.sdk.Services` over this engine."""
+    """`specdec.sdk.Services` over this engine, as far as a proposer asked for them."""
 
     def __init__(
         self,
         info: TargetInfo,
+        needs: Needs,
         target: LayerSource,
         tokenizer: Any,
-        draft_kv: BlockDraftKV | None,
         backend: Backend,
         moe_backend: str | None = None,
-        capture: Capture | None = None,
-        compiling: Compile | None = None,
-        access: TargetAccess | None = None,
+        lent: Lent = Lent(),
     ) -> None:
-        """backend: lays networks out. capture: makes a captured form of a function of tensors. None means that the
-        device has none. compiling: makes a compiled form of a function of tensors. None means that all runs as it is.
-        access: to the target itself. None means nothing.
-        """
+        """backend: lays networks out. `lay_out_draft_kv` and `use_cache` follow."""
         self.target = info
         self.tokenizer = tokenizer
         self.device = target.device
         self.dtype = target.dtype
+        self._needs = needs
         self._embedding: Callable[[Tensor], Tensor] = target.model.get_input_embeddings()
         self._head: Callable[[Tensor], Tensor] = target.model.get_output_embeddings()
-        self._draft_kv = draft_kv
-        self._access = access or TargetAccess(Needs(), None)
+        spec = needs.extension(DraftKV)
+        self._draft_kv = None if spec is None else BlockDraftKV(spec, target.dtype, target.device)
+        self._cache = TargetCache()
         self._moe_backend = moe_backend
-        self._capture = capture
-        self._compiling = compiling
+        self._lent = lent
         self._backend = backend
 
     def lay_out_draft_kv(self, num_blocks: int, addressing: Addressing, storage: KVStorage | None = None) -> None:
@@ -138,13 +150,16 @@ class EngineServices:
         if self._draft_kv is not None:
             self._draft_kv.lay_out(num_blocks, addressing, storage)
 
-    def use_cache(self, cache: KVCache, addressing: Addressing) -> None:
+    def use_cache(self, kv: KVCache, addressing: Addressing) -> None:
         """The target's cache is made: what was declared of it may be used."""
-        self._access.use_cache(cache, addressing)
+        self._cache.kv, self._cache.addressing = kv, addressing
+        if self._needs.extension(TargetLayers) is not None and addressing.table is not None:
+            self._cache.passes = EarlyPasses(addressing.table.pad_row, kv.device)
 
     @property
     def passes(self) -> EarlyPasses | None:
-        return self._access.passes
+        """Keeps passes over layers of the target off what it computed."""
+        return self._cache.passes
 
     @property
     def logit_scale(self) -> float:
@@ -163,7 +178,7 @@ class EngineServices:
         self, checkpoint: str | Path, settings: NetworkSettings, tensors: Mapping[str, Tensor] | None = None
     ) -> Any:
         """A transformers causal LM ready to run on the draft KV. Raises ConfigError, UnsupportedModelError."""
-        require(self._access.needs, Networks, "Services.load_causal_lm")
+        require(self._needs, Networks, "Services.load_causal_lm")
         inherited = self._inherited(settings)
         model = draft_networks.load_causal_lm(str(checkpoint), inherited, self.device, self._backend, tensors or {})
         self._serve(model.get_decoder())
@@ -171,20 +186,20 @@ class EngineServices:
 
     def build_decoder(self, config: Mapping[str, Any], settings: NetworkSettings) -> Any:
         """A transformers decoder with random weights. Raises Refusal for a configuration that cannot be served."""
-        require(self._access.needs, Networks, "Services.build_decoder")
+        require(self._needs, Networks, "Services.build_decoder")
         return draft_networks.build_decoder(config, self._inherited(settings), self.device)
 
     def finish(self, network: nn.Module, settings: NetworkSettings) -> None:
         """Device, dtype, quantization and the layout of weights, in place."""
-        require(self._access.needs, Networks, "Services.finish")
+        require(self._needs, Networks, "Services.finish")
         draft_networks.finish(network, self._inherited(settings), self.device, self._backend)
         self._serve(network)
 
     def _serve(self, network: nn.Module) -> None:
         """The last that is done to a network."""
         freeze_tables(network, self.target.max_model_len)
-        if self._compiling is not None:
-            network.forward = self._compiling(network.forward)
+        if self._lent.compiling is not None:
+            network.forward = self._lent.compiling(network.forward)
 
     def _inherited(self, settings: NetworkSettings) -> NetworkSettings:
         """The settings with the target's in the place of what was left open."""
@@ -205,29 +220,40 @@ class EngineServices:
 
     def target_kv(self) -> TargetKVReader:
         """The target's cache, of the layers that `TargetKV` asked for."""
-        return self._access.kv()
+        asked = self._needs.extension(TargetKV)
+        if asked is None:
+            raise not_asked_for(TargetKV, "Services.target_kv")
+        return CachedKV(self._cache, asked.layers)
 
     def target_layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module] | None = None) -> LayerRunner:
         """Layers of the target, of those that `TargetLayers` asked for."""
-        return self._access.layers(layers, adapter or {})
+        asked = self._needs.extension(TargetLayers)
+        undeclared = sorted(set(layers) - set(asked.layers if asked else ()))
+        if undeclared or not layers or self._lent.own_layers is None:
+            raise not_asked_for(TargetLayers, f"layers {undeclared or list(layers)} of Services.target_layers")
+        return CachedLayers(self._cache, self._lent.own_layers(layers, adapter or {}))
 
     def allowed(self, request_id: str, suffix: Sequence[int] = ()) -> Tensor | None:
         """Which tokens may follow the request's newest token and `suffix`: [V] bool. None means any."""
-        grammar = self._access.grammar(request_id, "Services.allowed")
+        grammar = self._grammar(request_id, "Services.allowed")
         return None if grammar is None else grammar.allowed(suffix, self.target.vocab_size)
 
     def forced(self, request_id: str) -> str:
         """The text that must follow the request's newest token."""
-        grammar = self._access.grammar(request_id, "Services.forced")
+        grammar = self._grammar(request_id, "Services.forced")
         return "" if grammar is None else grammar.forced()
 
+    def _grammar(self, request_id: str, service: str) -> RequestGrammar | None:
+        require(self._needs, Grammars, service)
+        return None if self._lent.grammar_of is None else self._lent.grammar_of(request_id)
+
     def capture(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        require(self._access.needs, Graphs, "Services.capture")
-        return function if self._capture is None else self._capture(function)
+        require(self._needs, Graphs, "Services.capture")
+        return function if self._lent.capture is None else self._lent.capture(function)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        require(self._access.needs, Graphs, "Services.compile")
-        return function if self._compiling is None else self._compiling(function)
+        require(self._needs, Graphs, "Services.compile")
+        return function if self._lent.compiling is None else self._lent.compiling(function)
 
 
 def logit_scale(target: TargetInfo) -> float:

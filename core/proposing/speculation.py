@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from specdec.sdk.errors import Refusal, message
-from specdec.sdk.extensions import DraftKV, Trees
+from specdec.sdk.extensions import Trees
 from specdec.sdk.services import Services
 from specdec.sdk.types import TargetInfo
 
 from ..cache.kv_cache import LayerShape
 from ..config.speculative_config import WHERE, SpeculativeConfig
 from ..device_memory import spare_memory
-from ..kernels.backend import Backend
 from ..model.inference_form import check_quantization, experts_settings
 from ..registry import HookPlugins, LoadedProposer, Observers, PluginSettings, Registry, load_proposer
 from ..rejection.sampler import LOSSY, VerificationRule, rule_of
@@ -26,8 +25,6 @@ from .admission import Admission, Withheld, admit, target_layers_used
 from .draft_store import DistributionBuffers
 from .draft_table import DraftTable, target_to_draft
 from .proposer_host import ProposerHost
-from .services import BlockDraftKV, Capture, Compile, EngineServices, LayerSource
-from .target_access import GrammarOf, OwnLayers, TargetAccess
 from .views import ViewBuilder
 
 logger = logging.getLogger("specdec")
@@ -65,7 +62,7 @@ class Speculation:
         config = SpeculativeConfig.parse(asked)
         experts_settings(config.moe_backend)
         check_quantization(config.quantization, WHERE)
-        registry = Registry.discover(settings, hooks.registrations)
+        registry = Registry.discover(settings, hooks)
         if config.rejection_sample_method in LOSSY:
             facts = {
                 "found": f'"rejection_sample_method": "{config.rejection_sample_method}"',
@@ -125,31 +122,6 @@ class Speculation:
         if self.loaded.needs.placement == "host":
             return None
         return DraftTable(self.info.max_num_seqs, self.loaded.config.width, device)
-
-    def services(
-        self,
-        target: LayerSource,
-        tokenizer: Any,
-        backend: Backend,
-        moe_backend: str | None = None,
-        capture: Capture | None = None,
-        compiling: Compile | None = None,
-        own_layers: OwnLayers | None = None,
-        grammar_of: GrammarOf | None = None,
-    ) -> EngineServices:
-        """What the engine provides to the proposer.
-
-        `EngineServices.lay_out_draft_kv` follows. `backend`: lays networks out. `compiling`: makes compiled forms of
-        what drafters run; None: nothing is compiled. `own_layers`: runs some of the target's own; None: nobody may.
-        `grammar_of`: a request's grammar by its id; None: no request has one.
-        """
-        spec = self.loaded.needs.extension(DraftKV)
-        draft_kv = None
-        if spec is not None:
-            dtype = target.dtype if spec.dtype is None else getattr(torch, spec.dtype)
-            draft_kv = BlockDraftKV(spec, dtype, target.device)
-        access = TargetAccess(self.loaded.needs, own_layers, grammar_of)
-        return EngineServices(self.info, target, tokenizer, draft_kv, backend, moe_backend, capture, compiling, access)
 
     def host(
         self,

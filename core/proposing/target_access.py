@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from specdec.sdk.errors import Refusal
-from specdec.sdk.extensions import Extension, Grammars, TargetKV, TargetLayers
+from specdec.sdk.extensions import Extension
 from specdec.sdk.needs import Needs
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
 from ..kernels.attention_spec import AttentionSpec, StoredAttention
 from ..model.attention import attention_arguments
-from ..request.grammar import RequestGrammar
 from .early_passes import EarlyPasses, early_pass
 
 
@@ -35,18 +34,12 @@ class _Reading:
 
 @dataclass(eq=False)
 class TargetCache:
-    """The target's cache. There is none until `use`: it is sized from the memory that a drafter leaves."""
+    """The target's cache. There is none at first: it is sized from the memory that a drafter leaves."""
 
     kv: KVCache = field(init=False)
     addressing: Addressing = field(init=False)
     passes: EarlyPasses | None = None
     """Keeps passes over layers off what the target computed. None: the host looks where each begins."""
-
-    def use(self, kv: KVCache, addressing: Addressing, *, runs_layers: bool = False) -> None:
-        """The target's cache is made. runs_layers: whether a proposer's passes write to it."""
-        self.kv, self.addressing = kv, addressing
-        if runs_layers and addressing.table is not None:
-            self.passes = EarlyPasses(addressing.table.pad_row, kv.device)
 
 
 @dataclass(frozen=True)
@@ -114,7 +107,6 @@ class CachedLayers:
             )
 
 
-GrammarOf = Callable[[str], RequestGrammar | None]
 OwnLayers = Callable[[Sequence[int], Mapping[str, nn.Module]], RunLayers]
 """Makes some of the target's layers run by themselves, with an adapter (`specdec.sdk.Services.target_layers`).
 
@@ -132,40 +124,3 @@ def require(needs: Needs, extension: type[Extension], service: str) -> None:
     """Raise Refusal unless the proposer asked for the extension that a service belongs to."""
     if needs.extension(extension) is None:
         raise not_asked_for(extension, service)
-
-
-class TargetAccess:
-    """Keys and values, and layers. They are used when the cache is made, and may be taken before."""
-
-    def __init__(self, needs: Needs, own_layers: OwnLayers | None, grammar_of: GrammarOf | None = None) -> None:
-        self.needs = needs
-        self._grammar_of = grammar_of
-        self._own_layers = own_layers
-        self._cache = TargetCache()
-
-    @property
-    def passes(self) -> EarlyPasses | None:
-        """Keeps passes over layers off what the target computed, as `TargetCache.passes` does."""
-        return self._cache.passes
-
-    def use_cache(self, kv: KVCache, addressing: Addressing) -> None:
-        """The target's cache is made."""
-        self._cache.use(kv, addressing, runs_layers=self.needs.extension(TargetLayers) is not None)
-
-    def grammar(self, request_id: str, doing: str) -> RequestGrammar | None:
-        """The grammar of a request's output. None means that it is free. Raises Refusal if it was not asked for."""
-        require(self.needs, Grammars, doing)
-        return None if self._grammar_of is None else self._grammar_of(request_id)
-
-    def kv(self) -> CachedKV:
-        asked = self.needs.extension(TargetKV)
-        if asked is None:
-            raise not_asked_for(TargetKV, "Services.target_kv")
-        return CachedKV(self._cache, asked.layers)
-
-    def layers(self, layers: Sequence[int], adapter: Mapping[str, nn.Module]) -> CachedLayers:
-        asked = self.needs.extension(TargetLayers)
-        undeclared = sorted(set(layers) - set(asked.layers if asked else ()))
-        if undeclared or not layers or self._own_layers is None:
-            raise not_asked_for(TargetLayers, f"layers {undeclared or list(layers)} of Services.target_layers")
-        return CachedLayers(self._cache, self._own_layers(layers, adapter))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,18 +23,13 @@ from .top_tokens import HOST, TopTokens, rejected_on_device, rejected_on_host
 from .tree_views import accepted_nodes, kept_first, kept_places
 
 
-class Computed(Protocol):
-    """The tokens of one forward pass."""
+class Computed(NamedTuple):
+    """What one forward pass shows of its whole batch."""
 
-    @property
-    def token_ids(self) -> Tensor: ...  # [N] int64
-    @property
-    def positions(self) -> Tensor: ...  # [N] int64
-
-
-class _Nothing(NamedTuple):
-    token_ids: Tensor  # [0] int64
-    positions: Tensor  # [0] int64
+    token_ids: Tensor  # [N] int64
+    positions: Tensor  # [N] int64
+    hidden: Sequence[Tensor] = ()  # L of [N, H]
+    top: TopTokens | None = None  # the target's most likely tokens after them
 
 
 @dataclass(frozen=True)
@@ -84,19 +79,16 @@ class ViewBuilder:
         committed: Sequence[Committed],
         budgets: Sequence[int],
         batch: Computed,
-        hidden: Sequence[Tensor],
-        top: TopTokens | None = None,
         *,
         may_pad: bool = False,
     ) -> tuple[StepView, Tensor]:
         """The view of the requests that go on, perhaps none, and their rows [B] where no proposer can write to them.
 
-        hidden, L of [N, H], and top: of the whole batch. may_pad: whether a draft pass may write past a request's
-        blocks, where nobody reads it.
+        may_pad: whether a draft pass may write past a request's blocks, where nobody reads it.
         """
         if self.needs.placement == "host":
-            return self._host_view(committed, budgets, batch, hidden, top)
-        return self._device_view(committed, budgets, batch, hidden, top, may_pad)
+            return self._host_view(committed, budgets, batch)
+        return self._device_view(committed, budgets, batch, may_pad)
 
     def idle(self) -> StepView:
         """The view of a step without requests."""
@@ -104,16 +96,12 @@ class ViewBuilder:
         hidden = torch.zeros(0, info.hidden_size, dtype=getattr(torch, info.dtype))
         top = TopTokens.of(hidden.new_zeros(0, info.vocab_size), none, 0, self.num_top)
         shown = top if self.num_top else None
-        return self.build([], [], _Nothing(none, none), [hidden] * len(needs.hidden_states), shown)[0]
+        return self.build([], [], Computed(none, none, [hidden] * len(needs.hidden_states), shown))[0]
 
     def _host_view(
-        self,
-        committed: Sequence[Committed],
-        budgets: Sequence[int],
-        batch: Computed,
-        hidden: Sequence[Tensor],
-        top: TopTokens | None,
+        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed
     ) -> tuple[StepView, Tensor]:
+        hidden, top = batch.hidden, batch.top
         places = kept_places(committed) if hidden or top else []
         if hidden:
             rows = _if_not_all(places, batch)
@@ -165,13 +153,7 @@ class ViewBuilder:
         )
 
     def _device_view(
-        self,
-        committed: Sequence[Committed],
-        budgets: Sequence[int],
-        batch: Computed,
-        hidden: Sequence[Tensor],
-        top: TopTokens | None,
-        may_pad: bool,
+        self, committed: Sequence[Committed], budgets: Sequence[int], batch: Computed, may_pad: bool
     ) -> tuple[StepView, Tensor]:
         new_places, new_tokens = ([], []) if self._table is None else self._table.news(committed)
         places = _if_not_all(kept_first(committed), batch)
@@ -180,7 +162,7 @@ class ViewBuilder:
         if self._shows_rejected:
             more["num_rejected"] = [each.num_drafted - each.num_accepted for each in committed]
         sent = self._sent(committed, budgets, kept | more)
-        token_ids, positions = batch.token_ids, batch.positions
+        token_ids, positions, hidden, top = batch
         if places:
             token_ids, positions = token_ids[sent["places"]], positions[sent["places"]]
             hidden = [state[sent["places"]] for state in hidden]

@@ -1,15 +1,15 @@
 """Which proposers there are, and how the one that the user named is loaded. Nothing else knows of plugins."""
 
 from specdec.sdk.lifecycle import SDK_DISTRIBUTION as SDK_DISTRIBUTION
+from specdec.sdk.request_options import REQUEST_SECTION as REQUEST_SECTION
+from specdec.sdk.request_options import REQUEST_SECTION_PLACE as REQUEST_SECTION_PLACE
 
 from .attribution import author_frame as author_frame
 from .attribution import describe as describe
 from .attribution import is_complete as is_complete
 from .catalog import CLASS_PATH_METHOD as CLASS_PATH_METHOD
-from .catalog import Registrations as Registrations
 from .catalog import Registry as Registry
 from .catalog import ResolvedProposer as ResolvedProposer
-from .check import check_class as check_class
 from .checkpoint import Recogniser as Recogniser
 from .discovery import PluginEntry as PluginEntry
 from .discovery import PluginSettings as PluginSettings
@@ -19,5 +19,3 @@ from .hooks import load_hooks as load_hooks
 from .load import LoadedProposer as LoadedProposer
 from .load import construct as construct
 from .load import load_proposer as load_proposer
-from .request_options import REQUEST_SECTION as REQUEST_SECTION
-from .request_options import REQUEST_SECTION_PLACE as REQUEST_SECTION_PLACE

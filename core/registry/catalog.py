@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from specdec.sdk.checkpoint import Checkpoint
@@ -14,30 +13,11 @@ from ..config.speculative_config import SpeculativeConfig
 from .checkpoint import Recogniser, recognise
 from .class_path import WITH_COLON, class_path, unregistered
 from .discovery import PluginEntry, PluginSettings, noun_of, read_entry_points, with_status
+from .hooks import HookPlugins
 from .importing import import_target
 
 CLASS_PATH_METHOD = "custom_class"
 """The word for "the class path stands in `model`"."""
-
-
-def _nobody(*asked: Any) -> None:
-    return None
-
-
-def _as_it_is(candidate: Any) -> Any:
-    return candidate
-
-
-@dataclass(frozen=True)
-class Registrations:
-    """What hook plugins add to the entry points."""
-
-    proposers: tuple[PluginEntry, ...] = ()
-    recognisers: tuple[Recogniser, ...] = ()
-    resolve_proposer: Callable[[str], str | None] = _nobody  # an unknown method -> "module:Class"
-    adapt_proposer: Callable[[Any], Any] = _as_it_is  # a class for another engine -> a proposer around it
-    isolate_proposer: Callable[..., Any] = _nobody  # `isolation`, CheckedProposer -> a proposer that runs it apart
-    explain_key: Callable[..., str | None] = _nobody  # an undeclared key and its value -> see `HookSpecs.explain_key`
 
 
 @dataclass(frozen=True)
@@ -47,7 +27,7 @@ class ResolvedProposer:
     plugin: PluginId
     cls: Any
     model: str | None  # the checkpoint; None if the config has none or its `model` was a class path
-    registrations: Registrations = Registrations()
+    hooks: HookPlugins = field(default_factory=HookPlugins)
 
 
 @dataclass(frozen=True)
@@ -55,14 +35,18 @@ class Registry:
     """All rows. Reading them imports no plugin; resolving imports the one that was named."""
 
     entries: tuple[PluginEntry, ...]
-    registrations: Registrations = Registrations()
+    recognisers: tuple[Recogniser, ...] = ()
+    hooks: HookPlugins = field(default_factory=HookPlugins)
 
     @classmethod
-    def discover(cls, settings: PluginSettings, registrations: Registrations | None = None) -> Self:
-        """Entry points of installed distributions, and what hook plugins registered."""
-        registrations = registrations or Registrations()
-        offered = (*read_entry_points("proposers"), *registrations.proposers)
-        return cls(with_status(offered, settings), registrations)
+    def discover(cls, settings: PluginSettings, hooks: HookPlugins | None = None) -> Self:
+        """Entry points of installed distributions, and what hook plugins register.
+
+        hooks: None means none. Raises PluginLoadError SD-E118 if a `register_*` hook fails.
+        """
+        hooks = hooks or HookPlugins()
+        offered = (*read_entry_points("proposers"), *hooks.proposers())
+        return cls(with_status(offered, settings), hooks.recognisers(), hooks)
 
     def resolve(self, config: SpeculativeConfig) -> ResolvedProposer:
         """The proposer that `method`, or `model` alone, means. A checkpoint that is alone is opened and asked.
@@ -78,7 +62,7 @@ class Registry:
             model = str(packaged(model) or model)
         if method is None:
             assert model is not None, "SpeculativeConfig requires method or model"
-            method = recognise(Checkpoint.open(model), self.registrations.recognisers)
+            method = recognise(Checkpoint.open(model), self.recognisers)
         return self._imported(self.plugin(method), model)
 
     def plugin(self, method: str) -> PluginId:
@@ -91,7 +75,7 @@ class Registry:
             return entry.plugin
         if WITH_COLON.fullmatch(method):
             return self._by_class_path(method)
-        target = self.registrations.resolve_proposer(method)
+        target = self.hooks.relay.resolve_proposer(spec=method)
         if target is None:
             raise self._unknown(method)
         return unregistered(method, target)
@@ -114,8 +98,7 @@ class Registry:
         return None
 
     def _imported(self, plugin: PluginId, model: str | None) -> ResolvedProposer:
-        adapted = self.registrations.adapt_proposer(import_target(plugin))
-        return ResolvedProposer(plugin, adapted, model, self.registrations)
+        return ResolvedProposer(plugin, self.hooks.adapted(import_target(plugin)), model, self.hooks)
 
     def _by_class_path(self, target: str) -> PluginId:
         registered = [row.plugin for row in self.entries if row.target == target and row.status != "blocked"]

@@ -69,25 +69,14 @@ class PluginSettings:
     prefer: Mapping[str, str] = field(default_factory=dict)  # name -> distribution that may have it
 
     @classmethod
-    def from_environment(
-        cls,
-        environment: Mapping[str, str],
-        *,
-        allow: Iterable[str] | None = None,
-        deny: Iterable[str] | None = None,
-        prefer: Mapping[str, str] | None = None,
-    ) -> PluginSettings:
-        """SPECDEC_PLUGINS, SPECDEC_DISABLE_PLUGINS and SPECDEC_PREFER; an argument replaces its variable.
+    def from_environment(cls, environment: Mapping[str, str]) -> PluginSettings:
+        """SPECDEC_PLUGINS, SPECDEC_DISABLE_PLUGINS and SPECDEC_PREFER.
 
         Raises ConfigError SD-E134 if SPECDEC_PREFER is not a list of name=distribution.
         """
-        if allow is None and "SPECDEC_PLUGINS" in environment:
-            allow = _items(environment["SPECDEC_PLUGINS"])
-        if deny is None:
-            deny = _items(environment.get("SPECDEC_DISABLE_PLUGINS", ""))
-        if prefer is None:
-            prefer = _pairs("SPECDEC_PREFER", environment.get("SPECDEC_PREFER", ""))
-        return cls(None if allow is None else frozenset(allow), frozenset(deny), dict(prefer))
+        allow, deny = environment.get("SPECDEC_PLUGINS"), environment.get("SPECDEC_DISABLE_PLUGINS", "")
+        prefer = _pairs("SPECDEC_PREFER", environment.get("SPECDEC_PREFER", ""))
+        return cls(None if allow is None else frozenset(_items(allow)), frozenset(_items(deny)), prefer)
 
     def blocks(self, entry: PluginEntry) -> str | None:
         """The reason why an entry may not be used, or None."""

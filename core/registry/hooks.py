@@ -14,7 +14,6 @@ from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecError, did_you_
 from specdec.sdk.hooks import PROJECT_NAME, HookSpecs
 
 from .attribution import attributing, author_frame, describe
-from .catalog import Registrations
 from .checkpoint import Recogniser
 from .discovery import TARGET, PluginEntry, PluginSettings, discover
 from .importing import import_target
@@ -58,28 +57,27 @@ class _Registry:
 class HookPlugins:
     """The hook plugins of one engine or command, registered under `dist:name`."""
 
-    def __init__(self, entries: tuple[PluginEntry, ...]) -> None:
+    def __init__(self, entries: tuple[PluginEntry, ...] = ()) -> None:
         """Load each usable entry on its own: one that fails becomes a broken row and a warning."""
         self._manager = pluggy.PluginManager(PROJECT_NAME)
         self._manager.add_hookspecs(HookSpecs)
         self._failures: Counter[PluginId] = Counter()
         self.entries = tuple(self._loaded(entry) if entry.status == "ok" else entry for entry in entries)
-        self.observers: Observers = self._manager.hook
+        self.relay: pluggy.HookRelay = self._manager.hook  # calls any hook
+        self.observers: Observers = self.relay
 
-    @property
-    def registrations(self) -> Registrations:
-        """What the registry of proposers needs. Raises PluginLoadError if a `register_*` hook fails."""
-        proposers = tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
-        recognisers = tuple(_offered_recogniser(offer) for offer in self.offers("register_speculator_config"))
-        hook = self._manager.hook
-        return Registrations(
-            proposers,
-            recognisers,
-            resolve_proposer=lambda spec: hook.resolve_proposer(spec=spec),
-            adapt_proposer=lambda each: each if (found := hook.adapt_proposer(candidate=each)) is None else found,
-            isolate_proposer=lambda isolation, proposer: hook.isolate_proposer(isolation=isolation, proposer=proposer),
-            explain_key=lambda key, value: hook.explain_key(key=key, value=value),
-        )
+    def proposers(self) -> tuple[PluginEntry, ...]:
+        """Those without an entry point. Raises PluginLoadError SD-E118 if a hook fails."""
+        return tuple(_offered_proposer(offer) for offer in self.offers("register_proposers"))
+
+    def recognisers(self) -> tuple[Recogniser, ...]:
+        """Who says which checkpoints a proposer is for. Raises PluginLoadError SD-E118 if a hook fails."""
+        return tuple(_offered_recogniser(offer) for offer in self.offers("register_speculator_config"))
+
+    def adapted(self, candidate: Any) -> Any:
+        """A proposer around a class for another engine; anything else comes back."""
+        found = self.relay.adapt_proposer(candidate=candidate)
+        return candidate if found is None else found
 
     def offers(self, hook_name: str) -> list[Offer]:
         """Everything that plugins add in one `register_*` hook. Strict: raises PluginLoadError SD-E118."""

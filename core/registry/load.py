@@ -11,20 +11,21 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from specdec.sdk.check import check_callable, check_class, check_extensions
 from specdec.sdk.config import NetworkSettings, ProposerConfig, StrictModel, unknown_keys, wrong_values
 from specdec.sdk.errors import CheckpointError, ConfigError, PluginId, PluginLoadError, Refusal
 from specdec.sdk.extensions import KNOWN, Extension, Trees
 from specdec.sdk.hooks import CheckedProposer
 from specdec.sdk.needs import Needs
 from specdec.sdk.proposer_protocol import Proposer
+from specdec.sdk.request_options import read_request_options, request_options_model
 from specdec.sdk.types import TargetInfo
 
 from ..config.speculative_config import SpeculativeConfig
 from .attribution import attributing
 from .catalog import ResolvedProposer
-from .check import check_callable, check_class, check_extensions
+from .hooks import HookPlugins
 from .proposer_state import as_path, find_state, has_state, require_state
-from .request_options import read_request_options, request_options_model
 
 logger = logging.getLogger("specdec")
 
@@ -79,13 +80,14 @@ def load_proposer(resolved: ResolvedProposer, config: SpeculativeConfig, target:
     loaded = LoadedProposer(plugin, cls, proposer_config, needs, methods, state_dir, request_options)
     if config.isolation is None:
         return loaded
-    return _isolated(loaded, resolved.registrations.isolate_proposer, config.isolation, target)
+    return _isolated(loaded, resolved.hooks, config.isolation, target)
 
 
-def _isolated(loaded: LoadedProposer, isolate: Callable[..., Any], isolation: Any, info: TargetInfo) -> LoadedProposer:
+def _isolated(loaded: LoadedProposer, hooks: HookPlugins, isolation: Any, info: TargetInfo) -> LoadedProposer:
     """The class that runs it apart from the engine in its place. It drafts chains."""
     plugin, config = loaded.plugin, loaded.config
-    cls = isolate(isolation, CheckedProposer(plugin, loaded.cls, config, loaded.needs, loaded.methods))
+    checked = CheckedProposer(plugin, loaded.cls, config, loaded.needs, loaded.methods)
+    cls = hooks.relay.isolate_proposer(isolation=isolation, proposer=checked)
     if cls is None:
         facts = {"found": repr(isolation), "fix": '"isolation": "process", and its plugin not blocked'}
         raise ConfigError("SD-E132", "nobody offers this isolation", facts, plugin=plugin)
@@ -240,8 +242,8 @@ def _merged(
         raise ConfigError(
             "SD-E135", "a key stands in speculative_config and in its proposer_config", facts, plugin=plugin
         )
-    explain = resolved.registrations.explain_key
-    answers = {key: explain(key, value) for key, value in top_level.items() if key not in declared}
+    explain = resolved.hooks.relay.explain_key
+    answers = {key: explain(key=key, value=value) for key, value in top_level.items() if key not in declared}
     unknown = [key for key, answer in answers.items() if answer != ""]
     if unknown:
         common = frozenset(type(config).model_fields)

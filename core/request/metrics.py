@@ -20,7 +20,6 @@ class RequestMetrics:
     num_accepted_tokens: int = 0
     num_committed_tokens: int = 0
     num_trees: int = 0  # drafted steps that verified a tree
-    num_replayed_rows: int = 0  # inputs of accepted drafts that layers with a state read again
     outcomes: Tally[tuple[int, int]] = field(default_factory=Tally)  # drafted steps by longest path, and accepted
     nodes_per_depth: Tally[int] = field(default_factory=Tally)  # of all trees, depths from 0
 

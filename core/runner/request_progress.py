@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from specdec.sdk.types import RequestView
 
 from ..proposing.draft_store import DraftStore, TakenDrafts
 from ..proposing.draft_table import CheckedDraft, DraftReport
 from ..proposing.proposer_host import ProposerHost
-from ..proposing.top_tokens import TopTokens
 from ..proposing.views import Computed
 from ..request.metrics import EngineMetrics
 from ..request.request import Committed, Request, Scheduled
@@ -113,25 +111,14 @@ class RequestProgress:
             request.row = -1
         return view
 
-    def propose(
-        self,
-        going_on: Sequence[Committed],
-        most: int,
-        computed: Computed,
-        hidden: Sequence[Tensor],
-        top: TopTokens | None = None,
-    ) -> CheckedDraft | None:
-        """Store a draft for each request that goes on; see `draft_budgets` for `most`.
-
-        computed: the step's tokens. hidden: L of [N, H], their states. top: the target's most likely tokens after
-        them. Returns the drafts; None means none.
-        """
+    def propose(self, going_on: Sequence[Committed], most: int, computed: Computed) -> CheckedDraft | None:
+        """Store a draft for each request that goes on; see `draft_budgets` for `most`. Returns them; None: none."""
         host = self._host
         if host is None or not host.enabled or not going_on:
             return None
         budgets = draft_budgets(going_on, host, most)
         with torch.inference_mode():
-            view, own_rows = host.views.build(going_on, budgets, computed, hidden, top, may_pad=self._may_pad)
+            view, own_rows = host.views.build(going_on, budgets, computed, may_pad=self._may_pad)
             draft = host.draft(view, budgets)
         if draft is None:  # perhaps it failed to see these
             for each in going_on:

@@ -15,12 +15,12 @@ from specdec.sdk.hooks import StepStats, VerifiedRequest, VerifiedStep
 
 from ..cache.addressing import Addressing
 from ..cache.kv_cache import KVCache
-from ..cache.state_store import StatePass
 from ..model.target import Target, TargetOutput
 from ..proposing.draft_store import DraftStore
 from ..proposing.draft_table import DraftReport
 from ..proposing.proposer_host import ProposerHost
 from ..proposing.top_tokens import TopTokens
+from ..proposing.views import Computed
 from ..rejection import STATUS_BAD_ROW, Verdict, VerificationRule, verify
 from ..request.metrics import EngineMetrics, StageClock
 from ..request.request import Committed, Request
@@ -107,7 +107,9 @@ class Runner:
         with self._timed("propose"):
             if self._host:
                 going_on = [each for each in committed if each.request.finish_reason is None]
-                self.progress.propose(going_on, self._host.width, batch.inputs, output.hidden, top)
+                inputs = batch.inputs
+                computed = Computed(inputs.token_ids, inputs.positions, output.hidden, top)
+                self.progress.propose(going_on, self._host.width, computed)
             if batch.numbers.shape[1]:
                 names = [share.request.request_id for share in batch.shares]
                 self.progress.check_late(names, batch.taken, reports)
@@ -181,21 +183,10 @@ class Runner:
                     each.request.logprobs += kept[each.request.request_id][: len(each.token_ids)]
                 committed.append(each)
             self._metrics.counts["bad_logits_rows"] += num_bad
-            if batch.inputs.states is not None:
-                self._count_reread(batch, batch.inputs.states)
             self._count(committed)
         ended = [each.request for each in committed if each.request.finish_reason is not None]
         if ended:
             self.progress.finish(ended)
-
-    def _count_reread(self, batch: Batch, states: StatePass) -> None:
-        replayed = states.reread_by_row()
-        total = sum(replayed.values())
-        self._metrics.counts["num_replayed_rows"] += total
-        self._metrics.acceptance.num_replayed_rows += total
-        for share in batch.shares:
-            request = share.request
-            request.metrics.num_replayed_rows += replayed[request.row]
 
     def finish(self, requests: Sequence[Request]) -> None:
         """Release everything that ended requests hold, here and in the proposer, whose error is raised last."""

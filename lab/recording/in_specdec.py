@@ -8,7 +8,6 @@ from typing import Any
 
 from specdec.core.config.sampling_params import SamplingParams
 from specdec.core.engine.engine import Engine, finish_reason_of
-from specdec.core.host import EngineView
 from specdec.core.registry import PluginSettings
 from specdec.core.request.request import Request
 
@@ -33,26 +32,26 @@ class EngineSource:
         tap = {"method": TAP, "num_speculative_tokens": MOST_DRAFTS}
         tap["proposer_config"] = {"hidden_states": settings.hidden_states}
         self._engine = Engine(settings.engine.replace(enable_profiling=True), tap, plugins)
-        self._view = EngineView.of(self._engine)
+        self._parts = self._engine.parts
         self._listener = ProbabilityTap(settings.top_m, settings.full_logits)
-        self._view.hooks.add(self._listener, "record")
-        assert self._view.host is not None, "the tap is a proposer"
-        tap_itself = self._view.host.proposer
+        self._parts.hooks.add(self._listener, "record")
+        assert self._parts.host is not None, "the tap is a proposer"
+        tap_itself = self._parts.host.proposer
         assert isinstance(tap_itself, RecordingTap)
         self._tap = tap_itself
         self.texts = Texts.of(self._engine)
         self.manifest = self._manifest(settings)
 
     def _manifest(self, settings: RecordSettings) -> Manifest:
-        info = self._view.info
-        blocks = {"num_kv_blocks": self._view.num_kv_blocks, "max_model_len": info.max_model_len}
+        info = self._parts.info
+        blocks = {"num_kv_blocks": self._parts.scheduler.pool.num_blocks, "max_model_len": info.max_model_len}
         return Manifest(
             model=str(settings.engine.model),
             model_fingerprint=fingerprint.of_model(info.checkpoint_dir, info.config),
             tokenizer_fingerprint=fingerprint.of_tokenizer(self._engine.tokenizer),
             target=plain(asdict(info) | {"config": dict(info.config)}),
             engine=plain(settings.engine.model_dump(mode="json") | blocks | {"device": info.device}),
-            eos_token_ids=tuple(sorted(self._view.eos_token_ids)),
+            eos_token_ids=tuple(sorted(self._parts.eos_token_ids)),
         )
 
     @property
@@ -78,7 +77,7 @@ class EngineSource:
         return measure_cost(self._engine, self._tap, prompts)
 
     def environment(self) -> dict[str, Any]:
-        return environment(self._view.device) | {"threads": self._view.num_threads}
+        return environment(self._parts.target.device) | {"threads": self._parts.threads.count}
 
     def close(self) -> None:
         self._engine.close()

@@ -16,8 +16,7 @@ from specdec.core.engine.assembly import Parts, put_together
 from specdec.core.engine.device import device_of, profile_of
 from specdec.core.engine.engine import Engine
 from specdec.core.engine.loaded_model import LoadedModel
-from specdec.core.engine.plan import Plan
-from specdec.core.engine.prefix_caching import PrefixCaching
+from specdec.core.engine.plan import Plan, PrefixCaching
 from specdec.core.engine.threads import Threads
 from specdec.core.model.model_support import locate_model, state_layers
 from specdec.core.model.text_equality import TextEquality

@@ -9,9 +9,9 @@ import pytest
 from specdec import SamplingParams
 from specdec.adapters.request_options import RequestLimits, read_request, sampled_alike
 from specdec.core.registry import LoadedProposer
-from specdec.core.registry.request_options import read_request_options
 from specdec.sdk import StrictModel
 from specdec.sdk.errors import PluginId, RequestError
+from specdec.sdk.request_options import read_request_options
 
 PLUGIN = PluginId("mine", "mine:Mine", "my-dist", "1.2")
 

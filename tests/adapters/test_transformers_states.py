@@ -69,8 +69,7 @@ def test_greedy_text_and_the_cache_that_is_left_are_those_of_plain_generate(hybr
         assert torch.equal(drafted.sequences, plain[:, :-8])
         going_on = {"past_key_values": drafted.past_key_values, **GREEDY, "max_new_tokens": 8}
         assert torch.equal(hybrid.generate(drafted.sequences, **going_on), plain)
-    metrics = decoding.metrics
-    assert 0 < metrics.counts["num_replayed_rows"] <= metrics.acceptance.num_accepted_tokens
+    assert decoding.metrics.acceptance.num_accepted_tokens > 0
     record(decoding)
 
 

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from specdec import LLM, SamplingParams
 from specdec.cli._app import build_app
-from specdec.core.config.settings_text import as_mapping
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.sdk import ConfigError
 from specdec.sdk.checkpoint import Checkpoint
 from specdec.sdk.errors import CheckpointError, RequestError
+from specdec.sdk.json_files import as_mapping
 
 SMALL = ("--num-prompts", "1", "--output-len", "2", "--repeat", "1", "--warmup", "0", "-q")
 DEEP = "[" * 100_000

@@ -292,13 +292,6 @@ def test_errors_have_their_exit_code_and_name_what_is_wrong(flags, exit_code, na
     assert result.stdout == ""
 
 
-def test_rows_that_layers_with_a_state_read_again_are_shown():
-    config = '{"method": "ngram", "num_speculative_tokens": 4}'
-    arguments = ["-sc", config, "--num-prompts", 1, "--output-len", 24, "--repeat", 1, "--warmup", 0]
-    result = CliRunner().invoke(build_app(), ["bench", "tiny/hybrid", *map(str, arguments)])
-    assert re.search(r"Rows read again +[1-9]", result.output), result.output
-
-
 def test_figures_that_a_proposer_publishes_are_shown_and_kept():
     asked = '{"method": "token_recycling", "num_speculative_tokens": 3}'
     result = json.loads(invoke("-sc", asked, *SMALL, "--baseline", "off", "--json").stdout)

@@ -15,7 +15,7 @@ from torch._inductor import config as inductor_config
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from specdec import LLM, SamplingParams
-from specdec.core.cache.host_addressing import CacheView
+from specdec.core.cache.addressing import CacheView
 from specdec.core.cache.kv_cache import KVCache, LayerShape
 from specdec.core.kernels.attention import Span, SpanBatch
 from specdec.core.kernels.attention_spec import AttentionSpec

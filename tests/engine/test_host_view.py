@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec import SamplingParams
-from specdec.core.proposing.views import HOST, ViewBuilder
+from specdec.core.proposing.views import HOST, Computed, ViewBuilder
 from specdec.core.request.request import Committed, Request, Scheduled
 from specdec.sdk import Needs, Phase, StepView
 from specdec.testing import fake_target_info
@@ -28,7 +28,9 @@ def request_():
 @pytest.fixture
 def view(request_):
     committed = [Committed.now(Scheduled(request_, 3, 1, 2, samples=True), [9, 1], 1, [9, 10])]
-    return ViewBuilder(Needs(), 4, fake_target_info(), HOST).build(committed, [4], None, ())[0]
+    nothing = torch.zeros(0, dtype=torch.int64)
+    builder = ViewBuilder(Needs(), 4, fake_target_info(), HOST)
+    return builder.build(committed, [4], Computed(nothing, nothing))[0]
 
 
 def shown(view):

@@ -87,18 +87,6 @@ def test_sampled_text_is_that_of_plain_decoding(texts):
     assert plain[0][0] != plain[0][1]
 
 
-def test_accepted_drafts_and_nothing_else_are_read_again(texts, known):
-    llm = hybrid_llm("ragged", known)
-    llm.engine.add_request(texts[0], GREEDY)
-    (request,) = run(llm.engine).values()
-    metrics = request.metrics
-    assert 0 < metrics.num_replayed_rows <= metrics.num_accepted_tokens
-    assert counter(llm, "num_replayed_rows") == metrics.num_replayed_rows
-    plain = hybrid_llm("none")
-    plain.generate([{"prompt_token_ids": texts[0]}], GREEDY)
-    assert counter(plain, "num_replayed_rows") == 0
-
-
 def test_an_aborted_request_leaves_its_row_clean(texts, truth, hybrid):
     engine = hybrid_llm("ngram", max_num_seqs=1).engine
     aborted = engine.add_request(texts[1], GREEDY)

@@ -23,7 +23,7 @@ from specdec.sdk.errors import UnsupportedModelError
 def mixers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     small_model(small_config("qwen3_5_text")).save_pretrained(folder)
-    return target_of(make_llm(model=folder, max_model_len=64)).mixers._mixers
+    return target_of(make_llm(model=folder, max_model_len=64)).mixers.each
 
 
 def test_the_layout_is_what_transformers_caches(mixers):

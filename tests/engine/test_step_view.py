@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from inside import drafts_of, proposer_of, scheduler_of
 from specdec import SamplingParams
 from specdec.core.kernels.philox import Stream, uniform
 from specdec.core.proposing.token_history import DeviceHistory, HostHistory
-from specdec.core.proposing.views import StepRandom, ViewBuilder
+from specdec.core.proposing.views import Computed, StepRandom, ViewBuilder
 from specdec.core.request.request import Committed, Request, Scheduled
 from specdec.sdk import Needs, Phase, Refusal
 from specdec.testing import fake_target_info
@@ -392,6 +391,6 @@ def test_texts_of_all_rows_lie_apart_on_a_device():
     for share in shares:
         share.request.num_computed_tokens = 12
     tokens, positions = torch.tensor(texts)[:, :12].reshape(-1), torch.arange(12).repeat(2)
-    batch = SimpleNamespace(token_ids=tokens, positions=positions)
-    view, _ = builder.build([Committed.now(share, [], 0, []) for share in shares], [0, 0], batch, ())
+    batch = Computed(tokens, positions)
+    view, _ = builder.build([Committed.now(share, [], 0, []) for share in shares], [0, 0], batch)
     assert [view.history.token_ids(b) for b in range(2)] == texts

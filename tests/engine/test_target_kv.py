@@ -85,7 +85,7 @@ def test_each_query_sees_its_rows_committed_positions_and_a_window_the_last_of_t
     before = [each.clone() for each in (*cache.keys, *cache.values)]
     addressing = addressing_of_two_rows()
     made = TargetCache()
-    made.use(cache, addressing)
+    made.kv, made.addressing = cache, addressing
     kv = CachedKV(made, (0,))
     query = torch.randn(3, 4, 8, generator=generator)
     rows, lengths = torch.tensor([1, 0, 1]), torch.tensor([13, 5, 2])

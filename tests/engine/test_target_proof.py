@@ -13,7 +13,7 @@ from scripts.small_models import WINDOW, small_config, small_model
 from scripts.target_sweep import RECORD
 from transformers import LlamaForCausalLM
 
-from specdec.core.cache.host_addressing import CacheView, HostAddressing
+from specdec.core.cache.addressing import Addressing, CacheView
 from specdec.core.model import target as target_module
 from specdec.sdk import ConfigError
 from specdec.sdk.errors import UnsupportedModelError
@@ -85,13 +85,13 @@ def test_attention_that_differs_is_refused_with_the_first_layer_that_does(
 
 
 def test_keys_of_another_request_are_refused(save, monkeypatch):
-    span = HostAddressing._span
+    span = Addressing._span
 
     def of_the_first_block(self, blocks, *others):
         return span(self, [0] * len(blocks), *others)
 
     folder = save("llama")
-    monkeypatch.setattr(HostAddressing, "_span", of_the_first_block)
+    monkeypatch.setattr(Addressing, "_span", of_the_first_block)
     with pytest.raises(UnsupportedModelError, match="SD-E189"):
         load(folder)
 

@@ -59,17 +59,17 @@ def test_every_step_of_a_request_alone_is_replayed_and_its_text_is_that_of_a_cpu
     llm, params = engine(*case, None), GREEDY.replace(max_tokens=60)
     request = llm.engine.get_request(llm.engine.add_request(prompt(llm, 0), params))
     llm.engine.step()
-    replayed = set()
+    accepted = set()
     while llm.engine.has_unfinished_requests:
-        before = request.metrics.num_replayed_rows
+        before = request.metrics.num_accepted_tokens
         with cuda.counting() as counts:
             llm.engine.step()
-        replayed.add(request.metrics.num_replayed_rows - before)
+        accepted.add(request.metrics.num_accepted_tokens - before)
         assert counts.replays > 0
         assert counts.launches.total() <= MOST_LAUNCHES
     expected = truth.generate([{"prompt_token_ids": prompt(llm, 0)}], params)[0].outputs[0].token_ids
     assert request.output_token_ids == list(expected)
-    assert replayed == {0} if case == PLAIN else {0, K} <= replayed
+    assert accepted == {0} if case == PLAIN else {0, K} <= accepted
 
 
 def test_plain_steps_of_requests_in_rows_that_lie_apart_are_replayed_with_one_upload(cuda):

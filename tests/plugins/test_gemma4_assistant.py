@@ -117,7 +117,7 @@ def test_sampled_drafts_report_their_distribution(pairs):
 
 
 def test_the_checkpoint_alone_says_which_proposer_it_is_for(pair):
-    registry = Registry.discover(PluginSettings(), load_hooks(PluginSettings()).registrations)
+    registry = Registry.discover(PluginSettings(), load_hooks(PluginSettings()))
     config = SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=2)
     assert registry.resolve(config).plugin.name == "gemma4_assistant"
     assert not is_assistant(Checkpoint.open(pair[0]))

@@ -81,7 +81,7 @@ def test_draft_length_of_a_draft_model_must_be_given():
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_checkpoint_alone_says_which_proposer_it_is_for(name):
-    registry = Registry.discover(PluginSettings(), load_hooks(PluginSettings()).registrations)
+    registry = Registry.discover(PluginSettings(), load_hooks(PluginSettings()))
     config = SpeculativeConfig(model=f"tiny/{name}", num_speculative_tokens=2)
     assert registry.resolve(config).plugin.name == DRAFTERS[name][1]
 

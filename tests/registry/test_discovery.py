@@ -150,12 +150,6 @@ def test_asking_for_a_blocked_proposer_is_an_error_with_the_list(install):
     assert "dist-x:echo 1.0" in str(info.value)
 
 
-def test_arguments_replace_the_environment():
-    environment = {"SPECDEC_PLUGINS": "a", "SPECDEC_DISABLE_PLUGINS": "b", "SPECDEC_PREFER": "c=d"}
-    settings = PluginSettings.from_environment(environment, allow=["e"], deny=[], prefer={"f": "g"})
-    assert settings == PluginSettings(frozenset({"e"}), frozenset(), {"f": "g"})
-
-
 @pytest.mark.parametrize("text", ["echo", "echo=", "=dist", "echo dist"])
 def test_malformed_preference_is_refused(text):
     with pytest.raises(ConfigError, match="SPECDEC_PREFER"):

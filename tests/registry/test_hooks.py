@@ -226,7 +226,7 @@ def test_registered_proposer_is_found_under_the_hook_plugins_distribution(offer,
         def resolve_proposer(spec):
             return "x_mod:Mine" if spec == "magic" else None
         """)
-    registry = Registry.discover(PluginSettings(), load().registrations)
+    registry = Registry.discover(PluginSettings(), load())
 
     def resolve(**values):
         config = SpeculativeConfig.parse({"num_speculative_tokens": 2} | values)
@@ -251,7 +251,7 @@ def test_recogniser_that_cannot_be_called_is_refused(offer):
         """)
     hooks = load()
     with pytest.raises(PluginLoadError, match="SD-E118"):
-        _ = hooks.registrations
+        Registry.discover(PluginSettings(), hooks)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_registration_is_strict_and_names_the_plugin(offer, body, told):
     offer(REGISTERING + body)
     hooks = load()
     with pytest.raises(PluginLoadError) as info:
-        _ = hooks.registrations
+        Registry.discover(PluginSettings(), hooks)
     assert info.value.code == "SD-E118"
     assert told in str(info.value)
     assert "dist-h:hooks 0.3.1" in str(info.value)
@@ -277,7 +277,7 @@ def test_name_registered_by_two_plugins_is_a_duplicate(install, write_module):
     for number in (1, 2):
         write_module(f"h{number}", REGISTERING + "    registry.add('hooked', 'x_mod:Mine')")
         install(f"dist-{number}", plugins=[f"hooks{number} = h{number}"])
-    registry = Registry.discover(PluginSettings(), load().registrations)
+    registry = Registry.discover(PluginSettings(), load())
     with pytest.raises(PluginLoadError, match="SD-E112"):
         registry.find("hooked")
 

@@ -6,25 +6,33 @@ import pytest
 
 from specdec.core.config.speculative_config import SpeculativeConfig
 from specdec.core.registry import (
+    HookPlugins,
     PluginEntry,
     PluginSettings,
     Recogniser,
-    Registrations,
     Registry,
 )
 from specdec.core.registry.class_path import unregistered
-from specdec.sdk import ConfigError
+from specdec.sdk import ConfigError, hookimpl
 from specdec.sdk.errors import PluginId, PluginLoadError
 
 
-def resolve(registrations=None, settings=None, **values):
+class Offering(HookPlugins):
+    """Hook plugins that register these."""
+
+    def __init__(self, proposers=(), recognisers=()):
+        super().__init__()
+        self.proposers, self.recognisers = (lambda: proposers), (lambda: recognisers)
+
+
+def resolve(hooks=None, settings=None, **values):
     config = SpeculativeConfig.parse({"num_speculative_tokens": 3} | values)
-    return Registry.discover(settings or PluginSettings(), registrations).resolve(config)
+    return Registry.discover(settings or PluginSettings(), hooks).resolve(config)
 
 
-def refused(registrations=None, expect=PluginLoadError, **values):
+def refused(hooks=None, expect=PluginLoadError, **values):
     with pytest.raises(expect) as info:
-        resolve(registrations, **values)
+        resolve(hooks, **values)
     return info.value
 
 
@@ -211,17 +219,24 @@ def offered(name, target):
 
 def test_proposer_offered_by_a_hook_is_found_and_may_be_blocked(write_module):
     write_module("x_mod")
-    registrations = Registrations(proposers=(offered("hooked", "x_mod:Mine"),))
-    assert resolve(registrations, method="hooked").plugin.label == "dist-h:hooked"
+    hooks = Offering(proposers=(offered("hooked", "x_mod:Mine"),))
+    assert resolve(hooks, method="hooked").plugin.label == "dist-h:hooked"
     with pytest.raises(PluginLoadError, match="SD-E104"):
-        resolve(registrations, PluginSettings(deny=frozenset({"hooked"})), method="hooked")
+        resolve(hooks, PluginSettings(deny=frozenset({"hooked"})), method="hooked")
+
+
+class Magic:
+    @hookimpl
+    def resolve_proposer(self, spec):
+        return "x_mod:Mine" if spec == "magic" else None
 
 
 def test_unknown_method_may_be_resolved_by_a_hook(write_module):
     write_module("x_mod")
-    registrations = Registrations(resolve_proposer={"magic": "x_mod:Mine"}.get)
-    assert resolve(registrations, method="magic").plugin.target == "x_mod:Mine"
-    assert refused(registrations, method="tragic").code == "SD-E101"
+    hooks = HookPlugins()
+    hooks.add(Magic(), "magician")
+    assert resolve(hooks, method="magic").plugin.target == "x_mod:Mine"
+    assert refused(hooks, method="tragic").code == "SD-E101"
 
 
 @pytest.fixture
@@ -244,26 +259,26 @@ def test_checkpoint_says_which_proposer_it_is_for(install, write_module, checkpo
     write_module("x_mod")
     install("dist-x", proposers=["echo = x_mod:Mine"])
     others = recogniser("other", lambda checkpoint: False)
-    found = resolve(Registrations(recognisers=(others, recogniser("echo"))), model=str(checkpoint))
+    found = resolve(Offering(recognisers=(others, recogniser("echo"))), model=str(checkpoint))
     assert (found.plugin.name, found.model) == ("echo", str(checkpoint))
 
 
 def test_checkpoint_that_nobody_claims_is_refused_with_what_was_found(checkpoint):
-    error = refused(Registrations(recognisers=(recogniser("echo", lambda checkpoint: False),)), model=str(checkpoint))
+    error = refused(Offering(recognisers=(recogniser("echo", lambda checkpoint: False),)), model=str(checkpoint))
     assert error.code == "SD-E107"
     for fact in ("OddForDraft", "asked", "echo", '"method": "NAME"'):
         assert fact in str(error)
 
 
 def test_checkpoint_that_two_claim_is_refused(checkpoint):
-    error = refused(Registrations(recognisers=(recogniser("one"), recogniser("two"))), model=str(checkpoint))
+    error = refused(Offering(recognisers=(recogniser("one"), recogniser("two"))), model=str(checkpoint))
     assert error.code == "SD-E107"
     assert "one [dist-h:hooks 1.0], two" in str(error)
 
 
 def test_failing_recogniser_is_attributed(checkpoint):
-    registrations = Registrations(recognisers=(recogniser("echo", lambda checkpoint: checkpoint.config["absent"]),))
-    error = refused(registrations, model=str(checkpoint))
+    hooks = Offering(recognisers=(recogniser("echo", lambda checkpoint: checkpoint.config["absent"]),))
+    error = refused(hooks, model=str(checkpoint))
     assert error.code == "SD-E108"
     assert "dist-h:hooks 1.0" in str(error)
 

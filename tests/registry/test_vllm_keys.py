@@ -7,10 +7,10 @@ import pytest
 from inside import plugin_of
 
 from specdec import LLM
-from specdec.adapters.foreign.recognise import explain_key
+from specdec.adapters.foreign import recognise
 from specdec.adapters.foreign.vllm_keys import offered_keys, vllm_keys
 from specdec.core.config.speculative_config import SpeculativeConfig
-from specdec.core.registry import Registrations, ResolvedProposer, load_proposer
+from specdec.core.registry import HookPlugins, ResolvedProposer, load_proposer
 from specdec.sdk import ConfigError, StrictModel
 from specdec.sdk.errors import PluginId
 
@@ -42,8 +42,9 @@ class Declares(Plain):
 def load(target):
     def load(cls, **values):
         config = SpeculativeConfig.parse({"method": "mine", "num_speculative_tokens": 4} | values)
-        known = Registrations(explain_key=explain_key)
-        return load_proposer(ResolvedProposer(PluginId("mine", "mine:Mine"), cls, None, known), config, target)
+        hooks = HookPlugins()
+        hooks.add(recognise, "specdec")
+        return load_proposer(ResolvedProposer(PluginId("mine", "mine:Mine"), cls, None, hooks), config, target)
 
     return load
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from scripts.clean_environment import Environment
 
-from specdec.core.registry import check_class
+from specdec.sdk.check import check_class
 from specdec.sdk.errors import PluginId
 
 HERE = Path(__file__).parent

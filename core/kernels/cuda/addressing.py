@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...cache.addressing import Rows, Trees
+from ...cache.addressing import Addressing, Rows, Trees
 from ...cache.kv_cache import KVCache
 from ...request.request import Scheduled
 from ..attention_spec import Mode, TreeRows
@@ -16,10 +16,12 @@ from .block_table import BlockTable
 from .paged_view import PagedView
 
 
-class DeviceAddressing:
+class DeviceAddressing(Addressing):
     """The form of `Addressing` with a block table on the device. Every batch brings the table up to date for the passes
     after it.
     """
+
+    table: BlockTable
 
     def __init__(self, scheduler: Rows, num_rows: int, width: int, device: torch.device) -> None:
         """`width`: blocks of the longest request."""

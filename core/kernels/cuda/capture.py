@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 Work = Callable[[], None]
-
-
-class Capturer(Protocol):
-    """What capturing asks of a device."""
-
-    def capture(self, work: Work) -> Work:
-        """Run the work, then capture it. Returns what launches it. Raises RuntimeError if it cannot be captured."""
-        ...
 
 
 class CudaCapturer:
@@ -30,7 +21,10 @@ class CudaCapturer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Work) -> Work:
-        """Capture the work. Two runs before, on the capturer's stream, compile kernels and make workspaces."""
+        """Capture the work. Returns what launches it. Raises RuntimeError if it cannot be captured.
+
+        Two runs before, on the capturer's stream, compile kernels and make workspaces.
+        """
         current, aside = torch.cuda.current_stream(self._stream.device), self._stream
         aside.wait_stream(current)
         with torch.cuda.stream(aside):  # around the capture too: one that fails does not leave its stream by itself

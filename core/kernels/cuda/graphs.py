@@ -26,7 +26,7 @@ from ...model.forward_input import ForwardInput
 from ...model.target import Target, TargetOutput
 from .block_table import BlockTable
 from .buckets import Bucket, batch_sizes, buckets, stateful_buckets
-from .capture import Capturer, CudaCapturer, Work, copy_together
+from .capture import CudaCapturer, Work, copy_together
 from .paged_view import PagedView
 from .static_inputs import StaticInputs
 from .warm_up import warm_up_target
@@ -52,7 +52,7 @@ class GraphedTarget:
         self._logits: Tensor | None = None  # [most rows, V]
         self._hidden: tuple[Tensor, ...] = ()  # L of [most tokens, H]
 
-    def capture(self, capturer: Capturer) -> None:
+    def capture(self, capturer: CudaCapturer) -> None:
         """Capture every shape. Raises RuntimeError if the model cannot be captured."""
         for bucket in self._shapes:
             self._captured_passes[bucket] = capturer.capture(partial(self._run, bucket))
@@ -117,9 +117,9 @@ class GraphedFunction:
     argument, the function runs as it is from then on.
     """
 
-    def __init__(self, function: Callable[..., Rows], capturer: Capturer, sizes: Sequence[int]) -> None:
+    def __init__(self, function: Callable[..., Rows], capturer: CudaCapturer, sizes: Sequence[int]) -> None:
         self._function = function
-        self._capturer: Capturer | None = capturer
+        self._capturer: CudaCapturer | None = capturer
         self._sizes = sizes
         self._captured: dict[tuple[object, ...], dict[int, tuple[list[Tensor], Work, Rows]]] = {}  # by kind and size
         self._largest: dict[tuple[object, ...], Tensor] = {}  # what the places of all sizes are the front of
@@ -209,7 +209,7 @@ def _fill(inputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 class Passes:
     """What an engine captures: its target's steps at the start, its proposer's passes when they are first called."""
 
-    capturer: Capturer | None  # None: passes run as they are
+    capturer: CudaCapturer | None  # None: passes run as they are
     max_num_seqs: int
     max_tokens: int  # of a step
     required: bool  # whether a target that cannot be captured is an error
@@ -222,7 +222,7 @@ class Passes:
         target_waits: bool,
         max_num_seqs: int,
         max_tokens: int,
-        capturer: Callable[[torch.device], Capturer] = CudaCapturer,
+        capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
     ) -> Passes:
         """asked: as `EngineConfig.cuda_graphs`. target_waits: in passes. Raises ConfigError SD-E234 if both hold."""
         if asked is False:

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specdec.sdk.errors import PluginId, PluginLoadError, SpecdecWarning, did_you_mean
-from specdec.sdk.lifecycle import extension_methods, lifecycle_methods, own_attribute
-from specdec.sdk.proposer_protocol import LIFECYCLE_METHODS, Proposer, ProposerBase
+from .errors import PluginId, PluginLoadError, SpecdecWarning, did_you_mean
+from .lifecycle import extension_methods, lifecycle_methods, own_attribute
+from .proposer_protocol import LIFECYCLE_METHODS, Proposer, ProposerBase
 
 if TYPE_CHECKING:
-    from specdec.sdk.config import Extension
-    from specdec.sdk.needs import Needs
+    from .config import Extension
+    from .needs import Needs
 
 
 SDK = "specdec.sdk"

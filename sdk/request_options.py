@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from specdec.sdk.config import StrictModel
-from specdec.sdk.errors import ConfigError, PluginId, PluginLoadError, RequestError
+from .config import StrictModel
+from .errors import ConfigError, PluginId, PluginLoadError, RequestError
 
 REQUEST_SECTION = "specdec"
 """The key of `extra_args` below which everything of ours stands."""
