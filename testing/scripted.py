@@ -63,7 +63,6 @@ class Scripted:
             output_ids=torch.tensor([ids + [PADDING_TOKEN_ID] * (width - len(ids)) for ids in outputs]),
             num_accepted=num_accepted,
             status=torch.zeros_like(num_accepted),
-            stop_reason=(num_accepted < drafts.lengths).to(torch.uint8),
             path=None if paths is None else _places(paths, outputs, width),
         )
 

@@ -14,6 +14,5 @@ from .types import DistributionKind as DistributionKind
 from .types import DraftDistributions as DraftDistributions
 from .types import DraftRows as DraftRows
 from .types import SamplingRows as SamplingRows
-from .types import StopReason as StopReason
 from .types import Uniforms as Uniforms
 from .types import Verdict as Verdict

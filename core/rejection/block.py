@@ -22,7 +22,7 @@ from ..kernels.pick import cumulate, pick, rows_where
 from ..kernels.row_distribution import RowDistribution
 from .layout import Layout
 from .ratio import DistributionTable, distribution_tables
-from .torch_backend import draw_rows, greedy_requests, logprobs_of, prob_of, verify
+from .torch_backend import draw_rows, greedy_requests, prob_of, verify
 from .types import (
     NO_PROPOSAL,
     PADDING_TOKEN_ID,
@@ -120,9 +120,7 @@ class _Block:
         tokens = self.drawn[self.layout.rows].clone()  # [B, K + 1]
         emitted = self.layout.emitted(stop)
         status = self.layout.status(emitted, self.distribution.bad)
-        width = self.drafts.token_ids.shape[1]
         before = self.layout.offsets[:-1] < stop.unsqueeze(1)
-        mass = torch.full_like(stop, torch.nan, dtype=torch.float64)
         tokens[:, :-1] = torch.where(before, self.drafts.token_ids, tokens[:, :-1])
         for requests, kind in self._at(self.applies & (stop < self.length)):
             cdf, residual = self._residual(requests, stop[requests], kind)
@@ -133,16 +131,10 @@ class _Block:
             current = tokens[requests, stop[requests]]
             tokens[requests, stop[requests]] = torch.where(wanted & ~empty, drawn, current)
             status[requests] |= (wanted & empty) * STATUS_EMPTY_RESIDUAL
-            mass[requests] = torch.where(wanted, cdf[:, -1], mass[requests])
-        examined = torch.arange(width, device=stop.device) < self.length.unsqueeze(1)
         verdict = Verdict(
             output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
             num_accepted=stop,
             status=status,
-            stop_reason=self.layout.stop_reason(self.drafts, stop),
-            accept_prob=torch.where(examined, self.ratio.clamp(max=1.0).float(), torch.nan),
-            logprobs=torch.where(emitted, logprobs_of(self.distribution, tokens, self.layout.rows, None), torch.nan),
-            residual_mass=mass.float(),
         )
         return verdict, self.applies
 

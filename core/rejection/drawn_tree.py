@@ -74,9 +74,7 @@ class Ending:
 
     path: list[int]  # places from 0 on
     token: int  # emitted at the last of them; -1: the one that p gives there
-    examined: Mapping[int, float] | None = None  # probability to accept of each node that was met; None: one-hot
-    mass: float = math.nan  # of (R - q)+ of the last child that failed there
-    empty: bool = False  # that had no mass
+    empty: bool = False  # the last child that failed there left no mass
 
 
 @dataclass
@@ -89,8 +87,7 @@ class _Walk:
     path: list[int] = field(default_factory=lambda: [0])
     weights: list[float] = field(default_factory=lambda: [1.0])
     tried: list[int] = field(default_factory=lambda: [0])  # children that were
-    mass: list[float] = field(default_factory=lambda: [math.nan])  # see `Ending`
-    examined: dict[int, float] = field(default_factory=dict)
+    mass: list[float] = field(default_factory=lambda: [math.nan])  # of (R - q)+ of the last child that failed
 
     @property
     def node(self) -> int:
@@ -183,7 +180,6 @@ class DrawnTrees:
         """p: what the place wants of the child's token, q: what it was drawn with."""
         node = walk.node
         accept = min(1.0, p / q) if p > 0 and q > 0 else 0.0
-        walk.examined[node] = accept
         walk.mass[-1] = mass
         if self._together:
             walk.weights[-1] = weight if mass > 0 else 0.0
@@ -239,12 +235,6 @@ class DrawnTrees:
             found = pick(left, cumulate(left), uniforms).clamp_(max=self._distribution.vocab_size - 1)
             tokens |= dict(zip(drawn, found.tolist(), strict=True))
         return [
-            Ending(
-                walk.path,
-                tokens[i],
-                walk.examined,
-                walk.mass[-1],
-                empty=bool(walk.tried[-1]) and not walk.mass[-1] > 0,
-            )
+            Ending(walk.path, tokens[i], empty=bool(walk.tried[-1]) and not walk.mass[-1] > 0)
             for i, walk in enumerate(walks)
         ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .types import NO_PROPOSAL, STATUS_BAD_ROW, DraftRows, StopReason
+from .types import NO_PROPOSAL, STATUS_BAD_ROW, DraftRows
 
 LOGITS_AT_ONCE = 1 << 19  # to read fewer saves less than the calls cost
 
@@ -50,13 +50,6 @@ class Layout:
         if bad is None:
             return self.last.new_zeros(len(self.last))
         return (bad[self.rows] & emitted).any(1) * STATUS_BAD_ROW
-
-    def stop_reason(self, drafts: DraftRows, num_accepted: Tensor) -> Tensor:
-        """Why each request stops where it does, uint8 [B]."""
-        at_stop = pad(drafts.token_ids, (0, 1)).gather(1, num_accepted.unsqueeze(1))
-        reason = torch.where(at_stop == NO_PROPOSAL, StopReason.NO_PROPOSAL, StopReason.REJECTED).to(torch.uint8)
-        reason.masked_fill_((num_accepted == drafts.lengths).unsqueeze(1), StopReason.BONUS)
-        return reason.masked_fill_(self.last < 0, StopReason.NO_ROWS).squeeze(1)
 
 
 def places_at_once(logits: Tensor, num_requests: int, num_places: int) -> int:

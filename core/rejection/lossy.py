@@ -1,6 +1,6 @@
 """Rules that do NOT keep the target's distribution. Nothing chooses them but a caller who names them.
 
-Their verdicts say `lossless=False`. They use no draft distribution: the token of the stop is drawn from p.
+They use no draft distribution: the token of the stop is drawn from p.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..kernels.philox import Stream, uniform
 from .layout import Layout
-from .torch_backend import draw_rows, greedy_requests, logprobs_of, prob_of
+from .torch_backend import draw_rows, greedy_requests, prob_of
 from .types import NO_PROPOSAL, PADDING_TOKEN_ID, DraftRows, SamplingRows, Uniforms, Verdict
 from .uniforms import draw_uniforms
 
@@ -73,16 +73,8 @@ class _Rows:
         before = self.layout.offsets[:-1] < num_accepted.unsqueeze(1)
         tokens = self.tokens.clone()
         tokens[:, :-1] = torch.where(before, self.drafts.token_ids, tokens[:, :-1])
-        examined = emitted[:, :-1] & self.layout.has_draft & proposed
         return Verdict(
             output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
             num_accepted=num_accepted,
             status=self.layout.status(emitted, self.distribution.bad),
-            stop_reason=self.layout.stop_reason(self.drafts, num_accepted),
-            accept_prob=torch.where(examined, self.prob.float(), torch.nan),
-            logprobs=torch.where(
-                emitted, logprobs_of(self.distribution, tokens, self.layout.rows, self.greedy), torch.nan
-            ),
-            residual_mass=torch.full_like(num_accepted, torch.nan, dtype=torch.float32),
-            lossless=False,
         )

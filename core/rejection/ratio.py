@@ -25,7 +25,6 @@ class RatioTest:
     kind: Tensor  # [B]
     applies: Tensor  # [B, 1] bool, a distribution is reported and the request is not greedy
     accept: Tensor  # [B, W] bool
-    prob: Tensor  # [B, W] float64, min(1, p/q)
 
 
 def ratio_test(
@@ -63,7 +62,6 @@ def ratio_test(
         kind=distributions.kind,
         applies=applies.unsqueeze(1),
         accept=likelier & possible,
-        prob=torch.where(possible, (target_prob / draft_prob).clamp_(max=1.0), 0.0),
     )
 
 
@@ -74,7 +72,6 @@ class Recovered:
     token_ids: Tensor  # [B]
     found: Tensor  # [B] bool, the token is to be emitted
     empty: Tensor  # [B] bool, the residual has no mass
-    mass: Tensor  # [B] float32, of the residual; NaN where none was needed
 
 
 def recover(
@@ -103,7 +100,7 @@ def recover(
             found = pick(weights, cdf, drawn[requests]).clamp_(max=distribution.vocab_size - 1)
             token_ids[requests] = torch.where(wanted[requests], found, token_ids[requests])
             mass[requests] = torch.where(wanted[requests], cdf[:, -1], mass[requests])
-    return Recovered(token_ids, mass > 0, rejected & ~(mass > 0), mass.float())
+    return Recovered(token_ids, mass > 0, rejected & ~(mass > 0))
 
 
 class DistributionTable(Protocol):

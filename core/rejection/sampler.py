@@ -33,8 +33,7 @@ def verify(
     follows the request's first i drafts, the last row all of them. Without uniforms the random numbers are those of
     the request seeds. Inputs are never modified. With a workspace the call allocates nothing on a device that has
     kernels, and the verdict is valid until the next call; the CPU has no use for one. Drafts with parents are trees,
-    see `verify_trees`. together: whether requests whose drafts come with their distribution take the block rule;
-    `accept_prob` is then min(1, p/q) of every draft of such a request, because all of them are examined.
+    see `verify_trees`. together: whether requests whose drafts come with their distribution take the block rule.
 
     Raises ValueError where shapes contradict each other, no backend serves the device, or the workspace is too small.
     """

@@ -8,7 +8,6 @@ A batch that is greedy throughout is compared on the host.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,13 +20,11 @@ from ..kernels.row_distribution import RowDistribution, mend, row_distribution, 
 from .layout import Chunk, Layout, places_at_once
 from .ratio import ratio_test, recover
 from .types import (
-    NO_PROPOSAL,
     PADDING_TOKEN_ID,
     STATUS_BAD_ROW,
     STATUS_EMPTY_RESIDUAL,
     DraftRows,
     SamplingRows,
-    StopReason,
     Uniforms,
     Verdict,
 )
@@ -43,25 +40,20 @@ def verify(
 ) -> Verdict:
     """Verify as `verify` in `sampler.py` says. Allocates what it needs."""
     if not len(logits):
-        return no_rows(drafts, sampling)
+        return no_rows(drafts)
     if sampling.all_greedy:
         return verify_greedy(logits, cu_rows, drafts)
     layout = Layout.of(len(logits), cu_rows, drafts)
     return _verify_sampled(logits, cu_rows, drafts, sampling, uniforms or draw_uniforms(drafts, sampling), layout)
 
 
-def no_rows(drafts: DraftRows, sampling: SamplingRows) -> Verdict:
+def no_rows(drafts: DraftRows) -> Verdict:
     """The verdict of a batch without a row."""
     num_requests, num_positions = drafts.token_ids.shape
-    nothing = torch.full_like(drafts.token_ids, torch.nan, dtype=torch.float32)
     return Verdict(
         output_ids=drafts.token_ids.new_full((num_requests, num_positions + 1), PADDING_TOKEN_ID),
         num_accepted=torch.zeros_like(drafts.lengths),
         status=torch.zeros_like(drafts.lengths),
-        stop_reason=torch.full_like(drafts.lengths, StopReason.NO_ROWS, dtype=torch.uint8),
-        accept_prob=None if sampling.all_greedy else nothing,
-        logprobs=None if sampling.all_greedy else nothing.new_full((num_requests, num_positions + 1), torch.nan),
-        residual_mass=None if sampling.all_greedy else nothing.new_full((num_requests,), torch.nan),
     )
 
 
@@ -73,35 +65,14 @@ def _verify_sampled(
     num_places = drafts.token_ids.shape[1] + 1
     step = places_at_once(logits, len(drafts.lengths), num_places)
     going = layout.last.squeeze(1) == 0
-    parts: list[_Verified] = []
+    parts: list[Verdict] = []
     for first in range(0, num_places, step):
         chunk = Chunk.of(layout, drafts, first, min(first + step, num_places), going)
         parts.append(_verify(logits, cu_rows, drafts, sampling, uniforms, greedy, chunk))
         going = parts[-1].num_accepted == len(chunk.places)
         if going.device.type == "cpu" and not going.any():
             break
-    whole = parts[0] if step >= num_places else _joined(parts, num_places)
-    return Verdict(
-        output_ids=whole.output_ids,
-        num_accepted=whole.num_accepted,
-        status=whole.status,
-        stop_reason=layout.stop_reason(drafts, whole.num_accepted),
-        accept_prob=whole.accept_prob[:, :-1],
-        logprobs=whole.logprobs,
-        residual_mass=whole.residual_mass,
-    )
-
-
-@dataclass(frozen=True)
-class _Verified:
-    """The outcome at W places."""
-
-    output_ids: Tensor  # [B, W], -1 where nothing is emitted
-    num_accepted: Tensor  # [B]
-    accept_prob: Tensor  # [B, W] float32, NaN where nothing is examined
-    status: Tensor  # [B]
-    logprobs: Tensor  # [B, W] float32, NaN where nothing is emitted
-    residual_mass: Tensor  # [B] float32, NaN where no distribution rejected
+    return parts[0] if step >= num_places else _joined(parts, num_places)
 
 
 def _verify(
@@ -112,56 +83,37 @@ def _verify(
     uniforms: Uniforms,
     greedy: Tensor | None,
     chunk: Chunk,
-) -> _Verified:
+) -> Verdict:
+    """The outcome at the chunk's places."""
     distribution, drawn = draw_rows(logits, cu_rows, sampling, uniforms, greedy, chunk.logits_rows)
     tokens = drawn[chunk.rows]  # [B, W]
     accept = tokens == chunk.token_ids
-    prob = prob_of(distribution, chunk.rows, chunk.token_ids)
-    if greedy is not None:
-        prob = torch.where(greedy.unsqueeze(1), (accept & (prob > 0)).double(), prob)
     test = None
     if drafts.distributions is not None and drafts.token_ids.shape[1]:
+        prob = prob_of(distribution, chunk.rows, chunk.token_ids)
         test = ratio_test(prob, distribution.vocab_size, chunk, drafts.distributions, greedy, uniforms)
         accept = torch.where(test.applies, test.accept, accept)
-        prob = torch.where(test.applies, test.prob, prob)
     bad = None if distribution.bad is None else distribution.bad[chunk.rows]
     accept = chunk.legal(accept, bad)
     num_accepted = accept.cumprod(1).sum(1)
     emitted = chunk.emitted(num_accepted)
     status = torch.zeros_like(num_accepted) if bad is None else (bad & emitted).any(1) * STATUS_BAD_ROW
-    residual_mass = torch.full_like(num_accepted, torch.nan, dtype=torch.float32)
     if test is not None:
         recovered = recover(test, distribution, chunk, uniforms, num_accepted)
         tokens = torch.where(accept, chunk.token_ids, tokens)
         at_stop = chunk.stops_at(num_accepted) & recovered.found.unsqueeze(1)
         tokens = torch.where(at_stop, recovered.token_ids.unsqueeze(1), tokens)
         status = status | recovered.empty * STATUS_EMPTY_RESIDUAL
-        residual_mass = recovered.mass
-    examined = emitted & (chunk.token_ids != NO_PROPOSAL)
-    return _Verified(
-        output_ids=torch.where(emitted, tokens, PADDING_TOKEN_ID),
-        num_accepted=num_accepted,
-        accept_prob=torch.where(examined, prob.float(), torch.nan),
-        status=status,
-        logprobs=torch.where(emitted, logprobs_of(distribution, tokens, chunk.rows, greedy), torch.nan),
-        residual_mass=residual_mass,
-    )
+    return Verdict(torch.where(emitted, tokens, PADDING_TOKEN_ID), num_accepted, status)
 
 
-def _joined(parts: list[_Verified], num_places: int) -> _Verified:
+def _joined(parts: list[Verdict], num_places: int) -> Verdict:
     """Parts side by side, then padding; a request stops in one of them at most."""
-
-    def beside(name: str, padding: float) -> Tensor:
-        joined = torch.cat([getattr(part, name) for part in parts], 1)
-        return pad(joined, (0, num_places - joined.shape[1]), value=padding)
-
-    return _Verified(
-        output_ids=beside("output_ids", PADDING_TOKEN_ID),
+    output_ids = torch.cat([part.output_ids for part in parts], 1)
+    return Verdict(
+        output_ids=pad(output_ids, (0, num_places - output_ids.shape[1]), value=PADDING_TOKEN_ID),
         num_accepted=torch.stack([part.num_accepted for part in parts]).sum(0),
-        accept_prob=beside("accept_prob", torch.nan),
         status=torch.stack([part.status for part in parts]).sum(0),
-        logprobs=beside("logprobs", torch.nan),
-        residual_mass=torch.stack([part.residual_mass for part in parts]).nanmean(0),
     )
 
 
@@ -208,13 +160,6 @@ def prob_of(distribution: RowDistribution, rows: Tensor, token_ids: Tensor) -> T
     return torch.where(known, weights.double() / distribution.mass.squeeze(1)[rows], 0.0)
 
 
-def logprobs_of(distribution: RowDistribution, tokens: Tensor, rows: Tensor, greedy: Tensor | None) -> Tensor:
-    """log p of tokens [B, W] on rows [B, W], float32; 0 for a greedy request, whose distribution gives one token."""
-    weights = distribution.weights.flatten(1)[rows, tokens.clamp(0, distribution.vocab_size - 1)]
-    logprobs = weights.double().log() - distribution.mass.squeeze(1)[rows].log()
-    return (logprobs if greedy is None else logprobs.masked_fill(greedy.unsqueeze(1), 0.0)).float()
-
-
 def verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows) -> Verdict:
     """A batch in which every request takes the maximum: a comparison of a few numbers per request. Waits for a device.
 
@@ -223,29 +168,21 @@ def verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows) -> Verdict
     best, bad = best_tokens(logits)
     bounds, num_positions = cu_rows.tolist(), drafts.token_ids.shape[1]
     rows: list[list[int]] = []
-    reasons: list[StopReason] = []
     requests = zip(bounds, bounds[1:], drafts.token_ids.tolist(), drafts.lengths.tolist(), strict=False)
     for first, stop, token_ids, length in requests:
-        output_ids, status, reason = _greedy_end(best[first:stop], bad[first:stop], token_ids[:length])
+        output_ids, status = _greedy_end(best[first:stop], bad[first:stop], token_ids[:length])
         padding = [PADDING_TOKEN_ID] * (num_positions + 1 - len(output_ids))
         rows.append([max(len(output_ids) - 1, 0), status, *output_ids, *padding])
-        reasons.append(reason)
     table = torch.tensor(rows, device=logits.device)
-    stop_reason = torch.tensor(reasons, dtype=torch.uint8, device=logits.device)
-    return Verdict(table[:, 2:], table[:, 0], table[:, 1], stop_reason, on_host=rows)
+    return Verdict(table[:, 2:], table[:, 0], table[:, 1], on_host=rows)
 
 
-def _greedy_end(best: list[int], bad: list[bool], drafts: list[int]) -> tuple[list[int], int, StopReason]:
-    """What one request emits, its status and why it stops: `best` and `bad` of its rows."""
-    if not best:
-        return [], 0, StopReason.NO_ROWS
+def _greedy_end(best: list[int], bad: list[bool], drafts: list[int]) -> tuple[list[int], int]:
+    """What one request emits, and its status: `best` and `bad` of its rows."""
     stop = 0
-    while stop < len(drafts) and drafts[stop] == best[stop] and not bad[stop]:
+    while best and stop < len(drafts) and drafts[stop] == best[stop] and not bad[stop]:
         stop += 1
-    reason = StopReason.BONUS
-    if stop < len(drafts):
-        reason = StopReason.NO_PROPOSAL if drafts[stop] == NO_PROPOSAL else StopReason.REJECTED
-    return best[: stop + 1], STATUS_BAD_ROW * any(bad[: stop + 1]), reason
+    return best[: stop + 1], STATUS_BAD_ROW * any(bad[: stop + 1])
 
 
 def best_tokens(logits: Tensor) -> tuple[list[int], list[bool]]:

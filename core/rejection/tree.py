@@ -9,18 +9,16 @@ This form walks on the host. `kernels/cuda/verification.py` walks on a device, w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..kernels.row_distribution import RowDistribution
 from .drawn_tree import DrawnTrees, Ending, Tree
 from .layout import Layout
 from .ratio import distribution_tables
-from .torch_backend import best_tokens, draw_rows, greedy_requests, logprobs_of, no_rows, prob_of
+from .torch_backend import best_tokens, draw_rows, greedy_requests, no_rows
 from .types import (
     PADDING_TOKEN_ID,
     STATUS_BAD_ROW,
@@ -28,7 +26,6 @@ from .types import (
     DistributionKind,
     DraftRows,
     SamplingRows,
-    StopReason,
     Uniforms,
     Verdict,
 )
@@ -47,11 +44,11 @@ def verify_trees(
     """`verify` for drafts with parents, or `verify_block` where `together`. A chain gives what they give for it.
 
     Row i of a request's logits follows place i. Uniforms are by place (`output`) and by node (`accept`). `num_accepted`
-    counts the path, `accept_prob` has the examined nodes. Waits for a device.
+    counts the path. Waits for a device.
     """
     trees = _trees_of(drafts)
     if not len(logits):
-        verdict = no_rows(drafts, sampling)
+        verdict = no_rows(drafts)
         return replace(verdict, path=torch.full_like(verdict.output_ids, PADDING_TOKEN_ID))
     if sampling.all_greedy:
         return _verify_greedy(logits, cu_rows, drafts, trees)
@@ -72,7 +69,7 @@ def verify_trees(
         )
         for b, ending in zip(applies, walked, strict=True):
             endings[b] = ending if ending.token >= 0 else replace(ending, token=tokens[b][ending.path[-1]])
-    return _verdict(trees, endings, bad, idle, layout, distribution, drafts, greedy)
+    return _verdict(trees, endings, bad, idle, layout)
 
 
 def _trees_of(drafts: DraftRows) -> list[Tree]:
@@ -111,45 +108,21 @@ def _verify_greedy(logits: Tensor, cu_rows: Tensor, drafts: DraftRows, trees: Se
     bounds, width = cu_rows.tolist(), drafts.token_ids.shape[1] + 1
     rows: list[list[int]] = []
     paths: list[list[int]] = []
-    reasons: list[StopReason] = []
     for tree, first, stop in zip(trees, bounds, bounds[1:], strict=False):
-        path, output_ids, status, reason = list[int](), list[int](), 0, StopReason.NO_ROWS
+        path, output_ids, status = list[int](), list[int](), 0
         if stop > first:
             ending = _follow(tree, best[first:stop], bad[first:stop])
-            path, output_ids, reason = ending.path, tree.emitted(ending), _reason(tree, ending)
+            path, output_ids = ending.path, tree.emitted(ending)
             status = STATUS_BAD_ROW * any(bad[first + place] for place in path)
         rows.append([max(len(path) - 1, 0), status, *_padded(output_ids, width)])
         paths.append(_padded(path, width))
-        reasons.append(reason)
     table = torch.tensor(rows, device=logits.device)
-    stop_reason = torch.tensor(reasons, dtype=torch.uint8, device=logits.device)
     path_table = torch.tensor(paths, device=logits.device)
-    return Verdict(table[:, 2:], table[:, 0], table[:, 1], stop_reason, on_host=rows, path=path_table)
-
-
-def _reason(tree: Tree, ending: Ending) -> StopReason:
-    return StopReason.REJECTED if tree.children[ending.path[-1]] else StopReason.BONUS
+    return Verdict(table[:, 2:], table[:, 0], table[:, 1], on_host=rows, path=path_table)
 
 
 def _padded(values: Sequence[int], width: int) -> list[int]:
     return [*values, *[PADDING_TOKEN_ID] * (width - len(values))]
-
-
-@dataclass(frozen=True)
-class _Summary:
-    """What is told of one request."""
-
-    output_ids: list[int]
-    path: list[int]
-    status: int
-    reason: StopReason
-
-    @classmethod
-    def of(cls, tree: Tree, ending: Ending, bad: Sequence[bool], idle: int) -> _Summary:
-        if idle:
-            return cls([], [], 0, StopReason.NO_ROWS)
-        status = STATUS_BAD_ROW * any(bad[place] for place in ending.path) | STATUS_EMPTY_RESIDUAL * ending.empty
-        return cls(tree.emitted(ending), ending.path, status, _reason(tree, ending))
 
 
 def _verdict(
@@ -158,52 +131,18 @@ def _verdict(
     bad: Sequence[Sequence[bool]],
     idle: Sequence[int],
     layout: Layout,
-    distribution: RowDistribution,
-    drafts: DraftRows,
-    greedy: Tensor | None,
 ) -> Verdict:
     width, device = layout.rows.shape[1], layout.rows.device
-    done = [_Summary.of(*each) for each in zip(trees, endings, bad, idle, strict=True)]
-    output_ids = torch.tensor([_padded(each.output_ids, width) for each in done], device=device)
-    path = torch.tensor([_padded(each.path, width) for each in done], device=device)
-    emitted = path >= 0
-    rows = layout.rows.gather(1, path.clamp(min=0))
+    output_ids, paths, status = [], [], []
+    for tree, ending, spoilt, is_idle in zip(trees, endings, bad, idle, strict=True):
+        output_ids.append(_padded([] if is_idle else tree.emitted(ending), width))
+        paths.append(_padded([] if is_idle else ending.path, width))
+        bits = STATUS_BAD_ROW * any(spoilt[place] for place in ending.path) | STATUS_EMPTY_RESIDUAL * ending.empty
+        status.append(0 if is_idle else bits)
+    path = torch.tensor(paths, device=device)
     return Verdict(
-        output_ids=output_ids,
-        num_accepted=(emitted.sum(1) - 1).clamp_(min=0),
-        status=torch.tensor([each.status for each in done], device=device),
-        stop_reason=torch.tensor([each.reason for each in done], dtype=torch.uint8, device=device),
-        accept_prob=_accept_prob(trees, endings, idle, layout, distribution, drafts, greedy),
-        logprobs=torch.where(emitted, logprobs_of(distribution, output_ids, rows, greedy), torch.nan),
-        residual_mass=torch.tensor([each.mass for each in endings], dtype=torch.float32, device=device),
+        output_ids=torch.tensor(output_ids, device=device),
+        num_accepted=((path >= 0).sum(1) - 1).clamp_(min=0),
+        status=torch.tensor(status, device=device),
         path=path,
     )
-
-
-def _accept_prob(
-    trees: Sequence[Tree],
-    endings: Sequence[Ending],
-    idle: Sequence[int],
-    layout: Layout,
-    distribution: RowDistribution,
-    drafts: DraftRows,
-    greedy: Tensor | None,
-) -> Tensor:
-    """Acceptance probabilities of examined nodes: p of the children of a one-hot tree's path, or what a drawn tree's
-    walk met.
-    """
-    assert drafts.parents is not None
-    rows = layout.rows.gather(1, (drafts.parents + 1).clamp(0, layout.rows.shape[1] - 1))
-    prob = prob_of(distribution, rows, drafts.token_ids)
-    if greedy is not None:
-        prob = torch.where(greedy.unsqueeze(1), (prob > 0).double(), prob)
-    table = torch.full(prob.shape, math.nan)
-    for b, (tree, ending) in enumerate(zip(trees, endings, strict=True)):
-        if ending.examined is not None:
-            for node, accept in ending.examined.items():
-                table[b, node] = accept
-        elif not idle[b]:
-            for place in ending.path:
-                nodes = tree.children[place]
-                table[b, nodes] = prob[b, nodes].float().to(table.device)
-    return table.to(prob.device)

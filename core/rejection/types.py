@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from torch import Tensor
 
@@ -80,31 +79,12 @@ class Uniforms:
     accept: Tensor | None = None  # [B, K] float64: verifies draft i against its distribution; None: no row needs it
 
 
-class StopReason(IntEnum):
-    """Why a request emitted no more than it did in this step."""
-
-    BONUS = 0  # every draft was accepted, or there was none
-    REJECTED = 1
-    NO_PROPOSAL = 2  # the next place held no draft
-    NO_ROWS = 3  # the request had no logits row and emitted nothing
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one step. The optional fields are None when the batch is all greedy, and p gives one token.
-
-    `accept_prob` holds min(1, p/q) of each examined draft (p(x) for a one-hot draft, 1 or 0 for a greedy row) and
-    NaN elsewhere: after the stop, in padding, at NO_PROPOSAL. `residual_mass`, the mass of (p - q)+ from which the
-    last token was drawn, is the total variation between p and q at the stop.
-    """
+    """The outcome of one step."""
 
     output_ids: Tensor  # [B, K + 1] int64, -1 padded: accepted drafts, then one recovered or bonus token
     num_accepted: Tensor  # [B] int64, 0..lengths
     status: Tensor  # [B] int64, bits STATUS_BAD_ROW and STATUS_EMPTY_RESIDUAL
-    stop_reason: Tensor  # [B] uint8, StopReason
-    accept_prob: Tensor | None = None  # [B, K] float32
-    logprobs: Tensor | None = None  # [B, K + 1] float32, log p of each emitted token, NaN elsewhere
-    residual_mass: Tensor | None = None  # [B] float32, NaN where no draft was rejected by its distribution
-    lossless: bool = True  # False only from a rule that was asked for by a name that says so
     on_host: Sequence[list[int]] | None = None  # the same: num_accepted, status, *output_ids of each request
     path: Tensor | None = None  # [B, K + 1] int64, the places that emitted, -1 padded. None: of chains, 0, 1, ...

@@ -94,7 +94,6 @@ class Playback:
             output_ids=padded,
             num_accepted=num_accepted,
             status=torch.zeros_like(num_accepted),
-            stop_reason=(num_accepted < drafts.lengths).to(torch.uint8),
             on_host=[[count, 0, *ids] for count, ids in zip(accepted, padded.tolist(), strict=True)],
             path=None if drafts.parents is None else self._table(path, width),
         )

@@ -23,7 +23,6 @@ from specdec.core.rejection import (
     DraftDistributions,
     DraftRows,
     SamplingRows,
-    StopReason,
     Uniforms,
     Verdict,
 )
@@ -118,14 +117,9 @@ class Step:
     def target_token(self) -> int:
         return draw(self.p, self.output_uniform)
 
-    def accept_prob(self, x: int) -> float:
-        """min(1, p/q), or p(x) of a one-hot draft; 0 for a draft outside the vocabulary or the support of q."""
-        if self.bad or not 0 <= x < len(self.p) or self.p[x] == 0 or (self.q is not None and self.q[x] == 0):
-            return 0.0
-        return float(self.p[x] if self.q is None else (self.p[x] / self.q[x]).clamp(max=1))
-
     def accepts(self, x: int) -> bool:
-        if self.accept_prob(x) == 0:
+        """Never a draft outside the vocabulary, or outside the support of p or of q."""
+        if self.bad or not 0 <= x < len(self.p) or self.p[x] == 0 or (self.q is not None and self.q[x] == 0):
             return False
         if self.q is None:
             return self.target_token() == x
@@ -156,11 +150,7 @@ class Outcome:
     """The verdict on one request."""
 
     output_ids: list[int]
-    accept_probs: list[float]  # of the examined drafts
-    logprobs: list[float]  # log p of each output id
     status: int
-    stop_reason: StopReason
-    residual_mass: float = math.nan  # of the draft that its distribution rejected
 
 
 def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
@@ -168,22 +158,12 @@ def verify_request(steps: list[Step], drafts: list[int]) -> Outcome:
     is emitted.
     """
     accepted: list[int] = []
-    probs: list[float] = []
     for step, x in zip(steps, [*drafts, NO_PROPOSAL], strict=True):
-        if x != NO_PROPOSAL:
-            probs.append(step.accept_prob(x))
-            if step.accepts(x):
-                accepted.append(x)
-                continue
+        if x != NO_PROPOSAL and step.accepts(x):
+            accepted.append(x)
+            continue
         token, status = step.recovered() if x != NO_PROPOSAL else step.continued()
-        output_ids = [*accepted, token]
-        logprobs = [float(each.p[y].log()) for each, y in zip(steps, output_ids, strict=False)]
-        reason = StopReason.REJECTED if x != NO_PROPOSAL else StopReason.NO_PROPOSAL
-        reason = StopReason.BONUS if len(accepted) == len(drafts) else reason
-        by_distribution = x != NO_PROPOSAL and step.q is not None and not step.bad
-        return Outcome(
-            output_ids, probs, logprobs, status, reason, float(step.residual().sum()) if by_distribution else math.nan
-        )
+        return Outcome([*accepted, token], status)
     raise AssertionError("the bonus step always emits")
 
 
@@ -200,19 +180,13 @@ def verify(
             steps = [_step(row, b, i, drafts, sampling, uniforms) for i, row in enumerate(rows)]
             outcomes.append(verify_request(steps, drafts.token_ids[b, :length].tolist()))
         else:
-            outcomes.append(Outcome([], [], [], 0, StopReason.NO_ROWS))
+            outcomes.append(Outcome([], 0))
     width = drafts.token_ids.shape[1]
     output_ids = [outcome.output_ids + [PADDING_TOKEN_ID] * (width + 1) for outcome in outcomes]
-    accept_probs = [outcome.accept_probs + [math.nan] * width for outcome in outcomes]
-    all_logprobs = [outcome.logprobs + [math.nan] * (width + 1) for outcome in outcomes]
     return Verdict(
         output_ids=torch.tensor([ids[: width + 1] for ids in output_ids]),
         num_accepted=torch.tensor([max(0, len(outcome.output_ids) - 1) for outcome in outcomes]),
         status=torch.tensor([outcome.status for outcome in outcomes]),
-        stop_reason=torch.tensor([outcome.stop_reason for outcome in outcomes], dtype=torch.uint8),
-        accept_prob=torch.tensor([probs[:width] for probs in accept_probs], dtype=torch.float32),
-        logprobs=torch.tensor([logprobs[: width + 1] for logprobs in all_logprobs], dtype=torch.float32),
-        residual_mass=torch.tensor([outcome.residual_mass for outcome in outcomes], dtype=torch.float32),
     )
 
 

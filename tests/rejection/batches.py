@@ -146,21 +146,9 @@ def select(batch: Batch, requests: Tensor) -> Batch:
 
 
 def equal(left: Verdict, right: Verdict) -> bool:
-    """Bitwise equality of two verdicts, NaN equal to NaN."""
-    return close(left, right, rtol=0.0, atol=0.0)
-
-
-def close(left: Verdict, right: Verdict, rtol: float = 1e-5, atol: float = 2e-6) -> bool:
-    """Equal integers, and probabilities within rounding."""
-    integers = ("output_ids", "num_accepted", "status", "stop_reason")
-    same = all(torch.equal(getattr(left, name), getattr(right, name)) for name in integers)
-    for name in ("accept_prob", "logprobs", "residual_mass"):
-        one, other = getattr(left, name), getattr(right, name)
-        if one is None or other is None:
-            same &= one is other
-        else:
-            same &= torch.allclose(one, other, rtol=rtol, atol=atol, equal_nan=True)
-    return same
+    """Whether two verdicts say the same."""
+    names = ("output_ids", "num_accepted", "status")
+    return all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:

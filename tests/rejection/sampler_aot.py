@@ -58,7 +58,7 @@ def verdicts(dtype: str, distribution: str = "fp32", *, trees: bool = False, **v
         "rows": Rows(f"*{dtype}", "i64", "i32", f32, f32, f32, "i32", "i32", "i32"),
         "distributions": Distributions("*u8", dense, dense, SparseDistribution(i64, f32, "i32", "i32"), i64),
         "scratch": Scratch(f32, "*i32"),
-        "outputs": Outputs(i64, i64, f32, f32, i64, "*u8", f32),
+        "outputs": Outputs(i64, i64, i64),
     }
     of_step = Requests(i64, "i64", i64, f32, i64, i64, "*fp64", "*fp64", "i32")._asdict()
     if trees:

@@ -16,7 +16,7 @@ from specdec.testing.rejection import reference
 from specdec.testing.rejection.block_reference import verify_block_request
 from specdec.testing.rejection.reference import Params, _step
 
-from .batches import Batch, Shape, close, random_batch
+from .batches import Batch, Shape, equal, random_batch
 from .interpreted import Verify, blockwise, quiet, with_tile
 from .problems import sampling_rows
 
@@ -64,10 +64,10 @@ def test_an_id_that_a_sparse_distribution_names_twice_has_the_sum_of_its_probabi
     dense = replace(batch.drafts, distributions=merged(batch.drafts.distributions, 24))
     want = RULES[rule](*arguments, dense, batch.sampling)
     assert 0 < int(want.num_accepted.sum()) < 8
-    assert close(RULES[rule](*arguments, batch.drafts, batch.sampling), want)
-    assert close(with_tile(8, KERNELS[rule])(*arguments, batch.drafts, batch.sampling), want)
+    assert equal(RULES[rule](*arguments, batch.drafts, batch.sampling), want)
+    assert equal(with_tile(8, KERNELS[rule])(*arguments, batch.drafts, batch.sampling), want)
     if rule == "standard":
-        assert close(reference.verify(*arguments, batch.drafts, batch.sampling), want)
+        assert equal(reference.verify(*arguments, batch.drafts, batch.sampling), want)
 
 
 def test_sparse_ids_outside_the_vocabulary_are_left_out_by_every_backend() -> None:
@@ -79,7 +79,7 @@ def test_sparse_ids_outside_the_vocabulary_are_left_out_by_every_backend() -> No
     far = replace(distributions, sparse_ids=distributions.sparse_ids.index_fill(2, torch.tensor([1, 4]), 10**6))
     drafts = replace(batch.drafts, distributions=far)
     want = reference.verify(batch.logits, batch.cu_rows, drafts, batch.sampling)
-    assert close(verify(batch.logits, batch.cu_rows, drafts, batch.sampling), want)
+    assert equal(verify(batch.logits, batch.cu_rows, drafts, batch.sampling), want)
 
 
 def beside(draft: int, accept: float) -> tuple[torch.Tensor, torch.Tensor, DraftRows, object, Uniforms]:
@@ -103,7 +103,6 @@ def test_a_greedy_request_takes_the_first_of_equal_maxima_whatever_distribution_
         for function in (RULES[rule], with_tile(4, KERNELS[rule])):
             verdict = function(*beside(draft, accept))
             assert verdict.output_ids[0].tolist() == expected
-            assert float(verdict.accept_prob[0, 0]) == float(draft == 1)
 
 
 HOLED = Shape(

@@ -125,7 +125,6 @@ def test_uniform_on_a_boundary_of_the_cdf_gives_a_possible_token(function: objec
 def test_draft_that_its_distribution_cannot_have_drawn_is_not_accepted(function: object) -> None:
     verdict = one_request(function, HALVES.expand(2, 2).clone(), [0], dense(torch.tensor([[0.0, 1.0]])), FIRST_UNIFORM)
     assert int(verdict.num_accepted) == 0
-    assert float(verdict.accept_prob[0, 0]) == 0.0
 
 
 @BOTH

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.core.rejection import NO_PROPOSAL, DistributionKind, DraftRows, Uniforms, sample
+from specdec.core.rejection import DistributionKind, DraftRows, Uniforms, sample
 from specdec.core.rejection.uniforms import draw_uniforms
-from specdec.testing.rejection.reference import Params, draft_distribution, target_distribution
+from specdec.testing.rejection.reference import Params, target_distribution
 
 from .batches import ALL_KINDS, Batch, Shape, equal, random_batch, select, tensors_of
 
@@ -59,36 +59,6 @@ def test_every_emitted_token_has_positive_probability(batch: Batch) -> None:
     for b, ids in enumerate(verdict.output_ids.tolist()):
         for row, token in zip(batch.rows(b), [i for i in ids if i >= 0], strict=False):
             assert float(target_distribution(row, params_of(batch, b))[token]) > 0
-
-
-@many
-@given(BATCHES)
-def test_acceptance_probability_is_reported_for_examined_drafts_only(batch: Batch) -> None:
-    verdict = batch.verify()
-    if verdict.accept_prob is None:
-        assert batch.sampling.all_greedy
-        return
-    for b, (accepted, length) in enumerate(
-        zip(verdict.num_accepted.tolist(), batch.drafts.lengths.tolist(), strict=True)
-    ):
-        for i in range(batch.drafts.token_ids.shape[1]):
-            prob, x = float(verdict.accept_prob[b, i]), int(batch.drafts.token_ids[b, i])
-            examined = i < length and i <= accepted and x != NO_PROPOSAL and len(batch.rows(b)) > 0
-            assert (prob == prob) == examined
-            if not examined:
-                continue
-            assert 0 <= prob <= 1
-            assert prob > 0 or i == accepted
-            assert abs(prob - expected_prob(batch, b, i, x)) < 1e-5
-
-
-def expected_prob(batch: Batch, b: int, i: int, x: int) -> float:
-    if x < 0:
-        return 0.0
-    row, params, distributions = batch.rows(b)[i], params_of(batch, b), batch.drafts.distributions
-    p = float(target_distribution(row, params)[x])
-    q = None if distributions is None or params.temperature <= 0 else draft_distribution(distributions, b, i, len(row))
-    return p if q is None else min(1.0, p / float(q[x])) if q[x] > 0 else 0.0
 
 
 @some

@@ -7,7 +7,6 @@ the specification, by uniforms within 1e-12 of both ends of the interval that gi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,7 +19,6 @@ from specdec.core.rejection import (
     DraftDistributions,
     DraftRows,
     SamplingRows,
-    StopReason,
     Uniforms,
     Verdict,
     sampler,
@@ -211,12 +209,8 @@ def test_a_chain_as_a_tree_gives_the_ids_of_a_chain(name: str, seed: int) -> Non
     verify = getattr(sampler, name)
     chain = verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
     tree = verify(batch.logits, batch.cu_rows, as_tree(batch.drafts), batch.sampling)
-    for field in ("output_ids", "num_accepted", "status", "stop_reason"):
+    for field in ("output_ids", "num_accepted", "status"):
         assert torch.equal(getattr(chain, field), getattr(tree, field)), field
-    torch.testing.assert_close(chain.logprobs, tree.logprobs, equal_nan=True)
-    torch.testing.assert_close(chain.residual_mass, tree.residual_mass, equal_nan=True)
-    if name == "verify":
-        torch.testing.assert_close(chain.accept_prob, tree.accept_prob, equal_nan=True)
 
 
 def test_a_greedy_batch_is_walked_alike() -> None:
@@ -225,9 +219,8 @@ def test_a_greedy_batch_is_walked_alike() -> None:
         batch.logits, batch.cu_rows, batch.drafts, replace(batch.sampling, all_greedy=True), batch.uniforms
     )
     other = sampler.verify(batch.logits, batch.cu_rows, batch.drafts, batch.sampling, batch.uniforms)
-    for field in ("output_ids", "num_accepted", "status", "stop_reason", "path"):
+    for field in ("output_ids", "num_accepted", "status", "path"):
         assert torch.equal(getattr(on_host, field), getattr(other, field)), field
-    assert StopReason.BONUS in on_host.stop_reason
     assert on_host.on_host is not None
     assert [row[2:] for row in on_host.on_host] == on_host.output_ids.tolist()
 
@@ -314,26 +307,6 @@ def test_a_lossy_rule_takes_no_tree() -> None:
     batch = problem(17, coupled, DistributionKind.ONE_HOT, PARAMS["unit"])
     with pytest.raises(ValueError, match="no trees"):
         sampler.rule_of("typical")(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-
-
-def test_what_is_reported_of_a_one_hot_node_is_its_probability_after_its_parent() -> None:
-    """Of every node beside the path, the rejected ones included; NaN of nodes that nobody looked at."""
-    parents, ids, vocab_size, count = [-1, -1, 0, 0, 1], [0, 1, 0, 2, 1], 3, 48
-    logits = torch.randn(count, 6, vocab_size, generator=torch.Generator().manual_seed(5))
-    drafts = DraftRows(torch.tensor([ids] * count), torch.full((count,), 5), parents=torch.tensor([parents] * count))
-    ones, zeros = torch.ones(count), torch.zeros(count, dtype=torch.int64)
-    sampling = SamplingRows(ones, zeros, ones, 0 * ones, torch.arange(count), zeros, all_greedy=False, any_filter=False)
-    verdict = sampler.verify(logits.view(-1, vocab_size), torch.arange(count + 1) * 6, drafts, sampling)
-    seen = set[int]()
-    for b, path in enumerate(verdict.path.tolist()):
-        for node, parent in enumerate(parents):
-            found = float(verdict.accept_prob[b, node])
-            if parent + 1 in path:
-                assert found == pytest.approx(float(logits[b, parent + 1].softmax(-1)[ids[node]]), abs=1e-6)
-                seen.add(node)
-            else:
-                assert math.isnan(found)
-    assert seen == set(range(5))
 
 
 def test_on_a_chain_a_node_is_told_apart_by_its_position_alone() -> None:

@@ -22,7 +22,7 @@ from specdec.core.rejection import STATUS_BAD_ROW, DistributionKind, Uniforms, p
 from specdec.core.rejection.block import verify_block
 from specdec.core.rejection.uniforms import draw_uniforms
 
-from .batches import Batch, Shape, close, equal, random_batch, select, tensors_of
+from .batches import Batch, Shape, equal, random_batch, select, tensors_of
 from .interpreted import Verify, blockwise, poisoned, quiet, with_tile, workspace_for
 from .test_against_reference import compare
 
@@ -55,7 +55,7 @@ def test_same_verdict_as_the_torch_backend_and_the_reference(name: str) -> None:
         batch, tile = small(name, seed)
         assert compare(batch, with_tile(tile)).different == []
         got = with_tile(tile)(batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-        assert close(got, batch.verify())
+        assert equal(got, batch.verify())
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_same_verdict_of_the_block_rule_as_the_torch_form(tile: int) -> None:
     for seed in (0, 1):
         batch = random_batch(seed, Shape(num_requests=4, greedy=0.1, filters=tile == 16))
         arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-        assert close(with_tile(tile, blockwise)(*arguments), verify_block(*arguments))
+        assert equal(with_tile(tile, blockwise)(*arguments), verify_block(*arguments))
 
 
 @pytest.mark.full
@@ -76,7 +76,7 @@ def test_same_verdict_of_the_block_rule_over_many_seeds(name: str, dtype: torch.
     for seed in range(2, 10):
         batch = random_batch(seed, replace(shape, dtype=dtype))
         arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-        assert close(with_tile(tile, blockwise)(*arguments), verify_block(*arguments))
+        assert equal(with_tile(tile, blockwise)(*arguments), verify_block(*arguments))
 
 
 @pytest.mark.full
@@ -94,7 +94,7 @@ def test_tiles_and_splits_change_no_token(tile: int) -> None:
     """With a tile of 4 a request of 11 tokens has three programs, with 16 one."""
     batch, _ = small("reported", 3)
     arguments = (batch.logits, batch.cu_rows, batch.drafts, batch.sampling)
-    assert close(with_tile(tile)(*arguments), with_tile(16)(*arguments))
+    assert equal(with_tile(tile)(*arguments), with_tile(16)(*arguments))
 
 
 def test_given_uniforms_are_those_of_the_seeds() -> None:
@@ -115,7 +115,7 @@ def test_workspace_of_a_larger_plan_is_used_again_and_again_without_a_trace() ->
         kept = replace(first, **{k: v.clone() for k, v in vars(first).items() if isinstance(v, torch.Tensor)})
         assert not workspace.counter.any()
         assert equal(triton_backend.verify(*arguments, None, poisoned(workspace)), kept)
-        assert close(kept, batch.verify())
+        assert equal(kept, batch.verify())
 
 
 def test_workspace_that_is_too_small_is_refused() -> None:
@@ -216,7 +216,7 @@ def test_bad_rows_give_a_legal_token_beside_healthy_ones(skip_last: bool) -> Non
         cu_rows = torch.tensor([0, 2, 4, 5])
         uniforms = Uniforms(torch.full((3, 2), 0.3).double())
         got = with_tile(4)(logits, cu_rows, drafts, sampling, uniforms)
-        assert close(got, verify(logits, cu_rows, drafts, sampling, uniforms))
+        assert equal(got, verify(logits, cu_rows, drafts, sampling, uniforms))
         assert got.status.tolist() == [STATUS_BAD_ROW, 0, STATUS_BAD_ROW]
 
 

@@ -16,7 +16,7 @@ import pytest
 from specdec.core.kernels.cuda.workspace import Workspace
 from specdec.core.rejection import DistributionKind, verify, verify_block
 
-from .batches import Shape, close, random_batch
+from .batches import Shape, equal, random_batch
 from .interpreted import poisoned, quiet
 from .mutation import Mutant, mutated
 
@@ -116,7 +116,7 @@ def differs(backend: object, fixture: Fixture) -> bool:
         want = verify_block(*arguments) if fixture.block else verify(*arguments)
         for _ in range(2):  # what the first call leaves behind is part of the second's verdict
             got = backend(*arguments, None, workspace)
-            if not close(got, want) or workspace.counter.any():
+            if not equal(got, want) or workspace.counter.any():
                 return True
     return False
 

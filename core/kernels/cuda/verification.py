@@ -20,7 +20,7 @@ from .row_filter import filter_rows
 from .row_stats import TileStats, draft_stats, row_stats
 from .tree_verdict import Trees
 from .tree_verdict.kernel import tree_verdict
-from .verdict import DenseDistribution, Distributions, Outputs, Requests, Rows, SparseDistribution, Variant
+from .verdict import DenseDistribution, Distributions, Requests, Rows, SparseDistribution, Variant
 from .verdict.kernel import verdict
 from .workspace import Workspace
 
@@ -57,13 +57,13 @@ def verify(
         splits, together = _splits(stats, variant.drawn, filters), together and given is not None
         variant = variant._replace(skip_last=skip_last, block=together, shared=splits > 1 or not together)
         verdict(rows, requests, distributions, scratch, outputs, variant, splits)
-        return _verdict(outputs, sampling)
+        return Verdict(*outputs)
     parents, path = parents.contiguous(), workspace.paths(num_requests, num_drafts)
     replacement = None if given is None else given.replacement
     trees = Trees(parents, parents if replacement is None else replacement, path)
     variant, put_back = variant._replace(block=together), replacement is not None
     tree_verdict(rows, requests, trees, distributions, scratch, outputs, variant, put_back=put_back)
-    return replace(_verdict(outputs, sampling), path=path)
+    return Verdict(*outputs, path=path)
 
 
 def _own_workspace(logits: Tensor, drafts: DraftRows) -> Workspace:
@@ -83,18 +83,6 @@ def _statistics(
         filters = FilterRows(sampling.top_k, sampling.top_p, sampling.min_p)
         filter_rows(logits, cu_rows, sampling.temperature, filters, stats, workspace.cutoff)
     return stats
-
-
-def _verdict(outputs: Outputs, sampling: SamplingRows) -> Verdict:
-    return Verdict(
-        output_ids=outputs.token_ids,
-        num_accepted=outputs.num_accepted,
-        status=outputs.status,
-        stop_reason=outputs.stop_reason,
-        accept_prob=None if sampling.all_greedy else outputs.accept_prob,
-        logprobs=None if sampling.all_greedy else outputs.logprobs,
-        residual_mass=None if sampling.all_greedy else outputs.residual_mass,
-    )
 
 
 def _packed_drafts(drafts: DraftRows) -> DraftRows:

@@ -33,11 +33,7 @@ class Workspace:
     token_ids: Tensor  # int64
     path: Tensor  # int64
     num_accepted: Tensor  # int64
-    accept_prob: Tensor  # float32
-    logprobs: Tensor  # float32
     status: Tensor  # int64
-    stop_reason: Tensor  # uint8
-    residual_mass: Tensor  # float32
 
     @classmethod
     def plan(
@@ -73,11 +69,7 @@ class Workspace:
             token_ids=integers(places),
             path=integers(places),
             num_accepted=integers(max_requests),
-            accept_prob=floats(max_requests * max_drafts),
-            logprobs=floats(places),
             status=integers(max_requests),
-            stop_reason=torch.empty(max_requests, dtype=torch.uint8, device=device),
-            residual_mass=floats(max_requests),
         )
 
     def stats(self, num_requests: int, num_places: int, vocab_size: int) -> TileStats:
@@ -100,11 +92,7 @@ class Workspace:
         return Outputs(
             token_ids=_front(self.token_ids, num_requests, num_drafts + 1),
             num_accepted=_front(self.num_accepted, num_requests),
-            accept_prob=_front(self.accept_prob, num_requests, num_drafts),
-            logprobs=_front(self.logprobs, num_requests, num_drafts + 1),
             status=_front(self.status, num_requests),
-            stop_reason=_front(self.stop_reason, num_requests),
-            residual_mass=_front(self.residual_mass, num_requests),
         )
 
     def paths(self, num_requests: int, num_drafts: int) -> Tensor:

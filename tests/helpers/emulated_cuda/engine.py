@@ -52,7 +52,7 @@ def _verification(cuda: EmulatedCuda, plain: Any) -> Any:
             nothing = torch.zeros(len(cu_rows) - 1, dtype=torch.int64)
             output_ids = torch.full((len(nothing), drafts.token_ids.shape[1] + 1), -1)
             path = None if drafts.parents is None else output_ids.clone()
-            return Verdict(output_ids, nothing, nothing.clone(), nothing.to(torch.uint8), path=path)
+            return Verdict(output_ids, nothing, nothing.clone(), path=path)
         return replace(
             plain(logits, cu_rows, drafts, *given, **named), on_host=None
         )  # a device's verdict lies there only

@@ -137,7 +137,7 @@ def try_child(row, entry, rows, distributions, kind, request, place, child, earl
     token = at_index(token_ids, child, VARIANT)
     known = (token >= 0) & (token < rows.vocab_size)
     token = tl.where(known, token, 0)
-    prob, _ = target_prob(row, token, VARIANT)
+    prob = target_prob(row, token, VARIANT)
     drawn = distribution_prob(distributions, kind, token, request, place, VARIANT)
     wanted, drawn = wanted_of(entry * prob, drawn, token, place, child, tree, VARIANT)
     return tl.where(known, wanted, 0.0), drawn * norm, mass, norm
@@ -145,12 +145,11 @@ def try_child(row, entry, rows, distributions, kind, request, place, child, earl
 
 @triton.jit
 def walk_drawn(rows, requests, distributions, kind, above, token_ids, put_back, request, scale, VARIANT: tl.constexpr):
-    """(depth, path, weights at entry, mass, scales and norms of nodes, examined) of where the rule ends."""
+    """(depth, path, weights at entry, mass, scales and norms of nodes) of where the rule ends."""
     ones, nothing = tl.full([VARIANT.places], 1.0, tl.float64), tl.full([VARIANT.places], float("nan"), tl.float64)
     path = tl.full([VARIANT.places], 0, tl.int64)
     tried = tl.full([VARIANT.places], -1, tl.int32)
     entries, weights, masses, scales, norms = ones, ones, nothing, ones, ones
-    examined = nothing.to(tl.float32)
     depth = tl.full([], 0, tl.int32)
     going = tl.full([], 1, tl.int1)
     while going:
@@ -176,7 +175,6 @@ def walk_drawn(rows, requests, distributions, kind, above, token_ids, put_back, 
             norms = put_at(norms, child, norm, VARIANT)
             masses = put_at(masses, depth, mass, VARIANT)
             tried = put_at(tried, depth, child, VARIANT)
-            examined = put_at(examined, child, accept.to(tl.float32), VARIANT)
             if VARIANT.block:
                 weights = put_at(weights, depth, tl.where(mass > 0, mass / rest, 0.0), VARIANT)
                 down = accept > 0
@@ -191,4 +189,4 @@ def walk_drawn(rows, requests, distributions, kind, above, token_ids, put_back, 
                 weights = put_at(weights, depth, accept, VARIANT)
                 masses = put_at(masses, depth, float("nan"), VARIANT)
                 tried = put_at(tried, depth, -1, VARIANT)
-    return depth, path, entries, masses, tried, scales, norms, examined
+    return depth, path, entries, masses, tried, scales, norms

@@ -81,11 +81,7 @@ class Outputs(NamedTuple):
 
     token_ids: Any  # [B, K + 1] int64
     num_accepted: Any  # [B] int64
-    accept_prob: Any  # [B, K] float32
-    logprobs: Any  # [B, K + 1] float32
     status: Any  # [B] int64
-    stop_reason: Any  # [B] uint8
-    residual_mass: Any  # [B] float32
 
 
 class Variant(NamedTuple):

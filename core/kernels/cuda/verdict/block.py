@@ -59,24 +59,16 @@ def survivals_of(rows, requests, distributions, outputs, request, length, scale,
         if going:
             known = (drafted >= 0) & (drafted < rows.vocab_size)
             token = tl.where(known, drafted, 0)
-            prob, logprob = target_prob(row, token, VARIANT)
+            prob = target_prob(row, token, VARIANT)
             distribution = distribution_prob(distributions, kind, token, request, last, VARIANT)
             ratio = prob / distribution
             ratio = tl.where(known & (prob > 0) & (distribution != 0) & (ratio == ratio), ratio, 0.0)
             survival = tl.where(survival > 0, tl.minimum(survival * ratio, 1.0), 0.0)
             if lead:
-                tl.store(
-                    outputs.accept_prob + request * requests.num_drafts + last, tl.minimum(ratio, 1.0).to(tl.float32)
-                )
-                at = request * (requests.num_drafts + 1) + last
-                tl.store(outputs.token_ids + at, drafted)
-                tl.store(outputs.logprobs + at, logprob)
+                tl.store(outputs.token_ids + request * (requests.num_drafts + 1) + last, drafted)
             last += 1
             survivals = tl.where(lanes == last, survival, survivals)
             going = last < length
-    if lead:
-        unexamined = (lanes >= last) & (lanes < requests.num_drafts)
-        tl.store(outputs.accept_prob + request * requests.num_drafts + lanes, float("nan"), mask=unexamined)
     return survivals, last
 
 

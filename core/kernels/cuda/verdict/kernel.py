@@ -6,7 +6,7 @@ because it is seldom wanted) the programs share its tiles, and the last to finis
 counter.
 """
 
-# ruff: noqa: ANN001, ANN201, C901, PLR0913, RUF059, SIM102
+# ruff: noqa: ANN001, ANN201, C901, PLR0913, SIM102
 # mypy: allow-untyped-decorators, disable-error-code="misc, no-untyped-def, no-untyped-call, no-any-return"
 from __future__ import annotations
 
@@ -18,15 +18,11 @@ from ..row_tiles import first_argmax, last_to_arrive, load_tile, row_scale, tile
 from . import DenseDistribution, Distributions, Outputs, Requests, Rows, Scratch, SparseDistribution, Variant
 from .block import block_is_open, residual_at, share_open_places, share_residual, stop_of_block, survivals_of, thinned
 from .residual import ONE_HOT, draw_residual, kind_of, load_residual
-from .standard import NO_PROPOSAL, draw_from_row, load_row, output_uniform, target_prob, verify_all
+from .standard import draw_from_row, load_row, output_uniform, verify_all
 
 PADDING = tl.constexpr(-1)
 BAD_ROW = tl.constexpr(1)
 EMPTY_RESIDUAL = tl.constexpr(4)
-BONUS = tl.constexpr(0)
-REJECTED = tl.constexpr(1)
-STOPPED_AT_HOLE = tl.constexpr(2)
-NO_ROWS = tl.constexpr(3)
 
 
 @triton.jit
@@ -49,7 +45,6 @@ def emit(
     row, maxima, masses, bad = load_row(rows, request, stop, scale, VARIANT)
     token = tl.full([], 0, tl.int32)
     status = tl.where(bad, BAD_ROW, 0)
-    residual_mass = tl.full([], float("nan"), tl.float64)
     if greedy | bad:
         token = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles)
     else:
@@ -58,7 +53,6 @@ def emit(
         if VARIANT.drawn:
             if rejected:
                 left = load_residual(residual_at(rows, scratch, request, stop), rows.num_tiles, VARIANT)
-                residual_mass = tl.sum(left, 0)
                 token, found = draw_residual(
                     thinned(row, survival, VARIANT), left, rows.vocab_size, distributions, kind, request, stop, u,
                     VARIANT,
@@ -66,21 +60,13 @@ def emit(
         if found == 0:
             token = draw_from_row(row, masses, rows.vocab_size, u, VARIANT)
             status = tl.where(rejected, EMPTY_RESIDUAL, 0)
-    prob, logprob = target_prob(row, token, VARIANT)
     at = request * (requests.num_drafts + 1)
     places = tl.arange(0, VARIANT.places)
     beyond = (places > stop) & (places <= requests.num_drafts)
     tl.store(outputs.token_ids + at + places, PADDING, mask=beyond)
-    tl.store(outputs.logprobs + at + places, float("nan"), mask=beyond)
     tl.store(outputs.token_ids + at + stop, token)
-    tl.store(outputs.logprobs + at + stop, tl.where(greedy | bad, 0.0, logprob))
     tl.store(outputs.num_accepted + request, stop)
     tl.store(outputs.status + request, status)
-    tl.store(outputs.residual_mass + request, residual_mass.to(tl.float32))
-    drafted_ptr = requests.token_ids + request * requests.token_stride + stop
-    drafted = tl.load(drafted_ptr, mask=stop < requests.num_drafts, other=0)
-    reason = tl.where(drafted == NO_PROPOSAL, STOPPED_AT_HOLE, REJECTED)
-    tl.store(outputs.stop_reason + request, tl.where(stop < tl.load(requests.lengths + request), reason, BONUS))
 
 
 @triton.jit
@@ -89,12 +75,8 @@ def emit_nothing(requests, outputs, request, VARIANT: tl.constexpr):
     places = tl.arange(0, VARIANT.places)
     at = request * (requests.num_drafts + 1) + places
     tl.store(outputs.token_ids + at, PADDING, mask=places <= requests.num_drafts)
-    tl.store(outputs.logprobs + at, float("nan"), mask=places <= requests.num_drafts)
-    tl.store(outputs.accept_prob + at - request, float("nan"), mask=places < requests.num_drafts)
     tl.store(outputs.num_accepted + request, 0)
     tl.store(outputs.status + request, 0)
-    tl.store(outputs.stop_reason + request, NO_ROWS)
-    tl.store(outputs.residual_mass + request, float("nan"))
 
 
 @triton.jit

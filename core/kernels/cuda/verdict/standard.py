@@ -14,7 +14,6 @@ from .residual import ONE_HOT, distribution_prob
 ACCEPT = tl.constexpr(int(Stream.ACCEPT))
 RESAMPLE = tl.constexpr(int(Stream.RESAMPLE))
 NO_PROPOSAL = tl.constexpr(-1)
-LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -58,14 +57,13 @@ def load_row(rows, request, place, scale, VARIANT: tl.constexpr):
 
 @triton.jit
 def target_prob(row, token, VARIANT: tl.constexpr):
-    """(p, log p) of one id. Maximum and mass stay apart: one logarithm of both would cost a rounding of its size."""
+    """p of one id."""
     row_ptr, top, scale, cutoff, mass = row
     value = tl.load(row_ptr + token).to(tl.float32)
-    exponent = (value - top) * scale
-    prob = tl.exp2(exponent).to(tl.float64) / mass
+    prob = tl.exp2((value - top) * scale).to(tl.float64) / mass
     if VARIANT.filters:
         prob = tl.where(value >= cutoff, prob, 0.0)
-    return prob, exponent * LN_2 - tl.log(mass.to(tl.float32))
+    return prob
 
 
 @triton.jit
@@ -77,29 +75,25 @@ def draw_from_row(row, masses, vocab_size, u, VARIANT: tl.constexpr):
 
 @triton.jit
 def verify(rows, requests, distributions, request, place, drafted, scale, greedy, kind, VARIANT: tl.constexpr):
-    """(accepted, acceptance probability fp64, log p of the draft, whether its distribution decided) for one draft."""
+    """(accepted, whether its distribution decided) for one draft."""
     row, maxima, masses, bad = load_row(rows, request, place, scale, VARIANT)
     known = (drafted >= 0) & (drafted < rows.vocab_size) & (bad == 0)
-    token = tl.where(known, drafted, 0)
-    prob, logprob = target_prob(row, token, VARIANT)
-    prob = tl.where(known, prob, 0.0)
     by_distribution = tl.full([], 0, tl.int1)
     if greedy | bad:
         best = first_argmax(row[0], maxima, row[1], rows.vocab_size, VARIANT.tile, VARIANT.tiles)
         accepted = known & (best == drafted)
-        prob = tl.where(accepted, 1.0, 0.0).to(tl.float64)
-        logprob = logprob * 0.0
     elif kind == ONE_HOT:
         u = output_uniform(requests, request, place, place, VARIANT)
         accepted = known & (draw_from_row(row, masses, rows.vocab_size, u, VARIANT) == drafted)
     else:
+        token = tl.where(known, drafted, 0)
+        prob = tl.where(known, target_prob(row, token, VARIANT), 0.0)
         distribution = distribution_prob(distributions, kind, token, request, place, VARIANT)
         u = accept_uniform(requests, request, place, place + 1, VARIANT)
         possible = (prob > 0) & (distribution != 0)
         accepted = possible & ((prob >= distribution) | (u * distribution < prob))
-        prob = tl.where(possible, tl.minimum(prob / distribution, 1.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
         by_distribution = tl.full([], 1, tl.int1)
-    return accepted, prob, logprob, by_distribution
+    return accepted, by_distribution
 
 
 @triton.jit
@@ -108,28 +102,18 @@ def verify_all(
 ):
     """(place of the stop, whether a distribution rejected there). The leading program reports what was accepted."""
     stop = tl.full([], 0, tl.int32)
-    examined = tl.full([], 0, tl.int32)
     rejected = tl.full([], 0, tl.int1)
     going = length > 0
     while going:
         drafted = tl.load(requests.token_ids + request * requests.token_stride + stop)
         going = drafted != NO_PROPOSAL
         if going:
-            accepted, prob, logprob, by_distribution = verify(
+            accepted, by_distribution = verify(
                 rows, requests, distributions, request, stop, drafted, scale, greedy, kind, VARIANT
             )
-            examined = stop + 1
             rejected = by_distribution & (accepted == 0)
-            if lead:
-                tl.store(outputs.accept_prob + request * requests.num_drafts + stop, prob.to(tl.float32))
-                if accepted:
-                    at = request * (requests.num_drafts + 1) + stop
-                    tl.store(outputs.token_ids + at, drafted)
-                    tl.store(outputs.logprobs + at, logprob)
+            if lead & accepted:
+                tl.store(outputs.token_ids + request * (requests.num_drafts + 1) + stop, drafted)
             stop += accepted.to(tl.int32)
             going = accepted & (stop < length)
-    if lead:
-        places = tl.arange(0, VARIANT.places)
-        unexamined = (places >= examined) & (places < requests.num_drafts)
-        tl.store(outputs.accept_prob + request * requests.num_drafts + places, float("nan"), mask=unexamined)
     return stop, rejected
