@@ -62,5 +62,7 @@ def _speedup(of_this_text: float, replayed: Replayed) -> float | list[float]:
     """Bounds where drafts are drawn: the steps of this text are counted, and live ones commit what is expected."""
     if replayed.expected is None:
         return of_this_text
-    seen = replayed.acceptance.mean_acceptance_length
-    return [of_this_text * tokens / seen for tokens in replayed.expected.tokens_per_step()]
+    counts = replayed.acceptance
+    plain = counts.num_committed_tokens - counts.num_drafts * counts.mean_acceptance_length  # of steps without a draft
+    expected = (plain + counts.num_drafts * tokens for tokens in replayed.expected.tokens_per_step())
+    return [of_this_text * tokens / counts.num_committed_tokens for tokens in expected]
