@@ -129,8 +129,9 @@ def _proposal(run: Result, needed: Sequence[Result]) -> str:
 
 
 def _matrix(cells: Sequence[Result]) -> Iterator[RenderableType]:
-    """Show one figure of every proposer on every target and dataset."""
-    sort = cells[0]["configuration"]["sort"]
+    """Show one figure of every proposer on every target and dataset: what decides the order, if it does in all."""
+    sorts = {cell["configuration"]["sort"] for cell in cells}
+    sort = sorts.pop() if len(sorts) == 1 else "tokens_per_target_step"  # which is known everywhere
     table = Table(box=None, pad_edge=False)
     table.add_column("Proposer", overflow="fold")
     for cell in cells:

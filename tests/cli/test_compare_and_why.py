@@ -63,6 +63,57 @@ def test_a_recording_is_compared_without_its_target(recording):
     assert all(row["speedup"] > 0 for row in cell["rows"])
 
 
+@pytest.fixture(scope="module")
+def untimed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings") / "untimed"
+    assert invoke("record", "tiny", *SMALL, "-o", folder, "-q", "--no-cost").exit_code == 0
+    return folder
+
+
+def test_recordings_with_and_without_times_are_compared_in_one_table(recording, untimed):
+    done = invoke("compare", recording, untimed, "-sc", NGRAM, "--repeat", 1, "-q")
+    assert done.exit_code == 0, done.output
+    assert "tokens_per_target_step on each" in done.output
+    assert "speedup v" in done.output
+
+
+@pytest.mark.parametrize("sort", ["speedup", "tokens_per_second"])
+def test_a_sort_by_times_that_are_unknown_is_refused(untimed, sort):
+    done = invoke("compare", untimed, "-sc", NGRAM, "--sort", sort)
+    assert done.exit_code == 2
+    assert "SD-E252" in done.output
+    assert "--sort tokens_per_target_step" in done.output
+
+
+DRAWN = '{"model": "tiny/draft", "num_speculative_tokens": 2, "draft_sample_method": "probabilistic"}'
+
+
+def test_drawn_drafts_of_sampled_text_are_refused_where_they_would_be_ranked(tmp_path):
+    """Whether they are the recorded text says little of how often they are accepted."""
+    sampled = tmp_path / "sampled"
+    options = ("--num-prompts", 1, "--output-len", 8, "--temperature", 0.8, "--no-cost", "-q")
+    assert invoke("record", "tiny", *options, "-o", sampled).exit_code == 0
+    for verb in (("compare",), ("why",), ("replay", "--save-result", tmp_path / "out.json")):
+        done = invoke(verb[0], sampled, "-sc", DRAWN, *verb[1:])
+        assert done.exit_code == 2, done.output
+        assert "SD-E251" in done.output
+        assert "draft_model" in done.output or "draft K=2" in done.output
+    assert not (tmp_path / "out.json").exists()
+    assert "expected_tokens_per_step" in done.output  # printed all the same
+    assert invoke("compare", sampled, "-sc", NGRAM, "-q").exit_code == 0
+
+
+def test_a_recording_without_a_request_is_refused_by_name(tmp_path):
+    empty = tmp_path / "empty"
+    full = invoke("record", "tiny", "-o", empty, "--num-prompts", 1, "--output-len", 4, "--max-disk", 0, "-q")
+    assert "SD-E248" in full.output
+    for verb in ("compare", "why", "replay"):
+        done = invoke(verb, empty, "-sc", NGRAM)
+        assert done.exit_code == 2
+        assert "SD-E244" in done.output
+        assert "it holds no request" in done.output
+
+
 def test_a_bad_sweep_is_refused_before_anything_runs():
     done = invoke("compare", "no-such-model", "-sc", NGRAM, "--sweep", "num_speculative_tokens")
     assert "SD-E253" in done.output
@@ -89,6 +140,22 @@ def test_a_replay_writes_a_report(recording, tmp_path):
     done = invoke("replay", recording, "-sc", SUFFIX, "-q", "--report", tmp_path / "out.html")
     assert done.exit_code == 0, done.output
     assert "Replay: tiny" in (tmp_path / "out.html").read_text()
+
+
+def test_a_replay_saves_the_figures_that_it_prints(recording, tmp_path):
+    done = invoke("replay", recording, "-sc", NGRAM, "-sc", SUFFIX, "--json", "--save-result", tmp_path / "out.json")
+    assert done.exit_code == 0, done.output
+    saved = {row["label"]: row for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    for facts, label in zip(json.loads(done.stdout), ("ngram K=3", "suffix K=3"), strict=True):
+        assert saved[label]["replay"] == facts
+        assert saved[label]["seconds"] == pytest.approx(facts["predicted_seconds"])
+        assert saved[label]["speedup"] == pytest.approx(facts["predicted_speedup"])
+
+
+def test_a_watch_that_saves_is_refused(recording, tmp_path):
+    done = invoke("replay", recording, "-sc", NGRAM, "--watch", "--save-result", tmp_path / "out.json")
+    assert done.exit_code == 2
+    assert "--watch prints only" in done.output
 
 
 def test_generate_says_why_a_token_was_rejected():
