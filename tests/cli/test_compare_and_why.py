@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specdec.cli._app import build_app
+from specdec.cli._compare_view import _differences
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 SUFFIX = '{"method": "suffix", "num_speculative_tokens": 3}'
@@ -42,6 +43,19 @@ def test_a_comparison_is_printed_in_order_and_saved(tmp_path):
     assert rates == sorted(rates, reverse=True)
     assert done.output.index(cell["rows"][0]["label"]) < done.output.index(cell["rows"][1]["label"])
     assert "Comparison: tiny" in page.read_text()
+
+
+def test_only_drafts_that_were_not_drawn_are_shown_as_wrong():
+    configuration = {"temperature": 0.8}
+    greedy, drawn = ({"draft_sample_method": each} for each in ("greedy", "probabilistic"))
+    row = {"label": "x", "num_outputs_equal": 0, "differences": [{"sentence": "at token 3"}]}
+    cell = {"configuration": configuration, "num_prompts": 3}
+    head, sentence = _differences(row | {"speculative_config": greedy}, cell)
+    assert "red" in head.style
+    assert sentence.plain == "  at token 3"
+    (head,) = _differences(row | {"speculative_config": drawn}, cell)
+    assert "red" not in head.style
+    assert "equal in distribution, not token by token" in head.plain
 
 
 def test_several_targets_and_data_sets_make_a_matrix(tmp_path):
@@ -112,6 +126,29 @@ def test_a_recording_without_a_request_is_refused_by_name(tmp_path):
         assert done.exit_code == 2
         assert "SD-E244" in done.output
         assert "it holds no request" in done.output
+
+
+def test_options_that_say_nothing_to_a_recording_are_refused_by_name(recording):
+    given = (
+        "--num-prompts",
+        1,
+        "--category",
+        "code",
+        "--dataset",
+        "packaged",
+        "--temperature",
+        0.5,
+        "--dtype",
+        "float32",
+    )
+    done = invoke(
+        "compare", recording, "-sc", NGRAM, "--repeat", 1, "--output-len", 128, "--max-concurrency", 2, *given
+    )
+    assert done.exit_code == 2
+    words = " ".join(done.output.replace("│", " ").split())
+    for name in (*given[::2], "--output-len", "--max-concurrency"):
+        assert name in words
+    assert "--repeat" not in words.partition("Leave out")[2]
 
 
 def test_a_bad_sweep_is_refused_before_anything_runs():
